@@ -1,0 +1,168 @@
+// Layer normalization, backward: the algorithm on whole tensors. No target, no schedule.
+//
+//   xhat   = (x - mean) * rstd
+//   h      = dy * gamma
+//   dx     = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat))     row sums
+//   dgamma = sum_M(dy * xhat)                                     column sums
+//   dbeta  = sum_M(dy)
+//
+// M rows, N columns. Every sum is an !acc, whatever the data is.
+
+// What a LayerNormSpec decides. These lines are replaced; nothing below them is.
+!dy = bf16
+!x = bf16
+!gamma = bf16
+!beta = bf16
+!acc = f32
+!dy_mn = tensor<?x4096x!dy>
+!x_mn = tensor<?x4096x!x>
+!acc_mn = tensor<?x4096x!acc>
+!acc_m = tensor<?x!acc>
+!acc_n = tensor<4096x!acc>
+!gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+// End of what is replaced.
+
+#mn = affine_map<(m, n) -> (m, n)>
+#m  = affine_map<(m, n) -> (m)>
+#n  = affine_map<(m, n) -> (n)>
+// Column sums: IREE wants a reduction's parallel dimensions first.
+#nm_mn = affine_map<(n, m) -> (m, n)>
+#nm_m  = affine_map<(n, m) -> (m)>
+#nm_n  = affine_map<(n, m) -> (n)>
+#id = affine_map<(n) -> (n)>
+
+func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
+    -> (!x_mn, !gamma_n, !beta_n) {
+  %zero = arith.constant 0.0 : !acc
+  %inv_n = arith.constant #inv_n
+  %c0 = arith.constant 0 : index
+  %rows = tensor.dim %x, %c0 : !x_mn
+
+  // Row sums: sum_N(h) and sum_N(h * xhat).
+  %empty_m = tensor.empty(%rows) : !acc_m
+  %zeros_m = linalg.fill ins(%zero : !acc) outs(%empty_m : !acc_m) -> !acc_m
+  %sum_h, %sum_hx = linalg.generic {
+      indexing_maps = [#mn, #mn, #m, #m, #n, #m, #m], iterator_types = ["parallel", "reduction"]}
+      ins(%dy, %x, %mean, %rstd, %gamma : !dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n)
+      outs(%zeros_m, %zeros_m : !acc_m, !acc_m) {
+  ^bb0(%dy_: !dy, %x_: !x, %mean_: !acc, %rstd_: !acc, %gamma_: !gamma, %h_: !acc, %hx_: !acc):
+    %dya = arith.extf %dy_ : !dy to !acc
+    %xa = arith.extf %x_ : !x to !acc
+    %ga = arith.extf %gamma_ : !gamma to !acc
+    %centred = arith.subf %xa, %mean_ : !acc
+    %xhat = arith.mulf %centred, %rstd_ : !acc
+    %h = arith.mulf %dya, %ga : !acc
+    %hx = arith.mulf %h, %xhat : !acc
+    %h1 = arith.addf %h_, %h : !acc
+    %hx1 = arith.addf %hx_, %hx : !acc
+    linalg.yield %h1, %hx1 : !acc, !acc
+  } -> (!acc_m, !acc_m)
+
+  // dx, from the row sums.
+  %empty_dx = tensor.empty(%rows) : !x_mn
+  %dx = linalg.generic {
+      indexing_maps = [#mn, #mn, #m, #m, #n, #m, #m, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%dy, %x, %mean, %rstd, %gamma, %sum_h, %sum_hx : !dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !acc_m, !acc_m)
+      outs(%empty_dx : !x_mn) {
+  ^bb0(%dy_: !dy, %x_: !x, %mean_: !acc, %rstd_: !acc, %gamma_: !gamma, %h_: !acc, %hx_: !acc, %unused: !x):
+    %dya = arith.extf %dy_ : !dy to !acc
+    %xa = arith.extf %x_ : !x to !acc
+    %ga = arith.extf %gamma_ : !gamma to !acc
+    %centred = arith.subf %xa, %mean_ : !acc
+    %xhat = arith.mulf %centred, %rstd_ : !acc
+    %h = arith.mulf %dya, %ga : !acc
+    %mean_h = arith.mulf %h_, %inv_n : !acc
+    %mean_hx = arith.mulf %hx_, %inv_n : !acc
+    %t0 = arith.subf %h, %mean_h : !acc
+    %t1 = arith.mulf %xhat, %mean_hx : !acc
+    %t2 = arith.subf %t0, %t1 : !acc
+    %dxa = arith.mulf %t2, %rstd_ : !acc
+    %dx_ = arith.truncf %dxa : !acc to !x
+    linalg.yield %dx_ : !x
+  } -> !x_mn
+
+  // Column sums: dgamma and dbeta, in !acc.
+  %empty_n = tensor.empty() : !acc_n
+  %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
+  %dgamma_acc, %dbeta_acc = linalg.generic {
+      indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_m, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}
+      ins(%dy, %x, %mean, %rstd : !dy_mn, !x_mn, !acc_m, !acc_m)
+      outs(%zeros_n, %zeros_n : !acc_n, !acc_n) {
+  ^bb0(%dy_: !dy, %x_: !x, %mean_: !acc, %rstd_: !acc, %dg_: !acc, %db_: !acc):
+    %dya = arith.extf %dy_ : !dy to !acc
+    %xa = arith.extf %x_ : !x to !acc
+    %centred = arith.subf %xa, %mean_ : !acc
+    %xhat = arith.mulf %centred, %rstd_ : !acc
+    %dg = arith.mulf %dya, %xhat : !acc
+    %dg1 = arith.addf %dg_, %dg : !acc
+    %db1 = arith.addf %db_, %dya : !acc
+    linalg.yield %dg1, %db1 : !acc, !acc
+  } -> (!acc_n, !acc_n)
+
+  // Rounded once, at the end, to what the caller's parameters are.
+  %empty_dgamma = tensor.empty() : !gamma_n
+  %dgamma = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) {
+  ^bb0(%sum: !acc, %unused: !gamma):
+    %rounded = arith.truncf %sum : !acc to !gamma
+    linalg.yield %rounded : !gamma
+  } -> !gamma_n
+  %empty_dbeta = tensor.empty() : !beta_n
+  %dbeta = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%dbeta_acc : !acc_n) outs(%empty_dbeta : !beta_n) {
+  ^bb0(%sum: !acc, %unused: !beta):
+    %rounded = arith.truncf %sum : !acc to !beta
+    linalg.yield %rounded : !beta
+  } -> !beta_n
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
+}
+
+// mean and rstd = 1 / sqrt(var + eps) of every row, where the caller has none. The variance is the
+// biased one, of centred values: the mean of squares less the square of the mean cancels.
+func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
+  %zero = arith.constant 0.0 : !acc
+  %one = arith.constant 1.0 : !acc
+  %inv_n = arith.constant #inv_n
+  %eps = arith.constant #eps
+  %c0 = arith.constant 0 : index
+  %rows = tensor.dim %x, %c0 : !x_mn
+  %empty_m = tensor.empty(%rows) : !acc_m
+  %zeros_m = linalg.fill ins(%zero : !acc) outs(%empty_m : !acc_m) -> !acc_m
+
+  %sum_x = linalg.generic {indexing_maps = [#mn, #m], iterator_types = ["parallel", "reduction"]}
+      ins(%x : !x_mn) outs(%zeros_m : !acc_m) {
+  ^bb0(%x_: !x, %sum_: !acc):
+    %xa = arith.extf %x_ : !x to !acc
+    %sum1 = arith.addf %sum_, %xa : !acc
+    linalg.yield %sum1 : !acc
+  } -> !acc_m
+  %mean = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%sum_x : !acc_m) outs(%empty_m : !acc_m) {
+  ^bb0(%sum_: !acc, %unused: !acc):
+    %mean_ = arith.mulf %sum_, %inv_n : !acc
+    linalg.yield %mean_ : !acc
+  } -> !acc_m
+
+  %sum_xx = linalg.generic {indexing_maps = [#mn, #m, #m], iterator_types = ["parallel", "reduction"]}
+      ins(%x, %mean : !x_mn, !acc_m) outs(%zeros_m : !acc_m) {
+  ^bb0(%x_: !x, %mean_: !acc, %sum_: !acc):
+    %xa = arith.extf %x_ : !x to !acc
+    %centred = arith.subf %xa, %mean_ : !acc
+    %square = arith.mulf %centred, %centred : !acc
+    %sum1 = arith.addf %sum_, %square : !acc
+    linalg.yield %sum1 : !acc
+  } -> !acc_m
+  %rstd = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%sum_xx : !acc_m) outs(%empty_m : !acc_m) {
+  ^bb0(%sum_: !acc, %unused: !acc):
+    %var = arith.mulf %sum_, %inv_n : !acc
+    %var_eps = arith.addf %var, %eps : !acc
+    %std = math.sqrt %var_eps : !acc
+    %rstd_ = arith.divf %one, %std : !acc
+    linalg.yield %rstd_ : !acc
+  } -> !acc_m
+  return %mean, %rstd : !acc_m, !acc_m
+}

@@ -1,0 +1,89 @@
+// Layer normalization, backward, in StableHLO: the same op as layer_norm_backward.mlir, written
+// again from the formula with whole-tensor operations and no shared line. It is the oracle that
+// the tests compile and run beside the product. M is fixed here; N and the types are the spec's.
+
+// What a LayerNormSpec decides. These lines are replaced; nothing below them is.
+!dy = bf16
+!x = bf16
+!gamma = bf16
+!beta = bf16
+!acc = f32
+!dy_mn = tensor<64x4096x!dy>
+!x_mn = tensor<64x4096x!x>
+!acc_mn = tensor<64x4096x!acc>
+!acc_m = tensor<64x!acc>
+!acc_n = tensor<4096x!acc>
+!gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+// End of what is replaced.
+
+!scalar = tensor<!acc>
+
+func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
+    -> (!x_mn, !gamma_n, !beta_n) {
+  %zero = stablehlo.constant dense<0.0> : !scalar
+
+  %dy_acc = stablehlo.convert %dy : (!dy_mn) -> !acc_mn
+  %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
+  %gamma_acc = stablehlo.convert %gamma : (!gamma_n) -> !acc_n
+  %gamma_mn = stablehlo.broadcast_in_dim %gamma_acc, dims = [1] : (!acc_n) -> !acc_mn
+  %mean_mn = stablehlo.broadcast_in_dim %mean, dims = [0] : (!acc_m) -> !acc_mn
+  %rstd_mn = stablehlo.broadcast_in_dim %rstd, dims = [0] : (!acc_m) -> !acc_mn
+
+  // xhat = (x - mean) * rstd,  h = dy * gamma
+  %centred = stablehlo.subtract %x_acc, %mean_mn : !acc_mn
+  %xhat = stablehlo.multiply %centred, %rstd_mn : !acc_mn
+  %h = stablehlo.multiply %dy_acc, %gamma_mn : !acc_mn
+  %h_xhat = stablehlo.multiply %h, %xhat : !acc_mn
+
+  // mean_N(h), mean_N(h * xhat)
+  %mean_h = call @row_mean(%h) : (!acc_mn) -> !acc_m
+  %mean_h_xhat = call @row_mean(%h_xhat) : (!acc_mn) -> !acc_m
+  %mean_h_mn = stablehlo.broadcast_in_dim %mean_h, dims = [0] : (!acc_m) -> !acc_mn
+  %mean_h_xhat_mn = stablehlo.broadcast_in_dim %mean_h_xhat, dims = [0] : (!acc_m) -> !acc_mn
+
+  // dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat))
+  %projected = stablehlo.multiply %xhat, %mean_h_xhat_mn : !acc_mn
+  %without_mean = stablehlo.subtract %h, %mean_h_mn : !acc_mn
+  %orthogonal = stablehlo.subtract %without_mean, %projected : !acc_mn
+  %dx_acc = stablehlo.multiply %orthogonal, %rstd_mn : !acc_mn
+  %dx = stablehlo.convert %dx_acc : (!acc_mn) -> !x_mn
+
+  // dgamma = sum_M(dy * xhat),  dbeta = sum_M(dy)
+  %dy_xhat = stablehlo.multiply %dy_acc, %xhat : !acc_mn
+  %dgamma_acc = stablehlo.reduce(%dy_xhat init: %zero) applies stablehlo.add across dimensions = [0]
+      : (!acc_mn, !scalar) -> !acc_n
+  %dbeta_acc = stablehlo.reduce(%dy_acc init: %zero) applies stablehlo.add across dimensions = [0]
+      : (!acc_mn, !scalar) -> !acc_n
+  %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
+  %dbeta = stablehlo.convert %dbeta_acc : (!acc_n) -> !beta_n
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
+}
+
+func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
+  %eps = arith.constant #eps
+  %eps_0 = tensor.from_elements %eps : !scalar
+  %eps_m = stablehlo.broadcast_in_dim %eps_0, dims = [] : (!scalar) -> !acc_m
+  %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
+  %mean = call @row_mean(%x_acc) : (!acc_mn) -> !acc_m
+  %mean_mn = stablehlo.broadcast_in_dim %mean, dims = [0] : (!acc_m) -> !acc_mn
+  %centred = stablehlo.subtract %x_acc, %mean_mn : !acc_mn
+  %square = stablehlo.multiply %centred, %centred : !acc_mn
+  %var = call @row_mean(%square) : (!acc_mn) -> !acc_m
+  %var_eps = stablehlo.add %var, %eps_m : !acc_m
+  %rstd = stablehlo.rsqrt %var_eps : !acc_m
+  return %mean, %rstd : !acc_m, !acc_m
+}
+
+func.func private @row_mean(%v: !acc_mn) -> !acc_m {
+  %zero = stablehlo.constant dense<0.0> : !scalar
+  %inv_n = arith.constant #inv_n
+  %inv_n_0 = tensor.from_elements %inv_n : !scalar
+  %inv_n_m = stablehlo.broadcast_in_dim %inv_n_0, dims = [] : (!scalar) -> !acc_m
+  %sum = stablehlo.reduce(%v init: %zero) applies stablehlo.add across dimensions = [1]
+      : (!acc_mn, !scalar) -> !acc_m
+  %mean = stablehlo.multiply %sum, %inv_n_m : !acc_m
+  return %mean : !acc_m
+}

@@ -1,0 +1,34 @@
+"""Layer normalization's backward pass: one IR, compiled by IREE for GPUs and the CPU.
+
+``layer_norm_backward`` computes, ``compile`` makes a module to ship, ``load`` runs one, ``targets``
+lists what can be compiled for, ``reference`` is the NumPy judge.
+"""
+
+from iree_lnbwd import reference
+from iree_lnbwd.arguments import LayerNormGrads
+from iree_lnbwd.artifact import Artifact, Manifest
+from iree_lnbwd.compiler import compile  # noqa: A004  (the public name, as in re.compile)
+from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
+from iree_lnbwd.functional import layer_norm_backward
+from iree_lnbwd.runtime import LayerNormBackward, load
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target, targets
+from iree_lnbwd.version import __version__
+
+__all__ = [
+    "Artifact",
+    "ArtifactError",
+    "CompileError",
+    "DeviceError",
+    "LayerNormBackward",
+    "LayerNormGrads",
+    "LayerNormSpec",
+    "Manifest",
+    "Target",
+    "__version__",
+    "compile",
+    "layer_norm_backward",
+    "load",
+    "reference",
+    "targets",
+]

@@ -1,0 +1,153 @@
+"""What goes into the op, checked and brought into the form of a module, and what comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iree_lnbwd import dtypes
+from iree_lnbwd.spec import (
+    LayerNormSpec,
+    check_eps,
+    check_normalized_shape,
+    check_output_mask,
+)
+
+Array = npt.NDArray[Any]
+
+
+class LayerNormGrads(NamedTuple):
+    """The gradients, as ATen orders them; None where one was not asked for.
+
+    Attributes:
+        grad_input: The shape and element type of ``input``.
+        grad_weight: The shape and element type of ``weight``; None without a weight.
+        grad_bias: The shape of ``normalized_shape``; the element type of ``bias``, else of
+            ``weight``, else of ``input``.
+    """
+
+    grad_input: Array | None
+    grad_weight: Array | None
+    grad_bias: Array | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: what to compute, and the arrays to compute it from.
+
+    Attributes:
+        spec: With dynamic rows. None where the mask leaves nothing to compute.
+        shape: Of ``input``; M rows and N columns in all.
+        arrays: By ATen's name, C-contiguous, as [M, N], [M] or [N].
+    """
+
+    spec: LayerNormSpec | None
+    shape: tuple[int, ...]
+    arrays: dict[str, Array]
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        return int(self.arrays["input"].shape[0])
+
+
+def bind(
+    grad_output: Array,
+    input: Array,  # noqa: A002  (ATen's name)
+    normalized_shape: int | Sequence[int],
+    mean: Array | None,
+    rstd: Array | None,
+    weight: Array | None,
+    bias: Array | None,
+    output_mask: tuple[bool, bool, bool],
+    eps: float,
+) -> Call:
+    """Checks the arguments of a layer-norm backward against each other.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, what came and what was expected.
+    """
+    dims = check_normalized_shape(normalized_shape)
+    mask = check_output_mask(output_mask)
+    eps = check_eps(eps)
+    x = _array("input", input)
+    if x.shape[max(0, x.ndim - len(dims)) :] != dims:
+        raise ValueError(
+            f"input: expected a shape that ends in normalized_shape {dims}, got {x.shape}"
+        )
+    leading = x.shape[: x.ndim - len(dims)]
+    rows, columns = math.prod(leading), math.prod(dims)
+    dtype = _dtype("input", x)
+    statistics_dtype = dtypes.DTYPES[dtype].accumulator
+
+    dy = _array("grad_output", grad_output)
+    _expect_shape("grad_output", dy, x.shape)
+    arrays = {"grad_output": dy, "input": x}
+    if (mean is None) != (rstd is None):
+        given, missing = ("rstd", "mean") if mean is None else ("mean", "rstd")
+        raise ValueError(f"{missing}: expected both mean and rstd or neither, got only {given}")
+    for name, statistic in (("mean", mean), ("rstd", rstd)):
+        if statistic is not None:
+            arrays[name] = _statistic(name, statistic, leading, len(dims), statistics_dtype)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None:
+            _expect_shape(name, _array(name, parameter), dims)
+    if weight is not None:
+        arrays["weight"] = weight
+
+    flat = {"grad_output": (rows, columns), "input": (rows, columns), "weight": (columns,)}
+    arrays = {
+        name: np.ascontiguousarray(array).reshape(flat.get(name, (rows,)))
+        for name, array in arrays.items()
+    }
+    asked = (mask[0], mask[1] and weight is not None, mask[2])
+    if not any(asked):
+        return Call(None, x.shape, arrays)
+    spec = LayerNormSpec(
+        normalized_shape=dims,
+        dtype=dtype,
+        grad_output_dtype=_dtype("grad_output", dy),
+        weight_dtype=None if weight is None else _dtype("weight", weight),
+        bias_dtype=None if bias is None else _dtype("bias", bias),
+        has_weight=weight is not None,
+        output_mask=asked,
+        recompute_eps=eps if mean is None else None,
+    )
+    return Call(spec, x.shape, arrays)
+
+
+def _array(name: str, value: object) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
+    return value
+
+
+def _dtype(name: str, array: Array) -> str:
+    known = dtypes.name_of(array.dtype)
+    if known is None:
+        raise TypeError(
+            f"{name}: expected an element type of {', '.join(dtypes.DTYPES)}, got {array.dtype}"
+        )
+    return known
+
+
+def _expect_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+
+
+def _statistic(
+    name: str, value: object, leading: tuple[int, ...], normalized_rank: int, dtype: str
+) -> Array:
+    array = _array(name, value)
+    with_ones = (*leading, *(1,) * normalized_rank)
+    if array.shape not in (leading, with_ones):
+        raise ValueError(f"{name}: expected shape {leading} or {with_ones}, got {array.shape}")
+    if _dtype(name, array) != dtype:
+        raise TypeError(f"{name}: expected element type {dtype}, got {array.dtype}")
+    return array

@@ -1,0 +1,56 @@
+"""The element types that the op knows, under MLIR's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type.
+
+    Attributes:
+        name: MLIR's name, e.g. "bf16".
+        numpy: The NumPy type that holds it.
+        significand_bits: Including the implicit one.
+    """
+
+    name: str
+    numpy: np.dtype[np.generic]
+    significand_bits: int
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Half the distance from 1 to the next number: 2**-significand_bits."""
+        return 2.0**-self.significand_bits
+
+    @property
+    def accumulator(self) -> str:
+        """The type that statistics and sums have: f32, or f64 for f64."""
+        return "f64" if self.name == "f64" else "f32"
+
+
+DTYPES: Mapping[str, DType] = MappingProxyType(
+    {
+        dtype.name: dtype
+        for dtype in (
+            DType("bf16", np.dtype(ml_dtypes.bfloat16), 8),
+            DType("f16", np.dtype(np.float16), 11),
+            DType("f32", np.dtype(np.float32), 24),
+            DType("f64", np.dtype(np.float64), 53),
+        )
+    }
+)
+
+_NAMES = {dtype.numpy: dtype.name for dtype in DTYPES.values()}
+
+
+def name_of(dtype: npt.DTypeLike) -> str | None:
+    """MLIR's name of a NumPy type, or None where the op does not know it."""
+    return _NAMES.get(np.dtype(dtype))

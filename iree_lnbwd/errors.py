@@ -1,0 +1,13 @@
+"""The errors that are not the caller's arguments (those are ValueError and TypeError)."""
+
+
+class CompileError(RuntimeError):
+    """The compiler is not there, refused the IR, or could not write its output."""
+
+
+class ArtifactError(ValueError):
+    """A .vmfb or its manifest is missing, truncated, altered, or of another schema."""
+
+
+class DeviceError(RuntimeError):
+    """A device is unknown, absent, or not the one that a module was compiled for."""

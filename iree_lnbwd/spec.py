@@ -1,0 +1,247 @@
+"""What is computed: the shape, types and options of one layer-norm backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from iree_lnbwd.dtypes import DTYPES
+
+ENTRY = "layer_norm_backward"
+GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """One argument or result of a compiled module.
+
+    Attributes:
+        name: ATen's name of it.
+        dtype: Element type, MLIR's name.
+        shape: As the module sees it; None is the dynamic number of rows M.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        """MLIR's spelling of the type, e.g. ``?x4096xbf16``."""
+        return "x".join([*("?" if d is None else str(d) for d in self.shape), self.dtype])
+
+
+@dataclass(frozen=True)
+class LayerNormSpec:
+    """What one compiled module computes. Two specs that mean the same are equal.
+
+    The input is M rows (the product of the leading dimensions) of N columns (the product of
+    ``normalized_shape``).
+
+    Attributes:
+        normalized_shape: The trailing dimensions that are normalized, each >= 1. An int is
+            taken as a tuple of one.
+        dtype: Element type of ``input`` and ``grad_input``: "f32", "f16", "bf16" or "f64".
+        grad_output_dtype: Of ``grad_output``; None means ``dtype``.
+        weight_dtype: Of ``weight`` and ``grad_weight``; None means ``dtype``.
+        bias_dtype: Of ``grad_bias``; None means ``weight_dtype``.
+        has_weight: False where the op has no weight: gamma is 1 and there is no ``grad_weight``.
+        output_mask: Which of (``grad_input``, ``grad_weight``, ``grad_bias``) is computed.
+        rows: M where it is fixed; None leaves it dynamic.
+        recompute_eps: None where ``mean`` and ``rstd`` are arguments. A number where they are
+            recomputed from ``input`` instead, with this eps added to the biased variance.
+
+    Raises:
+        TypeError, ValueError: Naming the field, what came and what was expected.
+    """
+
+    normalized_shape: tuple[int, ...]
+    dtype: str = "f32"
+    grad_output_dtype: str | None = None
+    weight_dtype: str | None = None
+    bias_dtype: str | None = None
+    has_weight: bool = True
+    output_mask: tuple[bool, bool, bool] = (True, True, True)
+    rows: int | None = None
+    recompute_eps: float | None = None
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
+        set_field(self, "normalized_shape", check_normalized_shape(self.normalized_shape))
+        for field in ("dtype", "grad_output_dtype", "weight_dtype", "bias_dtype"):
+            _check_dtype(field, getattr(self, field), required=field == "dtype")
+        set_field(self, "output_mask", check_output_mask(self.output_mask))
+        if not self.has_weight:
+            if self.weight_dtype is not None:
+                raise ValueError(
+                    f"weight_dtype: expected None without a weight, got {self.weight_dtype!r}"
+                )
+            set_field(self, "output_mask", (self.output_mask[0], False, self.output_mask[2]))
+        if not any(self.output_mask):
+            raise ValueError(
+                "output_mask: expected at least one gradient to compute, got none"
+                + ("" if self.has_weight else " (without a weight there is no grad_weight)")
+            )
+        if self.rows is not None and (not _is_int(self.rows) or self.rows < 0):
+            raise ValueError(f"rows: expected an int >= 0 or None, got {self.rows!r}")
+        if self.recompute_eps is not None:
+            set_field(self, "recompute_eps", check_eps(self.recompute_eps))
+        # One spelling for what means the same.
+        if not self.output_mask[2]:
+            set_field(self, "bias_dtype", None)
+        for field, default in (
+            ("bias_dtype", self.weight_dtype or self.dtype),
+            ("weight_dtype", self.dtype),
+            ("grad_output_dtype", self.dtype),
+        ):
+            if getattr(self, field) == default:
+                set_field(self, field, None)
+        types = {self.dtype, self.dy_dtype, self.gamma_dtype, self.beta_dtype}
+        if "f64" in types and len(types) > 1:
+            raise ValueError(
+                "dtype: f64 does not mix with other element types, got "
+                f"input {self.dtype}, grad_output {self.dy_dtype}, weight {self.gamma_dtype}, "
+                f"bias {self.beta_dtype}"
+            )
+
+    @property
+    def columns(self) -> int:
+        """N, the length of a normalized row."""
+        return math.prod(self.normalized_shape)
+
+    @property
+    def dy_dtype(self) -> str:
+        """Element type of ``grad_output``."""
+        return self.grad_output_dtype or self.dtype
+
+    @property
+    def gamma_dtype(self) -> str:
+        """Element type of ``weight``, or that of ``input`` where there is none."""
+        return self.weight_dtype or self.dtype
+
+    @property
+    def beta_dtype(self) -> str:
+        """Element type of ``grad_bias``."""
+        return self.bias_dtype or self.gamma_dtype
+
+    @property
+    def acc_dtype(self) -> str:
+        """Element type of statistics and sums: f32, or f64 for f64 data."""
+        return DTYPES[self.dtype].accumulator
+
+    @property
+    def arguments(self) -> tuple[TensorType, ...]:
+        """What a module takes, in order; the caller's storage for the gradients comes last."""
+        rows, cols = self.rows, self.columns
+        statistics = (
+            TensorType("mean", self.acc_dtype, (rows,)),
+            TensorType("rstd", self.acc_dtype, (rows,)),
+        )
+        return (
+            TensorType("grad_output", self.dy_dtype, (rows, cols)),
+            TensorType("input", self.dtype, (rows, cols)),
+            *(statistics if self.recompute_eps is None else ()),
+            *((TensorType("weight", self.gamma_dtype, (cols,)),) if self.has_weight else ()),
+            *self.results,
+        )
+
+    @property
+    def results(self) -> tuple[TensorType, ...]:
+        """What a module computes, in order: the gradients that ``output_mask`` asks for."""
+        gradients = (
+            TensorType("grad_input", self.dtype, (self.rows, self.columns)),
+            TensorType("grad_weight", self.gamma_dtype, (self.columns,)),
+            TensorType("grad_bias", self.beta_dtype, (self.columns,)),
+        )
+        return tuple(g for g, asked in zip(gradients, self.output_mask, strict=True) if asked)
+
+    @property
+    def name(self) -> str:
+        """File name stem. Different specs have different names."""
+        parts = [ENTRY, "n" + "x".join(map(str, self.normalized_shape)), self.dtype]
+        if self.grad_output_dtype:
+            parts.append(f"dy{self.grad_output_dtype}")
+        if self.weight_dtype:
+            parts.append(f"w{self.weight_dtype}")
+        if self.bias_dtype:
+            parts.append(f"b{self.bias_dtype}")
+        if not self.has_weight:
+            parts.append("noweight")
+        asked_by_default = (True, self.has_weight, True)
+        if self.output_mask != asked_by_default:
+            parts.append("mask" + "".join(str(int(asked)) for asked in self.output_mask))
+        if self.rows is not None:
+            parts.append(f"m{self.rows}")
+        if self.recompute_eps is not None:
+            parts.append(f"eps{self.recompute_eps!r}")
+        return "_".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self) | {
+            "normalized_shape": list(self.normalized_shape),
+            "output_mask": list(self.output_mask),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LayerNormSpec:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: A field is unknown, missing or has a bad value.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := set(values) - known:
+            raise ValueError(f"spec: unknown fields {sorted(unknown)}, expected {sorted(known)}")
+        if "normalized_shape" not in values:
+            raise ValueError("spec: normalized_shape is missing")
+        return cls(**values)
+
+
+def check_normalized_shape(shape: object) -> tuple[int, ...]:
+    """``normalized_shape`` as a tuple of ints >= 1; an int counts as a tuple of one."""
+    dims: tuple[object, ...]
+    if _is_int(shape):
+        dims = (shape,)
+    elif isinstance(shape, tuple | list):
+        dims = tuple(shape)
+    else:
+        raise TypeError(
+            f"normalized_shape: expected an int or a sequence of ints, got {type(shape).__name__}"
+        )
+    checked = tuple(int(dim) for dim in dims if _is_int(dim) and int(dim) >= 1)  # type: ignore[call-overload]
+    if not dims or len(checked) != len(dims):
+        raise ValueError(f"normalized_shape: expected one or more ints >= 1, got {shape!r}")
+    return checked
+
+
+def check_output_mask(mask: object) -> tuple[bool, bool, bool]:
+    """``output_mask`` as a tuple of three bools."""
+    if (
+        not isinstance(mask, tuple | list)
+        or len(mask) != len(GRADIENTS)
+        or not all(isinstance(asked, bool) for asked in mask)
+    ):
+        raise ValueError(f"output_mask: expected three bools, got {mask!r}")
+    return (mask[0], mask[1], mask[2])
+
+
+def check_eps(eps: object) -> float:
+    """``eps`` as a finite float."""
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        raise TypeError(f"eps: expected a float, got {type(eps).__name__}")
+    if not math.isfinite(eps):
+        raise ValueError(f"eps: expected a finite number, got {eps!r}")
+    return float(eps)
+
+
+def _is_int(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _check_dtype(field: str, value: object, *, required: bool) -> None:
+    if value is None and not required:
+        return
+    if not isinstance(value, str) or value not in DTYPES:
+        raise ValueError(f"{field}: expected one of {', '.join(DTYPES)}, got {value!r}")

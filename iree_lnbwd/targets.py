@@ -1,0 +1,122 @@
+"""Where a module runs: the table of targets, one row each, and IREE's flags for them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing to compile for.
+
+    Attributes:
+        name: What ``--target`` takes.
+        backend: "cpu", "cuda" or "rocm".
+        driver: The IREE runtime driver that runs it: "local-task", "cuda" or "hip".
+        flags: What tells iree-compile about it.
+        aliases: Product names that mean this target.
+        verified: What has been checked on it, and how.
+    """
+
+    name: str
+    backend: str
+    driver: str
+    flags: tuple[str, ...]
+    aliases: tuple[str, ...]
+    verified: str
+
+
+def _cpu(name: str, verified: str) -> Target:
+    flags = (
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=llvm-cpu",
+        f"--iree-llvmcpu-target-cpu={name}",
+    )
+    return Target(name, "cpu", "local-task", flags, (), verified)
+
+
+def _cuda(name: str, ptx: int, shared_bytes: int, aliases: tuple[str, ...], verified: str) -> Target:
+    # The attribute is written out because IREE 3.13's own table has no sm_90 and no sm_120.
+    # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+    # (shared memory a block may ask for); PTX ISA, "Release History" (first version of an arch).
+    wgp = (
+        "compute = fp64|fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, "
+        "subgroup = shuffle|arithmetic, subgroup_size_choices = [32], "
+        "max_workgroup_sizes = [1024, 1024, 64], max_thread_count_per_workgroup = 1024, "
+        f"max_workgroup_memory_bytes = {shared_bytes}, "
+        "max_workgroup_counts = [2147483647, 65535, 65535]"
+    )
+    gpu = f'#iree_gpu.target<arch = "{name}", features = "+ptx{ptx}", wgp = <{wgp}>>'
+    executable = f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {gpu}}}>'
+    flags = (f'--iree-hal-target-device=#hal.device.target<"cuda", [{executable}]>',)
+    return Target(name, "cuda", "cuda", flags, aliases, verified)
+
+
+def _rocm(name: str, aliases: tuple[str, ...]) -> Target:
+    flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={name}")
+    return Target(name, "rocm", "hip", flags, aliases, "compiled only, never run")
+
+
+_ASSEMBLED = "compiled, PTX assembled by ptxas 13.0, never run"
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        target.name: target
+        for target in (
+            _cpu("host", "run in CI against fp64 NumPy"),
+            _cpu("generic", "run in CI against fp64 NumPy"),
+            _cuda("sm_75", 63, 65536, ("t4",), _ASSEMBLED),
+            _cuda("sm_80", 70, 166912, ("a100",), _ASSEMBLED),
+            _cuda("sm_86", 71, 101376, ("rtx3090",), _ASSEMBLED),
+            _cuda("sm_89", 78, 101376, ("rtx4090", "l40s"), _ASSEMBLED),
+            _cuda("sm_90", 80, 232448, ("h100", "h200"), _ASSEMBLED),
+            _cuda("sm_120", 87, 101376, ("rtx5090",), _ASSEMBLED),
+            _rocm("gfx90a", ("mi210", "mi250")),
+            _rocm("gfx942", ("mi300x", "mi325x")),
+            _rocm("gfx950", ("mi355x",)),
+            _rocm("gfx1100", ("rx7900xtx",)),
+            _rocm("gfx1201", ("rx9070xt",)),
+        )
+    }
+)
+
+_BY_NAME = {name: t for t in TARGETS.values() for name in (t.name, *t.aliases)}
+
+
+def targets() -> tuple[Target, ...]:
+    """Every target that a module can be compiled for."""
+    return tuple(TARGETS.values())
+
+
+def find(name: str) -> Target:
+    """The target of that name or alias, in any case.
+
+    Raises:
+        ValueError: There is none; the message lists the known names and the nearest match.
+    """
+    target = _BY_NAME.get(name.lower())
+    if target is None:
+        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"target: expected one of {', '.join(_BY_NAME)}, got {name!r}.{hint}"
+        )
+    return target
+
+
+def for_cuda_capability(major: int, minor: int) -> Target:
+    """The best target for an NVIDIA GPU: PTX of an older architecture runs on a newer one.
+
+    Raises:
+        ValueError: The GPU is older than every target.
+    """
+    capability = 10 * major + minor
+    fitting = [
+        t for t in TARGETS.values() if t.backend == "cuda" and int(t.name[3:]) <= capability
+    ]
+    if not fitting:
+        raise ValueError(f"target: no target for compute capability {major}.{minor}")
+    return max(fitting, key=lambda t: int(t.name[3:]))
