@@ -7,7 +7,7 @@ lists what can be compiled for, ``reference`` is the NumPy judge.
 from iree_lnbwd import reference
 from iree_lnbwd.arguments import LayerNormGrads
 from iree_lnbwd.artifact import Artifact, Manifest
-from iree_lnbwd.compiler import compile  # noqa: A004  (the public name, as in re.compile)
+from iree_lnbwd.compiler import compile
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import layer_norm_backward
 from iree_lnbwd.runtime import LayerNormBackward, load

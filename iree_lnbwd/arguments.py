@@ -20,6 +20,8 @@ from iree_lnbwd.spec import (
 
 Array = npt.NDArray[Any]
 
+DEFAULT_EPS = 1e-5  # PyTorch's
+
 
 class LayerNormGrads(NamedTuple):
     """The gradients, as ATen orders them; None where one was not asked for.
@@ -58,14 +60,14 @@ class Call:
 
 def bind(
     grad_output: Array,
-    input: Array,  # noqa: A002  (ATen's name)
+    input: Array,
     normalized_shape: int | Sequence[int],
     mean: Array | None,
     rstd: Array | None,
     weight: Array | None,
     bias: Array | None,
-    output_mask: tuple[bool, bool, bool],
-    eps: float,
+    output_mask: tuple[bool, bool, bool] = (True, True, True),
+    eps: float = DEFAULT_EPS,
 ) -> Call:
     """Checks the arguments of a layer-norm backward against each other.
 

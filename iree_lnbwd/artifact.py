@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,17 @@ class Manifest:
             )
         if values.pop("manifest_sha256", None) != _digest_of_values(values):
             raise ArtifactError(f"{path}: altered: its manifest_sha256 does not match its content")
-        known = {field.name: values.get(field.name) for field in fields(cls)}
         try:
-            spec = LayerNormSpec.from_dict(values["spec"])
-            return cls(**known | {"spec": spec, "flags": tuple(values["flags"])})
+            return cls(
+                spec=LayerNormSpec.from_dict(values["spec"]),
+                target=values["target"],
+                compiler_version=values["compiler_version"],
+                flags=tuple(values["flags"]),
+                ir_sha256=values["ir_sha256"],
+                vmfb_sha256=values["vmfb_sha256"],
+                host_cpu=values["host_cpu"],
+                package_version=values["package_version"],
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}: not a manifest: {error}") from error
 

@@ -14,7 +14,7 @@ from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import CompileError
 from iree_lnbwd.spec import LayerNormSpec
-from iree_lnbwd.targets import Target, find
+from iree_lnbwd.targets import Target, find_target
 
 _PACKAGE = "iree-base-compiler"
 
@@ -23,7 +23,7 @@ _COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false",)
 _INPUT_TYPES = {ir.LINALG: "none", ir.STABLEHLO: "stablehlo"}
 
 
-def compile(  # noqa: A001, RUF100  (the public name, as in re.compile)
+def compile(
     spec: LayerNormSpec,
     target: str = "host",
     output_dir: str | os.PathLike[str] = ".",
@@ -46,7 +46,7 @@ def compile(  # noqa: A001, RUF100  (the public name, as in re.compile)
         CompileError: The compiler is missing or failed.
         ArtifactError: ``output_dir`` cannot be written.
     """
-    vmfb, manifest = build(spec, find(target), extra_flags=extra_flags)
+    vmfb, manifest = build(spec, find_target(target), extra_flags=extra_flags)
     return artifact.write(Path(output_dir), vmfb, manifest)
 
 

@@ -9,9 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from iree_lnbwd import targets
 from iree_lnbwd.errors import DeviceError
-from iree_lnbwd.targets import Target
+from iree_lnbwd.targets import Target, find_target, target_for_cuda_capability
 
 DEFAULT_DEVICE = "local-task"
 
@@ -64,12 +63,12 @@ def target_of(uri: DeviceUri) -> Target:
         DeviceError: The device is absent, or no target fits it.
     """
     if uri.backend == "cpu":
-        return targets.find("host")
+        return find_target("host")
     name = _gfx_name(uri) if uri.backend == "rocm" else None
     try:
         if name is not None:
-            return targets.find(name)
-        return targets.for_cuda_capability(*_cuda_capability(uri))
+            return find_target(name)
+        return target_for_cuda_capability(*_cuda_capability(uri))
     except ValueError as error:
         raise DeviceError(f"device: no target fits {uri}: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,8 +23,23 @@ class DType:
     """
 
     name: str
-    numpy: np.dtype[np.generic]
+    numpy: np.dtype[Any]
     significand_bits: int
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return float(ml_dtypes.finfo(self.numpy).max)
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest number of full precision."""
+        return float(ml_dtypes.finfo(self.numpy).smallest_normal)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest number above zero."""
+        return float(ml_dtypes.finfo(self.numpy).smallest_subnormal)
 
     @property
     def unit_roundoff(self) -> float:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from iree_lnbwd import runtime
-from iree_lnbwd.arguments import Array, LayerNormGrads, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, LayerNormGrads, bind
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.spec import LayerNormSpec
@@ -16,7 +16,7 @@ _LOADED_MODULES = 64
 
 def layer_norm_backward(
     grad_output: Array,
-    input: Array,  # noqa: A002  (ATen's name)
+    input: Array,
     normalized_shape: int | Sequence[int],
     mean: Array | None = None,
     rstd: Array | None = None,
@@ -24,7 +24,7 @@ def layer_norm_backward(
     bias: Array | None = None,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     *,
-    eps: float = 1e-5,
+    eps: float = DEFAULT_EPS,
     device: str | None = None,
 ) -> LayerNormGrads:
     """Gradients of layer normalization with respect to its input, weight and bias.

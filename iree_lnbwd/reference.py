@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, LayerNormGrads, bind
 from iree_lnbwd.dtypes import DTYPES, name_of
 from iree_lnbwd.spec import GRADIENTS
 
@@ -61,7 +61,7 @@ class Comparison:
 
 def layer_norm_backward(
     grad_output: Array,
-    input: Array,  # noqa: A002  (ATen's name)
+    input: Array,
     normalized_shape: int | Sequence[int],
     mean: Array | None = None,
     rstd: Array | None = None,
@@ -69,7 +69,7 @@ def layer_norm_backward(
     bias: Array | None = None,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     *,
-    eps: float = 1e-5,
+    eps: float = DEFAULT_EPS,
 ) -> LayerNormGrads:
     """The gradients in f64, from the same arguments as `iree_lnbwd.layer_norm_backward`.
 
@@ -91,14 +91,16 @@ def judge(call: Call) -> Judgement:
         nothing = LayerNormGrads(None, None, None)
         return Judgement(nothing, nothing)
     columns = call.spec.columns
-    u = DTYPES[call.spec.acc_dtype].unit_roundoff
-    tiny = float(np.finfo(DTYPES[call.spec.acc_dtype].numpy).tiny)
+    accumulator = DTYPES[call.spec.acc_dtype]
+    u = accumulator.unit_roundoff
     row_u = u * LAMBDA * np.sqrt(columns)
     column_u = u * LAMBDA * np.sqrt(max(call.rows, 1))
 
     dx, dx_tolerance = np.empty((2, call.rows, columns))
     dgamma, dgamma_tolerance, dbeta, dbeta_tolerance = np.zeros((4, columns))
-    gamma = call.arrays["weight"].astype(np.float64) if "weight" in call.arrays else np.ones(columns)
+    gamma = (
+        call.arrays["weight"].astype(np.float64) if "weight" in call.arrays else np.ones(columns)
+    )
     # Inf and NaN are data here, and a row of them is not worth a warning.
     with np.errstate(all="ignore"):
         for block in _blocks(call.rows, columns):
@@ -113,10 +115,9 @@ def judge(call: Call) -> Judgement:
 
             abs_h = np.abs(h)
             mean_h_off = (row_u + 2 * u) * abs_h.mean(axis=1, keepdims=True)
-            mean_hx_off = (
-                (row_u + 3 * u) * np.abs(h * xhat).mean(axis=1, keepdims=True)
-                + (abs_h * xhat_off).mean(axis=1, keepdims=True)
-            )
+            mean_hx_off = (row_u + 3 * u) * np.abs(h * xhat).mean(axis=1, keepdims=True) + (
+                abs_h * xhat_off
+            ).mean(axis=1, keepdims=True)
             terms = abs_h + np.abs(mean_h) + np.abs(xhat * mean_hx)
             dx_tolerance[block] = np.abs(rstd) * (
                 (4 * u + rstd_off) * terms
@@ -147,7 +148,7 @@ def judge(call: Call) -> Judgement:
             continue
         output = outputs[name]
         # A GPU may flush a subnormal accumulator to zero; a half or bf16 output rounds there too.
-        smallest = 4 * tiny + float(_finfo(output.numpy).smallest_subnormal) / 2
+        smallest = 4 * accumulator.smallest_normal + output.smallest_subnormal / 2
         expected.append(value.reshape(shape))
         tolerance.append((off + output.unit_roundoff * np.abs(value) + smallest).reshape(shape))
     return Judgement(LayerNormGrads(*expected), LayerNormGrads(*tolerance))
@@ -160,7 +161,9 @@ def compare(actual: Array, expected: F64, tolerance: F64) -> Comparison:
     two it is depends on the order of additions). Where it is finite but beyond the output type's
     range, rounding to infinity is right.
     """
-    limit = float(_finfo(actual.dtype).max)
+    name = name_of(actual.dtype)
+    assert name is not None
+    limit = DTYPES[name].largest
     got = actual.astype(np.float64)
     with np.errstate(all="ignore"):
         overflows = np.isfinite(expected) & (np.abs(expected) + tolerance > limit)
@@ -176,9 +179,7 @@ def compare(actual: Array, expected: F64, tolerance: F64) -> Comparison:
         return Comparison(0.0, 0.0, 0.0)
     worst = np.unravel_index(np.argmax(ratio), ratio.shape)
     finite = error[np.isfinite(error)]
-    return Comparison(
-        float(finite.max(initial=0.0)), float(tolerance[worst]), float(ratio[worst])
-    )
+    return Comparison(float(finite.max(initial=0.0)), float(tolerance[worst]), float(ratio[worst]))
 
 
 def _statistics(
@@ -202,9 +203,3 @@ def _statistics(
 def _blocks(rows: int, columns: int) -> Iterator[slice]:
     step = max(1, _BLOCK_ELEMENTS // columns)
     return (slice(start, start + step) for start in range(0, rows, step))
-
-
-def _finfo(dtype: np.dtype[np.generic]) -> np.finfo[np.floating]:
-    import ml_dtypes
-
-    return np.finfo(dtype) if name_of(dtype) != "bf16" else ml_dtypes.finfo(dtype)

@@ -15,12 +15,13 @@ import iree.runtime as rt
 import numpy as np
 from iree.runtime.dtypes import map_dtype_to_hal_element_type
 
-from iree_lnbwd import artifact, dtypes, targets
+from iree_lnbwd import artifact, dtypes
 from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec, TensorType
+from iree_lnbwd.targets import find_target
 
 # What IREE's CPU code may assume of a buffer (IREE_HAL_HEAP_BUFFER_ALIGNMENT); an aligned load
 # from less than that ends the process.
@@ -121,9 +122,7 @@ class LayerNormBackward:
         device: Where it runs.
     """
 
-    def __init__(
-        self, spec: LayerNormSpec, target: str, device: DeviceUri, vmfb: bytes
-    ) -> None:
+    def __init__(self, spec: LayerNormSpec, target: str, device: DeviceUri, vmfb: bytes) -> None:
         """Use `load`, which checks what it is given."""
         self.spec = spec
         self.target = target
@@ -146,7 +145,7 @@ class LayerNormBackward:
     def __call__(
         self,
         grad_output: Array,
-        input: Array,  # noqa: A002  (ATen's name)
+        input: Array,
         mean: Array | None = None,
         rstd: Array | None = None,
         weight: Array | None = None,
@@ -246,7 +245,7 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
     spec, target_name = describe(vmfb, source=str(path))
     if manifest is not None and (manifest.spec, manifest.target) != (spec, target_name):
         raise ArtifactError(f"{path}: the manifest describes another module than the .vmfb holds")
-    backend = targets.find(target_name).backend
+    backend = find_target(target_name).backend
     if backend != uri.backend:
         raise DeviceError(f"device: {path} was compiled for {target_name} ({backend}), got {uri}")
     _check_host_cpu(manifest, path)
@@ -256,6 +255,15 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
 def load_built(vmfb: bytes, manifest: Manifest, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
     """As `load`, for a module in memory."""
     return LayerNormBackward(manifest.spec, manifest.target, DeviceUri.parse(device), vmfb)
+
+
+def probe(device: DeviceUri) -> None:
+    """Opens a device and lets it go.
+
+    Raises:
+        DeviceError: It is absent.
+    """
+    _open_device(device)
 
 
 def describe(vmfb: bytes, *, source: str) -> tuple[LayerNormSpec, str]:
@@ -281,7 +289,7 @@ def describe(vmfb: bytes, *, source: str) -> tuple[LayerNormSpec, str]:
     reflection: Mapping[str, str] = module.lookup_function(ENTRY).reflection
     try:
         spec = LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
-        return spec, targets.find(reflection["iree_lnbwd.target"]).name
+        return spec, find_target(reflection["iree_lnbwd.target"]).name
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error
 
@@ -314,9 +322,7 @@ def _check_host_cpu(manifest: Manifest | None, path: str | os.PathLike[str]) -> 
         )
 
 
-def _view(
-    buffer: rt.HalBuffer, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> rt.HalBufferView:
+def _view(buffer: rt.HalBuffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> rt.HalBufferView:
     return rt.HalBufferView(buffer, shape, map_dtype_to_hal_element_type(dtype))
 
 

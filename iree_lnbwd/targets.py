@@ -38,7 +38,9 @@ def _cpu(name: str, verified: str) -> Target:
     return Target(name, "cpu", "local-task", flags, (), verified)
 
 
-def _cuda(name: str, ptx: int, shared_bytes: int, aliases: tuple[str, ...], verified: str) -> Target:
+def _cuda(
+    name: str, ptx: int, shared_bytes: int, aliases: tuple[str, ...], verified: str
+) -> Target:
     # The attribute is written out because IREE 3.13's own table has no sm_90 and no sm_120.
     # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
     # (shared memory a block may ask for); PTX ISA, "Release History" (first version of an arch).
@@ -50,7 +52,9 @@ def _cuda(name: str, ptx: int, shared_bytes: int, aliases: tuple[str, ...], veri
         "max_workgroup_counts = [2147483647, 65535, 65535]"
     )
     gpu = f'#iree_gpu.target<arch = "{name}", features = "+ptx{ptx}", wgp = <{wgp}>>'
-    executable = f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {gpu}}}>'
+    executable = (
+        f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {gpu}}}>'
+    )
     flags = (f'--iree-hal-target-device=#hal.device.target<"cuda", [{executable}]>',)
     return Target(name, "cuda", "cuda", flags, aliases, verified)
 
@@ -91,7 +95,7 @@ def targets() -> tuple[Target, ...]:
     return tuple(TARGETS.values())
 
 
-def find(name: str) -> Target:
+def find_target(name: str) -> Target:
     """The target of that name or alias, in any case.
 
     Raises:
@@ -101,22 +105,18 @@ def find(name: str) -> Target:
     if target is None:
         near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"target: expected one of {', '.join(_BY_NAME)}, got {name!r}.{hint}"
-        )
+        raise ValueError(f"target: expected one of {', '.join(_BY_NAME)}, got {name!r}.{hint}")
     return target
 
 
-def for_cuda_capability(major: int, minor: int) -> Target:
+def target_for_cuda_capability(major: int, minor: int) -> Target:
     """The best target for an NVIDIA GPU: PTX of an older architecture runs on a newer one.
 
     Raises:
         ValueError: The GPU is older than every target.
     """
     capability = 10 * major + minor
-    fitting = [
-        t for t in TARGETS.values() if t.backend == "cuda" and int(t.name[3:]) <= capability
-    ]
+    fitting = [t for t in TARGETS.values() if t.backend == "cuda" and int(t.name[3:]) <= capability]
     if not fitting:
         raise ValueError(f"target: no target for compute capability {major}.{minor}")
     return max(fitting, key=lambda t: int(t.name[3:]))

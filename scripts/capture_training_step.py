@@ -272,7 +272,13 @@ def capture(model: Gpt, batch: Tensor, names: tuple[str, ...]) -> tuple[float, d
         assert output.grad is not None
         mean, rstd = layer_norm_statistics(norm, x)
         weight = norm.weight.detach()
-        case = dict(grad_output=output.grad, input=x, weight=weight, mean=mean, rstd=rstd)
+        case = {
+            "grad_output": output.grad,
+            "input": x,
+            "weight": weight,
+            "mean": mean,
+            "rstd": rstd,
+        }
         check_case(name, case, norm)
         cases[name] = case
     return loss.item(), cases
@@ -305,7 +311,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,0 +1,133 @@
+"""Runs the op on real tensors and holds every gradient against the f64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from iree_lnbwd import reference
+from iree_lnbwd.arguments import Array, Call, bind
+from iree_lnbwd.reference import Comparison
+from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+
+_ARGUMENTS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+
+EXPLANATION = """\
+error      largest |computed - reference|; the reference is NumPy in f64
+tolerance  what is allowed at the element that comes closest to missing it (err/tol of 1):
+           half a unit in the last place of the output, plus roundings of the accumulator times
+           the magnitudes they act on: a few for each product, 4*sqrt(length) for each sum
+           (random walk of rounding errors: Higham and Mary, SISC 41(5), 2019)"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One gradient of one case.
+
+    Attributes:
+        case: Name of the case.
+        spec: What was computed.
+        shape: Of ``input``.
+        gradient: ATen's name.
+        comparison: How far it is from the reference.
+    """
+
+    case: str
+    spec: LayerNormSpec
+    shape: tuple[int, ...]
+    gradient: str
+    comparison: Comparison
+
+
+def bind_case(arrays: Mapping[str, Array], *, case: str = "") -> Call:
+    """The call that a case of an .npz describes: its arrays are named like ATen's arguments.
+
+    ``normalized_shape`` is the weight's shape, else the input's last dimension.
+
+    Raises:
+        TypeError, ValueError: Naming the case and the argument.
+    """
+    prefix = f"{case}: " if case else ""
+    if unknown := set(arrays) - set(_ARGUMENTS):
+        raise ValueError(f"{prefix}unknown arrays {sorted(unknown)}, expected {_ARGUMENTS}")
+    for name in ("grad_output", "input"):
+        if name not in arrays:
+            raise ValueError(f"{prefix}{name} is missing; got {sorted(arrays)}")
+    shaped_like = arrays.get("weight", arrays.get("bias"))
+    shape = arrays["input"].shape[-1:] if shaped_like is None else shaped_like.shape
+    try:
+        return bind(
+            arrays["grad_output"],
+            arrays["input"],
+            shape,
+            arrays.get("mean"),
+            arrays.get("rstd"),
+            arrays.get("weight"),
+            arrays.get("bias"),
+        )
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{prefix}{error}") from error
+
+
+def verify(
+    cases: Mapping[str, Call], load: Callable[[LayerNormSpec], LayerNormBackward]
+) -> Iterator[Row]:
+    """Computes every case and compares it, as it goes.
+
+    Args:
+        cases: Bound calls by name.
+        load: A loaded module for a spec.
+    """
+    loaded: dict[LayerNormSpec, LayerNormBackward] = {}
+    for case, call in cases.items():
+        if call.spec is None:
+            continue
+        if call.spec not in loaded:
+            loaded[call.spec] = load(call.spec)
+        gradients = loaded[call.spec].run(call)
+        judgement = reference.judge(call)
+        for name, actual, expected, tolerance in zip(
+            GRADIENTS, gradients, judgement.expected, judgement.tolerance, strict=True
+        ):
+            if actual is not None and expected is not None and tolerance is not None:
+                comparison = reference.compare(actual, expected, tolerance)
+                yield Row(case, call.spec, call.shape, name, comparison)
+
+
+def table_header(case_width: int) -> str:
+    """The line above the rows, and one below it."""
+    header = _line(
+        case_width, "case", "shape", "dtype", "gradient", "error", "tolerance", "err/tol", ""
+    )
+    return f"{header}\n{'-' * len(header)}"
+
+
+def table_line(row: Row, case_width: int) -> str:
+    """One row for a person to read."""
+    return _line(
+        case_width,
+        row.case,
+        "x".join(map(str, row.shape)),
+        _types(row.spec),
+        row.gradient,
+        f"{row.comparison.error:.2e}",
+        f"{row.comparison.tolerance:.2e}",
+        f"{row.comparison.ratio:.3f}",
+        "ok" if row.comparison.passed else "MISS",
+    )
+
+
+def _types(spec: LayerNormSpec) -> str:
+    """Of input, grad_output and weight; just one where they are the same."""
+    types = (spec.dtype, spec.dy_dtype, spec.gamma_dtype)
+    return spec.dtype if len(set(types)) == 1 else "/".join(types)
+
+
+def _line(case_width: int, case: str, *columns: str) -> str:
+    widths = (14, 13, 11, 9, 9, 8, 4)
+    shape, dtype, gradient, *numbers = columns
+    words = [f"{case:<{case_width}}"]
+    words += [f"{text:<{w}}" for text, w in zip((shape, dtype, gradient), widths, strict=False)]
+    words += [f"{text:>{w}}" for text, w in zip(numbers, widths[3:], strict=True)]
+    return "  ".join(words).rstrip()
