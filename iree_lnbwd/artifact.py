@@ -77,9 +77,9 @@ class Manifest:
             raise ArtifactError(f"{path}: not a manifest: {error}") from error
         if not isinstance(values, dict) or "schema_version" not in values:
             raise ArtifactError(f"{path}: not a manifest: no schema_version")
-        if values["schema_version"] != SCHEMA_VERSION:
+        if (version := values["schema_version"]) != SCHEMA_VERSION:
             raise ArtifactError(
-                f"{path}: expected schema_version {SCHEMA_VERSION}, got {values['schema_version']!r}"
+                f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}"
             )
         if values.pop("manifest_sha256", None) != _digest_of_values(values):
             raise ArtifactError(f"{path}: altered: its manifest_sha256 does not match its content")

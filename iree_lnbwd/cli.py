@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
-from iree_lnbwd import artifact, compiler, inspection, npz, runtime, verify
+from iree_lnbwd import artifact, compiler, evidence, inspection, npz, runtime, verify
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.dtypes import DTYPES
@@ -21,6 +22,7 @@ from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.version import __version__
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _EXIT_ERROR
     except KeyboardInterrupt:
         print("iree-lnbwd: interrupted", file=sys.stderr)
-        return 130
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` say, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--target", help="compile for this (default: what fits the device)")
     sub.add_argument("--device", help="run there (default: what runs the target)")
     sub.add_argument("--data", type=Path, help=".npz of cases (default: the captured tensors)")
+    sub.add_argument(
+        "--modules", type=Path, help="folder of modules to use instead of compiling them"
+    )
     sub.set_defaults(command=_verify)
 
     sub = commands.add_parser("run", help="run a module on the arrays of an .npz")
@@ -150,12 +158,18 @@ def _spec(options: argparse.Namespace) -> LayerNormSpec:
 
 def _targets(_: argparse.Namespace) -> int:
     rows = [("name", "backend", "aliases", "verified")]
-    rows += [(t.name, t.backend, " ".join(t.aliases), t.verified) for t in targets()]
+    rows += [(t.name, t.backend, " ".join(t.aliases), _verified(t)) for t in targets()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         print("  ".join([*cells, row[-1]]))
     return _EXIT_OK
+
+
+def _verified(target: Target) -> str:
+    if target.backend == "cpu":
+        return "run by the tests against f64 NumPy"
+    return evidence.of_target(target.name)
 
 
 def _compile(options: argparse.Namespace) -> int:
@@ -189,6 +203,9 @@ def _verify(options: argparse.Namespace) -> int:
     print(f"{ENTRY} for {target.name} on {uri}, {data_name}\n")
 
     def load(spec: LayerNormSpec) -> LayerNormBackward:
+        if options.modules is not None:
+            name = f"{artifact.stem(spec, target.name)}.vmfb"
+            return runtime.load(options.modules / name, str(uri))
         vmfb, manifest = compiler.build(spec, target, extra_flags=options.extra_flags)
         return runtime.load_built(vmfb, manifest, str(uri))
 
@@ -248,7 +265,7 @@ def _inspect(options: argparse.Namespace) -> int:
     vmfb, manifest = artifact.read(options.artifact)
     spec, target_name = runtime.describe(vmfb, source=str(options.artifact))
     target = find_target(target_name)
-    for name, value in _facts(spec, target, manifest):
+    for name, value in _facts(spec, target, manifest, artifact.digest(vmfb)):
         print(f"{name:<10}{value}")
     print("kernels")
     for kernel in inspection.kernels(vmfb, target):
@@ -257,12 +274,13 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _facts(
-    spec: LayerNormSpec, target: Target, manifest: Manifest | None
+    spec: LayerNormSpec, target: Target, manifest: Manifest | None, vmfb_sha256: str
 ) -> list[tuple[str, object]]:
     taken = spec.arguments[: len(spec.arguments) - len(spec.results)]
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
-        ("target", f"{target.name} ({target.backend}), {target.verified}"),
+        ("target", f"{target.name} ({target.backend}): {_verified(target)}"),
+        ("module", f"SHA-256 {vmfb_sha256}: {evidence.of_module(vmfb_sha256)}"),
         ("takes", ", ".join(f"{a.name} {a}" for a in taken)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
         ("path", "whole tensors, not fused: x and dy are read more than once"),
@@ -274,7 +292,6 @@ def _facts(
         ("compiler", f"iree-base-compiler {manifest.compiler_version}"),
         ("flags", " ".join(manifest.flags)),
         ("IR", f"SHA-256 {manifest.ir_sha256}"),
-        ("module", f"SHA-256 {manifest.vmfb_sha256}"),
     ]
 
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
 from torch import Tensor, nn
 
 _DEFAULT_OUTPUT = Path(__file__).resolve().parents[1] / "iree_lnbwd" / "data" / "training_step.npz"
@@ -98,6 +98,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Activations [batch, seq, d_model] to activations of the same shape."""
         # [batch, seq, 3 * d_model] to three of [batch, n_head, seq, d_model / n_head].
         q, k, v = (
             part.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
@@ -122,6 +123,7 @@ class Gpt(nn.Module):
         self.apply(_init_weights)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [batch, seq] to logits [batch, seq, vocab_size]."""
         positions = torch.arange(tokens.shape[1])
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.h:

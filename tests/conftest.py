@@ -1,0 +1,48 @@
+"""A module cache for the tests alone, and GPU tests skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from iree_lnbwd import DeviceError, runtime
+from iree_lnbwd.devices import DeviceUri
+
+
+@pytest.fixture(scope="session", autouse=True)
+def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's own cache is neither read nor written; subprocesses inherit this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IREE_LNBWD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def gpu() -> DeviceUri:
+    """The first GPU of this machine, for tests with the marker ``gpu``."""
+    device, reason = _find_gpu()
+    assert device is not None, reason
+    return device
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    device, reason = _find_gpu() if item.get_closest_marker("gpu") else (None, "")
+    if device is None and reason:
+        pytest.skip(reason)
+
+
+@functools.cache
+def _find_gpu() -> tuple[DeviceUri | None, str]:
+    """A GPU, or why there is none."""
+    reasons = []
+    for driver in ("cuda", "hip"):
+        uri = DeviceUri.parse(driver)
+        try:
+            runtime.probe(uri)
+        except DeviceError as error:
+            reasons.append(str(error))
+        else:
+            return uri, ""
+    return None, f"no GPU: {'; '.join(reasons)}"

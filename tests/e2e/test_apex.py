@@ -1,0 +1,33 @@
+"""The test of apex's FastLayerNorm (apex/contrib/test/layer_norm), on this op.
+
+512 rows; the types and lengths are apex's. apex holds all gradients to a relative error summed over
+all elements; here each element is held to its own derived tolerance as well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import assert_matches_reference, present, random_arguments, random_generator
+
+from iree_lnbwd import LayerNormSpec
+
+ROWS = 512
+LENGTHS = (768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 12288, 16384, 65536)
+TYPES = (("f32", "f32"), ("f16", "f16"), ("f32", "f16"), ("bf16", "bf16"), ("f32", "bf16"))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("input_type", "weight_type"), TYPES)
+def test_fast_layer_norm(length: int, input_type: str, weight_type: str) -> None:
+    """grad_output has the weight's type, as the forward's output has in apex."""
+    spec = LayerNormSpec(
+        (length,), input_type, grad_output_dtype=weight_type, weight_dtype=weight_type
+    )
+    arguments = random_arguments(random_generator(), spec, (ROWS,))
+    gradients = arguments.backward()
+    expected = assert_matches_reference(gradients, arguments).expected
+    for actual, right in zip(gradients, expected, strict=True):
+        got, want = present(actual), present(right)
+        relative_error = np.abs(got.astype(np.float64) - want).sum() / np.abs(want).sum()
+        assert relative_error < (1e-5 if got.dtype == np.float32 else 2e-2)

@@ -1,0 +1,166 @@
+"""What the tests share: fresh random arguments, and the judge."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import iree_lnbwd as lnbwd
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, bind
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.reference import Judgement
+from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.spec import GRADIENTS
+
+SEED_VARIABLE = "LNBWD_TEST_SEED"
+
+
+def random_generator() -> np.random.Generator:
+    """A generator with a seed of its own every time, unless $LNBWD_TEST_SEED gives it.
+
+    The seed is printed: pytest shows it where a test fails.
+    """
+    seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(64))
+    print(f"{SEED_VARIABLE}={seed} repeats this data")
+    return np.random.default_rng(seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """The arguments of one layer-norm backward, under ATen's names."""
+
+    grad_output: Array
+    input: Array
+    normalized_shape: tuple[int, ...]
+    mean: Array | None = None
+    rstd: Array | None = None
+    weight: Array | None = None
+    bias: Array | None = None
+    output_mask: tuple[bool, bool, bool] = (True, True, True)
+    eps: float = DEFAULT_EPS
+
+    def call(self) -> Call:
+        """Checked and flattened, as the package sees them."""
+        return bind(
+            self.grad_output,
+            self.input,
+            self.normalized_shape,
+            self.mean,
+            self.rstd,
+            self.weight,
+            self.bias,
+            self.output_mask,
+            self.eps,
+        )
+
+    def backward(self) -> LayerNormGrads:
+        """Through the package's function, on the CPU."""
+        return lnbwd.layer_norm_backward(
+            self.grad_output,
+            self.input,
+            self.normalized_shape,
+            self.mean,
+            self.rstd,
+            self.weight,
+            self.bias,
+            self.output_mask,
+            eps=self.eps,
+        )
+
+    def backward_by(self, op: LayerNormBackward) -> LayerNormGrads:
+        """Through a loaded module."""
+        return op(self.grad_output, self.input, self.mean, self.rstd, self.weight, self.bias)
+
+    def with_true_statistics(self) -> Arguments:
+        """With mean and rstd of ``input``: f64 inside, rounded once to what the op takes."""
+        leading = self.input.shape[: self.input.ndim - len(self.normalized_shape)]
+        x = self.input.astype(np.float64).reshape(*leading, -1)
+        statistic = np.float64 if self.input.dtype == np.float64 else np.float32
+        with np.errstate(all="ignore"):  # rows with Inf or NaN, and eps below -var
+            mean = np.asarray(x.mean(axis=-1), statistic)
+            rstd = np.asarray(1 / np.sqrt(x.var(axis=-1) + self.eps), statistic)
+        return replace(self, mean=mean, rstd=rstd)
+
+
+def random_arguments(
+    rng: np.random.Generator,
+    spec: LayerNormSpec,
+    leading: tuple[int, ...],
+    *,
+    x: Array | None = None,
+    eps: float = DEFAULT_EPS,
+) -> Arguments:
+    """Random arguments whose call comes to ``spec``, with true statistics where it takes them.
+
+    Args:
+        rng: Where they are from.
+        spec: Decides the shapes, the element types and which arguments there are.
+        leading: The dimensions before ``normalized_shape``.
+        x: Values for ``input``, in place of random ones.
+        eps: Of the statistics, where the spec does not say.
+    """
+
+    def normal(dtype: str, shape: tuple[int, ...], *, scale: float, offset: float) -> Array:
+        wide = np.float64 if dtype == "f64" else np.float32
+        values = rng.standard_normal(shape, dtype=wide)
+        values *= scale
+        values += offset
+        return values.astype(DTYPES[dtype].numpy, copy=False)
+
+    dims = spec.normalized_shape
+    arguments = Arguments(
+        grad_output=normal(spec.dy_dtype, (*leading, *dims), scale=1, offset=0),
+        input=(
+            normal(spec.dtype, (*leading, *dims), scale=2, offset=0.5)
+            if x is None
+            else x.astype(DTYPES[spec.dtype].numpy).reshape(*leading, *dims)
+        ),
+        normalized_shape=dims,
+        weight=normal(spec.gamma_dtype, dims, scale=0.5, offset=1) if spec.has_weight else None,
+        bias=normal(spec.beta_dtype, dims, scale=1, offset=0),
+        output_mask=spec.output_mask,
+        eps=eps if spec.recompute_eps is None else spec.recompute_eps,
+    )
+    return arguments.with_true_statistics() if spec.recompute_eps is None else arguments
+
+
+def assert_matches_reference(actual: LayerNormGrads, arguments: Arguments) -> Judgement:
+    """Each gradient is there if asked for, of the right shape and type, and within its tolerance.
+
+    Returns:
+        What the gradients were held against.
+    """
+    call = arguments.call()
+    judgement = reference.judge(call)
+    results = {} if call.spec is None else {r.name: r.dtype for r in call.spec.results}
+    for name, got, expected, tolerance in zip(
+        GRADIENTS, actual, judgement.expected, judgement.tolerance, strict=True
+    ):
+        if expected is None or tolerance is None:
+            assert got is None, f"{name} was not asked for"
+            continue
+        assert got is not None, f"{name} is missing"
+        assert got.shape == expected.shape, name
+        assert got.dtype == DTYPES[results[name]].numpy, name
+        comparison = reference.compare(got, expected, tolerance)
+        assert comparison.passed, f"{name} of {call.spec}, input {call.shape}: {comparison}"
+    return judgement
+
+
+def assert_same_bits(actual: LayerNormGrads, expected: LayerNormGrads) -> None:
+    """Equal to the last bit; NaN and the sign of zero count."""
+    for name, a, b in zip(GRADIENTS, actual, expected, strict=True):
+        assert (a is None) == (b is None), name
+        if a is not None and b is not None:
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), name
+            assert a.tobytes() == b.tobytes(), name
+
+
+def present(gradient: Array | None) -> Array:
+    """A gradient that was asked for."""
+    assert gradient is not None
+    return gradient
