@@ -246,13 +246,15 @@ def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
 def _run(options: argparse.Namespace) -> int:
     arrays = npz.read(options.input)
     op = runtime.load(options.artifact, options.device)
-    accepted = {"grad_output", "input", "mean", "rstd", "weight", "bias"}
-    if unknown := set(arrays) - accepted:
-        raise ValueError(f"{options.input}: unknown arrays {sorted(unknown)}")
-    for name in ("grad_output", "input"):
-        if name not in arrays:
-            raise ValueError(f"{options.input}: {name} is missing; it has {sorted(arrays)}")
-    gradients = op(**arrays)
+    verify.check_names(arrays, str(options.input))
+    gradients = op(
+        arrays["grad_output"],
+        arrays["input"],
+        arrays.get("mean"),
+        arrays.get("rstd"),
+        arrays.get("weight"),
+        arrays.get("bias"),
+    )
     named = {k: v for k, v in gradients._asdict().items() if v is not None}
     npz.write(options.output, named)
     for name, array in named.items():

@@ -150,8 +150,13 @@ class LayerNormBackward:
         rstd: Array | None = None,
         weight: Array | None = None,
         bias: Array | None = None,
+        output_mask: tuple[bool, bool, bool] | None = None,
+        *,
+        eps: float | None = None,
     ) -> LayerNormGrads:
         """Computes the gradients that the module was compiled for.
+
+        The arguments are those of `iree_lnbwd.layer_norm_backward` less ``normalized_shape``.
 
         Args:
             grad_output: [..., *normalized_shape]
@@ -160,10 +165,18 @@ class LayerNormBackward:
             rstd: As ``mean``.
             weight: [*normalized_shape]; None where the module has none.
             bias: [*normalized_shape] or None; only its element type matters.
+            output_mask: None, or the mask that the module was compiled for.
+            eps: None, or the eps that the module was compiled for.
 
         Raises:
             TypeError, ValueError: Naming the argument, what came and what was expected.
         """
+        for name, asked, ours in (
+            ("output_mask", output_mask, self.spec.output_mask),
+            ("eps", eps, self.spec.recompute_eps),
+        ):
+            if asked is not None and asked != ours:
+                raise ValueError(f"{name}: this module was compiled for {ours}, got {asked}")
         if (mean is None) != (self.spec.recompute_eps is not None):
             raise ValueError(
                 "mean: this module "

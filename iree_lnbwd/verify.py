@@ -49,11 +49,7 @@ def bind_case(arrays: Mapping[str, Array], *, case: str = "") -> Call:
         TypeError, ValueError: Naming the case and the argument.
     """
     prefix = f"{case}: " if case else ""
-    if unknown := set(arrays) - set(_ARGUMENTS):
-        raise ValueError(f"{prefix}unknown arrays {sorted(unknown)}, expected {_ARGUMENTS}")
-    for name in ("grad_output", "input"):
-        if name not in arrays:
-            raise ValueError(f"{prefix}{name} is missing; got {sorted(arrays)}")
+    check_names(arrays, case)
     shaped_like = arrays.get("weight", arrays.get("bias"))
     shape = arrays["input"].shape[-1:] if shaped_like is None else shaped_like.shape
     try:
@@ -68,6 +64,19 @@ def bind_case(arrays: Mapping[str, Array], *, case: str = "") -> Call:
         )
     except (TypeError, ValueError) as error:
         raise type(error)(f"{prefix}{error}") from error
+
+
+def check_names(arrays: Mapping[str, Array], source: str) -> None:
+    """The arrays are named like ATen's arguments, and those that every call has are there.
+
+    Raises:
+        ValueError: Naming the source and the array.
+    """
+    if unknown := set(arrays) - set(_ARGUMENTS):
+        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {_ARGUMENTS}")
+    for name in ("grad_output", "input"):
+        if name not in arrays:
+            raise ValueError(f"{source}: {name} is missing; got {sorted(arrays)}")
 
 
 def verify(
