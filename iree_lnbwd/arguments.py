@@ -21,6 +21,7 @@ from iree_lnbwd.spec import (
 Array = npt.NDArray[Any]
 
 DEFAULT_EPS = 1e-5  # PyTorch's
+MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 
 
 class LayerNormGrads(NamedTuple):
@@ -84,6 +85,8 @@ def bind(
         )
     leading = x.shape[: x.ndim - len(dims)]
     rows, columns = math.prod(leading), math.prod(dims)
+    if rows > MOST_ROWS:
+        raise ValueError(f"input: expected at most {MOST_ROWS} rows, got {rows}")
     dtype = _dtype("input", x)
     statistics_dtype = dtypes.DTYPES[dtype].accumulator
 

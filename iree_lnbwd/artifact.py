@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from iree_lnbwd import schedule
 from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.schedule import Schedule
 from iree_lnbwd.spec import ENTRY, LayerNormSpec
 from iree_lnbwd.version import __version__
 
@@ -25,6 +27,7 @@ class Manifest:
     Attributes:
         spec: What it computes.
         target: Name of the target that it was compiled for.
+        schedule: How it computes it.
         compiler_version: Of iree-base-compiler.
         flags: Exactly what iree-compile was given, less the input and output.
         ir_sha256: Of the MLIR text that was compiled.
@@ -36,6 +39,7 @@ class Manifest:
 
     spec: LayerNormSpec
     target: str
+    schedule: Schedule
     compiler_version: str
     flags: tuple[str, ...]
     ir_sha256: str
@@ -53,6 +57,7 @@ class Manifest:
         """The same text for the same manifest, ending in its own SHA-256."""
         values: dict[str, Any] = asdict(self) | {
             "spec": self.spec.to_dict(),
+            "schedule": schedule.to_dict(self.schedule),
             "entry": ENTRY,
             "arguments": [asdict(argument) for argument in self.spec.arguments],
             "results": [asdict(result) for result in self.spec.results],
@@ -87,6 +92,7 @@ class Manifest:
             return cls(
                 spec=LayerNormSpec.from_dict(values["spec"]),
                 target=values["target"],
+                schedule=schedule.from_dict(values["schedule"]),
                 compiler_version=values["compiler_version"],
                 flags=tuple(values["flags"]),
                 ir_sha256=values["ir_sha256"],

@@ -16,7 +16,7 @@ from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.inspection import Kernel
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime import Description, LayerNormBackward
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.version import __version__
@@ -265,9 +265,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     vmfb, manifest = artifact.read(options.artifact)
-    spec, target_name = runtime.describe(vmfb, source=str(options.artifact))
-    target = find_target(target_name)
-    for name, value in _facts(spec, target, manifest, artifact.digest(vmfb)):
+    described = runtime.describe(vmfb, source=str(options.artifact))
+    target = described.target
+    for name, value in _facts(described, manifest, artifact.digest(vmfb)):
         print(f"{name:<10}{value}")
     print("kernels")
     for kernel in inspection.kernels(vmfb, target):
@@ -276,8 +276,9 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _facts(
-    spec: LayerNormSpec, target: Target, manifest: Manifest | None, vmfb_sha256: str
+    described: Description, manifest: Manifest | None, vmfb_sha256: str
 ) -> list[tuple[str, object]]:
+    spec, target, schedule = described
     taken = spec.arguments[: len(spec.arguments) - len(spec.results)]
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
@@ -285,7 +286,7 @@ def _facts(
         ("module", f"SHA-256 {vmfb_sha256}: {evidence.of_module(vmfb_sha256)}"),
         ("takes", ", ".join(f"{a.name} {a}" for a in taken)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
-        ("path", "whole tensors, not fused: x and dy are read more than once"),
+        ("path", schedule.path),
     ]
     if manifest is None:
         return [*facts, ("manifest", "none beside the .vmfb; the above is from the module itself")]

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from iree_lnbwd import artifact, ir
+from iree_lnbwd import artifact, ir, schedule
 from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import CompileError
+from iree_lnbwd.schedule import OnePass, Schedule, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target
 
@@ -20,7 +21,7 @@ _PACKAGE = "iree-base-compiler"
 
 # f64 data must stay f64.
 _COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false",)
-_INPUT_TYPES = {ir.LINALG: "none", ir.STABLEHLO: "stablehlo"}
+_INPUT_TYPE = "none"  # linalg and what is below it
 
 
 def compile(
@@ -54,7 +55,7 @@ def build(
     spec: LayerNormSpec,
     target: Target,
     *,
-    source: str = ir.LINALG,
+    how: Schedule | None = None,
     extra_flags: Sequence[str] = (),
 ) -> tuple[bytes, Manifest]:
     """The module in memory: its bytes and its manifest.
@@ -62,30 +63,23 @@ def build(
     Args:
         spec: What to compute.
         target: What to compile for.
-        source: The file of ``ir/`` to specialise; `ir.STABLEHLO` needs ``spec.rows``.
+        how: The schedule; None takes `schedule.choose`'s.
         extra_flags: Further flags for iree-compile.
 
     Raises:
+        ValueError: The schedule is illegal for the spec and the target.
         CompileError: The compiler is missing or failed.
     """
-    try:
-        from iree.compiler.tools import CompilerToolError, compile_str
-    except ImportError as error:
-        raise CompileError(
-            f"compiling needs {_PACKAGE}, which is not installed; loading and running compiled "
-            "modules does not"
-        ) from error
-    text = source_text(spec, target, source=source)
-    compile_flags = flags(target, extra_flags=extra_flags)
-    try:
-        vmfb = compile_str(text, input_type=_INPUT_TYPES[source], extra_args=list(compile_flags))
-    except CompilerToolError as error:
-        raise CompileError(_first_errors(spec, target, str(error))) from error
+    how = schedule.choose(spec, target) if how is None else how
+    text = source_text(spec, target, how=how)
+    all_flags = flags(target, extra_flags=extra_flags)
+    vmfb = _iree_compile(text, _INPUT_TYPE, all_flags, f"{spec.name} for {target.name}")
     manifest = Manifest(
         spec=spec,
         target=target.name,
+        schedule=how,
         compiler_version=compiler_version(),
-        flags=compile_flags,
+        flags=all_flags,
         ir_sha256=artifact.digest(text.encode()),
         vmfb_sha256=artifact.digest(vmfb),
         host_cpu=host_cpu() if target.name == "host" else None,
@@ -93,9 +87,29 @@ def build(
     return vmfb, manifest
 
 
-def source_text(spec: LayerNormSpec, target: Target, *, source: str = ir.LINALG) -> str:
-    """The MLIR text that iree-compile is given."""
-    return ir.specialize(read_ir(source), spec, target=target.name)
+def build_oracle(spec: LayerNormSpec, target: Target) -> bytes:
+    """The module that the StableHLO specification of the op compiles to; needs ``spec.rows``.
+
+    Raises:
+        CompileError: The compiler is missing or failed.
+    """
+    if spec.rows is None:
+        raise ValueError("rows: expected a fixed number for StableHLO, got None")
+    text = ir.module((read_ir(ir.STABLEHLO),), spec, target, WholeTensors())
+    return _iree_compile(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
+
+
+def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = None) -> str:
+    """The MLIR text that iree-compile is given.
+
+    Raises:
+        ValueError: The schedule is illegal for the spec and the target.
+    """
+    how = schedule.choose(spec, target) if how is None else how
+    if isinstance(how, OnePass) and (why := how.illegal(spec, target)) is not None:
+        raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
+    texts = tuple(read_ir(name) for name in ir.sources(spec, how))
+    return ir.module(texts, spec, target, how)
 
 
 def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]:
@@ -108,7 +122,7 @@ def command_line(spec: LayerNormSpec, target: Target, *, extra_flags: Sequence[s
     words = (
         "iree-compile",
         "-",
-        f"--iree-input-type={_INPUT_TYPES[ir.LINALG]}",
+        f"--iree-input-type={_INPUT_TYPE}",
         *flags(target, extra_flags=extra_flags),
         "-o",
         f"{artifact.stem(spec, target.name)}.vmfb",
@@ -137,9 +151,23 @@ def compiler_version() -> str:
         raise CompileError(f"compiling needs {_PACKAGE}, which is not installed") from error
 
 
-def _first_errors(spec: LayerNormSpec, target: Target, diagnostics: str) -> str:
+def _iree_compile(text: str, input_type: str, all_flags: Sequence[str], what: str) -> bytes:
+    try:
+        from iree.compiler.tools import CompilerToolError, compile_str
+    except ImportError as error:
+        raise CompileError(
+            f"compiling needs {_PACKAGE}, which is not installed; loading and running compiled "
+            "modules does not"
+        ) from error
+    try:
+        vmfb: bytes = compile_str(text, input_type=input_type, extra_args=list(all_flags))
+    except CompilerToolError as error:
+        raise CompileError(f"compiling {what} failed:\n{_first_errors(str(error))}") from error
+    return vmfb
+
+
+def _first_errors(diagnostics: str) -> str:
     """iree-compile's own words, without the IR dump and the command that come after them."""
     said = [line for line in diagnostics.splitlines() if "error:" in line]
     code = re.search(r"Error code: (-?\d+)", diagnostics)
-    detail = "\n".join(said[:3]) or f"iree-compile ended with {code[1] if code else 'no'} code"
-    return f"compiling {spec.name} for {target.name} failed:\n{detail}"
+    return "\n".join(said[:3]) or f"iree-compile ended with {code[1] if code else 'no'} code"

@@ -36,8 +36,11 @@ class DeviceUri:
         """The parts of a URI.
 
         Raises:
+            TypeError: It is no string.
             ValueError: It is not of that form or names another driver.
         """
+        if not isinstance(uri, str):
+            raise TypeError(f"device: expected a string, got {type(uri).__name__}")
         match = _URI.fullmatch(uri)
         if match is None or match["driver"] not in _BACKENDS:
             raise ValueError(

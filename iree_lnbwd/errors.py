@@ -1,5 +1,19 @@
 """The errors that are not the caller's arguments (those are ValueError and TypeError)."""
 
+import zipfile
+import zlib
+
+# What Python's zipfile raises on damaged files, which it does not sum up as BadZipFile.
+# (NotImplementedError, of unknown compression methods, is a RuntimeError, and so is "encrypted".)
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
+
 
 class CompileError(RuntimeError):
     """The compiler is not there, refused the IR, or could not write its output."""

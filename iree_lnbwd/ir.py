@@ -1,11 +1,6 @@
-"""From a spec to a module's text: a file of ``ir/`` specialised, and its entry point.
+"""From a spec and a schedule to a module's text: a file of ``ir/`` specialised.
 
-A file becomes a module by four rules, all of them visible in the result:
-
-1. The block of aliases at its top is replaced by the spec's.
-2. A cast between equal types is dropped.
-3. Where the number of rows is fixed, ``tensor.empty(%rows)`` loses its argument.
-4. The public entry point is appended; it picks the arguments and gradients that the spec has.
+``ir/README.md`` states the rules. All that they do is visible in the result.
 """
 
 from __future__ import annotations
@@ -14,15 +9,28 @@ import json
 import re
 from collections.abc import Mapping
 
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.schedule import OnePass, Schedule
+from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
+from iree_lnbwd.targets import Target
 
 LINALG = "layer_norm_backward.mlir"
 STABLEHLO = "layer_norm_backward.stablehlo.mlir"
+ONE_PASS = "one_pass.mlir"
 
-_BEGIN = "// What a LayerNormSpec decides. These lines are replaced; nothing below them is.\n"
-_END = "// End of what is replaced.\n"
-_CAST = re.compile(r" *%(\w+) = arith\.(?:extf|truncf) %(\w+) : (!\w+) to (!\w+)")
+_HEADER = re.compile(
+    r"// What a LayerNormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
+    re.DOTALL,
+)
+_CHUNKS = re.compile(r" *// Each chunk\n(.*?) *// End\n", re.DOTALL)
+_STATISTICS = re.compile(r"// mean and rstd = .*\Z", re.DOTALL)
+_CAST = re.compile(
+    r" *%(\w+) = (?:arith\.extf|arith\.truncf|llvm\.fptrunc) %([\w#]+) : (!\w+) to (!\w+)\n"
+)
 _VALUE = re.compile(r"%(\w+)")
+_DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
+_ALIAS = re.compile(r"![a-z_]+")
 
 # What the entry point calls each argument and result, and the alias of its type.
 _KERNEL_NAMES = {
@@ -37,30 +45,42 @@ _KERNEL_NAMES = {
 }
 
 
-def specialize(text: str, spec: LayerNormSpec, *, target: str) -> str:
-    """The module that computes ``spec``, from the text of a file of ``ir/``.
+def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
+    """The files of ``ir/`` that `module` takes, in its order."""
+    if not isinstance(schedule, OnePass):
+        return (LINALG,)
+    return (ONE_PASS,) if spec.recompute_eps is None else (ONE_PASS, LINALG)
+
+
+def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
+    """The module that computes ``spec`` by ``schedule``.
 
     Args:
-        text: One of `LINALG` or `STABLEHLO` (the latter for a fixed number of rows only).
+        texts: What the files of `sources` say; or that of `STABLEHLO`, which needs ``spec.rows``.
         spec: What is computed.
-        target: Name of the target; recorded in the module, changes nothing in what it computes.
+        target: Where.
+        schedule: How; legal for the two.
 
     Returns:
         MLIR text with one public function, `spec.ENTRY`, of the spec's arguments and results.
     """
-    aliases = _aliases(spec)
-    before, _, rest = text.partition(_BEGIN)
-    _, _, body = rest.partition(_END)
-    if not body:
-        raise ValueError(f"text: expected the lines {_BEGIN!r} and {_END!r}")
+    aliases = _spec_aliases(spec)
+    text = texts[0]
+    if isinstance(schedule, OnePass):
+        aliases |= _schedule_aliases(spec, target, schedule)
+        text = _one_pass(text, spec, target, schedule)
+        if len(texts) > 1:  # the statistics, which are computed ahead of the pass
+            text += _statistics(texts[1])
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
-    body = _drop_identity_casts(body, aliases)
+    text = _HEADER.sub(lambda _: header, text)
+    text = _drop_identity_casts(text, aliases)
     if spec.rows is not None:
-        body = body.replace("tensor.empty(%rows)", "tensor.empty()")
-    return before + header + body + _entry(spec, target)
+        text = text.replace("tensor.empty(%rows)", "tensor.empty()")
+        text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%m\}", r"\1", text)
+    return text + _entry(spec, target, schedule)
 
 
-def _aliases(spec: LayerNormSpec) -> dict[str, str]:
+def _spec_aliases(spec: LayerNormSpec) -> dict[str, str]:
     rows = "?" if spec.rows is None else str(spec.rows)
     cols = spec.columns
     eps = 0.0 if spec.recompute_eps is None else spec.recompute_eps
@@ -82,20 +102,152 @@ def _aliases(spec: LayerNormSpec) -> dict[str, str]:
     }
 
 
-def _drop_identity_casts(body: str, aliases: Mapping[str, str]) -> str:
-    """Without the casts whose two types are the same, which arith does not allow."""
+def _schedule_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
+    cols, padded = spec.columns, schedule.padded_columns(spec, target)
+    groups, warps, vector = schedule.groups, schedule.warps, schedule.vector
+    slots = schedule.ahead + 1
+    threads, subgroup = schedule.threads(target), target.subgroup_size
+    dy_bytes = slots * groups * padded * DTYPES[spec.dy_dtype].numpy.itemsize
+
+    def kernel(size: int) -> str:
+        return (
+            "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline "
+            f"workgroup_size = [{size}, 1, 1] subgroup_size = {subgroup}>"
+        )
+
+    def storage(shape: str) -> str:
+        return f"memref<{shape}, #hal.descriptor_type<storage_buffer>>"
+
+    def shared(shape: str) -> str:
+        return f"memref<{shape}, #gpu.address_space<workgroup>>"
+
+    return {
+        "#columns": f"{cols} : index",
+        "#vector": f"{vector} : index",
+        "#threads": f"{threads} : index",
+        "#subgroup": f"{subgroup} : index",
+        "#groups": f"{groups} : index",
+        "#ahead": f"{schedule.ahead} : index",
+        "#ahead_i32": f"{schedule.ahead} : i32",
+        "#workgroups_i32": f"{schedule.workgroups} : i32",
+        "#groups_i32": f"{groups} : i32",
+        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
+        "#resident": f"{schedule.resident} : i32",
+        "#rows_kernel": kernel(groups * threads),
+        "#finalize_kernel": kernel(1024),
+        "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
+        "!dy_rows": storage(f"?x{cols}x!dy"),
+        "!x_rows": storage(f"?x{cols}x!x"),
+        "!acc_rows": storage(f"?x{cols}x!acc"),
+        "!acc_column": storage("?x!acc"),
+        "!gamma_row": storage(f"{cols}x!gamma"),
+        "!beta_row": storage(f"{cols}x!beta"),
+        "!dy_bytes": shared(f"{dy_bytes}xi8"),
+        "!dy_staged": shared(f"{slots}x{groups}x{padded}x!dy"),
+        "!x_staged": shared(f"{slots}x{groups}x{padded}x!x"),
+        "!gamma_staged": shared(f"{padded}x!gamma"),
+        "!exchange": shared(f"2x{groups}x{warps}x2x!acc"),
+        "!warp_sums": f"vector<{warps}x2x!acc>",
+        "!group_sums": shared(f"{groups}x{padded}x!acc"),
+        "!dy_chunk": f"vector<{vector}x!dy>",
+        "!x_chunk": f"vector<{vector}x!x>",
+        "!gamma_chunk": f"vector<{vector}x!gamma>",
+        "!chunk": f"vector<{vector}x!acc>",
+        "!share": f"vector<{schedule.chunks(spec, target)}x{vector}x!acc>",
+    }
+
+
+def _one_pass(text: str, spec: LayerNormSpec, target: Target, schedule: OnePass) -> str:
+    """The body with the schedule's kernel, and with as many chunks as a thread has."""
+    kept, dropped = ("rows_cp_async", "rows") if schedule.ahead else ("rows", "rows_cp_async")
+    text = _without(text, rf"hal\.executable\.source private @{dropped} \{{\n.*?\n\}}\n\n")
+    text = text.replace("@rows::@rows", f"@{kept}::@{kept}")
+    if schedule.ahead and not schedule.rereads:
+        text = _reuse(text, r"(dy|x|gamma)_again_0", r"\1_0")
+    if schedule.ahead and not schedule.stages_weight:
+        text = _without(text, r" *// The weight is the same for all groups.*?gpu\.barrier\n")
+        text = _without(text, r" *%gamma_staged = .*?\n")
+        text = _reuse(text, r"gamma(?:_again)?_0", r"gamma_read_0", from_memory="gamma_staged")
+    if schedule.warps == 1:
+        text = _without(text, r" *// Across warps.*?// End\n")
+        text = re.sub(r"%row_(h|hx)\b", r"%warp_\1", text)
+    else:
+        text = re.sub(r"( *// Across warps.*?) *// End\n", r"\1", text, flags=re.DOTALL)
+    text = _repeat_chunks(text, schedule.chunks(spec, target))
+    # Literals that MLIR takes no alias for.
+    text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
+    for name, dtype in (("dy", spec.dy_dtype), ("x", spec.dtype)):
+        if schedule.vector * DTYPES[dtype].numpy.itemsize < 16:
+            copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)bypassL1, '
+            text = re.sub(copy, r"\1", text)
+    return text
+
+
+def _without(text: str, pattern: str) -> str:
+    return re.sub(pattern, "", text, flags=re.DOTALL)
+
+
+def _reuse(text: str, name: str, replacement: str, from_memory: str = r"\w+_staged") -> str:
+    """Without the loads of ``name`` from shared memory: its uses take another value."""
+    text = re.sub(rf" *%{name} = vector\.load %{from_memory}.*?\n", "", text)
+    return re.sub(rf"%{name}\b", rf"%{replacement}", text)
+
+
+def _repeat_chunks(text: str, chunks: int) -> str:
+    """Every block of one chunk as often as a thread has chunks.
+
+    In copy k, what ends in _0 ends in _k, what ends in _1 in _(k+1), and 0 is k. Outside of the
+    blocks, _1 is what the last copy left.
+    """
+
+    def numbered(match: re.Match[str]) -> str:
+        copies = []
+        for k in range(chunks):
+            names = {"0": str(k), "1": str(k + 1)}
+            copy = re.sub(r"(%\w+)_([01])\b", lambda v: f"{v[1]}_{names[v[2]]}", match[1])  # noqa: B023
+            copies.append(copy.replace("[0]", f"[{k}]").replace("constant 0 :", f"constant {k} :"))
+        return "".join(copies)
+
+    parts = []
+    end = 0
+    for block in _CHUNKS.finditer(text):
+        outside = text[end : block.start()]
+        parts += [re.sub(r"(%\w+)_1\b", rf"\1_{chunks}", outside), numbered(block)]
+        end = block.end()
+    parts.append(re.sub(r"(%\w+)_1\b", rf"\1_{chunks}", text[end:]))
+    return "".join(parts)
+
+
+def _statistics(text: str) -> str:
+    """``@statistics`` and the maps that it uses, from the text of `LINALG`."""
+    function = _STATISTICS.search(text)
+    maps = re.findall(r"^#(?:mn|m|id) .*\n", text, re.MULTILINE)
+    if function is None:
+        raise ValueError(f"{LINALG}: @statistics not found")
+    return "\n" + "".join(maps) + "\n" + function[0]
+
+
+def _drop_identity_casts(text: str, aliases: Mapping[str, str]) -> str:
+    """Without the casts whose two types are the same, which MLIR does not allow."""
+
+    def resolved(alias: str) -> str:
+        return _ALIAS.sub(lambda inner: aliases[inner[0]], aliases[alias])
+
     renamed: dict[str, str] = {}
     lines = []
-    for line in body.splitlines(keepends=True):
-        cast = _CAST.match(line)
-        if cast and aliases[cast[3]] == aliases[cast[4]]:
-            renamed[cast[1]] = cast[2]
+    for line in text.splitlines(keepends=True):
+        if defined := _DEFINED.match(line):  # another region may use a name again
+            for name in _VALUE.findall(defined[0]):
+                renamed.pop(name, None)
+        cast = _CAST.fullmatch(line)
+        if cast and resolved(cast[3]) == resolved(cast[4]):
+            renamed[cast[1]] = renamed.get(cast[2], cast[2])
         else:
             lines.append(_VALUE.sub(lambda value: "%" + renamed.get(value[1], value[1]), line))
     return "".join(lines)
 
 
-def _entry(spec: LayerNormSpec, target: str) -> str:
+def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
     """The public function: arguments in, ``@backward`` called, the asked gradients out."""
     inputs = spec.arguments[: len(spec.arguments) - len(spec.results)]
     parameters = [_declare(argument) for argument in inputs] + [
@@ -116,7 +268,8 @@ def _entry(spec: LayerNormSpec, target: str) -> str:
     body.append(f"return {values} : {types}")
     reflection = {
         "iree_lnbwd.spec": json.dumps(spec.to_dict(), sort_keys=True),
-        "iree_lnbwd.target": target,
+        "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),
+        "iree_lnbwd.target": target.name,
     }
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
     lines = [

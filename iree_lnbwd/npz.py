@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 from iree_lnbwd import dtypes
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.artifact import write_atomically
+from iree_lnbwd.errors import ZIP_ERRORS
 
 _BF16_SUFFIX = ":bf16"
 _BF16 = dtypes.DTYPES["bf16"].numpy
@@ -29,16 +29,22 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
         ValueError: The file cannot be read or is no .npz.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            stored = {key: file[key] for key in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        with Path(path).open("rb") as file:  # np.load itself leaves a damaged file open
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise ValueError("it is an .npy file, a single array")
+            with loaded:
+                stored = {key: loaded[key] for key in loaded.files}
+    except (OSError, *ZIP_ERRORS) as error:
         raise ValueError(f"{path}: expected a readable .npz file: {error}") from error
-    except AttributeError as error:  # np.load returns a bare array for an .npy file
-        raise ValueError(f"{path}: expected an .npz file, got a single array") from error
-    return {
-        key.removesuffix(_BF16_SUFFIX): array.view(_BF16) if key.endswith(_BF16_SUFFIX) else array
-        for key, array in stored.items()
-    }
+    arrays = {}
+    for key, array in stored.items():
+        if key.endswith(_BF16_SUFFIX):
+            if array.dtype != np.uint16:
+                raise ValueError(f"{path}: {key}: expected uint16 bits of bf16, got {array.dtype}")
+            array = array.view(_BF16)
+        arrays[key.removesuffix(_BF16_SUFFIX)] = array
+    return arrays
 
 
 def read_cases(path: str | os.PathLike[str]) -> dict[str, dict[str, Array]]:

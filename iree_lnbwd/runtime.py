@@ -19,9 +19,11 @@ from iree_lnbwd import artifact, dtypes
 from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
-from iree_lnbwd.errors import ArtifactError, DeviceError
+from iree_lnbwd.errors import ZIP_ERRORS, ArtifactError, DeviceError
+from iree_lnbwd.schedule import Schedule
+from iree_lnbwd.schedule import from_dict as schedule_from_dict
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec, TensorType
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.targets import Target, find_target
 
 # What IREE's CPU code may assume of a buffer (IREE_HAL_HEAP_BUFFER_ALIGNMENT); an aligned load
 # from less than that ends the process.
@@ -109,6 +111,14 @@ class _DeviceMemory:
     def receive(self, buffer: _Buffer) -> Array:
         received: Array = rt.DeviceArray(self._device, buffer.view).to_host()
         return received
+
+
+class Description(NamedTuple):
+    """What a module says of itself, without its manifest."""
+
+    spec: LayerNormSpec
+    target: Target
+    schedule: Schedule
 
 
 class LayerNormBackward:
@@ -255,14 +265,17 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
     """
     uri = DeviceUri.parse(device)
     vmfb, manifest = artifact.read(path)
-    spec, target_name = describe(vmfb, source=str(path))
-    if manifest is not None and (manifest.spec, manifest.target) != (spec, target_name):
+    spec, target, how = describe(vmfb, source=str(path))
+    if manifest is not None and (
+        (manifest.spec, manifest.target, manifest.schedule) != (spec, target.name, how)
+    ):
         raise ArtifactError(f"{path}: the manifest describes another module than the .vmfb holds")
-    backend = find_target(target_name).backend
-    if backend != uri.backend:
-        raise DeviceError(f"device: {path} was compiled for {target_name} ({backend}), got {uri}")
+    if target.backend != uri.backend:
+        raise DeviceError(
+            f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
+        )
     _check_host_cpu(manifest, path)
-    return LayerNormBackward(spec, target_name, uri, vmfb)
+    return LayerNormBackward(spec, target.name, uri, vmfb)
 
 
 def load_built(vmfb: bytes, manifest: Manifest, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
@@ -279,8 +292,8 @@ def probe(device: DeviceUri) -> None:
     _open_device(device)
 
 
-def describe(vmfb: bytes, *, source: str) -> tuple[LayerNormSpec, str]:
-    """The spec and the target's name that a module carries in itself.
+def describe(vmfb: bytes, *, source: str) -> Description:
+    """What a module says of itself.
 
     Args:
         vmfb: The module.
@@ -292,7 +305,7 @@ def describe(vmfb: bytes, *, source: str) -> tuple[LayerNormSpec, str]:
     try:
         with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:  # a .vmfb is a ZIP with checksums
             damaged = archive.testzip()
-    except zipfile.BadZipFile as error:
+    except ZIP_ERRORS as error:
         raise ArtifactError(f"{source}: truncated or not a .vmfb: {error}") from error
     if damaged is not None:
         raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
@@ -301,8 +314,11 @@ def describe(vmfb: bytes, *, source: str) -> tuple[LayerNormSpec, str]:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: it has no function {ENTRY}")
     reflection: Mapping[str, str] = module.lookup_function(ENTRY).reflection
     try:
-        spec = LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
-        return spec, find_target(reflection["iree_lnbwd.target"]).name
+        return Description(
+            LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"])),
+            find_target(reflection["iree_lnbwd.target"]),
+            schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error
 

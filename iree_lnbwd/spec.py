@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -72,6 +73,8 @@ class LayerNormSpec:
         for field in ("dtype", "grad_output_dtype", "weight_dtype", "bias_dtype"):
             _check_dtype(field, getattr(self, field), required=field == "dtype")
         set_field(self, "output_mask", check_output_mask(self.output_mask))
+        if not isinstance(self.has_weight, bool):
+            raise TypeError(f"has_weight: expected a bool, got {self.has_weight!r}")
         if not self.has_weight:
             if self.weight_dtype is not None:
                 raise ValueError(
@@ -83,8 +86,10 @@ class LayerNormSpec:
                 "output_mask: expected at least one gradient to compute, got none"
                 + ("" if self.has_weight else " (without a weight there is no grad_weight)")
             )
-        if self.rows is not None and (not _is_int(self.rows) or self.rows < 0):
-            raise ValueError(f"rows: expected an int >= 0 or None, got {self.rows!r}")
+        if self.rows is not None:
+            if not _is_int(self.rows) or self.rows < 0:
+                raise ValueError(f"rows: expected an int >= 0 or None, got {self.rows!r}")
+            set_field(self, "rows", int(self.rows))
         if self.recompute_eps is not None:
             set_field(self, "recompute_eps", check_eps(self.recompute_eps))
         # One spelling for what means the same.
@@ -231,13 +236,21 @@ def check_eps(eps: object) -> float:
     """``eps`` as a finite float."""
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise TypeError(f"eps: expected a float, got {type(eps).__name__}")
-    if not math.isfinite(eps):
-        raise ValueError(f"eps: expected a finite number, got {eps!r}")
-    return float(eps)
+    try:
+        number = float(eps)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"eps: expected a finite number, got {number!r}")
+    return number + 0.0  # -0.0 means 0.0
 
 
 def _is_int(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
 
 
 def _check_dtype(field: str, value: object, *, required: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +19,11 @@ class Target:
         driver: The IREE runtime driver that runs it: "local-task", "cuda" or "hip".
         flags: What tells iree-compile about it.
         aliases: Product names that mean this target.
+        subgroup_size: Threads that run in step; 1 on a CPU.
+        processors: Multiprocessors (compute units) of the product that schedules are made for.
+        shared_bytes: Shared memory (LDS) that a workgroup may have.
+        max_threads: Of a workgroup.
+        registers: 32-bit registers that the threads of a multiprocessor share.
     """
 
     name: str
@@ -25,6 +31,16 @@ class Target:
     driver: str
     flags: tuple[str, ...]
     aliases: tuple[str, ...]
+    subgroup_size: int = 1
+    processors: int = 1
+    shared_bytes: int = 0
+    max_threads: int = 1
+    registers: int = 0
+
+    @property
+    def has_cp_async(self) -> bool:
+        """It copies from global to shared memory in the background (PTX cp.async, since sm_80)."""
+        return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 80
 
 
 def _cpu(name: str, *flags: str) -> Target:
@@ -35,7 +51,7 @@ def _cpu(name: str, *flags: str) -> Target:
     return Target(name, "cpu", "local-task", (*common, *flags), ())
 
 
-def _cuda(name: str, ptx: int, shared_bytes: int, *aliases: str) -> Target:
+def _cuda(name: str, ptx: int, processors: int, shared_bytes: int, *aliases: str) -> Target:
     # The attribute is written out because IREE 3.13's own table has no sm_90 and no sm_120.
     # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
     # (shared memory a block may ask for); PTX ISA, "Release History" (first version of an arch).
@@ -51,12 +67,15 @@ def _cuda(name: str, ptx: int, shared_bytes: int, *aliases: str) -> Target:
         f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {gpu}}}>'
     )
     flags = (f'--iree-hal-target-device=#hal.device.target<"cuda", [{executable}]>',)
-    return Target(name, "cuda", "cuda", flags, aliases)
+    return Target(name, "cuda", "cuda", flags, aliases, 32, processors, shared_bytes, 1024, 65536)
 
 
-def _rocm(name: str, *aliases: str) -> Target:
+def _rocm(name: str, subgroup_size: int, processors: int, *aliases: str) -> Target:
+    # Sources: LLVM AMDGPU guide, "Processors"; the products' data sheets.
     flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={name}")
-    return Target(name, "rocm", "hip", flags, aliases)
+    return Target(
+        name, "rocm", "hip", flags, aliases, subgroup_size, processors, 65536, 1024, 131072
+    )
 
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
@@ -72,21 +91,22 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
                 "--iree-llvmcpu-target-cpu=generic",
                 "--iree-llvmcpu-target-cpu-features=+f16c",
             ),
-            _cuda("sm_75", 63, 65536, "t4"),
-            _cuda("sm_80", 70, 166912, "a100"),
-            _cuda("sm_86", 71, 101376, "rtx3090"),
-            _cuda("sm_89", 78, 101376, "rtx4090", "l40s"),
-            _cuda("sm_90", 80, 232448, "h100", "h200"),
-            _cuda("sm_120", 87, 101376, "rtx5090"),
-            _rocm("gfx90a", "mi210", "mi250"),
-            _rocm("gfx942", "mi300x", "mi325x"),
-            _rocm("gfx950", "mi355x"),
-            _rocm("gfx1100", "rx7900xtx"),
-            _rocm("gfx1201", "rx9070xt"),
+            _cuda("sm_75", 63, 40, 65536, "t4"),
+            _cuda("sm_80", 70, 108, 166912, "a100"),
+            _cuda("sm_86", 71, 82, 101376, "rtx3090"),
+            _cuda("sm_89", 78, 128, 101376, "rtx4090", "l40s"),
+            _cuda("sm_90", 80, 132, 232448, "h100", "h200"),
+            _cuda("sm_120", 87, 170, 101376, "rtx5090"),
+            _rocm("gfx90a", 64, 104, "mi210", "mi250"),
+            _rocm("gfx942", 64, 304, "mi300x", "mi325x"),
+            _rocm("gfx950", 64, 256, "mi355x"),
+            _rocm("gfx1100", 32, 96, "rx7900xtx"),
+            _rocm("gfx1201", 32, 64, "rx9070xt"),
         )
     }
 )
 
+_ALIKE = 0.6  # difflib's own threshold of a close match
 _BY_NAME = {name: t for t in TARGETS.values() for name in (t.name, *t.aliases)}
 
 
@@ -99,14 +119,29 @@ def find_target(name: str) -> Target:
     """The target of that name or alias, in any case.
 
     Raises:
+        TypeError: ``name`` is no string.
         ValueError: There is none; the message lists the known names and the nearest match.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"target: expected a string, got {type(name).__name__}")
     target = _BY_NAME.get(name.lower())
     if target is None:
-        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        near = _nearest(name.lower())
+        hint = f" Did you mean {near!r}?" if near else ""
         raise ValueError(f"target: expected one of {', '.join(_BY_NAME)}, got {name!r}.{hint}")
     return target
+
+
+def _nearest(name: str) -> str | None:
+    """The known name that is most like it; of several, the one that begins like it."""
+
+    def likeness(known: str) -> tuple[float, int]:
+        ratio = difflib.SequenceMatcher(None, known, name).ratio()
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(known, name, strict=False))
+        return ratio, len(list(same))
+
+    best = max(_BY_NAME, key=likeness)
+    return best if likeness(best)[0] >= _ALIKE else None
 
 
 def target_for_cuda_capability(major: int, minor: int) -> Target:

@@ -1,0 +1,147 @@
+"""An artifact for every target: it compiles, is named, describes itself, and is the same each time."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import iree_lnbwd as lnbwd
+from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, inspection, runtime
+from iree_lnbwd.targets import Target, find_target
+
+EVERYWHERE = (LayerNormSpec((4096,), "f32"), LayerNormSpec((4096,), "bf16"))
+
+# What else there is, on one target of each kind.
+OPTIONS = (
+    LayerNormSpec((4096,), "f16"),
+    LayerNormSpec((768,), "f64"),
+    LayerNormSpec((769,), "f32"),
+    LayerNormSpec((769,), "bf16"),
+    LayerNormSpec((1,), "f32"),
+    LayerNormSpec((1,), "f16"),
+    LayerNormSpec((16, 64), "f32"),
+    LayerNormSpec((65536,), "bf16"),
+    LayerNormSpec((1024,), "bf16", output_mask=(True, False, False)),
+    LayerNormSpec((1024,), "bf16", output_mask=(False, True, True)),
+    LayerNormSpec((1024,), "bf16", output_mask=(False, False, True)),
+    LayerNormSpec((1024,), "bf16", has_weight=False),
+    LayerNormSpec((1024,), "f32", recompute_eps=1e-5),
+    LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
+    LayerNormSpec((1024,), "bf16", weight_dtype="f32"),
+    LayerNormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
+    LayerNormSpec((1024,), "f32", rows=64),
+)
+KINDS = ("sm_90", "gfx942", "gfx1100", "generic")
+
+MATRIX = [
+    *((target, spec) for target in lnbwd.targets() for spec in EVERYWHERE),
+    *((find_target(name), spec) for name in KINDS for spec in OPTIONS),
+]
+
+
+def case_id(value: Target | LayerNormSpec) -> str:
+    return value.name.removeprefix("layer_norm_backward_")
+
+
+@pytest.mark.parametrize(("target", "spec"), MATRIX, ids=case_id)
+def test_every_module(
+    target: Target, spec: LayerNormSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = lnbwd.compile(spec, target.name, tmp_path)
+
+    assert made.path == tmp_path / f"{spec.name}_{target.name}.vmfb"
+    assert sorted(tmp_path.iterdir()) == sorted((made.path, made.manifest_path))
+    assert made.manifest.spec == spec
+    assert made.manifest.target == target.name
+
+    vmfb, manifest = artifact.read(made.path)
+    assert manifest == made.manifest
+    described = runtime.describe(vmfb, source=str(made.path))
+    assert described[0] == spec
+
+    check_kernels(vmfb, target)
+    check_inspect(made, capsys)
+
+
+def check_kernels(vmfb: bytes, target: Target) -> None:
+    """They are all seen, and none has memory behind its registers."""
+    kernels = inspection.kernels(vmfb, target)
+    assert kernels
+    assert len({kernel.name for kernel in kernels}) == len(kernels)
+    if target.backend == "cpu":
+        return
+    for kernel in kernels:
+        assert kernel.threads is not None, kernel
+        assert 1 <= kernel.threads <= 1024, kernel
+    if target.backend == "cuda":
+        ptx = inspection.ptx(vmfb)
+        assert f".target {target.name}" in ptx
+        assert ".local" not in ptx
+        if shutil.which("ptxas") is None:
+            return  # then what follows is not known; test_ptx_assembles says so
+    for kernel in kernels:
+        assert kernel.stack_bytes == 0, kernel
+        assert kernel.registers is not None, kernel
+
+
+def check_inspect(made: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command shows the module, and each of its kernels."""
+    assert cli.main(["inspect", str(made.path)]) == 0
+    said = capsys.readouterr().out
+    facts = dict(re.findall(r"^(\S+) +(\S.*)$", said, re.MULTILINE))
+    assert facts["op"] == made.manifest.spec.name
+    assert facts["target"].startswith(f"{made.manifest.target} (")
+    assert made.manifest.vmfb_sha256 in facts["module"]
+    assert "grad_output " in facts["takes"]
+    assert [
+        name for name in ("grad_input", "grad_weight", "grad_bias") if name in facts["fills"]
+    ] == [result.name for result in made.manifest.spec.results]
+    kernels = inspection.kernels(made.path.read_bytes(), find_target(made.manifest.target))
+    assert re.findall(r"^  (\w+)$", said, re.MULTILINE) == [kernel.name for kernel in kernels]
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on PATH")
+@pytest.mark.parametrize("name", [t.name for t in lnbwd.targets() if t.backend == "cuda"])
+def test_ptx_assembles(name: str, tmp_path: Path) -> None:
+    made = lnbwd.compile(LayerNormSpec((4096,), "bf16"), name, tmp_path)
+    ptx = tmp_path / "kernels.ptx"
+    ptx.write_text(inspection.ptx(made.path.read_bytes()))
+    command = ["ptxas", f"-arch={name}", "-v", "-o", str(tmp_path / "cubin"), str(ptx)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "cubin").stat().st_size > 0
+    assert "0 bytes spill stores" in run.stderr
+    assert not re.search(r"[1-9]\d* bytes spill", run.stderr), run.stderr
+
+
+@pytest.mark.parametrize("target", ["generic", "host", "sm_90", "gfx942"])
+def test_same_bytes_from_anywhere(target: str, tmp_path: Path) -> None:
+    """Two processes with different working folders, output folders and hash seeds."""
+    made = []
+    for place, seed in (("one", "1"), ("another/place", "2")):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        script = (
+            "import iree_lnbwd as l, sys\n"
+            f"l.compile(l.LayerNormSpec((1000,), 'bf16', weight_dtype='f32'), {target!r}, 'out')"
+        )
+        subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=folder,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+        )
+        made.append({path.name: path.read_bytes() for path in (folder / "out").iterdir()})
+    assert len(made[0]) == 2
+    assert made[0] == made[1]
+
+
+def test_every_file_name_is_different() -> None:
+    names = {artifact.stem(spec, target.name) for target, spec in MATRIX}
+    assert len(names) == len(MATRIX)

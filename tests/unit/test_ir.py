@@ -1,0 +1,198 @@
+"""From a file of ir/ to a module's text: the rules that ir/README.md lists, one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from iree.compiler.tools import compile_file, compile_str
+
+from iree_lnbwd import LayerNormSpec, compiler, ir
+from iree_lnbwd.targets import find_target
+
+FOLDER = Path(compiler.__file__).parent.parent / "ir"
+CPU = find_target("generic")  # which has the algorithm as it stands
+
+SPECS = (
+    LayerNormSpec((4096,), "bf16"),
+    LayerNormSpec((769,), "f32"),
+    LayerNormSpec((2, 3), "f64"),
+    LayerNormSpec((1,), "f16", weight_dtype="f32", grad_output_dtype="bf16", bias_dtype="bf16"),
+    LayerNormSpec((8,), rows=3),
+    LayerNormSpec((8,), rows=0),
+    LayerNormSpec((8,), has_weight=False),
+    LayerNormSpec((8,), recompute_eps=1e-5),
+    LayerNormSpec(
+        (8,), "bf16", recompute_eps=0.0, has_weight=False, output_mask=(True, False, False)
+    ),
+)
+
+
+def specialized(spec: LayerNormSpec) -> str:
+    return compiler.source_text(spec, CPU)
+
+
+def entry_of(text: str) -> str:
+    """The appended public function."""
+    return text[text.index("func.func @layer_norm_backward(") :]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.mlir")), ids=lambda path: path.name)
+def test_files_parse_as_they_stand(path: Path) -> None:
+    parsed = compile_file(str(path), extra_args=["--compile-to=input"])
+    assert b"func private" in parsed or b"func public" in parsed
+
+
+@pytest.mark.parametrize("source", [ir.LINALG, ir.STABLEHLO])
+def test_files_have_no_public_function_of_their_own(source: str) -> None:
+    assert "func.func @" not in compiler.read_ir(source)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_specialized_text_parses(spec: LayerNormSpec) -> None:
+    parsed = compile_str(specialized(spec), extra_args=["--compile-to=input"])
+    assert b"@layer_norm_backward(" in parsed
+
+
+def test_aliases_are_the_specs() -> None:
+    spec = LayerNormSpec((3, 8), "f32", grad_output_dtype="f16", weight_dtype="bf16", rows=5)
+    lines = specialized(spec).splitlines()
+    for alias in (
+        "!dy = f16",
+        "!x = f32",
+        "!gamma = bf16",
+        "!beta = bf16",
+        "!acc = f32",
+        "!dy_mn = tensor<5x24x!dy>",
+        "!x_mn = tensor<5x24x!x>",
+        "!acc_m = tensor<5x!acc>",
+        "!gamma_n = tensor<24x!gamma>",
+    ):
+        assert alias in lines
+
+
+@pytest.mark.parametrize("columns", [1, 3, 769, 65536, 10**9])
+def test_one_over_n_and_eps_are_exact(columns: int) -> None:
+    text = specialized(LayerNormSpec((columns,), "f64", recompute_eps=1.1e-5))
+    inverse, eps = (
+        re.search(rf"^#{name} = (\S+) : !acc$", text, re.M) for name in ("inv_n", "eps")
+    )
+    assert inverse is not None
+    assert float(inverse[1]) == 1.0 / columns
+    assert eps is not None
+    assert float(eps[1]) == 1.1e-5
+
+
+def casts(text: str) -> set[tuple[str, str]]:
+    return set(re.findall(r"arith\.(?:extf|truncf) %\w+ : (!\w+) to (!\w+)", text))
+
+
+def test_casts_between_different_types_stay() -> None:
+    everything = casts(compiler.read_ir(ir.LINALG))
+    assert everything == {
+        ("!dy", "!acc"),
+        ("!x", "!acc"),
+        ("!gamma", "!acc"),
+        ("!acc", "!x"),
+        ("!acc", "!gamma"),
+        ("!acc", "!beta"),
+    }
+    assert casts(specialized(LayerNormSpec((8,), "bf16"))) == everything
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_casts_between_equal_types_are_dropped(dtype: str) -> None:
+    assert casts(specialized(LayerNormSpec((8,), dtype))) == set()
+
+
+def test_each_cast_is_judged_by_its_own_types() -> None:
+    spec = LayerNormSpec((8,), "f32", weight_dtype="bf16", bias_dtype="f32")
+    assert casts(specialized(spec)) == {("!gamma", "!acc"), ("!acc", "!gamma")}
+
+
+def test_everything_else_is_the_files() -> None:
+    """A spec that needs neither cast nor static rows dropped changes nothing below the aliases."""
+    marker = "// End of what is replaced.\n"
+    body = compiler.read_ir(ir.LINALG).split(marker)[1]
+    assert body in specialized(LayerNormSpec((4096,), "bf16"))
+
+
+def test_fixed_rows_need_no_dimension() -> None:
+    assert "tensor.empty(%rows)" in specialized(LayerNormSpec((8,)))
+    assert "tensor.empty(%rows)" not in specialized(LayerNormSpec((8,), rows=3))
+    assert "?" not in "".join(
+        re.findall(r"tensor<[^>]*>", specialized(LayerNormSpec((8,), rows=3)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters", "returned"),
+    [
+        (
+            LayerNormSpec((8,)),
+            "dy x mean rstd gamma out_dx out_dgamma out_dbeta",
+            "%dx, %dgamma, %dbeta",
+        ),
+        (LayerNormSpec((8,), has_weight=False), "dy x mean rstd out_dx out_dbeta", "%dx, %dbeta"),
+        (
+            LayerNormSpec((8,), recompute_eps=1e-5),
+            "dy x gamma out_dx out_dgamma out_dbeta",
+            "%dx, %dgamma, %dbeta",
+        ),
+        (
+            LayerNormSpec((8,), output_mask=(False, True, False)),
+            "dy x mean rstd gamma out_dgamma",
+            "%dgamma",
+        ),
+        (
+            LayerNormSpec(
+                (8,), output_mask=(False, False, True), recompute_eps=0.0, has_weight=False
+            ),
+            "dy x out_dbeta",
+            "%dbeta",
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, LayerNormSpec) else "",
+)
+def test_entry_takes_and_returns_what_the_spec_has(
+    spec: LayerNormSpec, parameters: str, returned: str
+) -> None:
+    entry = entry_of(specialized(spec))
+    signature, _, body = entry.partition("attributes")
+    assert re.findall(r"^    %(\w+): !", signature, re.M) == parameters.split()
+    assert f"  return {returned} : " in body
+
+
+def test_results_go_to_the_callers_storage_in_order() -> None:
+    entry = entry_of(specialized(LayerNormSpec((8,), output_mask=(True, False, True))))
+    assert re.findall(r"%(\w+): \S+ \{iree.abi.output = (\d) : index\}", entry) == [
+        ("out_dx", "0"),
+        ("out_dbeta", "1"),
+    ]
+
+
+def test_statistics_are_called_where_they_are_recomputed() -> None:
+    assert "call @statistics" in entry_of(specialized(LayerNormSpec((8,), recompute_eps=0.0)))
+    assert "call @statistics" not in entry_of(specialized(LayerNormSpec((8,))))
+
+
+def test_without_a_weight_gamma_is_one() -> None:
+    one = "%gamma = arith.constant dense<1.0> : !gamma_n"
+    assert one in entry_of(specialized(LayerNormSpec((8,), has_weight=False)))
+    assert one not in entry_of(specialized(LayerNormSpec((8,))))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_module_carries_its_spec_and_target(spec: LayerNormSpec) -> None:
+    entry = entry_of(specialized(spec))
+    carried = re.search(r'iree_lnbwd\.spec = ("(?:[^"\\]|\\.)*")', entry)
+    assert carried is not None
+    assert LayerNormSpec.from_dict(json.loads(json.loads(carried[1]))) == spec
+    assert 'iree_lnbwd.target = "generic"' in entry
+
+
+def test_unknown_file() -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing\.mlir: not in .* and not in"):
+        compiler.read_ir("nothing.mlir")

@@ -1,0 +1,355 @@
+"""The judge judged: its gradients by finite differences, its tolerance by what it lets through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support import Arguments, present, random_arguments, random_generator
+
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference
+from iree_lnbwd.arguments import Array
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.reference import F64, compare
+from iree_lnbwd.spec import GRADIENTS
+
+EPS = 1e-3
+
+
+# --- the gradients ---------------------------------------------------------------------------
+
+
+def forward(x: F64, gamma: F64, beta: F64, normalized_rank: int, eps: float) -> F64:
+    """Layer normalization, in f64."""
+    axes = tuple(range(x.ndim - normalized_rank, x.ndim))
+    variance = x.var(axis=axes, keepdims=True)
+    y: F64 = (x - x.mean(axis=axes, keepdims=True)) / np.sqrt(variance + eps) * gamma + beta
+    return y
+
+
+def central_differences(loss: Callable[[F64], float], at: F64) -> F64:
+    """The gradient of a function, by going a step either way along each coordinate."""
+    step = 1e-5
+    gradient = np.empty_like(at)
+    for i in np.ndindex(at.shape):
+        ahead, behind = at.copy(), at.copy()
+        ahead[i] += step
+        behind[i] -= step
+        gradient[i] = (loss(ahead) - loss(behind)) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("statistics", ["given", "recomputed"])
+@pytest.mark.parametrize("weight", ["weight", "no weight"])
+@pytest.mark.parametrize(
+    ("leading", "dims"), [((5,), (3,)), ((2, 3), (2, 4)), ((), (6,)), ((1,), (7,)), ((4,), (1,))]
+)
+def test_gradients_are_those_of_the_forward_function(
+    leading: tuple[int, ...], dims: tuple[int, ...], weight: str, statistics: str
+) -> None:
+    rng = random_generator()
+    spec = LayerNormSpec(dims, "f64", has_weight=weight == "weight", recompute_eps=EPS)
+    arguments = random_arguments(rng, spec, leading)
+    x, dy = arguments.input, arguments.grad_output
+    gamma = np.ones(dims) if arguments.weight is None else arguments.weight
+    beta = rng.standard_normal(dims)
+    if statistics == "given":
+        arguments = arguments.with_true_statistics()
+    gradients = reference.judge(arguments.call()).expected
+
+    def loss(x: F64 = x, gamma: F64 = gamma, beta: F64 = beta) -> float:
+        return float((dy * forward(x, gamma, beta, len(dims), EPS)).sum())
+
+    expected = (
+        central_differences(lambda moved: loss(x=moved), x),
+        central_differences(lambda moved: loss(gamma=moved), gamma),
+        central_differences(lambda moved: loss(beta=moved), beta),
+    )
+    for name, got, want in zip(GRADIENTS, gradients, expected, strict=True):
+        if name == "grad_weight" and weight == "no weight":
+            assert got is None
+            continue
+        np.testing.assert_allclose(present(got), want, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+def test_given_statistics_are_taken_as_they_are() -> None:
+    """Element by element from the formula, with statistics that are not those of the input."""
+    rng = random_generator()
+    m, n = 4, 6
+    dy, x, gamma = rng.standard_normal((m, n)), rng.standard_normal((m, n)), rng.standard_normal(n)
+    mean, rstd = rng.standard_normal(m), rng.standard_normal(m)  # rstd of either sign
+    got = reference.layer_norm_backward(dy, x, (n,), mean, rstd, gamma)
+    for i in range(m):
+        xhat = [(x[i, j] - mean[i]) * rstd[i] for j in range(n)]
+        h = [dy[i, j] * gamma[j] for j in range(n)]
+        a, b = sum(h) / n, sum(h[j] * xhat[j] for j in range(n)) / n
+        want = [rstd[i] * (h[j] - a - xhat[j] * b) for j in range(n)]
+        np.testing.assert_allclose(present(got.grad_input)[i], want, rtol=1e-12, atol=1e-14)
+    for j in range(n):
+        dgamma = sum(dy[i, j] * (x[i, j] - mean[i]) * rstd[i] for i in range(m))
+        np.testing.assert_allclose(present(got.grad_weight)[j], dgamma, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(present(got.grad_bias)[j], sum(dy[:, j]), rtol=1e-12, atol=1e-14)
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = random_arguments(random_generator(), LayerNormSpec((5,), "f64"), (23,))
+    whole = reference.judge(arguments.call())
+    monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 7 * 5)  # 3 blocks of 7 rows, one of 2
+    blocked = reference.judge(arguments.call())
+    for one, other in ((whole.expected, blocked.expected), (whole.tolerance, blocked.tolerance)):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(present(a), present(b), rtol=1e-12)
+
+
+def test_narrow_arguments_are_widened_first() -> None:
+    spec = LayerNormSpec((16,), "bf16")
+    narrow = random_arguments(random_generator(), spec, (8,))
+    assert narrow.mean is not None
+    assert narrow.rstd is not None
+    assert narrow.weight is not None
+    wide = reference.layer_norm_backward(
+        narrow.grad_output.astype(np.float64),
+        narrow.input.astype(np.float64),
+        (16,),
+        narrow.mean.astype(np.float64),
+        narrow.rstd.astype(np.float64),
+        narrow.weight.astype(np.float64),
+    )
+    got = reference.judge(narrow.call()).expected
+    for a, b in zip(got, wide, strict=True):
+        assert present(a).dtype == np.float64
+        np.testing.assert_array_equal(present(a), present(b))
+
+
+@pytest.mark.parametrize("mask", [(True, False, False), (False, True, True), (False, False, False)])
+def test_only_what_is_asked_for(mask: tuple[bool, bool, bool]) -> None:
+    full = random_arguments(random_generator(), LayerNormSpec((4,)), (3,))
+    judgement = reference.judge(replace(full, output_mask=mask).call())
+    assert tuple(g is not None for g in judgement.expected) == mask
+    assert tuple(t is not None for t in judgement.tolerance) == mask
+
+
+def test_no_rows_sum_to_zero() -> None:
+    spec = LayerNormSpec((4,), recompute_eps=EPS)
+    expected = reference.judge(random_arguments(random_generator(), spec, (0,)).call()).expected
+    assert present(expected.grad_input).shape == (0, 4)
+    assert not present(expected.grad_weight).any()
+    assert not present(expected.grad_bias).any()
+
+
+# --- the tolerance: right answers pass -------------------------------------------------------
+
+DTYPE_NAMES = tuple(DTYPES)
+
+
+def in_accumulator_type(arguments: Arguments) -> LayerNormGrads:
+    """A plain computation in f32 (f64 for f64): every sum one term after the other."""
+    call = arguments.call()
+    assert call.spec is not None
+    acc = DTYPES[call.spec.acc_dtype].numpy
+    dy, x, mean, rstd, gamma = (
+        call.arrays[name].astype(acc) for name in ("grad_output", "input", "mean", "rstd", "weight")
+    )
+    n = acc.type(call.spec.columns)
+
+    def running_sum(terms: Array, axis: int) -> Array:
+        return np.cumsum(terms, axis=axis, dtype=acc).take(-1, axis=axis)
+
+    xhat = (x - mean[:, None]) * rstd[:, None]
+    h = dy * gamma
+    a, b = running_sum(h, 1) / n, running_sum(h * xhat, 1) / n
+    dx = rstd[:, None] * (h - a[:, None] - xhat * b[:, None])
+    out = {r.name: DTYPES[r.dtype].numpy for r in call.spec.results}
+    return LayerNormGrads(
+        dx.astype(out["grad_input"]),
+        running_sum(dy * xhat, 0).astype(out["grad_weight"]),
+        running_sum(dy, 0).astype(out["grad_bias"]),
+    )
+
+
+def ratios(actual: LayerNormGrads, arguments: Arguments) -> dict[str, float]:
+    """Error / tolerance of each gradient."""
+    judgement = reference.judge(arguments.call())
+    return {
+        name: compare(present(got), present(want), present(tolerance)).ratio
+        for name, got, want, tolerance in zip(
+            GRADIENTS, actual, judgement.expected, judgement.tolerance, strict=True
+        )
+    }
+
+
+def rounded(expected: LayerNormGrads, dtype: str) -> LayerNormGrads:
+    return LayerNormGrads(*(present(g).astype(DTYPES[dtype].numpy) for g in expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+def test_the_right_answer_rounded_once_passes(dtype: str) -> None:
+    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    exact = rounded(reference.judge(arguments.call()).expected, dtype)
+    assert max(ratios(exact, arguments).values()) <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@pytest.mark.parametrize(("rows", "columns"), [(4096, 16), (8, 8192), (300, 300), (1, 1), (1, 5)])
+def test_a_plain_computation_passes(dtype: str, rows: int, columns: int) -> None:
+    arguments = random_arguments(random_generator(), LayerNormSpec((columns,), dtype), (rows,))
+    assert max(ratios(in_accumulator_type(arguments), arguments).values()) <= 1
+
+
+def test_a_plain_computation_passes_far_from_zero() -> None:
+    """Means of 1000 standard deviations, where a careless error estimate is too small."""
+    spec = LayerNormSpec((256,), "f32")
+    rng = random_generator()
+    x = rng.standard_normal((64, 256)) + 1000
+    arguments = random_arguments(rng, spec, (64,), x=x)
+    assert max(ratios(in_accumulator_type(arguments), arguments).values()) <= 1
+
+
+# --- the tolerance: wrong answers do not -----------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_two_units_in_the_last_place_miss(dtype: str, gradient: str) -> None:
+    """In any single element of at least average size."""
+    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    judgement = reference.judge(arguments.call())
+    want, tolerance = (
+        present(getattr(part, gradient)) for part in (judgement.expected, judgement.tolerance)
+    )
+    right = want.astype(DTYPES[dtype].numpy)
+    wrong = (right.view(np.uint16) + 2).view(right.dtype)  # two steps away from zero
+    large = np.abs(want) >= np.abs(want).mean()
+    assert large.any()
+    off = np.abs(wrong.astype(np.float64) - want)
+    assert (off[large] > tolerance[large]).all()
+
+
+@pytest.mark.parametrize(("dtype", "resolved"), [("f32", 5e-5), ("f64", 1e-13)])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_small_part_of_the_gradient_misses(dtype: str, resolved: float, gradient: str) -> None:
+    """Where the output is as wide as the accumulator, the sums' roundings decide."""
+    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    judgement = reference.judge(arguments.call())
+    want, tolerance = (
+        present(getattr(part, gradient)) for part in (judgement.expected, judgement.tolerance)
+    )
+    assert (tolerance < resolved * np.abs(want).max()).all()
+    wrong = want.astype(DTYPES[dtype].numpy)
+    assert compare(wrong, want, tolerance).passed
+    wrong.flat[np.argmax(np.abs(want))] *= 1 + resolved
+    assert not compare(wrong, want, tolerance).passed
+
+
+MUTATIONS: dict[str, Callable[[Arguments], Arguments]] = {
+    "the last row is dropped": lambda a: replace(a, grad_output=without_last_row(a.grad_output)),
+    "rstd is off by 1e-4": lambda a: replace(a, rstd=scaled(a.rstd, 1 + 1e-4)),
+    "the weight is forgotten": lambda a: replace(a, weight=scaled(a.weight, 0) + 1),
+    "the mean is forgotten": lambda a: replace(a, mean=scaled(a.mean, 0)),
+}
+
+
+def without_last_row(dy: Array) -> Array:
+    dy = dy.copy()
+    dy[-1] = 0
+    return dy
+
+
+def scaled(array: Array | None, factor: float) -> Array:
+    return (present(array).astype(np.float64) * factor).astype(present(array).dtype)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "missed"),
+    [
+        ("the last row is dropped", {"grad_input", "grad_weight", "grad_bias"}),
+        ("rstd is off by 1e-4", {"grad_input", "grad_weight"}),
+        ("the weight is forgotten", {"grad_input"}),
+        ("the mean is forgotten", {"grad_input", "grad_weight"}),
+    ],
+)
+def test_mistakes_miss_exactly_where_they_matter(mutation: str, missed: set[str]) -> None:
+    """f32, and 1000 rows: one of them is a thousandth of a column sum."""
+    arguments = random_arguments(random_generator(), LayerNormSpec((64,), "f32"), (1000,))
+    wrong = in_accumulator_type(MUTATIONS[mutation](arguments))
+    assert {name for name, ratio in ratios(wrong, arguments).items() if ratio > 1} == missed
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_dropped_row_misses_in_half_types(dtype: str) -> None:
+    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    wrong = in_accumulator_type(MUTATIONS["the last row is dropped"](arguments))
+    assert min(ratios(wrong, arguments).values()) > 1
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_accumulating_in_the_half_type_misses(dtype: str) -> None:
+    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    dy = arguments.grad_output
+    running = np.zeros(64, dy.dtype)
+    for row in dy:
+        running = running + row
+    assert running.dtype == dy.dtype
+    judgement = reference.judge(arguments.call())
+    want, tolerance = present(judgement.expected.grad_bias), present(judgement.tolerance.grad_bias)
+    assert not compare(running, want, tolerance).passed
+
+
+def test_the_unbiased_variance_misses() -> None:
+    spec = LayerNormSpec((64,), "f32", recompute_eps=1e-5)
+    arguments = random_arguments(random_generator(), spec, (128,))
+    x = arguments.input.astype(np.float64)
+    unbiased = replace(
+        arguments,
+        mean=x.mean(axis=1).astype(np.float32),
+        rstd=(1 / np.sqrt(x.var(axis=1, ddof=1) + 1e-5)).astype(np.float32),
+    )
+    wrong = ratios(in_accumulator_type(unbiased), arguments)
+    assert {name for name, ratio in wrong.items() if ratio > 1} == {"grad_input", "grad_weight"}
+
+
+# --- comparing ------------------------------------------------------------------------------
+
+
+def ratio_of(actual: float, expected: float, dtype: str = "f32", tolerance: float = 1.0) -> float:
+    return compare(
+        np.array([actual], DTYPES[dtype].numpy), np.array([expected]), np.array([tolerance])
+    ).ratio
+
+
+def test_error_is_measured_in_tolerances() -> None:
+    comparison = compare(
+        np.array([1.0, 5.0, 2.0], np.float32), np.array([1.0, 3.0, 2.5]), np.array([1.0, 8.0, 1.0])
+    )
+    assert (comparison.error, comparison.tolerance, comparison.ratio) == (2.0, 1.0, 0.5)
+    assert comparison.passed
+
+
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+def test_an_element_that_is_wrongly_not_finite_misses(wrong: float) -> None:
+    assert ratio_of(wrong, 1.0) == np.inf
+
+
+@pytest.mark.parametrize("expected", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("actual", [np.inf, -np.inf, np.nan])
+def test_any_non_finite_value_will_do_for_another(actual: float, expected: float) -> None:
+    assert ratio_of(actual, expected) == 0
+
+
+@pytest.mark.parametrize("expected", [np.inf, -np.inf, np.nan])
+def test_an_element_that_is_wrongly_finite_misses(expected: float) -> None:
+    assert ratio_of(1.0, expected) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("actual", "passes"), [(np.inf, True), (65504.0, True), (-np.inf, False), (1.0, False)]
+)
+def test_beyond_the_types_range_infinity_is_right(actual: float, passes: bool) -> None:
+    assert (ratio_of(actual, 1e6, "f16") <= 1) is passes
+
+
+def test_nothing_to_compare_passes() -> None:
+    empty = np.zeros((0, 4))
+    assert compare(empty.astype(np.float32), empty, empty).passed
