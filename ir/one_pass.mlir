@@ -2,7 +2,7 @@
 //
 // A fixed number of workgroups walk over the rows. A row is read once: its two sums are reduced over
 // the threads that hold it, dx is written, and dgamma and dbeta accumulate in registers over all rows
-// that a thread sees. They leave as one partial row a workgroup, which a second kernel adds up. No
+// that a thread sees. They leave as one partial row a workgroup, which finalize.mlir adds up. No
 // atomics: the same bits every time.
 //
 // A row has N columns, in chunks of V neighbours, 16 bytes of them where N allows it. A workgroup has
@@ -42,7 +42,6 @@
 #workgroups = affine_map<()[m] -> (m ceildiv 1, 132)>
 #resident = 1 : i32           // workgroups that shall fit a multiprocessor at once
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
-#finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [1024, 1, 1] subgroup_size = 32>
 !partials_pn = tensor<132x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -378,89 +377,89 @@ hal.executable.source private @rows_cp_async {
 
         %begun = arith.cmpi sge, %base, %first : i32
         %after:6 = scf.if %begun -> (!share, !share, !acc, !acc, index, index) {
-        %row_live = arith.cmpi sle, %row, %last : i32
-        %row_index = arith.index_castui %row : i32 to index
-        // A row past the end has been copied as zeros; with these it counts for nothing.
-        %mean_row = arith.select %row_live, %mean_loaded, %zero : !acc
-        %rstd_row = arith.select %row_live, %rstd_loaded, %zero : !acc
-        %mean_v = vector.broadcast %mean_row : !acc to !chunk
-        %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
+          %row_live = arith.cmpi sle, %row, %last : i32
+          %row_index = arith.index_castui %row : i32 to index
+          // A row past the end has been copied as zeros; with these it counts for nothing.
+          %mean_row = arith.select %row_live, %mean_loaded, %zero : !acc
+          %rstd_row = arith.select %row_live, %rstd_loaded, %zero : !acc
+          %mean_v = vector.broadcast %mean_row : !acc to !chunk
+          %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
 
-        %row_next = arith.addi %row, %stride : i32
-        %row_next_in = arith.minsi %row_next, %last : i32
-        %row_next_index = arith.index_castui %row_next_in : i32 to index
-        %mean_next = memref.load %mean[%row_next_index] : !acc_column
-        %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
+          %row_next = arith.addi %row, %stride : i32
+          %row_next_in = arith.minsi %row_next, %last : i32
+          %row_next_index = arith.index_castui %row_next_in : i32 to index
+          %mean_next = memref.load %mean[%row_next_index] : !acc_column
+          %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
 
-        // Row sums of this thread's chunks: h and h * xhat.
-        // -0.0 changes no number that it is added to.
-        %sum_h_0 = arith.constant dense<-0.0> : !chunk
-        %sum_hx_0 = arith.constant dense<-0.0> : !chunk
-        // Each chunk
-        %dy_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
-        %x_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
-        %gamma_0 = vector.load %gamma_staged[%col_0] : !gamma_staged, !gamma_chunk
-        %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
-        %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-        %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
-        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
-        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
-        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
-        %sum_h_1 = arith.addf %sum_h_0, %h_0 : !chunk
-        %sum_hx_1 = math.fma %h_0, %xhat_0, %sum_hx_0 : !chunk
-        // End
-        // Any order of these additions will do, as long as it is always the same one.
-        %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
-        %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
-        %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
-        %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
+          // Row sums of this thread's chunks: h and h * xhat.
+          // -0.0 changes no number that it is added to.
+          %sum_h_0 = arith.constant dense<-0.0> : !chunk
+          %sum_hx_0 = arith.constant dense<-0.0> : !chunk
+          // Each chunk
+          %dy_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
+          %x_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
+          %gamma_0 = vector.load %gamma_staged[%col_0] : !gamma_staged, !gamma_chunk
+          %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
+          %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
+          %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
+          %centred_0 = arith.subf %xa_0, %mean_v : !chunk
+          %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
+          %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
+          %sum_h_1 = arith.addf %sum_h_0, %h_0 : !chunk
+          %sum_hx_1 = math.fma %h_0, %xhat_0, %sum_hx_0 : !chunk
+          // End
+          // Any order of these additions will do, as long as it is always the same one.
+          %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
+          %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
+          %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+          %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
 
-        // Across warps: through one of two buffers in turn, so that one barrier a row is enough.
-        %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-        scf.if %leads {
-          vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-        }
-        gpu.barrier
-        %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-        %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-        %row_h = vector.extract %pair[0] : !acc from !pair
-        %row_hx = vector.extract %pair[1] : !acc from !pair
-        // End
+          // Across warps: through one of two buffers in turn, so that one barrier a row is enough.
+          %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
+          scf.if %leads {
+            vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+          }
+          gpu.barrier
+          %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
+          %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
+          %row_h = vector.extract %pair[0] : !acc from !pair
+          %row_hx = vector.extract %pair[1] : !acc from !pair
+          // End
 
-        // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
-        %scale = arith.mulf %rstd_row, %inv_n : !acc
-        %minus_scale = arith.negf %scale : !acc
-        %shift_h = arith.mulf %row_h, %minus_scale : !acc
-        %shift_hx = arith.mulf %row_hx, %minus_scale : !acc
-        %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
-        %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
-        // Each chunk
-        %dy_again_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
-        %x_again_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
-        %gamma_again_0 = vector.load %gamma_staged[%col_0] : !gamma_staged, !gamma_chunk
-        %dyb_0 = arith.extf %dy_again_0 : !dy_chunk to !chunk
-        %xb_0 = arith.extf %x_again_0 : !x_chunk to !chunk
-        %gb_0 = arith.extf %gamma_again_0 : !gamma_chunk to !chunk
-        %centred_again_0 = arith.subf %xb_0, %mean_v : !chunk
-        %xhat_again_0 = arith.mulf %centred_again_0, %rstd_v : !chunk
-        %h_again_0 = arith.mulf %dyb_0, %gb_0 : !chunk
-        %shifted_0 = math.fma %h_again_0, %rstd_v, %shift_h_v : !chunk
-        %dxa_0 = math.fma %xhat_again_0, %shift_hx_v, %shifted_0 : !chunk
-        %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-        %keep_0 = arith.andi %inside_0, %row_live : i1
-        scf.if %keep_0 {
-          vector.store %dx_0, %dx[%row_index, %col_0] : !x_rows, !x_chunk
-        }
-        %dgamma_old_0 = vector.extract %dgamma_0[0] : !chunk from !share
-        %dgamma_new_0 = math.fma %dyb_0, %xhat_again_0, %dgamma_old_0 : !chunk
-        %dgamma_1 = vector.insert %dgamma_new_0, %dgamma_0[0] : !chunk into !share
-        %dbeta_old_0 = vector.extract %dbeta_0[0] : !chunk from !share
-        %dbeta_new_0 = arith.addf %dbeta_old_0, %dyb_0 : !chunk
-        %dbeta_1 = vector.insert %dbeta_new_0, %dbeta_0[0] : !chunk into !share
-        // End
+          // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
+          %scale = arith.mulf %rstd_row, %inv_n : !acc
+          %minus_scale = arith.negf %scale : !acc
+          %shift_h = arith.mulf %row_h, %minus_scale : !acc
+          %shift_hx = arith.mulf %row_hx, %minus_scale : !acc
+          %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
+          %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
+          // Each chunk
+          %dy_again_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
+          %x_again_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
+          %gamma_again_0 = vector.load %gamma_staged[%col_0] : !gamma_staged, !gamma_chunk
+          %dyb_0 = arith.extf %dy_again_0 : !dy_chunk to !chunk
+          %xb_0 = arith.extf %x_again_0 : !x_chunk to !chunk
+          %gb_0 = arith.extf %gamma_again_0 : !gamma_chunk to !chunk
+          %centred_again_0 = arith.subf %xb_0, %mean_v : !chunk
+          %xhat_again_0 = arith.mulf %centred_again_0, %rstd_v : !chunk
+          %h_again_0 = arith.mulf %dyb_0, %gb_0 : !chunk
+          %shifted_0 = math.fma %h_again_0, %rstd_v, %shift_h_v : !chunk
+          %dxa_0 = math.fma %xhat_again_0, %shift_hx_v, %shifted_0 : !chunk
+          %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
+          %keep_0 = arith.andi %inside_0, %row_live : i1
+          scf.if %keep_0 {
+            vector.store %dx_0, %dx[%row_index, %col_0] : !x_rows, !x_chunk
+          }
+          %dgamma_old_0 = vector.extract %dgamma_0[0] : !chunk from !share
+          %dgamma_new_0 = math.fma %dyb_0, %xhat_again_0, %dgamma_old_0 : !chunk
+          %dgamma_1 = vector.insert %dgamma_new_0, %dgamma_0[0] : !chunk into !share
+          %dbeta_old_0 = vector.extract %dbeta_0[0] : !chunk from !share
+          %dbeta_new_0 = arith.addf %dbeta_old_0, %dyb_0 : !chunk
+          %dbeta_1 = vector.insert %dbeta_new_0, %dbeta_0[0] : !chunk into !share
+          // End
 
-        %half_next = arith.xori %half, %c1 : index
-        scf.yield %dgamma_1, %dbeta_1, %mean_next, %rstd_next, %slot, %half_next : !share, !share, !acc, !acc, index, index
+          %half_next = arith.xori %half, %c1 : index
+          scf.yield %dgamma_1, %dbeta_1, %mean_next, %rstd_next, %slot, %half_next : !share, !share, !acc, !acc, index, index
         } else {
           scf.yield %dgamma_0, %dbeta_0, %mean_loaded, %rstd_loaded, %slot, %half : !share, !share, !acc, !acc, index, index
         }
@@ -498,80 +497,6 @@ hal.executable.source private @rows_cp_async {
           scf.yield %more : !acc
         }
         memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
-      }
-      return
-    }
-  }
-}
-
-// Adds the partial rows up: 32 columns and 32 slices of the rows to a workgroup.
-#finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta
-  #hal.pipeline.binding<storage_buffer>,            // dgamma
-  #hal.pipeline.binding<storage_buffer>             // dbeta
-]>
-!slices = memref<32x32x!acc, #gpu.address_space<workgroup>>
-
-hal.executable.source private @finalize {
-  hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
-      count(%device: !hal.device) -> (index, index, index) {
-    %n = arith.constant #columns
-    %width = arith.constant 32 : index
-    %tiles = arith.ceildivui %n, %width : index
-    %one = arith.constant 1 : index
-    hal.return %tiles, %one, %one : index, index, index
-  }
-  builtin.module {
-    func.func @finalize() attributes {translation_info = #finalize_kernel} {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %n = arith.constant #columns
-      %width = arith.constant 32 : index
-      %zero = arith.constant 0.0 : !acc
-      %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
-      %p = arith.index_castui %p_i32 : i32 to index
-      %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
-      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row
-
-      %workgroup = hal.interface.workgroup.id[0] : index
-      %thread = gpu.thread_id x
-      %tx = arith.remui %thread, %width : index
-      %ty = arith.divui %thread, %width : index
-      %tile = arith.muli %workgroup, %width : index
-      %column = arith.addi %tile, %tx : index
-      %inside = arith.cmpi ult, %column, %n : index
-      %last_column = arith.subi %n, %c1 : index
-      %column_in = arith.minui %column, %last_column : index
-
-      %sums:2 = scf.for %i = %ty to %p step %width iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
-        %dgamma_i = memref.load %dgamma_partials[%i, %column_in] : !acc_rows
-        %dbeta_i = memref.load %dbeta_partials[%i, %column_in] : !acc_rows
-        %dgamma_more = arith.addf %dgamma_sum, %dgamma_i : !acc
-        %dbeta_more = arith.addf %dbeta_sum, %dbeta_i : !acc
-        scf.yield %dgamma_more, %dbeta_more : !acc, !acc
-      }
-      %dgamma_slices = memref.alloc() : !slices
-      %dbeta_slices = memref.alloc() : !slices
-      memref.store %sums#0, %dgamma_slices[%ty, %tx] : !slices
-      memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices
-      gpu.barrier
-      %first_slice = arith.cmpi eq, %ty, %c0 : index
-      %adds_up = arith.andi %first_slice, %inside : i1
-      scf.if %adds_up {
-        %totals:2 = scf.for %i = %c0 to %width step %c1 iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
-          %dgamma_i = memref.load %dgamma_slices[%i, %tx] : !slices
-          %dbeta_i = memref.load %dbeta_slices[%i, %tx] : !slices
-          %dgamma_more = arith.addf %dgamma_sum, %dgamma_i : !acc
-          %dbeta_more = arith.addf %dbeta_sum, %dbeta_i : !acc
-          scf.yield %dgamma_more, %dbeta_more : !acc, !acc
-        }
-        %dgamma_total = llvm.fptrunc %totals#0 : !acc to !gamma
-        %dbeta_total = llvm.fptrunc %totals#1 : !acc to !beta
-        memref.store %dgamma_total, %dgamma[%column] : !gamma_row
-        memref.store %dbeta_total, %dbeta[%column] : !beta_row
       }
       return
     }

@@ -13,7 +13,7 @@ from iree_lnbwd import artifact, ir, schedule
 from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import CompileError
-from iree_lnbwd.schedule import OnePass, Schedule, WholeTensors
+from iree_lnbwd.schedule import Schedule, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target
 
@@ -106,7 +106,7 @@ def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = N
         ValueError: The schedule is illegal for the spec and the target.
     """
     how = schedule.choose(spec, target) if how is None else how
-    if isinstance(how, OnePass) and (why := how.illegal(spec, target)) is not None:
+    if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
         raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
     texts = tuple(read_ir(name) for name in ir.sources(spec, how))
     return ir.module(texts, spec, target, how)
@@ -162,12 +162,16 @@ def _iree_compile(text: str, input_type: str, all_flags: Sequence[str], what: st
     try:
         vmfb: bytes = compile_str(text, input_type=input_type, extra_args=list(all_flags))
     except CompilerToolError as error:
-        raise CompileError(f"compiling {what} failed:\n{_first_errors(str(error))}") from error
+        raise CompileError(f"compiling {what} failed: {_first_errors(str(error))}") from error
     return vmfb
 
 
 def _first_errors(diagnostics: str) -> str:
     """iree-compile's own words, without the IR dump and the command that come after them."""
-    said = [line for line in diagnostics.splitlines() if "error:" in line]
+    said = [
+        line
+        for line in diagnostics.splitlines()
+        if "error:" in line or line.startswith("iree-compile: ")
+    ]
     code = re.search(r"Error code: (-?\d+)", diagnostics)
-    return "\n".join(said[:3]) or f"iree-compile ended with {code[1] if code else 'no'} code"
+    return "; ".join(said[:3]) or f"iree-compile ended with {code[1] if code else 'no'} code"

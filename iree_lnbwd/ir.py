@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import OnePass, Schedule
+from iree_lnbwd.schedule import OnePass, Schedule, TwoPass, WholeTensors
 from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
 from iree_lnbwd.targets import Target
@@ -18,6 +18,8 @@ from iree_lnbwd.targets import Target
 LINALG = "layer_norm_backward.mlir"
 STABLEHLO = "layer_norm_backward.stablehlo.mlir"
 ONE_PASS = "one_pass.mlir"
+TWO_PASS = "two_pass.mlir"
+FINALIZE = "finalize.mlir"
 
 _HEADER = re.compile(
     r"// What a LayerNormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
@@ -31,6 +33,8 @@ _CAST = re.compile(
 _VALUE = re.compile(r"%(\w+)")
 _DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
 _ALIAS = re.compile(r"![a-z_]+")
+
+_FINALIZE_THREADS = 1024
 
 # What the entry point calls each argument and result, and the alias of its type.
 _KERNEL_NAMES = {
@@ -47,9 +51,10 @@ _KERNEL_NAMES = {
 
 def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
-    if not isinstance(schedule, OnePass):
+    if isinstance(schedule, WholeTensors):
         return (LINALG,)
-    return (ONE_PASS,) if spec.recompute_eps is None else (ONE_PASS, LINALG)
+    kernels = ONE_PASS if isinstance(schedule, OnePass) else TWO_PASS
+    return (kernels, FINALIZE) if spec.recompute_eps is None else (kernels, FINALIZE, LINALG)
 
 
 def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
@@ -66,11 +71,19 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
     """
     aliases = _spec_aliases(spec)
     text = texts[0]
-    if isinstance(schedule, OnePass):
-        aliases |= _schedule_aliases(spec, target, schedule)
-        text = _one_pass(text, spec, target, schedule)
-        if len(texts) > 1:  # the statistics, which are computed ahead of the pass
-            text += _statistics(texts[1])
+    if not isinstance(schedule, WholeTensors):
+        aliases |= _kernel_aliases(spec, target, schedule)
+        if isinstance(schedule, OnePass):
+            aliases |= _one_pass_aliases(spec, target, schedule)
+            text = _one_pass(text, spec, schedule)
+            text = _repeat_chunks(text, schedule.chunks(spec, target))
+        else:
+            aliases |= _two_pass_aliases(spec, target, schedule)
+            text = _repeat_chunks(text, schedule.chunks)
+        text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
+        text += "\n" + _HEADER.split(texts[1])[-1].lstrip()
+        if len(texts) > 2:  # the statistics, which are computed ahead of the pass
+            text += _statistics(texts[2])
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
     text = _HEADER.sub(lambda _: header, text)
     text = _drop_identity_casts(text, aliases)
@@ -102,63 +115,83 @@ def _spec_aliases(spec: LayerNormSpec) -> dict[str, str]:
     }
 
 
-def _schedule_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
-    cols, padded = spec.columns, schedule.padded_columns(spec, target)
-    groups, warps, vector = schedule.groups, schedule.warps, schedule.vector
-    slots = schedule.ahead + 1
-    threads, subgroup = schedule.threads(target), target.subgroup_size
-    dy_bytes = slots * groups * padded * DTYPES[spec.dy_dtype].numpy.itemsize
+def _kernel(threads: int, target: Target) -> str:
+    return (
+        "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline "
+        f"workgroup_size = [{threads}, 1, 1] subgroup_size = {target.subgroup_size}>"
+    )
 
-    def kernel(size: int) -> str:
-        return (
-            "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline "
-            f"workgroup_size = [{size}, 1, 1] subgroup_size = {subgroup}>"
-        )
 
-    def storage(shape: str) -> str:
-        return f"memref<{shape}, #hal.descriptor_type<storage_buffer>>"
+def _storage(shape: str) -> str:
+    return f"memref<{shape}, #hal.descriptor_type<storage_buffer>>"
 
-    def shared(shape: str) -> str:
-        return f"memref<{shape}, #gpu.address_space<workgroup>>"
 
+def _shared(shape: str) -> str:
+    return f"memref<{shape}, #gpu.address_space<workgroup>>"
+
+
+def _kernel_aliases(
+    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
+) -> dict[str, str]:
+    """What both forms' kernels speak of."""
+    cols, vector = spec.columns, schedule.vector
+    groups = schedule.groups if isinstance(schedule, OnePass) else 1
+    buffers = 2 if isinstance(schedule, OnePass) else 1
+    chunks = schedule.chunks(spec, target) if isinstance(schedule, OnePass) else schedule.chunks
     return {
         "#columns": f"{cols} : index",
         "#vector": f"{vector} : index",
-        "#threads": f"{threads} : index",
-        "#subgroup": f"{subgroup} : index",
+        "#threads": f"{schedule.threads(target)} : index",
+        "#subgroup": f"{target.subgroup_size} : index",
+        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
+        "#finalize_kernel": _kernel(_FINALIZE_THREADS, target),
+        "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
+        "!dy_rows": _storage(f"?x{cols}x!dy"),
+        "!x_rows": _storage(f"?x{cols}x!x"),
+        "!acc_rows": _storage(f"?x{cols}x!acc"),
+        "!acc_column": _storage("?x!acc"),
+        "!gamma_row": _storage(f"{cols}x!gamma"),
+        "!beta_row": _storage(f"{cols}x!beta"),
+        "!exchange": _shared(f"{buffers}x{groups}x{schedule.warps}x2x!acc"),
+        "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
+        "!dy_chunk": f"vector<{vector}x!dy>",
+        "!x_chunk": f"vector<{vector}x!x>",
+        "!gamma_chunk": f"vector<{vector}x!gamma>",
+        "!chunk": f"vector<{vector}x!acc>",
+        "!share": f"vector<{chunks}x{vector}x!acc>",
+    }
+
+
+def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
+    padded, groups = schedule.padded_columns(spec, target), schedule.groups
+    slots = schedule.ahead + 1
+    dy_bytes = slots * groups * padded * DTYPES[spec.dy_dtype].numpy.itemsize
+    return {
         "#groups": f"{groups} : index",
         "#ahead": f"{schedule.ahead} : index",
         "#ahead_i32": f"{schedule.ahead} : i32",
         "#workgroups_i32": f"{schedule.workgroups} : i32",
         "#groups_i32": f"{groups} : i32",
-        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
         "#resident": f"{schedule.resident} : i32",
-        "#rows_kernel": kernel(groups * threads),
-        "#finalize_kernel": kernel(1024),
-        "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
-        "!dy_rows": storage(f"?x{cols}x!dy"),
-        "!x_rows": storage(f"?x{cols}x!x"),
-        "!acc_rows": storage(f"?x{cols}x!acc"),
-        "!acc_column": storage("?x!acc"),
-        "!gamma_row": storage(f"{cols}x!gamma"),
-        "!beta_row": storage(f"{cols}x!beta"),
-        "!dy_bytes": shared(f"{dy_bytes}xi8"),
-        "!dy_staged": shared(f"{slots}x{groups}x{padded}x!dy"),
-        "!x_staged": shared(f"{slots}x{groups}x{padded}x!x"),
-        "!gamma_staged": shared(f"{padded}x!gamma"),
-        "!exchange": shared(f"2x{groups}x{warps}x2x!acc"),
-        "!warp_sums": f"vector<{warps}x2x!acc>",
-        "!group_sums": shared(f"{groups}x{padded}x!acc"),
-        "!dy_chunk": f"vector<{vector}x!dy>",
-        "!x_chunk": f"vector<{vector}x!x>",
-        "!gamma_chunk": f"vector<{vector}x!gamma>",
-        "!chunk": f"vector<{vector}x!acc>",
-        "!share": f"vector<{schedule.chunks(spec, target)}x{vector}x!acc>",
+        "#rows_kernel": _kernel(groups * schedule.threads(target), target),
+        "!dy_bytes": _shared(f"{dy_bytes}xi8"),
+        "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
+        "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
+        "!gamma_staged": _shared(f"{padded}x!gamma"),
+        "!group_sums": _shared(f"{groups}x{padded}x!acc"),
     }
 
 
-def _one_pass(text: str, spec: LayerNormSpec, target: Target, schedule: OnePass) -> str:
-    """The body with the schedule's kernel, and with as many chunks as a thread has."""
+def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) -> dict[str, str]:
+    return {
+        "#workgroups_index": f"{schedule.workgroups} : index",
+        "#tile": f"{schedule.tile(target)} : index",
+        "#two_pass_kernel": _kernel(schedule.threads(target), target),
+    }
+
+
+def _one_pass(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
+    """The body with the schedule's kernel, and what that kernel does not do dropped."""
     kept, dropped = ("rows_cp_async", "rows") if schedule.ahead else ("rows", "rows_cp_async")
     text = _without(text, rf"hal\.executable\.source private @{dropped} \{{\n.*?\n\}}\n\n")
     text = text.replace("@rows::@rows", f"@{kept}::@{kept}")
@@ -173,9 +206,6 @@ def _one_pass(text: str, spec: LayerNormSpec, target: Target, schedule: OnePass)
         text = re.sub(r"%row_(h|hx)\b", r"%warp_\1", text)
     else:
         text = re.sub(r"( *// Across warps.*?) *// End\n", r"\1", text, flags=re.DOTALL)
-    text = _repeat_chunks(text, schedule.chunks(spec, target))
-    # Literals that MLIR takes no alias for.
-    text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
     for name, dtype in (("dy", spec.dy_dtype), ("x", spec.dtype)):
         if schedule.vector * DTYPES[dtype].numpy.itemsize < 16:
             copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)bypassL1, '

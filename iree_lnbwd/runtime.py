@@ -306,7 +306,7 @@ def describe(vmfb: bytes, *, source: str) -> Description:
         with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:  # a .vmfb is a ZIP with checksums
             damaged = archive.testzip()
     except ZIP_ERRORS as error:
-        raise ArtifactError(f"{source}: truncated or not a .vmfb: {error}") from error
+        raise ArtifactError(f"{source}: truncated, altered or not a .vmfb: {error}") from error
     if damaged is not None:
         raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
     module = _open_module(rt.VmInstance(), vmfb, source=source)

@@ -7,7 +7,7 @@ below, and an illegal one is not compiled.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
@@ -24,6 +24,7 @@ _REGISTERS_FIXED = 32
 _REGISTERS_AN_ELEMENT = 4  # two accumulators, and the row itself
 _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
+_TWO_PASS_WORKGROUPS = 8  # to a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,8 @@ class OnePass:
         threads = self.threads(target) * self.groups
         shared = self.shared_bytes(spec, target)
         rules = (
-            (target.backend == "cpu", "workgroups of threads need a GPU"),
-            (spec.acc_dtype == "f64", "subgroups reduce no f64"),
-            (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
+            *_gpu_rules(spec, target, threads),
             (min(self.workgroups, self.groups, self.warps, self.vector) < 1, "a number below 1"),
-            (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
             (self.warps > target.subgroup_size, "more subgroups than lanes"),
             (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
             (
@@ -128,7 +126,62 @@ class OnePass:
         return next((why for broken, why in rules if broken), None)
 
 
-Schedule = WholeTensors | OnePass
+@dataclass(frozen=True)
+class TwoPass:
+    """Row sums first, then dx by tiles of columns (``ir/two_pass.mlir``): for any N.
+
+    Attributes:
+        workgroups: How many walk over the rows of a tile; also the number of partial rows.
+        warps: Subgroups in a workgroup.
+        vector: Neighbouring elements that a thread handles together.
+        chunks: Vectors of a row that a thread of the second pass has.
+    """
+
+    workgroups: int
+    warps: int
+    vector: int
+    chunks: int
+
+    @property
+    def path(self) -> str:
+        """What it does with memory, in words."""
+        return (
+            "two passes: x and dy are read for the row sums, and again for dx and the columns; "
+            f"{self.workgroups} workgroups of {self.warps} subgroups to a tile of columns, "
+            f"{self.vector} elements an access"
+        )
+
+    def threads(self, target: Target) -> int:
+        """Of a workgroup."""
+        return self.warps * target.subgroup_size
+
+    def tile(self, target: Target) -> int:
+        """Columns of a workgroup in the second pass."""
+        return self.threads(target) * self.chunks * self.vector
+
+    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+        """Why it cannot be compiled for a spec and a target; None where it can."""
+        threads = self.threads(target)
+        rules = (
+            *_gpu_rules(spec, target, threads),
+            (min(self.workgroups, self.warps, self.vector, self.chunks) < 1, "a number below 1"),
+            (self.warps > target.subgroup_size, "more subgroups than lanes"),
+            (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
+        )
+        return next((why for broken, why in rules if broken), None)
+
+
+Schedule = WholeTensors | OnePass | TwoPass
+
+
+def _gpu_rules(spec: LayerNormSpec, target: Target, threads: int) -> tuple[tuple[bool, str], ...]:
+    """What every schedule of a GPU asks for: (is broken, why)."""
+    return (
+        (target.backend == "cpu", "workgroups of threads need a GPU"),
+        (spec.acc_dtype == "f64", "subgroups reduce no f64"),
+        (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
+        (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
+    )
 
 
 def choose(spec: LayerNormSpec, target: Target) -> Schedule:
@@ -146,7 +199,7 @@ def choose(spec: LayerNormSpec, target: Target) -> Schedule:
     ):
         if candidate.illegal(spec, target) is None:
             return candidate
-    return WholeTensors(f"a row of {spec.columns} does not fit a workgroup")
+    return _two_pass(spec, target)
 
 
 def _tuned(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
@@ -194,6 +247,15 @@ def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
         )
 
 
+def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
+    """Several small workgroups to a multiprocessor: there is nothing to wait for."""
+    warps = _DIRECT_THREADS // target.subgroup_size
+    one = TwoPass(1, warps, vector_of(spec), 1)
+    tiles = -(-spec.columns // one.tile(target))
+    workgroups = -(-_TWO_PASS_WORKGROUPS * target.processors // tiles)
+    return replace(one, workgroups=workgroups)
+
+
 def _fits_registers(schedule: OnePass, spec: LayerNormSpec, target: Target) -> bool:
     """An estimate, from ptxas and ISA reports: a third of what it rejects would spill."""
     elements = schedule.chunks(spec, target) * schedule.vector
@@ -213,7 +275,7 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Schedule:
     """The inverse of `to_dict`."""
-    forms = {form.__name__: form for form in (WholeTensors, OnePass)}
+    forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass)}
     fields = dict(values)
     schedule: Schedule = forms[fields.pop("form")](**fields)
     return schedule

@@ -1,8 +1,9 @@
-"""Schedules that were measured to be the fastest, by (target, bytes of an element, columns).
+"""Schedules that were measured to be the fastest, by (target, bytes, columns).
 
-Found by ``scripts/tune`` on an NVIDIA H200, driver 580.159.04, iree-base-compiler 3.13.0, at 2**26
-elements (768 and 1024 columns: 65536 and 16384 rows). The values are the fields of
-`schedule.OnePass` in order; behind them, the share of the bandwidth of adding two tensors.
+Written by ``scripts/tune`` on NVIDIA H200, driver 580.159.04, iree-base-compiler
+3.13.0, at 2**26 elements (768 and 1024 columns: 65536 and 16384 rows).
+The values are the fields of `schedule.OnePass` in order; behind them, the share of the bandwidth
+of adding two tensors.
 """
 
 from __future__ import annotations
@@ -13,42 +14,43 @@ from types import MappingProxyType
 TUNED: Mapping[tuple[str, int, int], tuple[int, int, int, int, int, bool, bool, int]] = (
     MappingProxyType(
         {
-            ("sm_90", 2, 768): (132, 12, 1, 8, 2, False, True, 1),  # 90 %
-            ("sm_90", 2, 1000): (264, 4, 2, 8, 2, False, True, 2),  # 87 %
-            ("sm_90", 2, 1024): (132, 8, 2, 8, 2, False, True, 1),  # 77 %
-            ("sm_90", 2, 1536): (132, 5, 6, 8, 2, False, True, 1),  # 88 %
-            ("sm_90", 2, 2048): (264, 2, 4, 8, 3, False, True, 2),  # 91 %
-            ("sm_90", 2, 2304): (132, 4, 3, 8, 2, False, True, 1),  # 90 %
-            ("sm_90", 2, 3072): (264, 1, 6, 8, 3, False, True, 2),  # 85 %
-            ("sm_90", 2, 3840): (264, 1, 8, 8, 2, False, True, 2),  # 91 %
-            ("sm_90", 2, 4096): (264, 1, 8, 8, 2, False, True, 2),  # 92 %
-            ("sm_90", 2, 5000): (264, 1, 10, 8, 2, False, True, 2),  # 77 %
-            ("sm_90", 2, 5120): (264, 1, 10, 8, 3, False, True, 2),  # 81 %
-            ("sm_90", 2, 6144): (132, 2, 6, 8, 2, True, True, 1),  # 83 %
-            ("sm_90", 2, 8192): (132, 1, 16, 8, 2, False, True, 1),  # 94 %
-            ("sm_90", 2, 10240): (132, 1, 10, 8, 2, True, True, 1),  # 78 %
-            ("sm_90", 2, 12288): (132, 1, 12, 8, 2, True, True, 1),  # 80 %
-            ("sm_90", 2, 12800): (132, 1, 10, 8, 1, True, True, 1),  # 75 %
-            ("sm_90", 2, 14336): (132, 1, 12, 8, 1, True, True, 1),  # 66 %
-            ("sm_90", 2, 15360): (132, 1, 12, 8, 1, True, True, 1),  # 78 %
-            ("sm_90", 2, 16384): (132, 1, 16, 8, 2, True, True, 1),  # 64 %
-            ("sm_90", 4, 768): (132, 6, 3, 4, 1, False, True, 1),  # 96 %
-            ("sm_90", 4, 1000): (132, 5, 4, 4, 1, False, True, 1),  # 95 %
-            ("sm_90", 4, 1024): (264, 2, 4, 4, 1, False, True, 2),  # 90 %
-            ("sm_90", 4, 1536): (132, 3, 4, 4, 1, False, True, 1),  # 96 %
-            ("sm_90", 4, 2048): (264, 1, 16, 4, 2, False, True, 2),  # 98 %
-            ("sm_90", 4, 2304): (132, 2, 5, 4, 1, False, True, 1),  # 97 %
-            ("sm_90", 4, 3072): (132, 2, 6, 4, 2, False, True, 1),  # 94 %
-            ("sm_90", 4, 3840): (132, 1, 10, 4, 2, False, True, 1),  # 95 %
-            ("sm_90", 4, 4096): (132, 1, 16, 4, 2, False, True, 1),  # 97 %
-            ("sm_90", 4, 5000): (132, 1, 10, 4, 2, False, True, 1),  # 95 %
-            ("sm_90", 4, 5120): (132, 1, 10, 4, 1, False, True, 1),  # 96 %
-            ("sm_90", 4, 6144): (132, 1, 12, 4, 2, False, True, 1),  # 93 %
-            ("sm_90", 4, 8192): (132, 1, 32, 4, 1, False, True, 1),  # 94 %
-            ("sm_90", 4, 10240): (132, 1, 20, 4, 1, False, True, 1),  # 91 %
-            ("sm_90", 4, 12288): (132, 1, 16, 4, 1, False, False, 1),  # 84 %
-            ("sm_90", 4, 12800): (132, 1, 15, 4, 1, True, False, 1),  # 67 %
-            ("sm_90", 4, 14336): (132, 1, 16, 4, 1, True, False, 1),  # 67 %
+            ("sm_90", 2, 768): (264, 6, 1, 8, 3, True, False, 2),  # 92%
+            ("sm_90", 2, 769): (396, 3, 2, 1, 0, False, False, 3),  # 65%
+            ("sm_90", 2, 1000): (264, 4, 2, 8, 1, False, False, 2),  # 87%
+            ("sm_90", 2, 1023): (264, 4, 2, 1, 0, False, False, 2),  # 71%
+            ("sm_90", 2, 1024): (132, 8, 1, 8, 2, False, True, 1),  # 79%
+            ("sm_90", 2, 1536): (264, 3, 2, 8, 1, False, True, 2),  # 90%
+            ("sm_90", 2, 2048): (264, 2, 4, 8, 3, False, True, 2),  # 92%
+            ("sm_90", 2, 2304): (132, 4, 2, 8, 1, False, True, 1),  # 93%
+            ("sm_90", 2, 3072): (396, 1, 4, 8, 1, False, True, 3),  # 89%
+            ("sm_90", 2, 3840): (264, 1, 8, 8, 2, False, True, 2),  # 88%
+            ("sm_90", 2, 4096): (264, 1, 8, 8, 2, False, True, 2),  # 91%
+            ("sm_90", 2, 5000): (132, 2, 4, 8, 1, True, False, 1),  # 84%
+            ("sm_90", 2, 5120): (132, 2, 4, 8, 2, False, True, 1),  # 91%
+            ("sm_90", 2, 6144): (132, 2, 8, 8, 2, True, True, 1),  # 87%
+            ("sm_90", 2, 8192): (132, 1, 16, 8, 2, False, False, 1),  # 89%
+            ("sm_90", 2, 10240): (132, 1, 8, 8, 2, False, True, 1),  # 90%
+            ("sm_90", 2, 12288): (132, 1, 16, 8, 2, True, True, 1),  # 82%
+            ("sm_90", 2, 14336): (132, 1, 8, 8, 1, True, True, 1),  # 81%
+            ("sm_90", 2, 16384): (132, 1, 8, 8, 2, True, True, 1),  # 65%
+            ("sm_90", 4, 768): (264, 3, 6, 4, 3, False, False, 2),  # 96%
+            ("sm_90", 4, 769): (264, 4, 5, 1, 0, False, False, 2),  # 87%
+            ("sm_90", 4, 1000): (132, 5, 4, 4, 3, False, False, 1),  # 95%
+            ("sm_90", 4, 1023): (264, 4, 2, 1, 2, True, False, 2),  # 82%
+            ("sm_90", 4, 1024): (132, 8, 1, 4, 1, True, False, 1),  # 91%
+            ("sm_90", 4, 1536): (132, 4, 4, 4, 1, False, False, 1),  # 96%
+            ("sm_90", 4, 2048): (264, 1, 16, 4, 2, False, True, 2),  # 97%
+            ("sm_90", 4, 2304): (132, 2, 4, 4, 2, False, False, 1),  # 97%
+            ("sm_90", 4, 3072): (132, 2, 4, 4, 1, True, False, 1),  # 95%
+            ("sm_90", 4, 3840): (132, 1, 10, 4, 2, False, True, 1),  # 94%
+            ("sm_90", 4, 4096): (132, 1, 16, 4, 2, False, False, 1),  # 96%
+            ("sm_90", 4, 5000): (132, 1, 8, 4, 2, False, False, 1),  # 96%
+            ("sm_90", 4, 5120): (132, 1, 8, 4, 2, False, True, 1),  # 97%
+            ("sm_90", 4, 6144): (132, 1, 10, 4, 1, False, False, 1),  # 95%
+            ("sm_90", 4, 8192): (132, 1, 16, 4, 1, False, True, 1),  # 93%
+            ("sm_90", 4, 10240): (132, 1, 10, 4, 1, True, True, 1),  # 92%
+            ("sm_90", 4, 12288): (132, 1, 16, 4, 1, True, False, 1),  # 84%
+            ("sm_90", 4, 14336): (132, 1, 16, 4, 1, True, False, 1),  # 65%
         }
     )
 )

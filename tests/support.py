@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class Arguments:
     def with_true_statistics(self) -> Arguments:
         """With mean and rstd of ``input``: f64 inside, rounded once to what the op takes."""
         leading = self.input.shape[: self.input.ndim - len(self.normalized_shape)]
-        x = self.input.astype(np.float64).reshape(*leading, -1)
+        x = self.input.astype(np.float64).reshape(*leading, math.prod(self.normalized_shape))
         statistic = np.float64 if self.input.dtype == np.float64 else np.float32
         with np.errstate(all="ignore"):  # rows with Inf or NaN, and eps below -var
             mean = np.asarray(x.mean(axis=-1), statistic)

@@ -1,4 +1,4 @@
-"""An artifact for every target: it compiles, is named, describes itself, and is the same each time."""
+"""An artifact for every target: it compiles, describes itself, and has the same bytes each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, inspection, runtime
+from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.targets import Target, find_target
+from iree_lnbwd.tuning import TUNED
 
 EVERYWHERE = (LayerNormSpec((4096,), "f32"), LayerNormSpec((4096,), "bf16"))
 
@@ -37,7 +39,7 @@ OPTIONS = (
     LayerNormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
     LayerNormSpec((1024,), "f32", rows=64),
 )
-KINDS = ("sm_90", "gfx942", "gfx1100", "generic")
+KINDS = ("sm_90", "gfx942", "generic")
 
 MATRIX = [
     *((target, spec) for target in lnbwd.targets() for spec in EVERYWHERE),
@@ -65,11 +67,17 @@ def test_every_module(
     described = runtime.describe(vmfb, source=str(made.path))
     assert described[0] == spec
 
-    check_kernels(vmfb, target)
+    check_kernels(vmfb, target, measured=is_measured(spec, target))
     check_inspect(made, capsys)
 
 
-def check_kernels(vmfb: bytes, target: Target) -> None:
+def is_measured(spec: LayerNormSpec, target: Target) -> bool:
+    """Its schedule was the fastest on hardware, also where a few registers spill."""
+    size = DTYPES[spec.dtype].numpy.itemsize
+    return (target.name, size, spec.columns) in TUNED
+
+
+def check_kernels(vmfb: bytes, target: Target, *, measured: bool) -> None:
     """They are all seen, and none has memory behind its registers."""
     kernels = inspection.kernels(vmfb, target)
     assert kernels
@@ -86,7 +94,7 @@ def check_kernels(vmfb: bytes, target: Target) -> None:
         if shutil.which("ptxas") is None:
             return  # then what follows is not known; test_ptx_assembles says so
     for kernel in kernels:
-        assert kernel.stack_bytes == 0, kernel
+        assert kernel.stack_bytes == 0 or measured, kernel
         assert kernel.registers is not None, kernel
 
 

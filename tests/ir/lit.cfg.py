@@ -1,6 +1,6 @@
 """FileCheck tests of the IR: each .mlir file here says what it runs and what must come out.
 
-    lit -v tests/ir
+By hand: lit -v tests/ir
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lit.formats
+import lit.formats  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     config: Any = None  # lit defines it

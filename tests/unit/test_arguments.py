@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -65,7 +66,7 @@ def test_statistics_may_have_trailing_ones() -> None:
         np.testing.assert_array_equal(plain.arrays[name], ones.arrays[name])
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "column-major": np.asfortranarray,
     "every second row": lambda a: np.repeat(a, 2, axis=0)[::2],
     "every second column": lambda a: np.repeat(a, 2, axis=-1)[..., ::2],

@@ -42,7 +42,7 @@ def entry_of(text: str) -> str:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.mlir")), ids=lambda path: path.name)
 def test_files_parse_as_they_stand(path: Path) -> None:
     parsed = compile_file(str(path), extra_args=["--compile-to=input"])
-    assert b"func private" in parsed or b"func public" in parsed
+    assert b"func.func" in parsed or b"util.func" in parsed
 
 
 @pytest.mark.parametrize("source", [ir.LINALG, ir.STABLEHLO])

@@ -123,7 +123,7 @@ def test_damage_is_found_or_harmless(tmp_path: Path) -> None:
     values = {array.tobytes() for array in arrays.values()}
     found = 0
     for position in range(len(whole)):
-        for mask in (0x01, 0x08, 0x80):
+        for mask in (0x01, 0x88):
             damaged = bytearray(whole)
             damaged[position] ^= mask
             path.write_bytes(damaged)

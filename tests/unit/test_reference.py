@@ -155,7 +155,8 @@ def in_accumulator_type(arguments: Arguments) -> LayerNormGrads:
     n = acc.type(call.spec.columns)
 
     def running_sum(terms: Array, axis: int) -> Array:
-        return np.cumsum(terms, axis=axis, dtype=acc).take(-1, axis=axis)
+        partial: Array = np.cumsum(terms, axis=axis, dtype=acc)
+        return partial[-1] if axis == 0 else partial[:, -1]
 
     xhat = (x - mean[:, None]) * rstd[:, None]
     h = dy * gamma

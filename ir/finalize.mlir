@@ -1,0 +1,88 @@
+// The last kernel of one_pass.mlir and of two_pass.mlir: adds up partial rows of dgamma and dbeta, and
+// rounds them once to the types of the caller's parameters.
+
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
+// the rules of README.md.
+!gamma = bf16
+!beta = bf16
+!acc = f32
+#columns = 4096 : index
+#finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [1024, 1, 1] subgroup_size = 32>
+!acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
+!gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
+// End of what is replaced.
+
+#finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta
+  #hal.pipeline.binding<storage_buffer>,            // dgamma
+  #hal.pipeline.binding<storage_buffer>             // dbeta
+]>
+!slices = memref<32x32x!acc, #gpu.address_space<workgroup>>
+
+// 32 columns to a workgroup, and 32 slices of the partial rows.
+hal.executable.source private @finalize {
+  hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
+      count(%device: !hal.device) -> (index, index, index) {
+    %n = arith.constant #columns
+    %width = arith.constant 32 : index
+    %tiles = arith.ceildivui %n, %width : index
+    %one = arith.constant 1 : index
+    hal.return %tiles, %one, %one : index, index, index
+  }
+  builtin.module {
+    func.func @finalize() attributes {translation_info = #finalize_kernel} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %n = arith.constant #columns
+      %width = arith.constant 32 : index
+      %zero = arith.constant 0.0 : !acc
+      %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
+      %p = arith.index_castui %p_i32 : i32 to index
+      %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
+      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row
+
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %thread = gpu.thread_id x
+      %tx = arith.remui %thread, %width : index
+      %ty = arith.divui %thread, %width : index
+      %tile = arith.muli %workgroup, %width : index
+      %column = arith.addi %tile, %tx : index
+      %inside = arith.cmpi ult, %column, %n : index
+      %last_column = arith.subi %n, %c1 : index
+      %column_in = arith.minui %column, %last_column : index
+
+      %sums:2 = scf.for %i = %ty to %p step %width iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
+        %dgamma_i = memref.load %dgamma_partials[%i, %column_in] : !acc_rows
+        %dbeta_i = memref.load %dbeta_partials[%i, %column_in] : !acc_rows
+        %dgamma_more = arith.addf %dgamma_sum, %dgamma_i : !acc
+        %dbeta_more = arith.addf %dbeta_sum, %dbeta_i : !acc
+        scf.yield %dgamma_more, %dbeta_more : !acc, !acc
+      }
+      %dgamma_slices = memref.alloc() : !slices
+      %dbeta_slices = memref.alloc() : !slices
+      memref.store %sums#0, %dgamma_slices[%ty, %tx] : !slices
+      memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices
+      gpu.barrier
+      %first_slice = arith.cmpi eq, %ty, %c0 : index
+      %adds_up = arith.andi %first_slice, %inside : i1
+      scf.if %adds_up {
+        %totals:2 = scf.for %i = %c0 to %width step %c1 iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
+          %dgamma_i = memref.load %dgamma_slices[%i, %tx] : !slices
+          %dbeta_i = memref.load %dbeta_slices[%i, %tx] : !slices
+          %dgamma_more = arith.addf %dgamma_sum, %dgamma_i : !acc
+          %dbeta_more = arith.addf %dbeta_sum, %dbeta_i : !acc
+          scf.yield %dgamma_more, %dbeta_more : !acc, !acc
+        }
+        %dgamma_total = llvm.fptrunc %totals#0 : !acc to !gamma
+        %dbeta_total = llvm.fptrunc %totals#1 : !acc to !beta
+        memref.store %dgamma_total, %dgamma[%column] : !gamma_row
+        memref.store %dbeta_total, %dbeta[%column] : !beta_row
+      }
+      return
+    }
+  }
+}

@@ -1,0 +1,165 @@
+"""Kernel and whole-call times on an NVIDIA GPU, for `scripts/benchmark` and `scripts/tune`.
+
+A kernel's time is what CUPTI reports through torch.profiler, which sees IREE's kernels and
+PyTorch's alike. Contenders take turns, call by call, in one profile; buffers rotate so that a call
+finds none of its data in the L2 cache.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as rt
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from iree_lnbwd.spec import ENTRY
+
+TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_ROTATED_BYTES = 400_000_000  # several times the L2 cache of any GPU
+
+Contender = Callable[[int], object]  # calls itself on the i-th set of buffers
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One set of buffers on the GPU: what a backward takes and fills.
+
+    Shapes: dy, x, dx [M, N]; mean, rstd [M] f32; gamma, beta, dgamma, dbeta [N].
+    """
+
+    dy: Tensor
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+    gamma: Tensor
+    beta: Tensor
+    dx: Tensor
+    dgamma: Tensor
+    dbeta: Tensor
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of one contender, all kernels of a call added up; and of its kernels."""
+
+    p20: float
+    p50: float
+    p80: float
+    kernels: tuple[float, ...]
+
+
+class Device:
+    """IREE's side of the GPU."""
+
+    def __init__(self) -> None:
+        """Opens the first CUDA device."""
+        self.instance = rt.VmInstance()
+        self.hal = rt.get_driver("cuda").create_default_device()
+        self.hal_module = rt.create_hal_module(self.instance, self.hal)
+
+    def load(self, path: Path, sets: Sequence[Operands]) -> Contender:
+        """A compiled module as a contender."""
+        module = rt.VmModule.copy_buffer(self.instance, path.read_bytes())
+        context = rt.VmContext(self.instance, modules=[self.hal_module, module])
+        function = module.lookup_function(ENTRY)
+        arguments = []
+        for s in sets:
+            tensors = (s.dy, s.x, s.mean, s.rstd, s.gamma, s.dx, s.dgamma, s.dbeta)
+            packed = rt.VmVariantList(len(tensors))
+            for tensor in tensors:
+                packed.push_ref(self.hal.from_dlpack_capsule(tensor.__dlpack__()))
+            arguments.append(packed)
+
+        def call(i: int) -> None:
+            context.invoke(function, arguments[i % len(arguments)], rt.VmVariantList(3))
+
+        return call
+
+
+def operands(rows: int, columns: int, dtype: str) -> list[Operands]:
+    """As many sets of random buffers as it takes to exceed the L2 cache."""
+    torch_dtype = TORCH_DTYPES[dtype]
+    each = 3 * rows * columns * torch_dtype.itemsize
+    return [
+        _random_operands(rows, columns, torch_dtype)
+        for _ in range(max(1, min(16, -(-_ROTATED_BYTES // each))))
+    ]
+
+
+def _random_operands(rows: int, columns: int, dtype: torch.dtype) -> Operands:
+    x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(dtype)
+    gamma, beta = torch.randn(2, columns, device="cuda").to(dtype)
+    return Operands(
+        dy=torch.randn(rows, columns, device="cuda").to(dtype),
+        x=x,
+        mean=x.float().mean(1),
+        rstd=torch.rsqrt(x.float().var(1, unbiased=False) + 1e-5),
+        gamma=gamma.contiguous(),
+        beta=beta.contiguous(),
+        dx=torch.empty_like(x),
+        dgamma=torch.empty_like(gamma),
+        dbeta=torch.empty_like(beta),
+    )
+
+
+def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[str, Times]:
+    """Times of every contender's kernels, all contenders taking turns in each round."""
+    kernels = {name: _count_kernels(contender) for name, contender in contenders.items()}
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for i in range(rounds):
+            for contender in contenders.values():
+                contender(i)
+                torch.cuda.synchronize()  # IREE has a stream of its own: nobody shall overlap
+    events = iter(_kernel_events(profiled))
+    samples: dict[str, list[list[float]]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, count in kernels.items():
+            samples[name].append([next(events).device_time for _ in range(count)])
+    return {name: _times(calls) for name, calls in samples.items()}
+
+
+def _count_kernels(contender: Contender) -> int:
+    for i in range(3):
+        contender(i)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        contender(0)
+        torch.cuda.synchronize()
+    return len(_kernel_events(profiled))
+
+
+def _kernel_events(profiled: Any) -> list[Any]:
+    """In the order of their start; memory copies and fills count, they are part of a call."""
+    events = [e for e in profiled.events() if e.device_type == DeviceType.CUDA]
+    return sorted(events, key=lambda e: e.time_range.start)
+
+
+def _times(calls: Sequence[Sequence[float]]) -> Times:
+    totals = [sum(call) for call in calls]
+    deciles = statistics.quantiles(totals, n=10)
+    return Times(
+        p20=deciles[1],
+        p50=statistics.median(totals),
+        p80=deciles[7],
+        kernels=tuple(statistics.median(kernel) for kernel in zip(*calls, strict=True)),
+    )
+
+
+def whole_call_time(contender: Contender, calls: int = 200) -> float:
+    """Microseconds a call, of many in a row from Python, the last one's work included."""
+    for i in range(5):
+        contender(i)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for i in range(calls):
+        contender(i)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls * 1e6

@@ -1,0 +1,522 @@
+"""The command ``iree-lnbwd``, as a shell runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from iree.compiler.tools import compile_str
+from support import (
+    Arguments,
+    assert_matches_reference,
+    present,
+    random_arguments,
+    random_generator,
+)
+
+import iree_lnbwd as lnbwd
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, artifact, compiler, npz, runtime
+from iree_lnbwd.arguments import Array
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.errors import DeviceError
+from iree_lnbwd.targets import find_target
+
+BINARIES = Path(sys.executable).parent
+COMMAND = BINARIES / "iree-lnbwd"
+
+
+def run(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The installed command, with nothing but its words."""
+    return subprocess.run(
+        [COMMAND, *words], capture_output=True, text=True, check=False, cwd=cwd, timeout=120
+    )
+
+
+def succeeded(*words: str | Path, cwd: Path | None = None) -> str:
+    """What it printed; it must succeed, and complain of nothing."""
+    ended = run(*words, cwd=cwd)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    return ended.stdout
+
+
+def refused(*words: str | Path, cwd: Path | None = None) -> str:
+    """The one line that says what could not be done."""
+    ended = run(*words, cwd=cwd)
+    assert ended.returncode == 2, ended.stdout
+    assert re.fullmatch(r"iree-lnbwd: error: [^\n]+\n", ended.stderr), ended.stderr
+    return ended.stderr.removeprefix("iree-lnbwd: error: ").rstrip()
+
+
+def stored(arguments: Arguments) -> dict[str, Array]:
+    """The arrays of a call under ATen's names, as an .npz has them."""
+    names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+    arrays = {name: getattr(arguments, name) for name in names}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def has(device: str) -> bool:
+    try:
+        runtime.probe(DeviceUri.parse(device))
+    except DeviceError:
+        return False
+    return True
+
+
+# --- targets ---------------------------------------------------------------------------------
+
+
+def test_targets_prints_the_table() -> None:
+    header, *rows = succeeded("targets").splitlines()
+    assert header.split() == ["name", "backend", "aliases", "verified"]
+    assert [row.split()[:2] for row in rows] == [[t.name, t.backend] for t in lnbwd.targets()]
+    for row, target in zip(rows, lnbwd.targets(), strict=True):
+        assert " ".join(target.aliases) in row
+        assert re.search(r"(compiled only, never run|verified on .+|run by the tests .+)$", row)
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    pipe = f"{shlex.quote(str(COMMAND))} targets | head -1"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_version_and_help() -> None:
+    assert succeeded("--version") == f"iree-lnbwd {lnbwd.__version__}\n"
+    said = succeeded("--help")
+    for command in ("targets", "compile", "verify", "run", "inspect"):
+        assert re.search(rf"^    {command} ", said, re.MULTILINE)
+
+
+# --- compile ---------------------------------------------------------------------------------
+
+
+def test_compile_writes_both_files_and_names_them(tmp_path: Path) -> None:
+    said = succeeded(
+        "compile",
+        "--target=h200",
+        "--normalized-shape=16,64",
+        "--dtype=bf16",
+        "-o",
+        tmp_path / "dist",
+    )
+    stem = tmp_path / "dist" / "layer_norm_backward_n16x64_bf16_sm_90"
+    first, second = said.splitlines()
+    size = stem.with_suffix(".vmfb").stat().st_size
+    assert first.startswith(f"{stem}.vmfb  {size} bytes, ")
+    assert second == f"{stem}.json"
+
+
+def test_compile_defaults_to_this_cpu_this_folder_and_f32(tmp_path: Path) -> None:
+    succeeded("compile", "--normalized-shape=8", cwd=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "layer_norm_backward_n8_f32_host.json",
+        "layer_norm_backward_n8_f32_host.vmfb",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "spec"),
+    [
+        (["--dtype=f64"], LayerNormSpec((8,), "f64")),
+        (
+            ["--dtype=f32", "--grad-output-dtype=f16", "--weight-dtype=bf16", "--bias-dtype=f32"],
+            LayerNormSpec((8,), "f32", "f16", "bf16", "f32"),
+        ),
+        (["--no-weight"], LayerNormSpec((8,), has_weight=False)),
+        (["--output-mask=101"], LayerNormSpec((8,), output_mask=(True, False, True))),
+        (["--rows=3"], LayerNormSpec((8,), rows=3)),
+        (["--recompute-statistics=1e-6"], LayerNormSpec((8,), recompute_eps=1e-6)),
+    ],
+)
+def test_compile_options_make_the_spec(
+    options: list[str], spec: LayerNormSpec, tmp_path: Path
+) -> None:
+    succeeded("compile", "--target=generic", "--normalized-shape=8", *options, "-o", tmp_path)
+    manifest = artifact.read(tmp_path / f"{spec.name}_generic.vmfb")[1]
+    assert manifest is not None
+    assert manifest.spec == spec
+
+
+def test_flags_after_two_dashes_are_compiled_with_and_recorded(tmp_path: Path) -> None:
+    words = ("compile", "--target=generic", "--normalized-shape=64", "-o", tmp_path)
+    flags = (f"--iree-hal-dump-executable-intermediates-to={tmp_path}", "--iree-opt-level=O1")
+    succeeded(*words, "--", *flags)
+    assert list(tmp_path.glob("*.s"))  # iree-compile did as it was told
+    manifest = json.loads((tmp_path / "layer_norm_backward_n64_f32_generic.json").read_text())
+    assert tuple(manifest["flags"][-2:]) == flags
+    assert manifest["flags"][0].startswith("--iree-hal-target-device=")
+
+
+@pytest.mark.parametrize("target", ["generic", "sm_90", "gfx942"])
+@pytest.mark.parametrize("extra", [(), ("--", "--iree-opt-level=O1")])
+def test_printed_command_and_ir_make_the_same_module(
+    target: str, extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The .vmfb of `compile` is what iree-compile makes of what is printed."""
+    words = ("compile", f"--target={target}", "--normalized-shape=1000", "--dtype=bf16")
+    command = shlex.split(succeeded(*words, "--print-command", *extra))
+    assert command[:2] == ["iree-compile", "-"]
+    text = succeeded(*words, "--print-ir", *extra)
+    assert not list(tmp_path.iterdir())
+    subprocess.run(
+        [BINARIES / command[0], *command[1:]], input=text.encode(), cwd=tmp_path, check=True
+    )
+    succeeded(*words, "-o", tmp_path / "ours", *extra)
+    name = f"layer_norm_backward_n1000_bf16_{target}.vmfb"
+    assert (tmp_path / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
+
+
+def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
+    words = ("compile", "--target=generic", "--normalized-shape=8")
+    text = succeeded(*words, "--print-ir")
+    succeeded(*words, "-o", tmp_path)
+    manifest = json.loads((tmp_path / "layer_norm_backward_n8_f32_generic.json").read_text())
+    assert manifest["ir_sha256"] == artifact.digest(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--normalized-shape=8", "--target=sm90"],
+            r"target: .*got 'sm90'\. Did you mean 'sm_90'\?",
+        ),
+        (["--normalized-shape=0"], "normalized_shape: expected .* got "),
+        (["--normalized-shape=8", "--output-mask=000"], "output_mask: expected at least one"),
+        (["--normalized-shape=8", "--rows=-1"], "rows: expected an int >= 0 .* got -1"),
+        (["--normalized-shape=8", "--recompute-statistics=nan"], "eps: .* finite .* got nan"),
+        (["--normalized-shape=8", "--dtype=f64", "--weight-dtype=f32"], "dtype: f64 does not mix"),
+        (
+            ["--normalized-shape=8", "-o", "/dev/null/x"],
+            "output_dir: cannot write to /dev/null/x: ",
+        ),
+    ],
+)
+def test_compile_refuses_in_one_line(options: list[str], said: str, tmp_path: Path) -> None:
+    assert re.match(said, refused("compile", *options, cwd=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--normalized-shape"),
+        (["--normalized-shape=8x8"], "expected ints such as 4096 or 16,64, got '8x8'"),
+        (["--normalized-shape=8", "--dtype=f8"], "invalid choice: 'f8'"),
+        (["--normalized-shape=8", "--output-mask=1100"], "expected three of 0 and 1 such as 110"),
+        (["--normalized-shape=8", "--print-ir", "--print-command"], "not allowed with"),
+    ],
+)
+def test_compile_explains_its_options(options: list[str], said: str, tmp_path: Path) -> None:
+    ended = run("compile", *options, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("usage: iree-lnbwd compile ")
+    assert said in ended.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_flag_that_iree_compile_does_not_know(tmp_path: Path) -> None:
+    words = ("compile", "--normalized-shape=8", "-o", tmp_path / "out")
+    said = refused(*words, "--", "--no-such-flag")
+    assert "Unknown command line argument '--no-such-flag'" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_compiler_that_ends_before_it_has_read_everything(tmp_path: Path) -> None:
+    """More text than a pipe holds, and a flag that ends iree-compile at once."""
+    shape = ",".join(["1"] * 30_000)
+    words = ("compile", f"--normalized-shape={shape}", "-o", tmp_path / "out")
+    said = refused(*words, "--", "--no-such-flag")
+    assert "--no-such-flag" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_flag_that_iree_compile_cannot_follow(tmp_path: Path) -> None:
+    words = ("compile", "--target=gfx942", "--normalized-shape=8", "-o", tmp_path / "out")
+    said = refused(*words, "--", "--iree-rocm-target=gfx1")
+    assert said.startswith("compiling layer_norm_backward_n8_f32 for gfx942 failed: ")
+    assert not (tmp_path / "out").exists()
+
+
+# --- verify ----------------------------------------------------------------------------------
+
+
+def rows_of(said: str) -> list[list[str]]:
+    """The cells of the table: between the line below its header and the empty line after it."""
+    lines = said.splitlines()
+    start = next(i for i, line in enumerate(lines) if line and set(line) == {"-"})
+    return [line.split() for line in lines[start + 1 : lines.index("", start)]]
+
+
+def test_verify_passes_on_the_captured_tensors() -> None:
+    said = succeeded("verify")
+    with resources.as_file(resources.files("iree_lnbwd") / "data" / "training_step.npz") as path:
+        cases = npz.read_cases(path)
+    rows = rows_of(said)
+    assert [(row[0], row[3]) for row in rows] == [
+        (case, gradient) for case in cases for gradient in LayerNormGrads._fields
+    ]
+    for row in rows:
+        error, tolerance, ratio = map(float, row[-4:-1])
+        assert error >= 0
+        assert tolerance > 0
+        assert 0 <= ratio <= 1
+        assert row[-1] == "ok"
+    assert re.search(rf"^passed: {len(rows)} of {len(rows)} gradients within tolerance", said, re.M)
+    assert "Higham and Mary" in said  # where the tolerance comes from
+
+
+def write_cases(path: Path, cases: dict[str, Arguments]) -> None:
+    npz.write(
+        path,
+        {f"{case}/{name}": a for case, args in cases.items() for name, a in stored(args).items()},
+    )
+
+
+def test_verify_on_tensors_of_ones_own(tmp_path: Path) -> None:
+    rng = random_generator()
+    specs = {
+        "narrow": LayerNormSpec((64,), "bf16"),
+        "mixed": LayerNormSpec((64,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
+        "several dims": LayerNormSpec((4, 16), "f64"),
+        "bare": LayerNormSpec((64,), "f16", has_weight=False, recompute_eps=1e-5),
+    }
+    cases = {name: random_arguments(rng, spec, (3, 5)) for name, spec in specs.items()}
+    # The number of normalized dimensions is the weight's.
+    cases["bare"] = replace(cases["bare"], bias=None)
+    write_cases(tmp_path / "mine.npz", {k.replace(" ", "_"): v for k, v in cases.items()})
+    rows = rows_of(succeeded("verify", "--data", tmp_path / "mine.npz"))
+    assert [(row[0], row[2]) for row in rows] == [
+        *[("narrow", "bf16")] * 3,
+        *[("mixed", "f32/bf16/bf16")] * 3,
+        *[("several_dims", "f64")] * 3,
+        *[("bare", "f16")] * 2,
+    ]
+
+
+# A mistake in the formula each, and the gradients that it spoils.
+WRONG = {
+    "the projection is added": (
+        "%t2 = arith.subf %t0, %t1",
+        "%t2 = arith.addf %t0, %t1",
+        {"grad_input"},
+    ),
+    "the row's mean is left in": (
+        "%t0 = arith.subf %h, %mean_h",
+        "%t0 = arith.subf %h, %zero",
+        {"grad_input"},
+    ),
+    "x is not centred for the columns": (
+        "%dg = arith.mulf %dya, %xhat",
+        "%dg = arith.mulf %dya, %xa",
+        {"grad_weight"},
+    ),
+    "dbeta is a sum of squares": (
+        "%db1 = arith.addf %db_, %dya",
+        "%db1 = arith.addf %db_, %dg",
+        {"grad_bias"},
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
+    """A module that was really compiled, from IR with a mistake in it."""
+    spec, target = LayerNormSpec((64,), "bf16"), find_target("generic")
+    right, wrong, spoiled = WRONG[mistake]
+    text = compiler.source_text(spec, target)
+    assert text.count(right) == 1
+    text = text.replace(right, wrong)
+    manifest = compiler.build(spec, target)[1]
+    vmfb = compile_str(text, input_type="none", extra_args=list(manifest.flags))
+    manifest = replace(
+        manifest,
+        ir_sha256=artifact.digest(text.encode()),
+        vmfb_sha256=artifact.digest(vmfb),
+    )
+    artifact.write(tmp_path / "modules", vmfb, manifest)
+
+    write_cases(tmp_path / "x.npz", {"case": random_arguments(random_generator(), spec, (16,))})
+    words = ("verify", "--target=generic", "--data", tmp_path / "x.npz")
+    ended = run(*words, "--modules", tmp_path / "modules")
+    assert ended.returncode == 1, ended.stderr
+    rows = rows_of(ended.stdout)
+    assert {row[3] for row in rows if row[-1] == "MISS"} == spoiled
+    assert {row[3] for row in rows if row[-1] == "ok"} == {*LayerNormGrads._fields} - spoiled
+    assert re.search(r"^FAILED: 2 of 3 gradients within tolerance", ended.stdout, re.MULTILINE)
+    # The same data, and the module of the package.
+    assert "passed: 3 of 3" in succeeded(*words)
+
+
+def test_verify_of_nothing_is_no_pass(tmp_path: Path) -> None:
+    npz.write(tmp_path / "empty.npz", {})
+    ended = run("verify", "--data", tmp_path / "empty.npz")
+    assert ended.returncode != 0
+    assert "passed" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "device"), [("sm_90", "cuda"), ("rtx5090", "cuda"), ("gfx942", "hip")]
+)
+def test_verify_without_the_device(target: str, device: str) -> None:
+    if has(device):
+        pytest.skip(f"this machine has {device}")
+    said = refused("verify", f"--target={target}")
+    assert said.startswith(f"{find_target(target).name}: nothing was run here: device: {device}")
+    assert " is absent: " in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target=sm90"], r"target: .* Did you mean 'sm_90'\?"),
+        (["--device=gpu"], "device: expected one of local-task, .* got 'gpu'"),
+        (["--device=cuda://97"], "device: cuda://97 is absent: "),
+        (
+            ["--target=sm_90", "--device=local-task"],
+            r"device: sm_90 \(cuda\) does not run on local",
+        ),
+        (["--data=none.npz"], r"none\.npz: expected a readable \.npz file: .*No such file"),
+        (["--modules=none"], r"none/.*\.vmfb: cannot be read: No such file"),
+    ],
+)
+def test_verify_refuses_in_one_line(options: list[str], said: str, tmp_path: Path) -> None:
+    assert re.match(said, refused("verify", *options, cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"case/colour": np.ones(3, np.float32)}, r"case: unknown arrays \['colour'\]"),
+        ({"other/input": np.ones((3, 4), np.float32)}, "other: grad_output is missing"),
+        ({"case/weight": np.ones(5, np.float32)}, "case: input: expected a shape that ends in"),
+        ({"case/input": np.ones((3, 4), np.int32)}, "case: input: expected an element type"),
+        ({"case/mean": np.ones(3, np.float32)}, "case: rstd: expected both mean and rstd"),
+    ],
+)
+def test_verify_names_the_case_and_the_argument(
+    change: dict[str, Array], said: str, tmp_path: Path
+) -> None:
+    spec = LayerNormSpec((4,), recompute_eps=1e-5)
+    arrays = stored(random_arguments(random_generator(), spec, (3,)))
+    del arrays["bias"]
+    npz.write(tmp_path / "x.npz", {f"case/{k}": v for k, v in arrays.items()} | change)
+    assert re.match(said, refused("verify", "--data", tmp_path / "x.npz"))
+
+
+# --- run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LayerNormSpec((64,), "f32"),
+        LayerNormSpec((64,), "bf16", weight_dtype="f32"),
+        LayerNormSpec((4, 16), "f16", recompute_eps=1e-5),
+        LayerNormSpec((64,), "f64", has_weight=False, output_mask=(True, False, False)),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_run_computes_what_the_reference_does(spec: LayerNormSpec, tmp_path: Path) -> None:
+    made = lnbwd.compile(spec, "host", tmp_path)
+    arguments = random_arguments(random_generator(), spec, (2, 5))
+    npz.write(tmp_path / "in.npz", stored(arguments))
+    out = tmp_path / "out.npz"
+    said = succeeded("run", made.path, "--input", tmp_path / "in.npz", "--output", out)
+    gradients = npz.read(out)
+    assert list(gradients) == [result.name for result in spec.results]
+    for name, array in gradients.items():
+        assert f"{name}: {'x'.join(map(str, array.shape))} {array.dtype}\n" in said
+    grads = LayerNormGrads(*(gradients.get(name) for name in LayerNormGrads._fields))
+    assert_matches_reference(grads, arguments)
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An f32 module of 8 columns for this CPU."""
+    folder = tmp_path_factory.mktemp("module")
+    return lnbwd.compile(LayerNormSpec((8,)), "host", folder).path
+
+
+def test_run_on_the_other_cpu_device(module: Path, tmp_path: Path) -> None:
+    arguments = random_arguments(random_generator(), LayerNormSpec((8,)), (3,))
+    npz.write(tmp_path / "in.npz", stored(arguments))
+    words = ("run", module, "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    succeeded(*words, "--device=local-sync")
+    assert present(npz.read(tmp_path / "out.npz")["grad_input"]).shape == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["none.vmfb", "--input=in.npz", "--output=out.npz"], r"none\.vmfb: cannot be read: "),
+        (["M", "--input=none.npz", "--output=out.npz"], r"none\.npz: expected a readable \.npz"),
+        (["M", "--input=wrong.npz", "--output=out.npz"], r"wrong\.npz: grad_output is missing"),
+        (["M", "--input=bad.npz", "--output=out.npz"], "input: expected a shape that ends in"),
+        (["M", "--input=in.npz", "--output=none/out.npz"], r"none/out\.npz: cannot be written: "),
+        (["M", "--input=in.npz", "--output=."], "cannot be written: |.*cannot be written: "),
+        (
+            ["M", "--input=in.npz", "--output=out.npz", "--device=cuda"],
+            "device: .* compiled for host",
+        ),
+        (["M", "--input=in.npz", "--output=out.npz", "--device=tpu"], "device: .* got 'tpu'"),
+    ],
+)
+def test_run_refuses_in_one_line(
+    options: list[str], said: str, module: Path, tmp_path: Path
+) -> None:
+    arrays = stored(random_arguments(random_generator(), LayerNormSpec((8,)), (3,)))
+    npz.write(tmp_path / "in.npz", arrays)
+    npz.write(tmp_path / "wrong.npz", {"input": arrays["input"]})
+    npz.write(tmp_path / "bad.npz", arrays | {"input": arrays["input"][:, :4]})
+    before = sorted(tmp_path.iterdir())
+    words = [str(module) if word == "M" else word for word in options]
+    assert re.match(said, refused("run", *words, cwd=tmp_path))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# --- inspect ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manifest", ["manifest", "no manifest"])
+def test_inspect(manifest: str, tmp_path: Path) -> None:
+    spec = LayerNormSpec((1000,), "bf16", weight_dtype="f32")
+    made = lnbwd.compile(spec, "gfx942", tmp_path)
+    if manifest == "no manifest":
+        made.manifest_path.unlink()
+    said = succeeded("inspect", made.path)
+    facts = dict(re.findall(r"^(\S+) +(\S.*)$", said, re.MULTILINE))
+    assert facts["op"] == spec.name
+    assert facts["target"].startswith("gfx942 (rocm): ")
+    assert facts["takes"] == (
+        "grad_output ?x1000xbf16, input ?x1000xbf16, mean ?xf32, rstd ?xf32, weight 1000xf32"
+    )
+    assert facts["fills"] == "grad_input ?x1000xbf16, grad_weight 1000xf32, grad_bias 1000xf32"
+    assert facts["path"]
+    assert ("flags" in facts) == (manifest == "manifest")
+    assert re.search(
+        r"^    \d+ threads, \d+ registers, \d+ bytes shared, 0 bytes stack$", said, re.M
+    )
+
+
+def test_inspect_takes_the_manifest_too(module: Path) -> None:
+    assert succeeded("inspect", module.with_suffix(".json")) == succeeded("inspect", module)
+
+
+def test_inspect_refuses_what_is_no_module(tmp_path: Path) -> None:
+    (tmp_path / "x.vmfb").write_text("not a module")
+    assert "truncated, altered or not a .vmfb" in refused("inspect", tmp_path / "x.vmfb")
+
+
+def test_the_environment_of_the_tests_is_their_own() -> None:
+    """No test above read or wrote the user's cache."""
+    assert "cache" in os.environ["IREE_LNBWD_CACHE"]

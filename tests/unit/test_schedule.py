@@ -1,0 +1,125 @@
+"""Schedules: what is legal, what is chosen, and that nothing illegal is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from iree_lnbwd import compiler, schedule
+from iree_lnbwd.schedule import OnePass, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target, find_target, targets
+from iree_lnbwd.tuning import TUNED
+
+GPUS = [target for target in targets() if target.backend != "cpu"]
+SPEC = LayerNormSpec((4096,), "bf16")
+LEGAL = OnePass(
+    workgroups=132, groups=2, warps=8, vector=8, ahead=2, rereads=True, stages_weight=True
+)
+
+
+def gpu(name: str) -> Target:
+    return find_target(name)
+
+
+def test_a_legal_schedule_has_no_complaint() -> None:
+    assert LEGAL.illegal(SPEC, gpu("sm_90")) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"groups": 5}, "1280 threads, at most 1024"),
+        ({"warps": 33, "groups": 1}, "1056 threads, at most 1024"),
+        ({"vector": 3}, "N is no multiple of 3"),
+        ({"ahead": 8}, "bytes of shared memory, at most 232448"),
+        ({"vector": 1, "warps": 32, "groups": 1}, "cp.async copies"),
+        ({"ahead": 0}, "nothing is staged"),
+        ({"workgroups": 0}, "a number below 1"),
+    ],
+)
+def test_each_rule_names_what_it_forbids(change: dict[str, int], why: str) -> None:
+    illegal = dataclasses.replace(LEGAL, **change).illegal(SPEC, gpu("sm_90"))
+    assert illegal is not None
+    assert why in illegal
+
+
+def test_lanes_are_never_fewer_than_subgroups() -> None:
+    # IREE 3.13 sums wrongly where they are; wave64's 33 subgroups would fit no workgroup anyway.
+    small = dataclasses.replace(gpu("sm_90"), subgroup_size=8)
+    assert OnePass(1, 1, 9, 8).illegal(SPEC, small) == "more subgroups than lanes"
+    assert TwoPass(1, 9, 8, 1).illegal(SPEC, small) == "more subgroups than lanes"
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (LayerNormSpec((64,), "f64"), "f64"),
+        (LayerNormSpec((64,), output_mask=(False, True, True)), "grad_input"),
+    ],
+)
+@pytest.mark.parametrize("one", [OnePass(1, 1, 1, 1), TwoPass(1, 1, 1, 1)])
+def test_specs_that_kernels_do_not_compute_are_illegal(
+    one: OnePass | TwoPass, spec: LayerNormSpec, why: str
+) -> None:
+    illegal = one.illegal(spec, gpu("sm_90"))
+    assert illegal is not None
+    assert why in illegal
+
+
+def test_cp_async_needs_sm_80() -> None:
+    assert LEGAL.illegal(SPEC, gpu("sm_75")) is not None
+    assert LEGAL.illegal(SPEC, gpu("gfx942")) is not None
+
+
+def test_an_illegal_schedule_is_not_compiled() -> None:
+    illegal = dataclasses.replace(LEGAL, groups=5)
+    with pytest.raises(ValueError, match=r"schedule: illegal for .* on sm_90: 1280 threads"):
+        compiler.build(SPEC, gpu("sm_90"), how=illegal)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+def test_every_width_has_a_home_that_is_legal(target: Target, dtype: str) -> None:
+    for columns in (1, 2, 7, 64, 769, 1000, 1024, 4095, 4096, 12288, 16384, 65536, 262144, 1000003):
+        chosen = schedule.choose(LayerNormSpec((columns,), dtype), target)
+        assert isinstance(chosen, OnePass | TwoPass)
+        assert chosen.illegal(LayerNormSpec((columns,), dtype), target) is None
+
+
+def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
+    target = gpu("sm_90")
+    assert isinstance(schedule.choose(LayerNormSpec((8192,), "f32"), target), OnePass)
+    assert isinstance(schedule.choose(LayerNormSpec((65536,), "f32"), target), TwoPass)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (LayerNormSpec((64,), "f64"), "f64"),
+        (LayerNormSpec((64,), output_mask=(False, True, True)), "grad_input is not asked for"),
+    ],
+)
+def test_what_falls_off_the_fast_path_says_why(spec: LayerNormSpec, reason: str) -> None:
+    chosen = schedule.choose(spec, gpu("sm_90"))
+    assert chosen == WholeTensors(reason)
+    assert reason in chosen.path
+
+
+def test_the_cpu_runs_whole_tensors() -> None:
+    assert schedule.choose(SPEC, gpu("host")) == WholeTensors()
+
+
+@pytest.mark.parametrize("key", sorted(TUNED), ids=str)
+def test_every_measured_schedule_is_legal_and_chosen(key: tuple[str, int, int]) -> None:
+    target, size, columns = key
+    spec = LayerNormSpec((columns,), {2: "bf16", 4: "f32"}[size])
+    chosen = schedule.choose(spec, gpu(target))
+    assert isinstance(chosen, OnePass)
+    assert dataclasses.astuple(chosen) == TUNED[key]
+
+
+@pytest.mark.parametrize("how", [LEGAL, TwoPass(66, 8, 8, 1), WholeTensors("why")])
+def test_schedules_survive_a_manifest(how: Schedule) -> None:
+    assert schedule.from_dict(schedule.to_dict(how)) == how
