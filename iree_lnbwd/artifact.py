@@ -154,9 +154,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes files that only their owner reads
+        Path(temporary).chmod(0o644)  # mkstemp makes files that only their owner reads
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

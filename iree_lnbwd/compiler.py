@@ -113,7 +113,13 @@ def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = N
 
 
 def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]:
-    """What iree-compile is given besides the text."""
+    """What iree-compile is given besides the text.
+
+    Raises:
+        TypeError: ``extra_flags`` is a single string, whose letters would be taken for flags.
+    """
+    if isinstance(extra_flags, str):
+        raise TypeError(f"extra_flags: expected a sequence of strings, got {extra_flags!r}")
     return (*target.flags, *_COMMON_FLAGS, *extra_flags)
 
 

@@ -42,10 +42,14 @@ class DeviceUri:
         if not isinstance(uri, str):
             raise TypeError(f"device: expected a string, got {type(uri).__name__}")
         match = _URI.fullmatch(uri)
-        if match is None or match["driver"] not in _BACKENDS:
+        if (
+            match is None
+            or match["driver"] not in _BACKENDS
+            or (match["index"] and _BACKENDS[match["driver"]] == "cpu")
+        ):
             raise ValueError(
                 f"device: expected one of {', '.join(_BACKENDS)}, with ://INDEX to pick one of "
-                f"several, got {uri!r}"
+                f"several GPUs, got {uri!r}"
             )
         return cls(match["driver"], int(match["index"] or 0))
 

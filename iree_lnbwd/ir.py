@@ -197,6 +197,7 @@ def _one_pass(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
     text = text.replace("@rows::@rows", f"@{kept}::@{kept}")
     if schedule.ahead and not schedule.rereads:
         text = _reuse(text, r"(dy|x|gamma)_again_0", r"\1_0")
+        text = _without(text, r" *nvvm\.bar\.warp\.sync.*?\n")
     if schedule.ahead and not schedule.stages_weight:
         text = _without(text, r" *// The weight is the same for all groups.*?gpu\.barrier\n")
         text = _without(text, r" *%gamma_staged = .*?\n")

@@ -24,7 +24,7 @@ _REGISTERS_FIXED = 32
 _REGISTERS_AN_ELEMENT = 4  # two accumulators, and the row itself
 _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
-_TWO_PASS_WORKGROUPS = 8  # to a multiprocessor
+_TWO_PASS_WORKGROUPS = 4  # to a multiprocessor
 
 
 @dataclass(frozen=True)

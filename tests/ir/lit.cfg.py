@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lit.formats  # type: ignore[import-untyped]
+import lit.formats
 
 if TYPE_CHECKING:
     config: Any = None  # lit defines it
