@@ -110,15 +110,18 @@ def bind(
         name: np.ascontiguousarray(array).reshape(flat.get(name, (rows,)))
         for name, array in arrays.items()
     }
+    dy_dtype = _dtype("grad_output", dy)
+    weight_dtype = None if weight is None else _dtype("weight", weight)
+    bias_dtype = None if bias is None else _dtype("bias", bias)
     asked = (mask[0], mask[1] and weight is not None, mask[2])
     if not any(asked):
         return Call(None, x.shape, arrays)
     spec = LayerNormSpec(
         normalized_shape=dims,
         dtype=dtype,
-        grad_output_dtype=_dtype("grad_output", dy),
-        weight_dtype=None if weight is None else _dtype("weight", weight),
-        bias_dtype=None if bias is None else _dtype("bias", bias),
+        grad_output_dtype=dy_dtype,
+        weight_dtype=weight_dtype,
+        bias_dtype=bias_dtype,
         has_weight=weight is not None,
         output_mask=asked,
         recompute_eps=eps if mean is None else None,

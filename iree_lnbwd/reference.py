@@ -193,10 +193,12 @@ def _statistics(
     assert call.spec is not None
     assert call.spec.recompute_eps is not None
     mean = x.mean(axis=1, keepdims=True)
-    rstd = 1 / np.sqrt(x.var(axis=1, keepdims=True) + call.spec.recompute_eps)
+    var = x.var(axis=1, keepdims=True)
+    rstd = 1 / np.sqrt(var + call.spec.recompute_eps)
     mean_off = (row_u + 2 * u) * np.abs(x).mean(axis=1, keepdims=True)
-    # The variance is of values centred on the computed mean: its error enters squared.
-    rstd_off = (row_u + 6 * u) / 2 + (mean_off * rstd) ** 2 / 2
+    # Relative to var + eps, which a negative eps makes small. The variance is of values centred on
+    # the computed mean, whose error enters squared.
+    rstd_off = ((row_u + 4 * u) * var * rstd**2 + (mean_off * rstd) ** 2) / 2 + 2 * u
     return mean, rstd, mean_off, rstd_off
 
 

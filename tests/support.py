@@ -58,8 +58,8 @@ class Arguments:
             self.eps,
         )
 
-    def backward(self) -> LayerNormGrads:
-        """Through the package's function, on the CPU."""
+    def backward(self, device: str | None = None) -> LayerNormGrads:
+        """Through the package's function, on the CPU unless another device is named."""
         return lnbwd.layer_norm_backward(
             self.grad_output,
             self.input,
@@ -70,6 +70,7 @@ class Arguments:
             self.bias,
             self.output_mask,
             eps=self.eps,
+            device=device,
         )
 
     def backward_by(self, op: LayerNormBackward) -> LayerNormGrads:
