@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -43,9 +44,14 @@ def test_driver_line_verifies_and_times_every_length_of_composable_kernel() -> N
         assert verdict == "ok"
 
 
-def test_runs_by_path_as_an_executable() -> None:
+def test_runs_by_path_in_an_activated_environment() -> None:
+    activated = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
-        [str(SCRIPT), "1", "0", "0", "--length=2x3"], capture_output=True, text=True, check=False
+        [str(SCRIPT), "1", "0", "0", "--length=2x3"],
+        env={**os.environ, "PATH": activated},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
