@@ -279,12 +279,11 @@ def _facts(
     described: Description, manifest: Manifest | None, vmfb_sha256: str
 ) -> list[tuple[str, object]]:
     spec, target, schedule = described
-    taken = spec.arguments[: len(spec.arguments) - len(spec.results)]
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
         ("target", f"{target.name} ({target.backend}): {_verified(target)}"),
         ("module", f"SHA-256 {vmfb_sha256}: {evidence.of_module(vmfb_sha256)}"),
-        ("takes", ", ".join(f"{a.name} {a}" for a in taken)),
+        ("takes", ", ".join(f"{a.name} {a}" for a in spec.inputs)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
         ("path", schedule.path),
     ]

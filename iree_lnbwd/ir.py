@@ -72,14 +72,15 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
     aliases = _spec_aliases(spec)
     text = texts[0]
     if not isinstance(schedule, WholeTensors):
-        aliases |= _kernel_aliases(spec, target, schedule)
         if isinstance(schedule, OnePass):
+            chunks = schedule.chunks(spec, target)
             aliases |= _one_pass_aliases(spec, target, schedule)
             text = _one_pass(text, spec, schedule)
-            text = _repeat_chunks(text, schedule.chunks(spec, target))
         else:
-            aliases |= _two_pass_aliases(spec, target, schedule)
-            text = _repeat_chunks(text, schedule.chunks)
+            chunks = schedule.chunks
+            aliases |= _two_pass_aliases(target, schedule)
+        aliases |= _kernel_aliases(spec, target, schedule, chunks)
+        text = _repeat_chunks(text, chunks)
         text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
         text += "\n" + _HEADER.split(texts[1])[-1].lstrip()
         if len(texts) > 2:  # the statistics, which are computed ahead of the pass
@@ -131,19 +132,15 @@ def _shared(shape: str) -> str:
 
 
 def _kernel_aliases(
-    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
+    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass, chunks: int
 ) -> dict[str, str]:
     """What both forms' kernels speak of."""
     cols, vector = spec.columns, schedule.vector
-    groups = schedule.groups if isinstance(schedule, OnePass) else 1
-    buffers = 2 if isinstance(schedule, OnePass) else 1
-    chunks = schedule.chunks(spec, target) if isinstance(schedule, OnePass) else schedule.chunks
     return {
         "#columns": f"{cols} : index",
         "#vector": f"{vector} : index",
         "#threads": f"{schedule.threads(target)} : index",
         "#subgroup": f"{target.subgroup_size} : index",
-        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
         "#finalize_kernel": _kernel(_FINALIZE_THREADS, target),
         "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
         "!dy_rows": _storage(f"?x{cols}x!dy"),
@@ -152,7 +149,6 @@ def _kernel_aliases(
         "!acc_column": _storage("?x!acc"),
         "!gamma_row": _storage(f"{cols}x!gamma"),
         "!beta_row": _storage(f"{cols}x!beta"),
-        "!exchange": _shared(f"{buffers}x{groups}x{schedule.warps}x2x!acc"),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         "!dy_chunk": f"vector<{vector}x!dy>",
         "!x_chunk": f"vector<{vector}x!x>",
@@ -167,6 +163,7 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
     slots = schedule.ahead + 1
     dy_bytes = slots * groups * padded * DTYPES[spec.dy_dtype].numpy.itemsize
     return {
+        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
         "#groups": f"{groups} : index",
         "#ahead": f"{schedule.ahead} : index",
         "#ahead_i32": f"{schedule.ahead} : i32",
@@ -178,12 +175,15 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
         "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
         "!gamma_staged": _shared(f"{padded}x!gamma"),
+        "!exchange": _shared(f"2x{groups}x{schedule.warps}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
     }
 
 
-def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) -> dict[str, str]:
+def _two_pass_aliases(target: Target, schedule: TwoPass) -> dict[str, str]:
     return {
+        "#workgroups": f"affine_map<()[m] -> (m, {schedule.workgroups})>",
+        "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
         "#workgroups_index": f"{schedule.workgroups} : index",
         "#tile": f"{schedule.tile(target)} : index",
         "#two_pass_kernel": _kernel(schedule.threads(target), target),
@@ -280,8 +280,7 @@ def _drop_identity_casts(text: str, aliases: Mapping[str, str]) -> str:
 
 def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
     """The public function: arguments in, ``@backward`` called, the asked gradients out."""
-    inputs = spec.arguments[: len(spec.arguments) - len(spec.results)]
-    parameters = [_declare(argument) for argument in inputs] + [
+    parameters = [_declare(argument) for argument in spec.inputs] + [
         f"{_declare(result, prefix='out_')} {{iree.abi.output = {i} : index}}"
         for i, result in enumerate(spec.results)
     ]

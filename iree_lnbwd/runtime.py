@@ -211,8 +211,7 @@ class LayerNormBackward:
         if call.rows == 0:
             return _of_no_rows(self.spec, call.shape)
         results = self.spec.results
-        inputs = self.spec.arguments[: len(self.spec.arguments) - len(results)]
-        sent = [self._memory.send(call.arrays[argument.name]) for argument in inputs]
+        sent = [self._memory.send(call.arrays[given.name]) for given in self.spec.inputs]
         received = [
             self._memory.empty(_shape(result, call.rows), dtypes.DTYPES[result.dtype].numpy)
             for result in results

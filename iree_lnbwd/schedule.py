@@ -105,13 +105,11 @@ class OnePass:
 
     def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        threads = self.threads(target) * self.groups
+        if min(self.workgroups, self.groups, self.warps, self.vector) < 1:
+            return "a number below 1"
         shared = self.shared_bytes(spec, target)
         rules = (
-            *_gpu_rules(spec, target, threads),
-            (min(self.workgroups, self.groups, self.warps, self.vector) < 1, "a number below 1"),
-            (self.warps > target.subgroup_size, "more subgroups than lanes"),
-            (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
+            *_gpu_rules(spec, target, self, self.threads(target) * self.groups),
             (
                 shared > target.shared_bytes,
                 f"{shared} bytes of shared memory, at most {target.shared_bytes}",
@@ -161,26 +159,26 @@ class TwoPass:
 
     def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        threads = self.threads(target)
-        rules = (
-            *_gpu_rules(spec, target, threads),
-            (min(self.workgroups, self.warps, self.vector, self.chunks) < 1, "a number below 1"),
-            (self.warps > target.subgroup_size, "more subgroups than lanes"),
-            (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
-        )
+        if min(self.workgroups, self.warps, self.vector, self.chunks) < 1:
+            return "a number below 1"
+        rules = _gpu_rules(spec, target, self, self.threads(target))
         return next((why for broken, why in rules if broken), None)
 
 
 Schedule = WholeTensors | OnePass | TwoPass
 
 
-def _gpu_rules(spec: LayerNormSpec, target: Target, threads: int) -> tuple[tuple[bool, str], ...]:
+def _gpu_rules(
+    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass, threads: int
+) -> tuple[tuple[bool, str], ...]:
     """What every schedule of a GPU asks for: (is broken, why)."""
     return (
         (target.backend == "cpu", "workgroups of threads need a GPU"),
         (spec.acc_dtype == "f64", "subgroups reduce no f64"),
         (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
         (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
+        (schedule.warps > target.subgroup_size, "more subgroups than lanes"),
+        (spec.columns % schedule.vector != 0, f"N is no multiple of {schedule.vector}"),
     )
 
 
@@ -257,7 +255,7 @@ def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
 
 
 def _fits_registers(schedule: OnePass, spec: LayerNormSpec, target: Target) -> bool:
-    """An estimate, from ptxas and ISA reports: a third of what it rejects would spill."""
+    """A careful estimate, from what ptxas reports: it may reject what would fit."""
     elements = schedule.chunks(spec, target) * schedule.vector
     workgroup = schedule.groups * schedule.threads(target) * schedule.resident
     available = min(_REGISTERS_OF_A_THREAD, target.registers // workgroup)

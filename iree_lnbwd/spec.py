@@ -136,8 +136,8 @@ class LayerNormSpec:
         return DTYPES[self.dtype].accumulator
 
     @property
-    def arguments(self) -> tuple[TensorType, ...]:
-        """What a module takes, in order; the caller's storage for the gradients comes last."""
+    def inputs(self) -> tuple[TensorType, ...]:
+        """What a module reads, in order."""
         rows, cols = self.rows, self.columns
         statistics = (
             TensorType("mean", self.acc_dtype, (rows,)),
@@ -148,8 +148,12 @@ class LayerNormSpec:
             TensorType("input", self.dtype, (rows, cols)),
             *(statistics if self.recompute_eps is None else ()),
             *((TensorType("weight", self.gamma_dtype, (cols,)),) if self.has_weight else ()),
-            *self.results,
         )
+
+    @property
+    def arguments(self) -> tuple[TensorType, ...]:
+        """What a module takes, in order: inputs, then the caller's storage for the gradients."""
+        return (*self.inputs, *self.results)
 
     @property
     def results(self) -> tuple[TensorType, ...]:

@@ -46,21 +46,26 @@ class Arguments:
 
     def call(self) -> Call:
         """Checked and flattened, as the package sees them."""
-        return bind(
-            self.grad_output,
-            self.input,
-            self.normalized_shape,
-            self.mean,
-            self.rstd,
-            self.weight,
-            self.bias,
-            self.output_mask,
-            self.eps,
-        )
+        return bind(*self._positional(), self.eps)
 
     def backward(self, device: str | None = None) -> LayerNormGrads:
         """Through the package's function, on the CPU unless another device is named."""
-        return lnbwd.layer_norm_backward(
+        return lnbwd.layer_norm_backward(*self._positional(), eps=self.eps, device=device)
+
+    def _positional(
+        self,
+    ) -> tuple[
+        Array,
+        Array,
+        tuple[int, ...],
+        Array | None,
+        Array | None,
+        Array | None,
+        Array | None,
+        tuple[bool, bool, bool],
+    ]:
+        """ATen's arguments, in ATen's order."""
+        return (
             self.grad_output,
             self.input,
             self.normalized_shape,
@@ -69,8 +74,6 @@ class Arguments:
             self.weight,
             self.bias,
             self.output_mask,
-            eps=self.eps,
-            device=device,
         )
 
     def backward_by(self, op: LayerNormBackward) -> LayerNormGrads:

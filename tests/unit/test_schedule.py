@@ -38,6 +38,8 @@ def test_a_legal_schedule_has_no_complaint() -> None:
         ({"vector": 1, "warps": 32, "groups": 1}, "cp.async copies"),
         ({"ahead": 0}, "nothing is staged"),
         ({"workgroups": 0}, "a number below 1"),
+        ({"vector": 0}, "a number below 1"),
+        ({"warps": 0}, "a number below 1"),
     ],
 )
 def test_each_rule_names_what_it_forbids(change: dict[str, Any], why: str) -> None:
