@@ -1,0 +1,1 @@
+"""Runs GPU kernels on a machine that has no GPU, and faults on what hardware would hide."""
