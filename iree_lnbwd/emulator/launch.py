@@ -46,6 +46,11 @@ class Fault(Exception):  # noqa: N818 - a kernel's fault, not an error of the em
         self.instruction = ""
         self.launch: Launch | None = None
 
+    def of(self, launch: Launch) -> Fault:
+        """The same fault, with the launch filled in."""
+        self.launch = launch
+        return self
+
     def __str__(self) -> str:
         parts = [self.what]
         if self.launch is not None:
@@ -82,7 +87,6 @@ class Launch:
         kernel: Its name.
         workgroup_count: Workgroups along x, y, z.
         workgroup_size: Threads of a workgroup along x, y, z.
-        subgroup_size: Threads of a warp or wave.
         shared_bytes: Dynamic shared memory (LDS) of a workgroup.
         constants: 32-bit push constants.
         bindings: Global memory, in the order of the kernel's pipeline layout.
@@ -91,7 +95,6 @@ class Launch:
     kernel: str
     workgroup_count: Dim3
     workgroup_size: Dim3
-    subgroup_size: int
     shared_bytes: int
     constants: tuple[int, ...]
     bindings: tuple[Binding, ...]

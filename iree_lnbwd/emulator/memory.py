@@ -63,6 +63,7 @@ class Buffer:
         address: Of its first byte.
         nbytes: Its length.
         write_once: It is an output: no byte may be written twice.
+        released: The host gave it back.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Buffer:
     _data: Bytes
     _cells: _Cells
     _windows: list[tuple[int, int, bool]] = field(default_factory=list)
+    released: bool = False
 
 
 class GlobalMemory:
@@ -84,8 +86,9 @@ class GlobalMemory:
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []  # by address
         self._next_address = _FIRST_ADDRESS
-        self._first_stamp = 2  # 0: nobody wrote it; 1: the host did
+        self._first_stamp = 2  # of the launch; 0: nobody wrote it; 1: the host did
         self._lanes = 0
+        self._ordered_before = 2  # stamps below are of what a barrier of the host came after
 
     def allocate(
         self, name: str, nbytes: int, *, data: Array | None = None, write_once: bool = False
@@ -155,11 +158,19 @@ class GlobalMemory:
         at = ((at + offset // cells.size)[:, None] * cells.size + np.arange(cells.size)).reshape(-1)
         return at[(at >= offset) & (at < offset + nbytes)]
 
+    def release(self, buffer: Buffer) -> None:
+        """The host gives a buffer back; from now on nothing may touch it."""
+        buffer.released = True
+
+    def barrier(self) -> None:
+        """Launches that come are ordered after all that came; without it they run side by side."""
+        self._ordered_before = self._first_stamp + self._lanes + 1
+
     def begin(self, launch: Launch) -> None:
-        """A launch begins: everything before it is done, and its bindings are all it may touch.
+        """A launch begins; its bindings are all that it may touch.
 
         Raises:
-            Fault: A binding lies outside of every buffer.
+            Fault: A binding lies outside of every buffer, or in one that was given back.
         """
         self._first_stamp += self._lanes + 1
         self._lanes = launch.lanes
@@ -169,12 +180,12 @@ class GlobalMemory:
             buffer = self._buffer_at(binding.address)
             start = binding.address - buffer.address
             if start + binding.nbytes > buffer.nbytes:
-                fault = Fault(
+                raise Fault(
                     f"binding {number} ends at byte {start + binding.nbytes} of {buffer.name}, "
                     f"which has {buffer.nbytes}"
-                )
-                fault.launch = launch
-                raise fault
+                ).of(launch)
+            if buffer.released:
+                raise Fault(f"binding {number} is {buffer.name}, which was given back").of(launch)
             buffer._windows.append((start, start + binding.nbytes, binding.writable))
 
     def load(
@@ -243,10 +254,10 @@ class GlobalMemory:
         stamps = (self._first_stamp + who)[:, None]
         written = cells.write[at]
         _check_written(written, who, offsets, buffer.name)
-        others = (written >= self._first_stamp) & (written != stamps)
+        others = (written >= self._ordered_before) & (written != stamps)
         self._check_race(others, written, buffer, who, offsets, "reads what was written by")
         before = cells.read[at]
-        shared = (before >= self._first_stamp) & (before != stamps)
+        shared = (before >= self._ordered_before) & (before != stamps)
         cells.read[at] = np.where(shared, several, stamps)
         at_once = (cells.read[at] != stamps) & ~shared
         cells.read[at[at_once]] = several
@@ -258,9 +269,9 @@ class GlobalMemory:
         if buffer.write_once and written.any():
             twice = written.any(axis=1)
             raise Fault(f"{buffer.name} is written twice at byte {offsets[twice][0]}", who[twice])
-        others = (written >= self._first_stamp) & (written != stamps)
+        others = (written >= self._ordered_before) & (written != stamps)
         self._check_race(others, written, buffer, who, offsets, "writes what was written by")
-        others = (read >= self._first_stamp) & (read != stamps)
+        others = (read >= self._ordered_before) & (read != stamps)
         self._check_race(others, read, buffer, who, offsets, "writes what was read by")
         cells.write[at] = stamps
         written = cells.write[at]
@@ -273,11 +284,12 @@ class GlobalMemory:
             return
         row, column = np.argwhere(others)[0]
         other = int(stamps[row, column]) - self._first_stamp
-        several = other == self._lanes
+        named = [who[row], other] if 0 <= other < self._lanes else [who[row]]
+        whom = "the second" if len(named) > 1 else "others"
+        if other < 0:
+            whom = "another dispatch, with no barrier between"
         raise Fault(
-            f"race in {buffer.name} at byte {offsets[row]}: the first thread {how} "
-            f"{'others' if several else 'the second'}",
-            [who[row]] if several else [who[row], other],
+            f"race in {buffer.name} at byte {offsets[row]}: the first thread {how} {whom}", named
         )
 
     def _by_buffer(self, lanes: Lanes, addresses: Lanes) -> list[tuple[Buffer, slice | Lanes]]:
@@ -550,6 +562,49 @@ class SharedMemory:
             )
 
 
+class LocalMemory:
+    """What each lane has for itself: spilled registers and arrays."""
+
+    def __init__(self, nbytes: int, *, lanes: int, first_lane: int = 0) -> None:
+        """Memory that nobody has written: ``nbytes`` for each lane."""
+        self._nbytes = nbytes
+        self._first_lane = first_lane
+        self._data = np.full((lanes, nbytes), POISON, np.uint8)
+        self._written = np.zeros((lanes, nbytes), np.bool_)
+
+    def load(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
+        """Each lane reads ``nbytes`` neighbouring bytes of its own: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds, misaligned or never written.
+        """
+        at = self._locate(lanes, addresses, nbytes)
+        written = self._written[lanes[:, None], at]
+        _check_written(written, lanes + self._first_lane, addresses, "local memory")
+        return self._data[lanes[:, None], at]
+
+    def store(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
+        """Each lane writes neighbouring bytes of its own: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds or misaligned.
+        """
+        at = self._locate(lanes, addresses, values.shape[1])
+        self._data[lanes[:, None], at] = values
+        self._written[lanes[:, None], at] = True
+
+    def _locate(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> Lanes:
+        _check_alignment(addresses, nbytes, lanes + self._first_lane, "local memory")
+        outside = (addresses < 0) | (addresses + nbytes > self._nbytes)
+        if outside.any():
+            raise Fault(
+                f"byte {addresses[outside][0]} is out of bounds of local memory, which has "
+                f"{self._nbytes}",
+                lanes[outside] + self._first_lane,
+            )
+        return addresses[:, None] + np.arange(nbytes)
+
+
 def _check_alignment(offsets: Lanes, alignment: int, lanes: Lanes, name: str) -> None:
     if (wrong := offsets & (alignment - 1)).any():
         first = np.flatnonzero(wrong)
@@ -586,7 +641,7 @@ def _check_windows(
     )
 
 
-def _check_written(stamps: Stamps, lanes: Lanes, offsets: Lanes, name: str) -> None:
+def _check_written(stamps: Array, lanes: Lanes, offsets: Lanes, name: str) -> None:
     if not stamps.all():
         missing = ~stamps.all(axis=1)
         raise Fault(
