@@ -318,6 +318,7 @@ class Hal:
             kernel=export.name,
             workgroup_count=counts,
             workgroup_size=export.workgroup_size,
+            subgroup_size=executor.subgroup_size(export.name),
             shared_bytes=export.shared_bytes,
             constants=tuple(constants),
             bindings=tuple(

@@ -87,6 +87,7 @@ class Launch:
         kernel: Its name.
         workgroup_count: Workgroups along x, y, z.
         workgroup_size: Threads of a workgroup along x, y, z.
+        subgroup_size: Threads of a warp or wave.
         shared_bytes: Dynamic shared memory (LDS) of a workgroup.
         constants: 32-bit push constants.
         bindings: Global memory, in the order of the kernel's pipeline layout.
@@ -95,6 +96,7 @@ class Launch:
     kernel: str
     workgroup_count: Dim3
     workgroup_size: Dim3
+    subgroup_size: int
     shared_bytes: int
     constants: tuple[int, ...]
     bindings: tuple[Binding, ...]
@@ -125,6 +127,9 @@ class Launch:
 
 class Executor(Protocol):
     """The kernels of one executable, of one instruction set."""
+
+    def subgroup_size(self, kernel: str) -> int:
+        """Threads of a warp or wave of a kernel."""
 
     def run(self, launch: Launch, memory: GlobalMemory) -> None:
         """Runs a kernel to its end on global memory.

@@ -1,12 +1,13 @@
 """Runs PTX kernels on arrays over all threads of many workgroups at once.
 
-Control flow: a kernel is cut into blocks of instructions; each thread has a block that it is at, and
-the earliest block that any thread can run is run by all threads that are at it. Barriers and
-shuffles wait for the threads that they are for. Any such order is one that hardware may choose.
+A kernel is cut into blocks of instructions. Each thread has a block that it is at, and the earliest
+block that any thread can run is run by all threads that are at it. Barriers and shuffles wait for
+the threads that they are for. Any such order is one that hardware may choose.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ class PtxExecutor:
         """
         self._kernels = ptx_parser.parse(text)
         self._programs: dict[str, _Program] = {}
+
+    def subgroup_size(self, kernel: str) -> int:
+        """Threads of a warp."""
+        return WARP
 
     def run(self, launch: Launch, memory: GlobalMemory) -> None:
         """Runs a kernel to its end (`launch.Executor`).
@@ -116,7 +121,7 @@ class _Program:
         ordered = sorted(starts)
         number = {start: n for n, start in enumerate(ordered)}
         self.blocks = []
-        for start, end in zip(ordered, ordered[1:], strict=False):
+        for start, end in itertools.pairwise(ordered):
             block = _Block([])
             for instruction in kernel.code[start:end]:
                 if instruction.opcode == "bra":
@@ -545,7 +550,11 @@ class _Decoder:
                     threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
                 ) -> npt.NDArray[np.bool_]:
                     passes = _complete(lanes, alive, threads.threads)
-                    threads.shared.barrier(np.unique(lanes[passes] // threads.threads))
+                    workgroups = np.unique(lanes[passes] // threads.threads)
+                    threads.shared.barrier(workgroups)
+                    threads.memory.workgroup_barrier(
+                        workgroups + threads.first_lane // threads.threads
+                    )
                     return passes
 
                 return meet

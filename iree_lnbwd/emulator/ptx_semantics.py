@@ -197,7 +197,8 @@ def _abs_or_neg(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
         sign = DTYPES[type_].type(sign_bits[type_])
         by_bits = {"neg": lambda a: a ^ sign, "abs": lambda a: a & ~sign}
         return Semantics(type_, (type_,), by_bits[opcode])
-    function = {"neg": np.negative, "abs": np.abs}[opcode]
+    functions: dict[str, Function] = {"neg": np.negative, "abs": np.abs}
+    function = functions[opcode]
     if how == ["ftz"]:
         return Semantics(type_, (type_,), lambda a: floats.flush32(function(a)))
     if how:
@@ -343,8 +344,8 @@ def _canonical(function: Function) -> Function:
 def _half(to_f32: Function, from_f32: Function, function: Function) -> Function:
     """Arithmetic of two-byte floats, through f32.
 
-    It has more than twice their digits, so that +, - and * round right in two steps (Figueroa, "When
-    is double rounding innocuous?", 1995).
+    It has more than twice their digits, so that +, - and * round right in two steps (Figueroa,
+    "When is double rounding innocuous?", 1995).
     """
     return lambda *operands: from_f32(function(*map(to_f32, operands)))
 
