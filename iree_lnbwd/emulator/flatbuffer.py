@@ -1,7 +1,7 @@
 """Just enough of the FlatBuffers format to read the executables in a module.
 
-https://flatbuffers.dev/internals/: offsets are relative to where they stand; a table begins with the
-distance back to its vtable, which has the place of each field.
+https://flatbuffers.dev/internals/: offsets are relative to where they stand; a table begins with
+the distance back to its vtable, which has the place of each field.
 """
 
 from __future__ import annotations

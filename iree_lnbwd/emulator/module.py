@@ -49,6 +49,7 @@ class Module:
         vmfb: bytes,
         backend: str,
         *,
+        lockstep: bool = False,
         edit: Edit = lambda text: text,
         progress: Callable[[Launch], None] = lambda launch: None,
     ) -> None:
@@ -57,6 +58,7 @@ class Module:
         Args:
             vmfb: Its bytes.
             backend: "cuda" or "rocm".
+            lockstep: See `GlobalMemory`.
             edit: Changes the kernels' text before it is read: for tests that break it on purpose.
             progress: Is told of every dispatch before it runs.
 
@@ -66,7 +68,7 @@ class Module:
         """
         if FORMATS.get(backend) not in EXECUTORS:
             raise ValueError(f"backend: there is no emulator for {backend!r}")
-        self.memory = GlobalMemory()
+        self.memory = GlobalMemory(lockstep=lockstep)
         hal = Hal(
             self.memory,
             FORMATS[backend],
@@ -85,15 +87,19 @@ class Module:
         """An argument that the module reads."""
         return self._view(self.memory.allocate(name, array.nbytes, data=array), array)
 
-    def output(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> View:
-        """The caller's storage for a result: nobody wrote it, and no byte may be written twice."""
-        like = np.empty(shape, dtype)
-        return self._view(self.memory.allocate(name, like.nbytes, write_once=True), like)
+    def output(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, write_once: bool = True
+    ) -> View:
+        """The caller's storage for a result or for scratch, which nobody has written.
 
-    def scratch(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> View:
-        """The caller's storage for what the module keeps in between: nobody wrote it."""
+        Args:
+            name: For messages.
+            shape: Its shape.
+            dtype: Its element type.
+            write_once: No byte of it may be written twice.
+        """
         like = np.empty(shape, dtype)
-        return self._view(self.memory.allocate(name, like.nbytes), like)
+        return self._view(self.memory.allocate(name, like.nbytes, write_once=write_once), like)
 
     def call(self, function: str, *arguments: View) -> tuple[View, ...]:
         """Calls a function of the module.

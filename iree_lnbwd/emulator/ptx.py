@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from iree_lnbwd.emulator import ptx_parser, ptx_semantics
 from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Lanes, Launch
-from iree_lnbwd.emulator.memory import GlobalMemory, LocalMemory, SharedMemory
+from iree_lnbwd.emulator.memory import POISON, GlobalMemory, LocalMemory, SharedMemory
 from iree_lnbwd.emulator.ptx_parser import Instruction, Kernel, PtxError
 from iree_lnbwd.emulator.ptx_semantics import DTYPES, UnknownInstructionError
 
@@ -212,7 +212,7 @@ class _Threads:
 
     def _predicated(self, instruction: Instruction, selection: Selection) -> Selection | None:
         """The threads whose predicate holds; None where there are none."""
-        holds = self.register(instruction.predicate)[selection]
+        holds = self.register(instruction.predicate, DTYPES["pred"])[selection]
         if instruction.negated:
             holds = ~holds
         if holds.all():
@@ -303,18 +303,21 @@ class _Threads:
         )
         return _at(block.instruction, fault)
 
-    def register(self, name: str) -> Array:
-        """A register's values of all threads."""
-        values = self.registers.get(name)
-        if values is None:
-            raise Fault(f"{name} is read, which nothing wrote")
-        return values
+    def register(self, name: str, dtype: np.dtype[np.generic]) -> Array:
+        """A register's values of all threads.
+
+        Compilers read registers that nothing wrote, where what they hold makes no difference: if it
+        does, the results are full of NaN.
+        """
+        register = self.registers.get(name)
+        if register is None:
+            poison = np.full(self.lanes * dtype.itemsize, POISON, np.uint8).view(dtype)
+            register = self.registers[name] = poison != 0 if dtype == np.bool_ else poison
+        return register
 
     def write(self, name: str, dtype: np.dtype[np.generic], to: Selection, values: Array) -> None:
         """Some threads' values of a register."""
-        register = self.registers.get(name)
-        if register is None:
-            register = self.registers[name] = np.zeros(self.lanes, dtype)
+        register = self.register(name, dtype)
         if values.dtype.itemsize != dtype.itemsize:
             values = values.astype(dtype)  # extends: what is narrower than a register goes into it
         register[to] = values.view(dtype)
@@ -613,16 +616,19 @@ class _Decoder:
             name = operand[1:]
             return lambda threads, to: threads.special[name][to].astype(dtype)
         if operand.startswith("%"):
-            negates = False
-            register = self._dtype_of(operand)
-            if register == dtype:
-                return lambda threads, to: threads.register(operand)[to]
-            if register.itemsize == dtype.itemsize and not negates:
-                return lambda threads, to: threads.register(operand)[to].view(dtype)
-            if register.itemsize < dtype.itemsize or dtype == np.bool_:
+            declared = self._dtype_of(operand)
+            if declared == dtype:
+                return lambda threads, to: threads.register(operand, declared)[to]
+            if np.bool_ in (declared, dtype) or declared.itemsize < dtype.itemsize:
                 raise PtxError(f"{operand} is narrower than {type_}")
+            if declared.itemsize == dtype.itemsize:
+                return lambda threads, to: threads.register(operand, declared)[to].view(dtype)
             narrow = f"u{dtype.itemsize}"  # the lower bits of a wider register
-            return lambda threads, to: threads.register(operand)[to].astype(narrow).view(dtype)
+
+            def read_lower(threads: _Threads, to: Selection) -> Array:
+                return threads.register(operand, declared)[to].astype(narrow).view(dtype)
+
+            return read_lower
         if operand.startswith("!"):
             inner = self._reader(operand[1:], type_)
             return lambda threads, to: ~inner(threads, to)
@@ -670,11 +676,11 @@ class _Decoder:
         base, offset = ptx_parser.address(operand)
         if base.startswith("%"):
             dtype = self._dtype_of(base)
-            if dtype.itemsize == 4:
-                return lambda threads, to: (
-                    threads.register(base)[to] + np.uint32(offset & 0xFFFFFFFF)
-                ).astype(np.int64)
-            return lambda threads, to: threads.register(base)[to].view(np.int64) + offset
+            if dtype.itemsize == 8:
+                return lambda threads, to: threads.register(base, dtype)[to].view(np.int64) + offset
+            # 32-bit addresses of shared memory: the sum wraps around.
+            low = np.uint32(offset & 0xFFFFFFFF)
+            return lambda threads, to: (threads.register(base, dtype)[to] + low).astype(np.int64)
         constant = self._constant(base, np.dtype(np.int64)) + offset
         return lambda threads, to: constant
 

@@ -376,18 +376,20 @@ def _by_halves(function: Function) -> Function:
 
 
 def _arithmetic() -> dict[tuple[str, str], Function]:
-    simple = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+    simple: dict[str, Function] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
     table: dict[tuple[str, str], Function] = {}
-    for name, function in (*simple.items(), ("div", np.divide)):
-        table["f32", name] = table["f64", name] = _canonical(function)
+    for type_ in ("f32", "f64"):
+        for name in simple:
+            table[type_, name] = _canonical(simple[name])
+        table[type_, "div"] = _canonical(np.divide)
     table["f32", "fma"] = _canonical(floats.fma32)
     table["f64", "fma"] = _canonical(floats.fma64)
     for type_, to_f32, from_f32 in (
         ("f16", _f16_to_f32, floats.to_f16),
         ("bf16", floats.from_bf16, floats.to_bf16),
     ):
-        for name, function in (*simple.items(), ("fma", _fma_half)):
-            table[type_, name] = _half(to_f32, from_f32, function)
+        for name in (*simple, "fma"):
+            table[type_, name] = _half(to_f32, from_f32, simple.get(name, _fma_half))
             table[f"{type_}x2", name] = _by_halves(table[type_, name])
     return table
 

@@ -24,8 +24,8 @@ _FUNCTION = re.compile(
 )
 _LABEL = re.compile(r"^(\^bb\d+):")
 _CALL = re.compile(
-    r"vm\.call(?:\.variadic)?(?P<yields>\.yieldable)? @(?P<name>\S+?)(?: segments\[(?P<segments>[^\]]*)\])?"
-    r"\((?P<arguments>[^)]*)\)(?: -> (?P<target>.*))?$"
+    r"vm\.call(?:\.variadic)?(?P<yields>\.yieldable)? @(?P<name>[\w.]+)"
+    r"(?: segments\[(?P<segments>[^\]]*)\])?\((?P<arguments>[^)]*)\)(?: -> (?P<target>.*))?$"
 )
 _JUMP = re.compile(r"(\^bb\d+)\(([^)]*)\)")
 _INDEX = re.compile(r"\[(\d+)\]")
@@ -230,7 +230,7 @@ def _blocks(body: str) -> dict[str, tuple[str, ...]]:
 
 
 def _register(name: str) -> tuple[str, int]:
-    """Kind and number: %i4:5 is ("i", 4). Upper case moves a reference, which makes no difference."""
+    """Kind and number: %i4:5 is ("i", 4). Upper case moves a reference: no difference here."""
     match = re.match(r"%([irIR])(\d+)", name)
     if match is None:
         raise VmError(f"expected a register, got {name}")
@@ -332,11 +332,9 @@ def _compute(opcode: str, rest: str, result: str, registers: _Registers) -> None
             bits = _WIDTHS[source]
             value = registers.get(names[0], 64 if bits == 64 else 32) & (1 << bits) - 1
             value = _signed(value, bits) if sign == ["s"] else value
-            registers.set(
-                result,
-                value & (1 << min(_WIDTHS[to], bits if not sign else 64)) - 1,
-                64 if to == "i64" else 32,
-            )
+            # What is narrower than 32 bits is kept in 32: sign and all.
+            kept = 64 if to == "i64" else 32
+            registers.set(result, value if sign else value & (1 << _WIDTHS[to]) - 1, kept)
         case ["not", kind]:
             registers.set(result, ~registers.get(names[0], _WIDTHS[kind]), _WIDTHS[kind])
         case ["abs", kind]:
