@@ -71,6 +71,7 @@ class Buffer:
         nbytes: Its length.
         write_once: It is an output: no byte may be written twice.
         released: The host gave it back.
+        constant: It is part of the code: any kernel may read it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Buffer:
     _cells: _Cells
     _windows: list[tuple[int, int, bool]] = field(default_factory=list)
     released: bool = False
+    constant: bool = False
 
 
 class GlobalMemory:
@@ -133,6 +135,16 @@ class GlobalMemory:
         self._next_address = -(-after // _BASE_ALIGNMENT) * _BASE_ALIGNMENT
         self._buffers.append(buffer)
         return buffer
+
+    def constant(self, name: str, data: bytes) -> Buffer:
+        """A buffer that belongs to the code; allocated once, it is the same for every launch."""
+        for buffer in self._buffers:
+            if buffer.constant and buffer.name == name:
+                return buffer
+        made = self.allocate(name, len(data), data=np.frombuffer(data, np.uint8))
+        made.constant = True
+        made._windows = [(0, made.nbytes, False)]
+        return made
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> Bytes:
         """A copy of what a buffer holds, for the host.
@@ -198,7 +210,7 @@ class GlobalMemory:
         self._number += 1
         self._passed = np.zeros(launch.workgroups, np.int64)
         for buffer in self._buffers:
-            buffer._windows.clear()
+            buffer._windows = [(0, buffer.nbytes, False)] if buffer.constant else []
         for number, binding in enumerate(launch.bindings):
             buffer = self._buffer_at(binding.address)
             start = binding.address - buffer.address

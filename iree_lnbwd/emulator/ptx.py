@@ -164,6 +164,11 @@ class _Threads:
             kernel.nbytes("local"), lanes=self.lanes, first_lane=self.first_lane
         )
         self.registers: dict[str, Array] = {}
+        self.symbols = {
+            name: memory.constant(name, variable.content).address
+            for name, variable in kernel.variables.items()
+            if variable.content
+        }
         self.arguments = dict(
             zip(
                 kernel.parameters,
@@ -515,7 +520,7 @@ class _Decoder:
 
     def _convert_address(self, instruction: Instruction) -> Step:
         destination, source = instruction.operands
-        windows = {"global": 0, "shared": _SHARED_WINDOW, "local": _LOCAL_WINDOW}
+        windows = {"global": 0, "const": 0, "shared": _SHARED_WINDOW, "local": _LOCAL_WINDOW}
         *way, space, type_ = instruction.modifiers
         if type_ != "u64" or way not in ([], ["to"]):
             raise UnknownInstructionError(instruction.text)
@@ -634,6 +639,8 @@ class _Decoder:
         if operand.startswith("!"):
             inner = self._reader(operand[1:], type_)
             return lambda threads, to: ~inner(threads, to)
+        if (variable := self._kernel.variables.get(operand)) is not None and variable.content:
+            return lambda threads, to: np.array([threads.symbols[operand]], np.uint64).view(dtype)
         constant = self._constant(operand, dtype)
         return lambda threads, to: constant
 
@@ -683,8 +690,8 @@ class _Decoder:
             # 32-bit addresses of shared memory: the sum wraps around.
             low = np.uint32(offset & 0xFFFFFFFF)
             return lambda threads, to: (threads.register(base, dtype)[to] + low).astype(np.int64)
-        constant = self._constant(base, np.dtype(np.int64)) + offset
-        return lambda threads, to: constant
+        start = self._reader(base, "s64")
+        return lambda threads, to: start(threads, to) + offset
 
 
 _JUMPS = ("bra", "ret", "exit")
@@ -744,6 +751,8 @@ def _access(instruction: Instruction) -> tuple[str, str, int]:
     for word in words:
         if word in ("global", "shared", "local", "param"):
             space = word
+        elif word == "const":  # its addresses here are those of global memory
+            space = "global"
         elif word in ("v2", "v4", "v8"):
             count = int(word[1:])
         elif not _CACHE_HINTS.match(word):
