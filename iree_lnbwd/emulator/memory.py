@@ -139,7 +139,8 @@ class GlobalMemory:
     def constant(self, name: str, data: bytes) -> Buffer:
         """A buffer that belongs to the code; allocated once, it is the same for every launch."""
         for buffer in self._buffers:
-            if buffer.constant and buffer.name == name:
+            known = buffer._data[: buffer.nbytes].tobytes() if buffer.constant else None
+            if buffer.name == name and known == data:
                 return buffer
         made = self.allocate(name, len(data), data=np.frombuffer(data, np.uint8))
         made.constant = True
@@ -170,8 +171,10 @@ class GlobalMemory:
         self._check_host(buffer, offset, data.size)
         if not data.size:
             return
-        at = np.arange(offset, offset + data.size)
-        cells = np.unique(buffer._cells.index(at, 1, 1))
+        ends = offset | data.size | _WIDEST
+        unit = ends & -ends  # the largest cells that begin and end where the data does
+        at = np.arange(offset, offset + data.size, unit)
+        cells = buffer._cells.index(at, unit, unit)
         if buffer.write_once and buffer._cells.write[cells].any():
             raise Fault(f"{buffer.name} is written twice at byte {offset}")
         buffer._data[offset : offset + data.size] = data
@@ -318,7 +321,7 @@ class GlobalMemory:
         if not again.any():
             return np.broadcast_to(now, before.shape)
         workgroup = self._workgroup_of(now)
-        alike = self._workgroup_of(before) == workgroup
+        alike = (before // _LAUNCH == self._number) & (self._workgroup_of(before) == workgroup)
         several = np.where(alike, _FIRST_WORKGROUP + workgroup, _ANYONE)
         return np.where(again, now & ~_ANYONE | several, now)
 

@@ -26,6 +26,9 @@ WARP = 32
 # As many threads as keep their registers in a processor's cache.
 _LANES_AT_ONCE = 1 << 16
 
+# Blocks that are run before a kernel is taken for one that does not end: a minute or so.
+_MOST_BLOCKS = 1 << 20
+
 # Generic addresses of what is not global: far above every global one.
 _SHARED_WINDOW = 1 << 60
 _LOCAL_WINDOW = 1 << 61
@@ -188,7 +191,7 @@ class _Threads:
             return
         selection: Selection = slice(0, self.lanes)
         number, alone = 0, True
-        while True:
+        for _ in range(_MOST_BLOCKS):
             block = self._blocks[number]
             for instruction, step in block.steps:
                 try:
@@ -206,6 +209,10 @@ class _Threads:
                 return
             number, selection = chosen
             alone = _size(selection) == np.count_nonzero(self._at < self._ended)
+        raise Fault(
+            f"the kernel does not end: {_MOST_BLOCKS} blocks of instructions were run",
+            self.numbers[selection] + self.first_lane,
+        )
 
     def _perform(self, instruction: Instruction, step: Step, selection: Selection) -> None:
         if instruction.predicate:

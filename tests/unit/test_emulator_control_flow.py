@@ -10,7 +10,7 @@ import pytest
 from ptx_kernels import run_kernel
 from support import random_generator
 
-from iree_lnbwd.emulator import Fault
+from iree_lnbwd.emulator import Fault, ptx
 from iree_lnbwd.emulator.ptx import shuffle_source
 
 _STORE = """
@@ -356,6 +356,13 @@ def test_faults_name_the_line() -> None:
     assert line is not None
     assert "by workgroup 0 thread 63" in str(caught.value)
     assert "byte 256 of buffer 1" in str(caught.value)
+
+
+def test_kernels_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ptx, "_MOST_BLOCKS", 1000)
+    body = "$loop:\n\tsetp.ge.u32 %p0, %r0, 0;\n\t@%p0 bra $loop;"
+    with pytest.raises(Fault, match="the kernel does not end"):
+        run_kernel(body, [1])
 
 
 def test_launches_that_do_not_fit_the_kernel() -> None:
