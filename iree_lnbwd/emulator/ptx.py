@@ -629,7 +629,7 @@ class _Decoder:
         if _SPECIAL.match(operand):
             name = operand[1:]
             return lambda threads, to: threads.special[name][to].astype(dtype)
-        if operand.startswith("%"):
+        if operand.startswith("%") or operand in self._kernel.registers:
             declared = self._dtype_of(operand)
             if declared == dtype:
                 return lambda threads, to: threads.register(operand, declared)[to]

@@ -142,7 +142,9 @@ def _kernel(entry: re.Match[str], text: str, end: int, outside: str) -> Kernel:
     registers: dict[str, str] = {}
     for declared in _REGISTERS.finditer(body):
         for name in declared["names"].split(","):
-            registers[re.sub(r"<\d+>$", "", name.strip())] = declared["type"]
+            stem = re.sub(r"<\d+>$", "", name.strip())
+            if registers.setdefault(stem, declared["type"]) != declared["type"]:
+                raise PtxError(f"{stem} is declared twice, with different types")
     code, labels = _statements(body, text.count("\n", 0, entry.end()) + 1)
     return Kernel(
         name=entry["name"],
@@ -181,8 +183,9 @@ def _statements(body: str, first_line: int) -> tuple[tuple[Instruction, ...], di
     labels: dict[str, int] = {}
     line = first_line
     for piece in re.split(r"(?<=[;])|(?<=:)(?=\s*\n)", body):
-        words = piece.strip()
-        at = line + piece[: len(piece) - len(piece.lstrip())].count("\n")
+        # Braces around statements scope registers, whose names differ or mean the same here.
+        words = piece.strip(" \t\n{}") if piece.strip()[:1] in ("{", "}") else piece.strip()
+        at = line + piece[: piece.index(words)].count("\n")
         line += piece.count("\n")
         if not words:
             continue

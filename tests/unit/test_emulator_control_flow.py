@@ -348,6 +348,16 @@ def test_narrow_loads_are_extended(type_: str, want: object) -> None:
     assert result.tolist() == [want(v) for v in values.tolist()]
 
 
+def test_registers_of_a_scope() -> None:
+    """As LLVM writes the upper half of a register for PTX below 7.1."""
+    body = f"""
+\tmov.b32 %r4, 0x00070003;
+\t{{ .reg .b16 tmp; mov.b32 {{tmp, %rs1}}, %r4; }}
+\tcvt.u32.u16 %r5, %rs1;
+{_STORE}"""
+    assert set(run_kernel(body, [1, 64])[1].tolist()) == {7}
+
+
 def test_faults_name_the_line() -> None:
     body = "\tadd.s64 %rd21, %rd1, %rd20;\n\tst.global.b32 [%rd21+4], %r0;"
     with pytest.raises(Fault) as caught:
