@@ -62,11 +62,11 @@ def layer_norm_backward(
     call = bind(grad_output, input, normalized_shape, mean, rstd, weight, bias, output_mask, eps)
     if call.spec is None:
         return LayerNormGrads(None, None, None)
-    return _loaded(call.spec, uri).run(call)
+    return loaded(call.spec, uri).run(call)
 
 
 @functools.lru_cache(maxsize=_LOADED_MODULES)
-def _loaded(spec: LayerNormSpec, uri: DeviceUri) -> LayerNormBackward:
+def loaded(spec: LayerNormSpec, uri: DeviceUri) -> LayerNormBackward:
     from iree_lnbwd import cache  # the compiler is not needed to import the package
 
     vmfb, manifest = cache.build(spec, target_of(uri))
