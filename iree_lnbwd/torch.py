@@ -11,6 +11,7 @@ through, the one that costs a call the least.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import threading
 from collections.abc import Sequence
@@ -56,8 +57,8 @@ def layer_norm(
     first backward for a row length, element types and a device compiles a module, which takes about
     a second, is logged and is kept on disk; `warmup` does it ahead.
 
-    Where the backward is itself to be differentiated (``create_graph=True``), PyTorch's own takes
-    its place.
+    Where the backward is itself to be differentiated (``create_graph=True``), and under the
+    transforms of ``torch.func``, PyTorch's own takes its place.
 
     Args:
         input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides;
@@ -222,6 +223,20 @@ def _differentiable_backward(
     return tuple(next(gradients) if asked else None for asked in mask)
 
 
+def _layer_norm_with_autograd(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """``iree_lnbwd::layer_norm`` where autograd is on."""
+    if torch._C._are_functorch_transforms_active():
+        # torch.func differentiates and batches ATen's operators.
+        return _forward(input, normalized_shape, weight, bias, eps)[0]
+    return _LayerNormFunction.apply(input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
+
+
 def _layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -380,6 +395,12 @@ def _loaded(
         return functional.loaded(spec, _uri(input[0]))
 
 
+# PyTorch keeps its operators' kernels, and so this module, past the interpreter's end. What IREE
+# has opened must be closed before that.
+atexit.register(functional.loaded.cache_clear)
+atexit.register(_loaded.cache_clear)
+
+
 def _uri(device: torch.device) -> DeviceUri:
     """IREE's name of a device of PyTorch's."""
     if device.type == "cpu":
@@ -402,7 +423,8 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
 )
 _library.impl("layer_norm", _layer_norm, "CompositeExplicitAutograd")
-_library.impl("layer_norm", _LayerNormFunction.apply, "Autograd")
+_library.impl("layer_norm", _layer_norm_with_autograd, "Autograd")
+_library.impl("layer_norm", _layer_norm, "FuncTorchBatchedDecomposition")
 _library.impl("layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
 # As PyTorch's own layer norm: in f32 under autocast on GPUs, as it comes on the CPU.
 torch.library.register_autocast("iree_lnbwd::layer_norm", "cuda", torch.float32, lib=_library)
