@@ -67,6 +67,7 @@ def layer_norm_backward(
 
 @functools.lru_cache(maxsize=_LOADED_MODULES)
 def loaded(spec: LayerNormSpec, uri: DeviceUri) -> LayerNormBackward:
+    """The module for a spec on a device, compiled where it was not yet, loaded once."""
     from iree_lnbwd import cache  # the compiler is not needed to import the package
 
     vmfb, manifest = cache.build(spec, target_of(uri))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd import functional
+from iree_lnbwd import cache, functional
 from iree_lnbwd.arguments import DEFAULT_EPS, LayerNormGrads
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.spec import LayerNormSpec
 
@@ -39,6 +40,8 @@ _DEVICE_TYPES = ("cpu", "cuda", "meta")  # PyTorch calls AMD GPUs "cuda" too
 
 # Where a tensor is and what it holds; None where it is not there.
 _Kind = tuple[torch.device, torch.dtype] | None
+
+_log = logging.getLogger(__name__)
 
 _LOADED_MODULES = 256
 _loading = threading.Lock()
@@ -152,7 +155,7 @@ def _forward(
     """PyTorch's forward: output, mean and rstd."""
     kind = (input.device, input.dtype)
     weight_kind, bias_kind = _kind(weight), _kind(bias)
-    _check_kinds(kind, weight_kind, bias_kind)
+    _check_kinds(kind, weight=weight_kind, bias=bias_kind)
     if _takes_kinds(kind, weight_kind, bias_kind):
         return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
     wide = (None if tensor is None else tensor.float() for tensor in (weight, bias))
@@ -234,7 +237,7 @@ def _layer_norm_with_autograd(
     if torch._C._are_functorch_transforms_active():
         # torch.func differentiates and batches ATen's operators.
         return _forward(input, normalized_shape, weight, bias, eps)[0]
-    return _LayerNormFunction.apply(input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
+    return _LayerNormFunction.apply(input, normalized_shape, weight, bias, eps)
 
 
 def _layer_norm(
@@ -339,7 +342,7 @@ def _takes_kinds(input: _Kind, weight: _Kind, bias: _Kind) -> bool:
 
 
 @functools.lru_cache
-def _check_kinds(input: _Kind, weight: _Kind, bias: _Kind) -> None:
+def _check_kinds(input: _Kind, **others: _Kind) -> None:
     """Raises where the op has no module for such tensors.
 
     Raises:
@@ -349,7 +352,7 @@ def _check_kinds(input: _Kind, weight: _Kind, bias: _Kind) -> None:
     device, dtype = input
     if device.type not in _DEVICE_TYPES:
         raise ValueError(f"input: expected a tensor on the CPU or on a GPU, got one on {device}")
-    for name, kind in (("input", input), ("weight", weight), ("bias", bias)):
+    for name, kind in {"input": input, **others}.items():
         if kind is None:
             continue
         if kind[0] != device:
@@ -377,8 +380,7 @@ def _loaded(
         recompute_eps: None where mean and rstd are given.
     """
     grad_output, input, mean, rstd, weight, bias = kinds
-    _check_kinds(input, weight, bias)
-    _check_kinds(input, grad_output, None)
+    _check_kinds(input, grad_output=grad_output, mean=mean, rstd=rstd, weight=weight, bias=bias)
     assert input is not None
     assert grad_output is not None
     spec = LayerNormSpec(
@@ -391,8 +393,12 @@ def _loaded(
         output_mask=output_mask,
         recompute_eps=recompute_eps,
     )
+    uri = _uri(input[0])
+    target = target_of(uri)
     with _loading:  # threads that need the same module wait for the one that compiles it
-        return functional.loaded(spec, _uri(input[0]))
+        if cache.find(spec, target) is None:
+            _log.warning("compiling %s for %s; it is kept on disk", spec.name, target.name)
+        return functional.loaded(spec, uri)
 
 
 # PyTorch keeps its operators' kernels, and so this module, past the interpreter's end. What IREE
@@ -406,6 +412,20 @@ def _uri(device: torch.device) -> DeviceUri:
     if device.type == "cpu":
         return DeviceUri.parse(DEFAULT_DEVICE)
     return DeviceUri("hip" if torch.version.hip else "cuda", device.index)
+
+
+def _fake_layer_norm_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+    eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return _empty_gradients(input, normalized_shape, weight, bias, output_mask)
 
 
 # No defaults in these: PyTorch leaves arguments that have their default value out of a call.
@@ -428,29 +448,7 @@ _library.impl("layer_norm", _layer_norm, "FuncTorchBatchedDecomposition")
 _library.impl("layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
 # As PyTorch's own layer norm: in f32 under autocast on GPUs, as it comes on the CPU.
 torch.library.register_autocast("iree_lnbwd::layer_norm", "cuda", torch.float32, lib=_library)
-
-
-@torch.library.register_fake("iree_lnbwd::layer_norm", lib=_library)
-def _fake_layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
-    return _forward(input, normalized_shape, weight, bias, eps)[0]
-
-
-@torch.library.register_fake("iree_lnbwd::layer_norm_backward", lib=_library)
-def _fake_layer_norm_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-    eps: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return _empty_gradients(input, normalized_shape, weight, bias, output_mask)
+torch.library.register_fake("iree_lnbwd::layer_norm", _layer_norm, lib=_library)
+torch.library.register_fake(
+    "iree_lnbwd::layer_norm_backward", _fake_layer_norm_backward, lib=_library
+)
