@@ -291,16 +291,18 @@ def _run(
     bias: Tensor | None,
 ) -> LayerNormGrads:
     """Calls a module with tensors."""
-    # The runtime takes NumPy arrays: these share the tensors' memory. NumPy has no bf16.
+    # The runtime takes NumPy arrays: these share the tensors' memory. NumPy has no bf16. Not by
+    # Tensor.numpy(), which makes a storage one that FSDP2 cannot free.
     import ml_dtypes
+    import numpy as np
 
     def to_array(tensor: Tensor | None) -> Any:
         if tensor is None:
             return None
         tensor = tensor.detach().contiguous()
         if tensor.dtype == torch.bfloat16:
-            return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
+            return np.from_dlpack(tensor.view(torch.uint16)).view(ml_dtypes.bfloat16)
+        return np.from_dlpack(tensor)
 
     def to_tensor(array: Any) -> Any:
         if array is None or array.dtype != ml_dtypes.bfloat16:

@@ -199,6 +199,16 @@ def test_many_rows_in_a_thread_each() -> None:
         assert_right(found[i], operands.arguments)
 
 
+def test_storages_can_still_be_freed(device: str) -> None:
+    """As FSDP2 does with gathered parameters; ``Tensor.numpy()``, for one, would forbid it."""
+    x, weight, bias, grad_output = (
+        torch.randn(shape, device=device, requires_grad=True)
+        for shape in ((9, 24), 24, 24, (9, 24))
+    )
+    torch.autograd.backward(layer_norm(x, 24, weight, bias), grad_output.detach())
+    assert all(t.untyped_storage().resizable() for t in (x, weight, bias, grad_output))
+
+
 def test_compiling_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     columns = int(random_generator().integers(5000, 6000))  # which no other test has compiled
     operands = random_operands(LayerNormSpec((columns,)), (2,))
@@ -263,4 +273,4 @@ def test_refuses_what_is_no_tensor() -> None:
     with pytest.raises(
         RuntimeError, match=r"Expected a value of type 'Tensor' for argument 'input'"
     ):
-        layer_norm(np.zeros((3, 8)), 8)  # type: ignore[arg-type]
+        layer_norm(np.zeros((3, 8)), 8)

@@ -16,6 +16,12 @@ from torch_support import Operands, assert_right, random_operands, to_array
 from iree_lnbwd import LayerNormGrads, LayerNormSpec
 from iree_lnbwd.torch import LayerNorm, layer_norm
 
+# Raised inside PyTorch 2.13, by imports of inductor and of export.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),
+]
+
 MASKS = [(True, True, True), (True, False, False), (False, True, True), (False, False, True)]
 
 
