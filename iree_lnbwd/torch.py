@@ -274,6 +274,9 @@ def _layer_norm_backward(
         _kind(weight),
         _kind(bias),
     )
+    if input.is_cuda and torch.cuda.is_current_stream_capturing():
+        # IREE's launches would run once, now, and be missing from the graph.
+        raise RuntimeError("iree_lnbwd::layer_norm_backward cannot be captured into a CUDA graph")
     if input.numel() == 0:  # an empty sum is zero
         gradients = _empty_gradients(input, normalized_shape, weight, bias, asked)
         return tuple(None if g is None else g.zero_() for g in gradients)  # type: ignore[return-value]
@@ -441,7 +444,6 @@ _library.define(
     "layer_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
     "Tensor? mean, Tensor? rstd, Tensor? weight, Tensor? bias, bool[3] output_mask, "
     "float eps) -> (Tensor, Tensor, Tensor)",
-    # IREE launches on a stream of its own, which a capture does not see.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
 )
 _library.impl("layer_norm", _layer_norm, "CompositeExplicitAutograd")

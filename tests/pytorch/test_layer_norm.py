@@ -241,6 +241,17 @@ def test_refuses_parameters_on_the_cpu_beside_an_input_on_a_gpu() -> None:
         )
 
 
+@pytest.mark.gpu
+def test_refuses_to_be_captured_into_a_cuda_graph() -> None:
+    operands = random_operands(F32, (9,), device="cuda")
+    operands.gradients(operands.forward())
+    with (
+        pytest.raises(RuntimeError, match="cannot be captured into a CUDA graph"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        operands.gradients(operands.forward())
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float8_e4m3fn])
 def test_refuses_other_element_types(dtype: torch.dtype) -> None:
     x = torch.zeros(3, 8)
