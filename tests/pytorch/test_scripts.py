@@ -47,6 +47,7 @@ def test_training(tmp_path: Path, device: str) -> None:
     path = tmp_path / "out.csv"
     run(SCRIPTS / "train", "run", f"--csv={path}", "--steps=3", f"--device={device}")
     with path.open(newline="") as file:
+        assert file.readline().startswith("# 4 layers of 192, 16 x 96 tokens, f32, seed 0; ")
         rows = list(csv.DictReader(file))
     losses = {
         name: [float(row["loss"]) for row in rows if row["contender"] == name]
