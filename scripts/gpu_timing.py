@@ -131,7 +131,7 @@ def _times(calls: Sequence[Sequence[float]]) -> Times:
 
 
 def whole_call_times(contender: Contender, calls: int = 200) -> tuple[float, float]:
-    """Microseconds a call, of many in a row from Python: of the host alone, and till all is done."""
+    """Microseconds a call, of many in a row: of the host alone, and until all is done."""
     for i in range(5):
         contender(i)
     torch.cuda.synchronize()
