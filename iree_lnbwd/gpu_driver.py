@@ -26,15 +26,15 @@ from iree_lnbwd.executables import Export
 _LIBRARIES = MappingProxyType({"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"})
 
 _P, _I, _U = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
-_LAUNCH = (_P, _U, _U, _U, _U, _U, _U, _U, _P, _P, _P)
 
 # What each driver calls a function, and what the function takes.
-_FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...]]] = MappingProxyType(
+_FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...] | None]] = MappingProxyType(
     {
         "init": ("cuInit", "hipInit", (_U,)),
         "device": ("cuDeviceGet", "hipDeviceGet", (_P, _I)),
         "context": ("cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain", (_P, _I)),
         "push": ("cuCtxPushCurrent_v2", "hipCtxPushCurrent", (_P,)),
+        "get": ("cuCtxGetCurrent", "hipCtxGetCurrent", (_P,)),
         "pop": ("cuCtxPopCurrent_v2", "hipCtxPopCurrent", (_P,)),
         "synchronize": ("cuStreamSynchronize", "hipStreamSynchronize", (_P,)),
         "settle": ("cuCtxSynchronize", "hipDeviceSynchronize", ()),
@@ -42,7 +42,8 @@ _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...]]] = MappingProxyType(
         "unload": ("cuModuleUnload", "hipModuleUnload", (_P,)),
         "function": ("cuModuleGetFunction", "hipModuleGetFunction", (_P, _P, ctypes.c_char_p)),
         "attribute": ("cuFuncSetAttribute", "hipFuncSetAttribute", (_P, _I, _I)),
-        "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", _LAUNCH),
+        # Its arguments are ready-made C values, which saves their conversion.
+        "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", None),
         "allocate": ("cuMemAlloc_v2", "hipMalloc", (_P, ctypes.c_size_t)),
         "free": ("cuMemFree_v2", "hipFree", (_P,)),
         "upload": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD", (_P, _P, ctypes.c_size_t)),
@@ -91,6 +92,12 @@ class Driver:
             yield
         finally:
             self._call("pop", ctypes.byref(_P()))
+
+    def is_current(self) -> bool:
+        """Whether this GPU is the calling thread's."""
+        context = _P()
+        self._call("get", ctypes.byref(context))
+        return context.value == self._context.value
 
     def kernels(self, exports: Sequence[Export]) -> dict[str, Kernel]:
         """Loads code. It stays loaded as long as one of its kernels is referenced.
@@ -154,7 +161,7 @@ class _Image:
 
 
 class Kernel:
-    """One kernel, ready to be launched.
+    """One kernel, in loaded code.
 
     Attributes:
         export: What the module says of it.
@@ -163,42 +170,70 @@ class Kernel:
     def __init__(self, driver: Driver, image: _Image, export: Export) -> None:
         """Looks the kernel up; the GPU is the current one."""
         self.export = export
-        self._image = image
         self._driver = driver
+        self._image = image
         self._function = _P()
         driver._call("function", ctypes.byref(self._function), image.module, export.kernel.encode())
         if export.shared_bytes:
             driver._call(
                 "attribute", self._function, _MOST_DYNAMIC_SHARED_BYTES, export.shared_bytes
             )
-        self._slots = _P * (export.bindings + (export.constants + 1) // 2)
-        self._size = ctypes.c_size_t(8 * export.bindings + 4 * export.constants)
-        self._size_at = ctypes.addressof(self._size)
-        self._launch = driver._functions["launch"]
 
-    def launch(
-        self, workgroups: tuple[int, int, int], pointers: Sequence[int], packed: int, stream: int
-    ) -> None:
-        """Puts the kernel on a stream; the GPU is the current one.
+    def launch(self, workgroups: tuple[int, int, int], constants: Sequence[int]) -> Launch:
+        """A launch that lacks its pointers and its stream.
 
         Args:
             workgroups: Along x, y and z.
+            constants: 32 bits each.
+        """
+        return Launch(self, self._driver, self._function, workgroups, constants)
+
+
+class Launch:
+    """A launch, made once and used often, by one thread at a time.
+
+    Its arguments lie where the driver reads them, so a call only fills in the pointers.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        driver: Driver,
+        function: ctypes.c_void_p,
+        workgroups: tuple[int, int, int],
+        constants: Sequence[int],
+    ) -> None:
+        """Use `Kernel.launch`."""
+        export = kernel.export
+        numbers = (_U * len(constants))(*constants)
+        size = 8 * export.bindings + ctypes.sizeof(numbers)
+        self._arguments = ctypes.create_string_buffer(bytes(8 * export.bindings) + bytes(numbers))
+        self._pointers = (ctypes.c_uint64 * export.bindings).from_buffer(self._arguments)
+        self._size = ctypes.c_size_t(size)
+        self._extra = (_P * 5)(
+            _BUFFER_POINTER,
+            ctypes.addressof(self._arguments),
+            _BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            _END,
+        )
+        self._shape = tuple(map(_U, (*workgroups, *export.threads, export.shared_bytes)))
+        self._function = function
+        self._launch = driver._functions["launch"]
+        self._kernel = kernel  # which keeps the code
+
+    def __call__(self, pointers: Sequence[int], stream: int) -> None:
+        """Puts the kernel on a stream; the GPU is the current one.
+
+        Args:
             pointers: One for each binding.
-            packed: The constants, 32 bits each, the first in the lowest; at most two.
             stream: The driver's handle of it.
 
         Raises:
             DeviceError: The driver refuses.
         """
-        arguments = self._slots(*pointers, packed)
-        extra = (_P * 5)(
-            _BUFFER_POINTER, ctypes.addressof(arguments), _BUFFER_SIZE, self._size_at, _END
-        )
-        status = self._launch(
-            self._function, *workgroups, *self.export.threads, self.export.shared_bytes, stream,
-            None, extra,
-        )  # fmt: skip
+        self._pointers[:] = pointers  # type: ignore[call-overload] # takes any sequence
+        status = self._launch(self._function, *self._shape, _P(stream), None, self._extra)
         if status:
-            raise DeviceError(
-                f"device: {self._driver.uri}: launching {self.export.kernel} failed with {status}"
-            )
+            name = self._kernel.export.kernel
+            raise DeviceError(f"device: launching {name} failed with {status}")

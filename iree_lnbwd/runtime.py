@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import io
 import json
+import operator
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ from iree_lnbwd.targets import Target, find_target
 
 _KINDS_KEPT = 1024  # kinds of call, by shapes and the like, that are not checked again
 _BYTE = np.dtype(np.uint8)
+_ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+_INPUT = _ARRAYS.index("input")
 
 
 class Description(NamedTuple):
@@ -56,13 +59,24 @@ class _GpuCall:
 
     Attributes:
         rows: M.
-        shapes: Of the gradients, as the caller sees them.
-        launches: Of its kernels; None where IREE runs it.
+        inputs: Picks what the module reads from the arguments of a call.
+        results: Makes an array for each gradient that is computed, as the caller sees it.
+        output_mask: Which these are.
+        launches: Of the module's kernels; None where IREE runs it.
+        scratch: Makes the memory that the launches need.
     """
 
     rows: int
-    shapes: Mapping[str, tuple[int, ...]]
+    inputs: Callable[[Sequence[Any]], Sequence[Any]]
+    results: tuple[Callable[[], Any], ...]
+    output_mask: tuple[bool, bool, bool]
     launches: StreamCall | None
+    scratch: Callable[[], Any]
+
+    def gradients(self, results: Sequence[Any]) -> LayerNormGrads:
+        """The computed gradients in ATen's places."""
+        computed = iter(results)
+        return LayerNormGrads(*[next(computed) if asked else None for asked in self.output_mask])
 
 
 class LayerNormBackward:
@@ -135,17 +149,11 @@ class LayerNormBackward:
                 GPU's array that is on another device, not contiguous, or misaligned.
             DeviceError: The GPU's driver refuses.
         """
-        arrays = {
-            "grad_output": grad_output,
-            "input": input,
-            "mean": mean,
-            "rstd": rstd,
-            "weight": weight,
-            "bias": bias,
-        }
+        given = (grad_output, input, mean, rstd, weight, bias)
         framework = interop.on_gpu("input", input)
         if framework is not None:
-            return self._on_gpu(framework, arrays, output_mask, eps, out, stream)
+            return self._on_gpu(framework, given, output_mask, eps, out, stream)
+        arrays = dict(zip(_ARRAYS, given, strict=True))
         call = self._bind(interop.views(None, arrays), output_mask, eps)
         if out is not None:
             storage = self._checked_storage(None, out, self._shapes(call))
@@ -189,26 +197,29 @@ class LayerNormBackward:
     def _on_gpu(
         self,
         framework: Framework,
-        arrays: Mapping[str, Any],
+        given: tuple[Any, ...],
         output_mask: tuple[bool, bool, bool] | None,
         eps: float | None,
         out: LayerNormGrads | None,
         stream: int | None,
     ) -> LayerNormGrads:
-        kind = (output_mask, eps, framework.signature((*arrays.values(), *(out or ()))))
+        kind = (output_mask, eps, framework.signature(given if out is None else (*given, *out)))
         known = self._kinds.get(kind)
         if known is None:
-            known = self._checked(framework, arrays, output_mask, eps, out)
+            known = self._checked(framework, given, output_mask, eps, out)
             if len(self._kinds) >= _KINDS_KEPT:
                 self._kinds.clear()
             self._kinds[kind] = known
-        gradients = self._new(framework, known, arrays["input"]) if out is None else out
-        used = [arrays[argument.name] for argument in self.spec.inputs]
-        used += [getattr(gradients, result.name) for result in self.spec.results]
+        results = (
+            [make() for make in known.results]
+            if out is None
+            else [g for g, asked in zip(out, self.spec.output_mask, strict=True) if asked]
+        )
+        used = [*known.inputs(given), *results]
         if known.rows == 0:
-            for gradient in used[len(self.spec.inputs) :]:
-                framework.clear(gradient)
-            return gradients
+            for result in results:
+                framework.clear(result)
+            return known.gradients(results)
         queue = framework.stream(self.device) if stream is None else stream
         if known.launches is None:
             self._driver.synchronize(queue)
@@ -217,28 +228,28 @@ class LayerNormBackward:
                     (argument, framework.capsule(array), _flat(argument, known.rows))
                     for argument, array in zip(self.spec.arguments, used, strict=True)
                 ],
-                len(self.spec.results),
+                len(results),
             )
-            return gradients
+            return known.gradients(results)
+        used.append(known.scratch())
         addresses, keeper = framework.addresses(used)
         if not are_aligned(addresses):
             raise ValueError(_misaligned(self.spec, addresses))
-        scratch = framework.empty(arrays["input"], (known.launches.scratch_bytes,), _BYTE)
-        (scratch_address,), scratch_keeper = framework.addresses([scratch])
-        known.launches.run(addresses, scratch_address, queue)
+        known.launches.run(addresses, queue)
         if framework.waits and stream is None:
             self._driver.synchronize(queue)
-        del keeper, scratch_keeper  # the kernels are in the queue, or done
-        return gradients
+        del keeper  # the kernels are in the queue, or done
+        return known.gradients(results)
 
     def _checked(
         self,
         framework: Framework,
-        arrays: Mapping[str, Any],
+        given: tuple[Any, ...],
         output_mask: tuple[bool, bool, bool] | None,
         eps: float | None,
         out: LayerNormGrads | None,
     ) -> _GpuCall:
+        arrays = dict(zip(_ARRAYS, given, strict=True))
         call = self._bind(interop.views(framework, arrays), output_mask, eps)
         where = call.arrays["input"].device
         if where != str(self.device):
@@ -247,17 +258,19 @@ class LayerNormBackward:
         if out is not None:
             self._checked_storage(framework, out, shapes)
         launches = self._streamed.call(call.rows) if self._streamed and call.rows else None
-        return _GpuCall(call.rows, shapes, launches)
-
-    def _new(self, framework: Framework, known: _GpuCall, like: Any) -> LayerNormGrads:
-        """New arrays for the gradients."""
-        made = {
-            result.name: framework.empty(
-                like, known.shapes[result.name], dtypes.DTYPES[result.dtype].numpy
-            )
-            for result in self.spec.results
-        }
-        return LayerNormGrads(*map(made.get, GRADIENTS))
+        return _GpuCall(
+            rows=call.rows,
+            inputs=operator.itemgetter(*(_ARRAYS.index(a.name) for a in self.spec.inputs)),
+            results=tuple(
+                framework.maker(given[_INPUT], shapes[r.name], dtypes.DTYPES[r.dtype].numpy)
+                for r in self.spec.results
+            ),
+            output_mask=self.spec.output_mask,
+            launches=launches,
+            scratch=framework.maker(
+                given[_INPUT], (launches.scratch_bytes if launches else 0,), _BYTE
+            ),
+        )
 
     def _bind(
         self,
@@ -437,7 +450,7 @@ def _flat(argument: TensorType, rows: int) -> tuple[int, ...]:
 def _misaligned(spec: LayerNormSpec, addresses: Sequence[int]) -> str:
     name = next(
         argument.name
-        for argument, address in zip(spec.arguments, addresses, strict=True)
+        for argument, address in zip(spec.arguments, addresses, strict=False)
         if not are_aligned([address])
     )
     return (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.executables import exports
-from iree_lnbwd.gpu_driver import Driver, Kernel
+from iree_lnbwd.gpu_driver import Driver, Launch
 from iree_lnbwd.launches import Launches, count_of
 from iree_lnbwd.spec import LayerNormSpec
 
@@ -21,56 +22,47 @@ _SCRATCH_BYTES = 256  # what each piece of scratch is rounded up to
 
 
 @dataclass(frozen=True)
-class Step:
-    """One kernel of a call.
-
-    Attributes:
-        kernel: Ready to be launched.
-        workgroups: Along x, y and z.
-        sources: Where each of its pointers is among those of `StreamCall.run`.
-        constants: As `Kernel.launch` takes them.
-    """
-
-    kernel: Kernel
-    workgroups: tuple[int, int, int]
-    sources: tuple[int, ...]
-    constants: int
-
-
-@dataclass(frozen=True)
 class StreamCall:
     """All launches of a call with M rows.
 
     Attributes:
         driver: The GPU.
-        steps: In order.
+        launches: In order, each with what picks its pointers among those of `run`.
         fixed: Addresses that are the module's own.
         scratch: Where each piece begins in the call's scratch memory.
         scratch_bytes: Of all pieces.
+        lock: Of the launches, which are for one thread at a time.
     """
 
     driver: Driver
-    steps: tuple[Step, ...]
+    launches: tuple[tuple[Launch, Callable[[Sequence[int]], Sequence[int]]], ...]
     fixed: tuple[int, ...]
     scratch: tuple[int, ...]
     scratch_bytes: int
+    lock: threading.Lock
 
-    def run(self, arguments: Sequence[int], scratch: int, stream: int) -> None:
+    def run(self, addresses: Sequence[int], stream: int) -> None:
         """Puts the kernels on a stream.
 
         Args:
-            arguments: Addresses of the spec's arguments, in its order.
-            scratch: Address of `scratch_bytes` bytes.
+            addresses: Of the spec's arguments, in its order, and of `scratch_bytes` bytes.
             stream: The driver's handle of it.
 
         Raises:
             DeviceError: The driver refuses.
         """
-        pointers = [*arguments, *self.fixed, *(scratch + start for start in self.scratch)]
-        with self.driver.current():
-            for step in self.steps:
-                sources = [pointers[i] for i in step.sources]
-                step.kernel.launch(step.workgroups, sources, step.constants, stream)
+        if not self.driver.is_current():
+            with self.driver.current():
+                return self._launch(addresses, stream)
+        return self._launch(addresses, stream)
+
+    def _launch(self, addresses: Sequence[int], stream: int) -> None:
+        scratch = addresses[-1]
+        pointers = [*addresses, *self.fixed]
+        pointers += [scratch + start for start in self.scratch]
+        with self.lock:
+            for launch, pick in self.launches:
+                launch(pick(pointers), stream)
 
 
 def are_aligned(addresses: Sequence[int]) -> bool:
@@ -104,7 +96,7 @@ class StreamModule:
 
     def call(self, rows: int) -> StreamCall:
         """The launches for M rows, M >= 1."""
-        names = [argument.name for argument in self._spec.arguments]
+        names = [*(argument.name for argument in self._spec.arguments), "scratch"]
         names += ["weight"] if self._ones else []
         starts, end = [], 0
         for piece in self._launches.scratch:
@@ -113,20 +105,17 @@ class StreamModule:
             size = piece.bytes * count_of(piece.count, rows)
             end += -(-size // _SCRATCH_BYTES) * _SCRATCH_BYTES
         places = {name: place for place, name in enumerate(names)}
-        steps = []
-        for launch in self._launches.kernels:
-            x, y, z = (count_of(count, rows) for count in launch.workgroups)
-            constants = [count_of(count, rows) for count in launch.constants]
-            steps.append(
-                Step(
-                    kernel=self._kernels[launch.kernel],
-                    workgroups=(x, y, z),
-                    sources=tuple(places[name] for name in launch.bindings),
-                    constants=sum(value << 32 * i for i, value in enumerate(constants)),
-                )
-            )
+        launches = []
+        for planned in self._launches.kernels:
+            x, y, z = (count_of(count, rows) for count in planned.workgroups)
+            constants = [count_of(count, rows) for count in planned.constants]
+            launch = self._kernels[planned.kernel].launch((x, y, z), constants)
+            pick = operator.itemgetter(*(places[name] for name in planned.bindings))
+            launches.append((launch, pick))
         fixed = (self._ones.pointer,) if self._ones else ()
-        return StreamCall(self._driver, tuple(steps), fixed, tuple(starts), end)
+        return StreamCall(
+            self._driver, tuple(launches), fixed, tuple(starts), end, threading.Lock()
+        )
 
 
 def _ones(spec: LayerNormSpec) -> bytes:
