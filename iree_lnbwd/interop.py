@@ -54,11 +54,17 @@ class Framework(Protocol):
     def capsule(self, array: Any) -> object:
         """The array as a DLPack capsule."""
 
-    def maker(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], Any]:
-        """What makes new arrays on the device of another."""
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """A new array on the device of another."""
+
+    def empty_like(self, like: Any) -> Any:
+        """A new array of another's shape and type, on its device."""
 
     def clear(self, array: Any) -> None:
         """Fills an array that is the caller's, or new, with zeros."""
+
+    def is_captured(self) -> bool:
+        """Whether the current stream's work goes into a graph, to be run later."""
 
     def stream(self, device: DeviceUri) -> int:
         """The stream that the caller's work is on, as the driver's handle."""
@@ -160,6 +166,8 @@ class _Torch:
             np.dtype(ml_dtypes.bfloat16): self._torch.bfloat16,
             np.dtype(np.uint8): self._torch.uint8,
         }
+        self.empty_like = self._torch.empty_like
+        self.is_captured: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
         # The public way takes ten times as long; Triton's launcher goes this way too.
         self._raw_stream: Callable[[int], int] = getattr(
             self._torch._C,
@@ -169,15 +177,14 @@ class _Torch:
         self._numpy = {theirs: ours for ours, theirs in self._dtypes.items()}
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
-        tensor = self._torch.Tensor
-        return tuple(
-            [
-                (array.shape, array.dtype, array.get_device(), array.is_contiguous())
-                if isinstance(array, tensor)
-                else type(array)
-                for array in arrays
-            ]
-        )
+        found: list[object] = []
+        try:
+            for array in arrays:
+                found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
+        except AttributeError:  # not all are tensors: None, or a mistake
+            tensors = [array for array in arrays if isinstance(array, self._torch.Tensor)]
+            return (*map(type, arrays), self.signature(tensors))
+        return tuple(found)
 
     def describe(self, name: str, array: Any) -> GpuArray:
         if not isinstance(array, self._torch.Tensor):
@@ -199,10 +206,8 @@ class _Torch:
     def capsule(self, array: Any) -> object:
         return array.detach().__dlpack__()
 
-    def maker(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], Any]:
-        return functools.partial(
-            self._torch.empty, shape, dtype=self._dtypes[dtype], device=like.device
-        )
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.device)
 
     def clear(self, array: Any) -> None:
         array.zero_()
@@ -249,9 +254,14 @@ class _DlPack:
     def capsule(self, array: Any) -> object:
         return array.__dlpack__(stream=_LEGACY_DEFAULT_STREAM)
 
-    def maker(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], Any]:
-        device = {"device": like.device} if hasattr(like, "sharding") else {}
-        return functools.partial(_namespace(like).empty, shape, dtype=dtype, **device)
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return _namespace(like).empty_like(like, shape=shape, dtype=dtype)
+
+    def empty_like(self, like: Any) -> Any:
+        return _namespace(like).empty_like(like)
+
+    def is_captured(self) -> bool:
+        return False
 
     def clear(self, array: Any) -> None:
         if hasattr(array, "fill"):  # where not, arrays are immutable, and new ones are zeros

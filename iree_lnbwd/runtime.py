@@ -7,6 +7,7 @@ import io
 import json
 import operator
 import os
+import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,18 +61,16 @@ class _GpuCall:
     Attributes:
         rows: M.
         inputs: Picks what the module reads from the arguments of a call.
-        results: Makes an array for each gradient that is computed, as the caller sees it.
+        results: Makes an array for each gradient that is computed, from the arguments of a call.
         output_mask: Which these are.
         launches: Of the module's kernels; None where IREE runs it.
-        scratch: Makes the memory that the launches need.
     """
 
     rows: int
     inputs: Callable[[Sequence[Any]], Sequence[Any]]
-    results: tuple[Callable[[], Any], ...]
+    results: tuple[Callable[[Sequence[Any]], Any], ...]
     output_mask: tuple[bool, bool, bool]
     launches: StreamCall | None
-    scratch: Callable[[], Any]
 
     def gradients(self, results: Sequence[Any]) -> LayerNormGrads:
         """The computed gradients in ATen's places."""
@@ -85,9 +84,9 @@ class LayerNormBackward:
     Arrays may be NumPy's, PyTorch's, or any that speak DLPack. What is in the device's memory is
     used where it is; a GPU's module takes NumPy arrays too and copies them.
 
-    On a GPU a call returns when its kernels are in the queue: of PyTorch's current stream, or of
-    the one that it is given. With other libraries' arrays, or where `iree-lnbwd inspect` says that
-    only IREE knows the kernels (whole tensors), it returns when they are done.
+    On a GPU a call with PyTorch's tensors returns when its kernels are in the queue of PyTorch's
+    current stream, and can be captured into a graph. With other libraries' arrays, or where
+    `iree-lnbwd inspect` says that calls go through IREE's device, it returns when they are done.
 
     Any number of threads may call.
 
@@ -105,6 +104,8 @@ class LayerNormBackward:
         self._launches = module.launches
         self._vmfb = vmfb
         self._kinds: dict[Any, _GpuCall] = {}
+        self._scratch: dict[int, tuple[int, int, object]] = {}
+        self._launching = threading.Lock()
         if self._launches is None:
             self._iree  # noqa: B018 - a device that cannot run the module is found out now
         else:
@@ -122,7 +123,6 @@ class LayerNormBackward:
         *,
         eps: float | None = None,
         out: LayerNormGrads | None = None,
-        stream: int | None = None,
     ) -> LayerNormGrads:
         """Computes the gradients that the module was compiled for.
 
@@ -138,8 +138,6 @@ class LayerNormBackward:
             output_mask: None, or the mask that the module was compiled for.
             eps: None, or the eps that the module was compiled for.
             out: Arrays to write the gradients to; None makes new ones, of ``input``'s library.
-            stream: The GPU driver's handle of the stream to run on; None takes PyTorch's current
-                one, and for other libraries the default stream, which is then waited for.
 
         Returns:
             The gradients; None where the module computes none.
@@ -152,7 +150,7 @@ class LayerNormBackward:
         given = (grad_output, input, mean, rstd, weight, bias)
         framework = interop.on_gpu("input", input)
         if framework is not None:
-            return self._on_gpu(framework, given, output_mask, eps, out, stream)
+            return self._on_gpu(framework, given, output_mask, eps, out)
         arrays = dict(zip(_ARRAYS, given, strict=True))
         call = self._bind(interop.views(None, arrays), output_mask, eps)
         if out is not None:
@@ -201,7 +199,6 @@ class LayerNormBackward:
         output_mask: tuple[bool, bool, bool] | None,
         eps: float | None,
         out: LayerNormGrads | None,
-        stream: int | None,
     ) -> LayerNormGrads:
         kind = (output_mask, eps, framework.signature(given if out is None else (*given, *out)))
         known = self._kinds.get(kind)
@@ -211,7 +208,7 @@ class LayerNormBackward:
                 self._kinds.clear()
             self._kinds[kind] = known
         results = (
-            [make() for make in known.results]
+            [make(given) for make in known.results]
             if out is None
             else [g for g, asked in zip(out, self.spec.output_mask, strict=True) if asked]
         )
@@ -220,7 +217,7 @@ class LayerNormBackward:
             for result in results:
                 framework.clear(result)
             return known.gradients(results)
-        queue = framework.stream(self.device) if stream is None else stream
+        queue = framework.stream(self.device)
         if known.launches is None:
             self._driver.synchronize(queue)
             self._iree.run_in_place(
@@ -231,12 +228,15 @@ class LayerNormBackward:
                 len(results),
             )
             return known.gradients(results)
-        used.append(known.scratch())
         addresses, keeper = framework.addresses(used)
         if not are_aligned(addresses):
             raise ValueError(_misaligned(self.spec, addresses))
-        known.launches.run(addresses, queue)
-        if framework.waits and stream is None:
+        with self._launching:
+            scratch = self._scratch_on(
+                queue, framework, given[_INPUT], known.launches.scratch_bytes
+            )
+            known.launches.run(addresses, scratch, queue)
+        if framework.waits:
             self._driver.synchronize(queue)
         del keeper  # the kernels are in the queue, or done
         return known.gradients(results)
@@ -250,27 +250,39 @@ class LayerNormBackward:
         out: LayerNormGrads | None,
     ) -> _GpuCall:
         arrays = dict(zip(_ARRAYS, given, strict=True))
-        call = self._bind(interop.views(framework, arrays), output_mask, eps)
+        views = interop.views(framework, arrays)
+        call = self._bind(views, output_mask, eps)
         where = call.arrays["input"].device
         if where != str(self.device):
             raise ValueError(f"input: this module is on {self.device}, got an array on {where}")
         shapes = self._shapes(call)
         if out is not None:
             self._checked_storage(framework, out, shapes)
-        launches = self._streamed.call(call.rows) if self._streamed and call.rows else None
         return _GpuCall(
             rows=call.rows,
             inputs=operator.itemgetter(*(_ARRAYS.index(a.name) for a in self.spec.inputs)),
             results=tuple(
-                framework.maker(given[_INPUT], shapes[r.name], dtypes.DTYPES[r.dtype].numpy)
+                _maker(framework, views, (shapes[r.name], dtypes.DTYPES[r.dtype].numpy))
                 for r in self.spec.results
             ),
             output_mask=self.spec.output_mask,
-            launches=launches,
-            scratch=framework.maker(
-                given[_INPUT], (launches.scratch_bytes if launches else 0,), _BYTE
-            ),
+            launches=self._streamed.call(call.rows) if self._streamed and call.rows else None,
         )
+
+    def _scratch_on(self, queue: int, framework: Framework, like: Any, size: int) -> int:
+        """Address of memory that kernels on a stream may use, after one another.
+
+        It is kept for the stream. A graph's kernels get memory of their own, which the framework
+        keeps with the graph: they run when we do not know.
+        """
+        kept = None if framework.is_captured() else self._scratch.get(queue)
+        if kept is None or kept[0] < size:
+            memory = framework.empty(like, (size,), _BYTE)
+            (address,), keeper = framework.addresses((memory,))
+            kept = (size, address, keeper)
+            if not framework.is_captured():
+                self._scratch[queue] = kept
+        return kept[1]
 
     def _bind(
         self,
@@ -445,6 +457,18 @@ def _check_host_cpu(manifest: Manifest | None, path: str | os.PathLike[str]) -> 
 def _flat(argument: TensorType, rows: int) -> tuple[int, ...]:
     """Its shape, as the module sees it."""
     return tuple(rows if dim is None else dim for dim in argument.shape)
+
+
+def _maker(
+    framework: Framework,
+    views: Mapping[str, Any],
+    kind: tuple[tuple[int, ...], np.dtype[Any]],
+) -> Callable[[Sequence[Any]], Any]:
+    """What makes a gradient from the arguments of a call: like one of them, if one is alike."""
+    for place, name in enumerate(_ARRAYS):
+        if views[name] is not None and (views[name].shape, views[name].dtype) == kind:
+            return lambda given: framework.empty_like(given[place])
+    return lambda given: framework.empty(given[_INPUT], *kind)
 
 
 def _misaligned(spec: LayerNormSpec, addresses: Sequence[int]) -> str:

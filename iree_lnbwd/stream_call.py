@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ _SCRATCH_BYTES = 256  # what each piece of scratch is rounded up to
 
 @dataclass(frozen=True)
 class StreamCall:
-    """All launches of a call with M rows.
+    """All launches of a call with M rows. Not for two threads at a time.
 
     Attributes:
         driver: The GPU.
@@ -31,7 +31,6 @@ class StreamCall:
         fixed: Addresses that are the module's own.
         scratch: Where each piece begins in the call's scratch memory.
         scratch_bytes: Of all pieces.
-        lock: Of the launches, which are for one thread at a time.
     """
 
     driver: Driver
@@ -39,28 +38,20 @@ class StreamCall:
     fixed: tuple[int, ...]
     scratch: tuple[int, ...]
     scratch_bytes: int
-    lock: threading.Lock
 
-    def run(self, addresses: Sequence[int], stream: int) -> None:
+    def run(self, addresses: Sequence[int], scratch: int, stream: int) -> None:
         """Puts the kernels on a stream.
 
         Args:
-            addresses: Of the spec's arguments, in its order, and of `scratch_bytes` bytes.
+            addresses: Of the spec's arguments, in its order.
+            scratch: Address of `scratch_bytes` bytes.
             stream: The driver's handle of it.
 
         Raises:
             DeviceError: The driver refuses.
         """
-        if not self.driver.is_current():
-            with self.driver.current():
-                return self._launch(addresses, stream)
-        return self._launch(addresses, stream)
-
-    def _launch(self, addresses: Sequence[int], stream: int) -> None:
-        scratch = addresses[-1]
-        pointers = [*addresses, *self.fixed]
-        pointers += [scratch + start for start in self.scratch]
-        with self.lock:
+        pointers = [*addresses, *self.fixed, *[scratch + start for start in self.scratch]]
+        with nullcontext() if self.driver.is_current() else self.driver.current():
             for launch, pick in self.launches:
                 launch(pick(pointers), stream)
 
@@ -96,7 +87,7 @@ class StreamModule:
 
     def call(self, rows: int) -> StreamCall:
         """The launches for M rows, M >= 1."""
-        names = [*(argument.name for argument in self._spec.arguments), "scratch"]
+        names = [argument.name for argument in self._spec.arguments]
         names += ["weight"] if self._ones else []
         starts, end = [], 0
         for piece in self._launches.scratch:
@@ -113,9 +104,7 @@ class StreamModule:
             pick = operator.itemgetter(*(places[name] for name in planned.bindings))
             launches.append((launch, pick))
         fixed = (self._ones.pointer,) if self._ones else ()
-        return StreamCall(
-            self._driver, tuple(launches), fixed, tuple(starts), end, threading.Lock()
-        )
+        return StreamCall(self._driver, tuple(launches), fixed, tuple(starts), end)
 
 
 def _ones(spec: LayerNormSpec) -> bytes:
