@@ -21,6 +21,8 @@ from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.version import __version__
 
+_CALLS = ("through IREE's device, waiting for the result", "on the caller's stream, not waiting")
+
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -206,8 +208,8 @@ def _verify(options: argparse.Namespace) -> int:
         if options.modules is not None:
             name = f"{artifact.stem(spec, target.name)}.vmfb"
             return runtime.load(options.modules / name, str(uri))
-        vmfb, manifest = compiler.build(spec, target, extra_flags=options.extra_flags)
-        return runtime.load_built(vmfb, manifest, str(uri))
+        vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
+        return runtime.load_built(vmfb, str(uri))
 
     start = time.perf_counter()
     width = max((len(name) for name in cases), default=0)
@@ -278,7 +280,7 @@ def _inspect(options: argparse.Namespace) -> int:
 def _facts(
     described: Description, manifest: Manifest | None, vmfb_sha256: str
 ) -> list[tuple[str, object]]:
-    spec, target, schedule = described
+    spec, target, schedule, launches = described
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
         ("target", f"{target.name} ({target.backend}): {_verified(target)}"),
@@ -286,6 +288,7 @@ def _facts(
         ("takes", ", ".join(f"{a.name} {a}" for a in spec.inputs)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
         ("path", schedule.path),
+        *((("calls", _CALLS[launches is not None]),) if target.backend != "cpu" else ()),
     ]
     if manifest is None:
         return [*facts, ("manifest", "none beside the .vmfb; the above is from the module itself")]

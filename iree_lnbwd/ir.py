@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.launches import launches
 from iree_lnbwd.schedule import OnePass, Schedule, TwoPass, WholeTensors
 from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
@@ -301,6 +302,8 @@ def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
         "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),
         "iree_lnbwd.target": target.name,
     }
+    if (kernels := launches(spec, target, schedule)) is not None:
+        reflection["iree_lnbwd.launches"] = json.dumps(kernels.to_dict(), sort_keys=True)
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
     lines = [
         "",

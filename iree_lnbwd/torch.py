@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd import cache, functional
-from iree_lnbwd.arguments import DEFAULT_EPS, LayerNormGrads
+from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.spec import LayerNormSpec
@@ -274,46 +274,25 @@ def _layer_norm_backward(
         _kind(weight),
         _kind(bias),
     )
-    if input.is_cuda and torch.cuda.is_current_stream_capturing():
-        # IREE's launches would run once, now, and be missing from the graph.
-        raise RuntimeError("iree_lnbwd::layer_norm_backward cannot be captured into a CUDA graph")
     if input.numel() == 0:  # an empty sum is zero
         gradients = _empty_gradients(input, normalized_shape, weight, bias, asked)
         return tuple(None if g is None else g.zero_() for g in gradients)  # type: ignore[return-value]
     op = _loaded(tuple(normalized_shape), kinds, asked, None if mean is not None else eps)
-    return _run(op, grad_output, input, mean, rstd, weight, bias)
+    return op(
+        _usable(grad_output, op),
+        _usable(input, op),
+        _usable(mean, op),
+        _usable(rstd, op),
+        _usable(weight, op),
+        bias,
+    )
 
 
-def _run(
-    op: LayerNormBackward,
-    grad_output: Tensor,
-    input: Tensor,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-) -> LayerNormGrads:
-    """Calls a module with tensors."""
-    # The runtime takes NumPy arrays: these share the tensors' memory. NumPy has no bf16. Not by
-    # Tensor.numpy(), which makes a storage one that FSDP2 cannot free.
-    import ml_dtypes
-    import numpy as np
-
-    def to_array(tensor: Tensor | None) -> Any:
-        if tensor is None:
-            return None
-        tensor = tensor.detach().contiguous()
-        if tensor.dtype == torch.bfloat16:
-            return np.from_dlpack(tensor.view(torch.uint16)).view(ml_dtypes.bfloat16)
-        return np.from_dlpack(tensor)
-
-    def to_tensor(array: Any) -> Any:
-        if array is None or array.dtype != ml_dtypes.bfloat16:
-            return None if array is None else torch.from_numpy(array)
-        return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
-
-    tensors = (grad_output, input, mean, rstd, weight, bias)
-    return LayerNormGrads(*map(to_tensor, op(*map(to_array, tensors))))
+def _usable(tensor: Tensor | None, op: LayerNormBackward) -> Tensor | None:
+    """The tensor, or a copy where the module cannot use it where it is."""
+    if tensor is None or (tensor.is_contiguous() and not tensor.data_ptr() % op.alignment):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _empty_gradients(
@@ -444,7 +423,7 @@ _library.define(
     "layer_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
     "Tensor? mean, Tensor? rstd, Tensor? weight, Tensor? bias, bool[3] output_mask, "
     "float eps) -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("layer_norm", _layer_norm, "CompositeExplicitAutograd")
 _library.impl("layer_norm", _layer_norm_with_autograd, "Autograd")

@@ -1,0 +1,111 @@
+"""A module's kernels for one kind of call, on a stream of the caller's: no copy, no host wait."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.executables import exports
+from iree_lnbwd.gpu_driver import Driver, Launch
+from iree_lnbwd.launches import Launches, count_of
+from iree_lnbwd.spec import LayerNormSpec
+
+ACCESS_BYTES = 16  # what kernels may assume of the address of a row
+_SCRATCH_BYTES = 256  # what each piece of scratch is rounded up to
+
+
+@dataclass(frozen=True)
+class StreamCall:
+    """All launches of a call with M rows. Not for two threads at a time.
+
+    Attributes:
+        driver: The GPU.
+        launches: In order, each with what picks its pointers among those of `run`.
+        fixed: Addresses that are the module's own.
+        scratch: Where each piece begins in the call's scratch memory.
+        scratch_bytes: Of all pieces.
+    """
+
+    driver: Driver
+    launches: tuple[tuple[Launch, Callable[[Sequence[int]], Sequence[int]]], ...]
+    fixed: tuple[int, ...]
+    scratch: tuple[int, ...]
+    scratch_bytes: int
+
+    def run(self, addresses: Sequence[int], scratch: int, stream: int) -> None:
+        """Puts the kernels on a stream.
+
+        Args:
+            addresses: Of the spec's arguments, in its order.
+            scratch: Address of `scratch_bytes` bytes.
+            stream: The driver's handle of it.
+
+        Raises:
+            DeviceError: The driver refuses.
+        """
+        pointers = [*addresses, *self.fixed, *[scratch + start for start in self.scratch]]
+        with nullcontext() if self.driver.is_current() else self.driver.current():
+            for launch, pick in self.launches:
+                launch(pick(pointers), stream)
+
+
+def are_aligned(addresses: Sequence[int]) -> bool:
+    """Whether kernels can use rows at these addresses."""
+    return functools.reduce(operator.or_, addresses, 0) % ACCESS_BYTES == 0
+
+
+class StreamModule:
+    """A module's kernels, loaded on a GPU."""
+
+    def __init__(
+        self, spec: LayerNormSpec, launches: Launches, driver: Driver, vmfb: bytes
+    ) -> None:
+        """Loads the code.
+
+        Raises:
+            ArtifactError: The module lacks a kernel that its launches name.
+            DeviceError: The GPU does not take the code.
+        """
+        self._spec = spec
+        self._launches = launches
+        self._driver = driver
+        self._kernels = driver.kernels(exports(vmfb))
+        missing = {launch.kernel for launch in launches.kernels} - set(self._kernels)
+        if missing:
+            raise ArtifactError(
+                f"{spec.name}: no kernel {', '.join(sorted(missing))} in the module"
+            )
+        # Kernels multiply by gamma also where the op has none.
+        self._ones = None if spec.has_weight else driver.upload(_ones(spec))
+
+    def call(self, rows: int) -> StreamCall:
+        """The launches for M rows, M >= 1."""
+        names = [argument.name for argument in self._spec.arguments]
+        names += ["weight"] if self._ones else []
+        starts, end = [], 0
+        for piece in self._launches.scratch:
+            names.append(piece.name)
+            starts.append(end)
+            size = piece.bytes * count_of(piece.count, rows)
+            end += -(-size // _SCRATCH_BYTES) * _SCRATCH_BYTES
+        places = {name: place for place, name in enumerate(names)}
+        launches = []
+        for planned in self._launches.kernels:
+            x, y, z = (count_of(count, rows) for count in planned.workgroups)
+            constants = [count_of(count, rows) for count in planned.constants]
+            launch = self._kernels[planned.kernel].launch((x, y, z), constants)
+            pick = operator.itemgetter(*(places[name] for name in planned.bindings))
+            launches.append((launch, pick))
+        fixed = (self._ones.pointer,) if self._ones else ()
+        return StreamCall(self._driver, tuple(launches), fixed, tuple(starts), end)
+
+
+def _ones(spec: LayerNormSpec) -> bytes:
+    return np.ones(spec.columns, DTYPES[spec.gamma_dtype].numpy).tobytes()
