@@ -100,6 +100,7 @@ class LayerNormBackward:
         spec: What it computes.
         target: Name of the target that it was compiled for.
         device: Where it runs.
+        alignment: Bytes of which a GPU's array must begin at a multiple.
     """
 
     def __init__(self, module: Description, device: DeviceUri, vmfb: bytes) -> None:
@@ -108,6 +109,7 @@ class LayerNormBackward:
         self.target = module.target.name
         self.device = device
         self._launches = module.launches
+        self.alignment = IREE_ALIGNMENT if self._launches is None else ACCESS_BYTES
         self._vmfb = vmfb
         self._kinds: dict[Any, _GpuCall] = {}
         self._scratch: dict[int, tuple[int, int, object]] = {}
@@ -183,11 +185,6 @@ class LayerNormBackward:
                 [gradients[r.name].reshape(_flat(r, call.rows)) for r in self.spec.results],
             )
         return LayerNormGrads(*map(gradients.get, GRADIENTS))
-
-    @property
-    def alignment(self) -> int:
-        """Bytes of which a GPU's array must begin at a multiple."""
-        return IREE_ALIGNMENT if self._launches is None else ACCESS_BYTES
 
     @functools.cached_property
     def _iree(self) -> IreeModule:

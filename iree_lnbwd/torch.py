@@ -278,19 +278,20 @@ def _layer_norm_backward(
         gradients = _empty_gradients(input, normalized_shape, weight, bias, asked)
         return tuple(None if g is None else g.zero_() for g in gradients)  # type: ignore[return-value]
     op = _loaded(tuple(normalized_shape), kinds, asked, None if mean is not None else eps)
+    alignment = op.alignment
     return op(
-        _usable(grad_output, op),
-        _usable(input, op),
-        _usable(mean, op),
-        _usable(rstd, op),
-        _usable(weight, op),
+        _usable(grad_output, alignment),
+        _usable(input, alignment),
+        _usable(mean, alignment),
+        _usable(rstd, alignment),
+        _usable(weight, alignment),
         bias,
     )
 
 
-def _usable(tensor: Tensor | None, op: LayerNormBackward) -> Tensor | None:
-    """The tensor, or a copy where the module cannot use it where it is."""
-    if tensor is None or (tensor.is_contiguous() and not tensor.data_ptr() % op.alignment):
+def _usable(tensor: Tensor | None, alignment: int) -> Tensor | None:
+    """The tensor, or a copy where a module cannot use it where it is."""
+    if tensor is None or (tensor.is_contiguous() and not tensor.data_ptr() % alignment):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
