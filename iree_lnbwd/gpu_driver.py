@@ -82,7 +82,9 @@ class Driver:
         self._call("init", 0)
         self._call("device", ctypes.byref(device), uri.index)
         self._call("context", ctypes.byref(context), device)
-        self._context = context
+        self._context, self._context_value = context, context.value
+        self._get, self._seen = self._functions["get"], _P()
+        self._seen_at = ctypes.byref(self._seen)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -94,10 +96,9 @@ class Driver:
             self._call("pop", ctypes.byref(_P()))
 
     def is_current(self) -> bool:
-        """Whether this GPU is the calling thread's."""
-        context = _P()
-        self._call("get", ctypes.byref(context))
-        return context.value == self._context.value
+        """Whether this GPU is the calling thread's. For one thread at a time."""
+        self._get(self._seen_at)
+        return self._seen.value == self._context_value
 
     def kernels(self, exports: Sequence[Export]) -> dict[str, Kernel]:
         """Loads code. It stays loaded as long as one of its kernels is referenced.
@@ -219,6 +220,8 @@ class Launch:
         )
         self._shape = tuple(map(_U, (*workgroups, *export.threads, export.shared_bytes)))
         self._function = function
+        self._stream: int | None = None
+        self._parameters: tuple[Any, ...] = ()
         self._launch = driver._functions["launch"]
         self._kernel = kernel  # which keeps the code
 
@@ -233,7 +236,10 @@ class Launch:
             DeviceError: The driver refuses.
         """
         self._pointers[:] = pointers  # type: ignore[call-overload] # takes any sequence
-        status = self._launch(self._function, *self._shape, _P(stream), None, self._extra)
+        if stream != self._stream:
+            self._stream = stream
+            self._parameters = (self._function, *self._shape, _P(stream), None, self._extra)
+        status = self._launch(*self._parameters)
         if status:
             name = self._kernel.export.kernel
             raise DeviceError(f"device: launching {name} failed with {status}")

@@ -76,8 +76,6 @@ def on_gpu(name: str, array: Any) -> Framework | None:
     Raises:
         TypeError: It is no array, naming the argument.
     """
-    if isinstance(array, np.ndarray):
-        return None
     if _is_torch(array):
         if array.is_cuda:
             return _torch()
@@ -86,6 +84,8 @@ def on_gpu(name: str, array: Any) -> Framework | None:
         raise ValueError(
             f"{name}: expected a tensor on the CPU or a GPU, got one on {array.device}"
         )
+    if isinstance(array, np.ndarray):
+        return None
     if not hasattr(array, "__dlpack_device__"):
         raise TypeError(
             f"{name}: expected a NumPy array, a PyTorch tensor or another array with DLPack, got "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,9 +50,12 @@ class StreamCall:
             DeviceError: The driver refuses.
         """
         pointers = [*addresses, *self.fixed, *[scratch + start for start in self.scratch]]
-        with nullcontext() if self.driver.is_current() else self.driver.current():
+        if self.driver.is_current():
             for launch, pick in self.launches:
                 launch(pick(pointers), stream)
+        else:
+            with self.driver.current():
+                self.run(addresses, scratch, stream)
 
 
 def are_aligned(addresses: Sequence[int]) -> bool:

@@ -126,8 +126,9 @@ def test_a_call_does_not_wait_and_keeps_the_order_of_its_stream(gpu: DeviceUri) 
         before.record()
         for name, tensor in given.items():
             filled[name].copy_(tensor)
-        doubled = [gradient * 2 for gradient in op(**filled)]
+        gradients = op(**filled)
         assert not before.query(), "the call waited for what was on the stream before it"
+        doubled = [gradient * 2 for gradient in gradients]
     stream.synchronize()
     assert_matches_reference(on_host(LayerNormGrads(*(g / 2 for g in doubled))), arguments)
 
