@@ -62,3 +62,18 @@ def test_training(tmp_path: Path, device: str) -> None:
 def test_soak(device: str) -> None:
     said = run(SCRIPTS / "soak", f"--device={device}", "--calls=2000", "--rounds=5")
     assert said.splitlines()[-1] == "passed"
+
+
+def test_benchmark_of_autograd(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "out.csv"
+    few = ("--shapes", "8x32", "--calls=2", "--rounds=1")
+    run(SCRIPTS / "benchmark_autograd", f"--csv={path}", f"--device={device}", *few)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["contender"], row["dtype"]) for row in rows] == [
+        ("PyTorch", "bf16"),
+        ("iree-lnbwd", "bf16"),
+        ("PyTorch", "f32"),
+        ("iree-lnbwd", "f32"),
+    ]
+    assert all(0 < float(row["host_us"]) <= float(row["total_us"]) for row in rows)
