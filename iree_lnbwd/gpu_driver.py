@@ -27,7 +27,8 @@ _LIBRARIES = MappingProxyType({"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
 
 _P, _I, _U = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 
-# What each driver calls a function, and what the function takes.
+# What each driver calls a function, and what the function takes. What is called often is given
+# ready-made C values, which saves their conversion.
 _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...] | None]] = MappingProxyType(
     {
         "init": ("cuInit", "hipInit", (_U,)),
@@ -42,11 +43,22 @@ _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...] | None]] = MappingProxy
         "unload": ("cuModuleUnload", "hipModuleUnload", (_P,)),
         "function": ("cuModuleGetFunction", "hipModuleGetFunction", (_P, _P, ctypes.c_char_p)),
         "attribute": ("cuFuncSetAttribute", "hipFuncSetAttribute", (_P, _I, _I)),
-        # Its arguments are ready-made C values, which saves their conversion.
         "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", None),
         "allocate": ("cuMemAlloc_v2", "hipMalloc", (_P, ctypes.c_size_t)),
         "free": ("cuMemFree_v2", "hipFree", (_P,)),
         "upload": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD", (_P, _P, ctypes.c_size_t)),
+    }
+)
+# Of CUDA alone: HIP's graphs take other structures, which nobody here could try.
+_GRAPH_FUNCTIONS: Mapping[str, tuple[str, tuple[Any, ...] | None]] = MappingProxyType(
+    {
+        "new graph": ("cuGraphCreate", (_P, _U)),
+        "add": ("cuGraphAddKernelNode_v2", (_P, _P, _P, ctypes.c_size_t, _P)),
+        "instantiate": ("cuGraphInstantiateWithFlags", (_P, _P, ctypes.c_ulonglong)),
+        "set": ("cuGraphExecKernelNodeSetParams_v2", None),
+        "run": ("cuGraphLaunch", None),
+        "forget": ("cuGraphDestroy", (_P,)),
+        "destroy": ("cuGraphExecDestroy", (_P,)),
     }
 )
 _MOST_DYNAMIC_SHARED_BYTES = 8  # the attribute's number, in both
@@ -78,6 +90,10 @@ class Driver:
         for ours, (*names, parameters) in _FUNCTIONS.items():
             self._functions[ours] = getattr(library, names[vendor])
             self._functions[ours].argtypes = parameters
+        if self.has_graphs:
+            for ours, (theirs, parameters) in _GRAPH_FUNCTIONS.items():
+                self._functions[ours] = getattr(library, theirs)
+                self._functions[ours].argtypes = parameters
         device, context = _I(), _P()
         self._call("init", 0)
         self._call("device", ctypes.byref(device), uri.index)
@@ -85,6 +101,11 @@ class Driver:
         self._context, self._context_value = context, context.value
         self._get, self._seen = self._functions["get"], _P()
         self._seen_at = ctypes.byref(self._seen)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether a `Graph` can be made."""
+        return self.uri.backend == "cuda"
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -190,6 +211,21 @@ class Kernel:
         return Launch(self, self._driver, self._function, workgroups, constants)
 
 
+class _KernelNode(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS_v2`` of cuda.h."""
+
+    _fields_ = (
+        ("function", _P),
+        ("workgroups", _U * 3),
+        ("threads", _U * 3),
+        ("shared_bytes", _U),
+        ("parameters", _P),
+        ("extra", _P),
+        ("kernel", _P),
+        ("context", _P),
+    )
+
+
 class Launch:
     """A launch, made once and used often, by one thread at a time.
 
@@ -220,26 +256,79 @@ class Launch:
         )
         self._shape = tuple(map(_U, (*workgroups, *export.threads, export.shared_bytes)))
         self._function = function
-        self._stream: int | None = None
-        self._parameters: tuple[Any, ...] = ()
         self._launch = driver._functions["launch"]
         self._kernel = kernel  # which keeps the code
+        self._node = _KernelNode(
+            function=function,
+            workgroups=workgroups,
+            threads=export.threads,
+            shared_bytes=export.shared_bytes,
+            extra=ctypes.addressof(self._extra),
+        )
+        self.node_at = ctypes.byref(self._node)
 
-    def __call__(self, pointers: Sequence[int], stream: int) -> None:
-        """Puts the kernel on a stream; the GPU is the current one.
+    def fill(self, pointers: Sequence[int]) -> None:
+        """Sets the arguments.
 
         Args:
             pointers: One for each binding.
+        """
+        self._pointers[:] = pointers  # type: ignore[call-overload] # takes any sequence
+
+    def run(self, stream: int) -> None:
+        """Puts the kernel on a stream; the GPU is the current one.
+
+        Args:
             stream: The driver's handle of it.
 
         Raises:
             DeviceError: The driver refuses.
         """
-        self._pointers[:] = pointers  # type: ignore[call-overload] # takes any sequence
-        if stream != self._stream:
-            self._stream = stream
-            self._parameters = (self._function, *self._shape, _P(stream), None, self._extra)
-        status = self._launch(*self._parameters)
-        if status:
+        shape = (self._function, *self._shape)
+        if status := self._launch(*shape, _P(stream), None, self._extra):
             name = self._kernel.export.kernel
             raise DeviceError(f"device: launching {name} failed with {status}")
+
+
+class Graph:
+    """Launches of the same kernels one after another, put on a stream at once.
+
+    That takes the driver half the time of launching them one by one. For one thread at a time.
+    """
+
+    def __init__(self, driver: Driver, launches: Sequence[Launch]) -> None:
+        """Makes the graph; the GPU is the current one.
+
+        Args:
+            driver: The GPU, which is a CUDA one.
+            launches: Any of the kernels, in order.
+        """
+        graph, self._runnable = _P(), _P()
+        driver._call("new graph", ctypes.byref(graph), 0)
+        self._nodes: list[ctypes.c_void_p] = []
+        for launch in launches:
+            node, before = _P(), (_P * 1)(*self._nodes[-1:])
+            driver._call(
+                "add", ctypes.byref(node), graph, before, len(self._nodes[-1:]), launch.node_at
+            )
+            self._nodes.append(node)
+        driver._call("instantiate", ctypes.byref(self._runnable), graph, 0)
+        driver._call("forget", graph)
+        self._set, self._run = driver._functions["set"], driver._functions["run"]
+        weakref.finalize(self, driver._release, "destroy", self._runnable).atexit = False
+
+    def run(self, launches: Sequence[Launch], stream: int) -> None:
+        """Puts the kernels on a stream; the GPU is the current one.
+
+        Args:
+            launches: Of the graph's kernels, filled in.
+            stream: The driver's handle of it.
+
+        Raises:
+            DeviceError: The driver refuses.
+        """
+        status = 0
+        for node, launch in zip(self._nodes, launches, strict=True):
+            status = status or self._set(self._runnable, node, launch.node_at)
+        if status := status or self._run(self._runnable, _P(stream)):
+            raise DeviceError(f"device: running a graph of kernels failed with {status}")

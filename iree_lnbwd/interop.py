@@ -166,7 +166,12 @@ class _Torch:
             np.dtype(np.uint8): self._torch.uint8,
         }
         self.empty_like = self._torch.empty_like
-        self.is_captured: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
+        # Without a GPU, a PyTorch has no such function.
+        self.is_captured: Callable[[], bool] = getattr(
+            self._torch._C,
+            "_cuda_isCurrentStreamCapturing",
+            self._torch.cuda.is_current_stream_capturing,
+        )
         # The public way takes ten times as long; Triton's launcher goes this way too.
         self._raw_stream: Callable[[int], int] = getattr(
             self._torch._C,

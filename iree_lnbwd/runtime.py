@@ -80,8 +80,27 @@ class _GpuCall:
 
     def gradients(self, results: Sequence[Any]) -> LayerNormGrads:
         """The computed gradients in ATen's places."""
+        if len(results) == len(self.output_mask):
+            return LayerNormGrads(*results)
         computed = iter(results)
         return LayerNormGrads(*[next(computed) if asked else None for asked in self.output_mask])
+
+
+class _Scratch(NamedTuple):
+    """Memory that the kernels of a stream use, one call after another.
+
+    It is kept for the stream. A graph's kernels run when we do not know, so they get memory of
+    their own, which the framework keeps with the graph.
+    """
+
+    size: int
+    address: int
+    keeper: object
+
+
+def _new_scratch(framework: Framework, like: Any, size: int) -> _Scratch:
+    (address,), keeper = framework.addresses((framework.empty(like, (size,), _BYTE),))
+    return _Scratch(size, address, keeper)
 
 
 class LayerNormBackward:
@@ -112,7 +131,7 @@ class LayerNormBackward:
         self.alignment = IREE_ALIGNMENT if self._launches is None else ACCESS_BYTES
         self._vmfb = vmfb
         self._kinds: dict[Any, _GpuCall] = {}
-        self._scratch: dict[int, tuple[int, int, object]] = {}
+        self._scratch: dict[int, _Scratch] = {}
         self._launching = threading.Lock()
         if self._launches is None:
             self._iree  # noqa: B018 - a device that cannot run the module is found out now
@@ -239,11 +258,14 @@ class LayerNormBackward:
         addresses, keeper = framework.addresses(used)
         if not are_aligned(addresses):
             raise ValueError(_misaligned(self.spec, addresses))
+        captured = framework.is_captured()
         with self._launching:
-            scratch = self._scratch_on(
-                queue, framework, given[_INPUT], known.launches.scratch_bytes
-            )
-            known.launches.run(addresses, scratch, queue)
+            kept = None if captured else self._scratch.get(queue)
+            if kept is None or kept.size < known.launches.scratch_bytes:
+                kept = _new_scratch(framework, given[_INPUT], known.launches.scratch_bytes)
+                if not captured:
+                    self._scratch[queue] = kept
+            known.launches.run(addresses, kept.address, queue, captured=captured)
         if framework.waits:
             self._driver.synchronize(queue)
         del keeper  # the kernels are in the queue, or done
@@ -276,21 +298,6 @@ class LayerNormBackward:
             output_mask=self.spec.output_mask,
             launches=self._streamed.call(call.rows) if self._streamed and call.rows else None,
         )
-
-    def _scratch_on(self, queue: int, framework: Framework, like: Any, size: int) -> int:
-        """Address of memory that kernels on a stream may use, after one another.
-
-        It is kept for the stream. A graph's kernels get memory of their own, which the framework
-        keeps with the graph: they run when we do not know.
-        """
-        kept = None if framework.is_captured() else self._scratch.get(queue)
-        if kept is None or kept[0] < size:
-            memory = framework.empty(like, (size,), _BYTE)
-            (address,), keeper = framework.addresses((memory,))
-            kept = (size, address, keeper)
-            if not framework.is_captured():
-                self._scratch[queue] = kept
-        return kept[1]
 
     def _bind(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.executables import exports
-from iree_lnbwd.gpu_driver import Driver, Launch
+from iree_lnbwd.gpu_driver import Driver, Graph, Launch
 from iree_lnbwd.launches import Launches, count_of
 from iree_lnbwd.spec import LayerNormSpec
 
@@ -26,36 +26,45 @@ class StreamCall:
 
     Attributes:
         driver: The GPU.
-        launches: In order, each with what picks its pointers among those of `run`.
+        launches: In order.
+        picks: For each launch, what picks its pointers among those of `run`.
+        graph: Of these launches, where the GPU has graphs.
         fixed: Addresses that are the module's own.
         scratch: Where each piece begins in the call's scratch memory.
         scratch_bytes: Of all pieces.
     """
 
     driver: Driver
-    launches: tuple[tuple[Launch, Callable[[Sequence[int]], Sequence[int]]], ...]
+    launches: tuple[Launch, ...]
+    picks: tuple[Callable[[Sequence[int]], Sequence[int]], ...]
+    graph: Graph | None
     fixed: tuple[int, ...]
     scratch: tuple[int, ...]
     scratch_bytes: int
 
-    def run(self, addresses: Sequence[int], scratch: int, stream: int) -> None:
+    def run(self, addresses: Sequence[int], scratch: int, stream: int, *, captured: bool) -> None:
         """Puts the kernels on a stream.
 
         Args:
             addresses: Of the spec's arguments, in its order.
             scratch: Address of `scratch_bytes` bytes.
             stream: The driver's handle of it.
+            captured: What is put on the stream goes into a graph of the caller's.
 
         Raises:
             DeviceError: The driver refuses.
         """
-        pointers = [*addresses, *self.fixed, *[scratch + start for start in self.scratch]]
-        if self.driver.is_current():
-            for launch, pick in self.launches:
-                launch(pick(pointers), stream)
-        else:
+        if not self.driver.is_current():
             with self.driver.current():
-                self.run(addresses, scratch, stream)
+                return self.run(addresses, scratch, stream, captured=captured)
+        pointers = [*addresses, *self.fixed, *[scratch + start for start in self.scratch]]
+        for launch, pick in zip(self.launches, self.picks, strict=True):
+            launch.fill(pick(pointers))
+        if self.graph is not None and not captured:
+            return self.graph.run(self.launches, stream)
+        for launch in self.launches:
+            launch.run(stream)
+        return None
 
 
 def are_aligned(addresses: Sequence[int]) -> bool:
@@ -85,6 +94,7 @@ class StreamModule:
                 f"{spec.name}: no kernel {', '.join(sorted(missing))} in the module"
             )
         # Kernels multiply by gamma also where the op has none.
+        self._graph: Graph | None = None  # the same for any M: only numbers change
         self._ones = None if spec.has_weight else driver.upload(_ones(spec))
 
     def call(self, rows: int) -> StreamCall:
@@ -98,15 +108,24 @@ class StreamModule:
             size = piece.bytes * count_of(piece.count, rows)
             end += -(-size // _SCRATCH_BYTES) * _SCRATCH_BYTES
         places = {name: place for place, name in enumerate(names)}
-        launches = []
+        launches, picks = [], []
         for planned in self._launches.kernels:
             x, y, z = (count_of(count, rows) for count in planned.workgroups)
             constants = [count_of(count, rows) for count in planned.constants]
-            launch = self._kernels[planned.kernel].launch((x, y, z), constants)
-            pick = operator.itemgetter(*(places[name] for name in planned.bindings))
-            launches.append((launch, pick))
-        fixed = (self._ones.pointer,) if self._ones else ()
-        return StreamCall(self._driver, tuple(launches), fixed, tuple(starts), end)
+            launches.append(self._kernels[planned.kernel].launch((x, y, z), constants))
+            picks.append(operator.itemgetter(*(places[name] for name in planned.bindings)))
+        if self._graph is None and self._driver.has_graphs:
+            with self._driver.current():
+                self._graph = Graph(self._driver, launches)
+        return StreamCall(
+            driver=self._driver,
+            launches=tuple(launches),
+            picks=tuple(picks),
+            graph=self._graph,
+            fixed=(self._ones.pointer,) if self._ones else (),
+            scratch=tuple(starts),
+            scratch_bytes=end,
+        )
 
 
 def _ones(spec: LayerNormSpec) -> bytes:
