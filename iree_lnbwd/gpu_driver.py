@@ -313,8 +313,9 @@ class Graph:
             )
             self._nodes.append(node)
         driver._call("instantiate", ctypes.byref(self._runnable), graph, 0)
-        driver._call("forget", graph)
         self._set, self._run = driver._functions["set"], driver._functions["run"]
+        # Its nodes are named when their arguments are set, so the graph stays as long as what runs.
+        weakref.finalize(self, driver._release, "forget", graph).atexit = False
         weakref.finalize(self, driver._release, "destroy", self._runnable).atexit = False
 
     def run(self, launches: Sequence[Launch], stream: int) -> None:
