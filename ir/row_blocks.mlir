@@ -32,7 +32,7 @@
 #vector = 64 : index         // V
 #block = 4 : index           // rows that are in the cache at once
 #share = affine_map<()[m] -> ((m ceildiv 4) ceildiv 64 * 4)>  // rows of each of at most 64 workgroups
-!partials_pn = tensor<?x4096x!acc>
+!partials_pn = tensor<64x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
@@ -254,9 +254,9 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %p = arith.ceildivui %m, %share : index
   %p_i32 = arith.index_cast %p : index to i32
   %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
-      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%m}, !partials_pn{%p}, !partials_pn{%p})
+      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%m}, !partials_pn, !partials_pn)
   %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
-      : (i32, !partials_pn{%p}, !partials_pn{%p}) -> (!gamma_n, !beta_n)
+      : (i32, !partials_pn, !partials_pn) -> (!gamma_n, !beta_n)
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
