@@ -26,8 +26,8 @@ _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
 _TWO_PASS_WORKGROUPS = 4  # to a multiprocessor
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
-_BLOCK_ROWS = 2
-_FIRST_CACHE_BYTES = 32768
+_BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
+_MOST_BLOCK_ROWS = 4
 _CHUNK_OVERHEAD = 8  # elements' worth
 
 
@@ -302,7 +302,7 @@ def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
     # A last chunk that overlaps is work done twice; a narrow vector is work done slowly.
     vector = min(reversed(vectors), key=lambda v: -(-spec.columns // v) * (v + _CHUNK_OVERHEAD))
     sums = 2 * spec.columns * acc
-    block = 1 if sums <= _FIRST_CACHE_BYTES // 2 else _BLOCK_ROWS
+    block = next((rows for cache, rows in _BLOCK_ROWS if sums <= cache), _MOST_BLOCK_ROWS)
     return RowBlocks(_CPU_WORKGROUPS, block, vector)
 
 
