@@ -29,6 +29,7 @@ _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial ro
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
 _MOST_BLOCK_ROWS = 4
 _CHUNK_OVERHEAD = 8  # elements' worth
+_IREE_ALIGNMENT = 64  # IREE_HAL_HEAP_BUFFER_ALIGNMENT: what the CPU code that it generates assumes
 
 
 @dataclass(frozen=True)
@@ -316,6 +317,14 @@ def _fits_registers(schedule: OnePass, spec: LayerNormSpec, target: Target) -> b
 
 def _warps(spec: LayerNormSpec, target: Target, vector: int, chunks: int) -> int:
     return -(-spec.columns // (vector * chunks * target.subgroup_size))
+
+
+def host_alignment(schedule: Schedule) -> int:
+    """Bytes: what a schedule's code assumes of the host's memory beyond elements' own alignment.
+
+    An aligned load from less than that ends the process.
+    """
+    return 1 if isinstance(schedule, RowBlocks) else _IREE_ALIGNMENT
 
 
 def to_dict(schedule: Schedule) -> dict[str, Any]:
