@@ -17,6 +17,9 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.spec import ENTRY, TensorType
 
+_HOST_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
+_HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
+
 
 class IreeModule:
     """A module on a device. Calls from several threads take turns."""
@@ -117,7 +120,7 @@ class _HostMemory:
     """The CPU sees the arrays where they are; only misaligned or read-only ones are copied."""
 
     def __init__(self, device: rt.HalDevice, alignment: int) -> None:
-        self._device = device
+        self._allocator = device.allocator
         self._alignment = alignment
 
     def send(self, array: Array) -> _Buffer:
@@ -138,13 +141,13 @@ class _HostMemory:
             np.copyto(array, buffer.array)
 
     def _is_aligned(self, array: Array) -> bool:
-        return array.flags.aligned and array.ctypes.data % self._alignment == 0
+        if not array.flags.aligned:
+            return False
+        return self._alignment == 1 or array.ctypes.data % self._alignment == 0
 
     def _import(self, array: Array) -> _Buffer:
-        buffer = self._device.allocator.import_host_allocation(
-            array,
-            memory_type=int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
+        buffer = self._allocator.import_host_allocation(
+            array, memory_type=_HOST_MEMORY, allowed_usage=_HOST_USAGE
         )
         return _Buffer(_view(buffer, array.shape, array.dtype), array)
 
