@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -154,7 +155,7 @@ def bind(
     asked = (mask[0], mask[1] and weight is not None, mask[2])
     if not any(asked):
         return Call(None, x.shape, arrays)
-    spec = LayerNormSpec(
+    spec = _spec(
         normalized_shape=dims,
         dtype=dtype,
         grad_output_dtype=dy_dtype,
@@ -165,6 +166,9 @@ def bind(
         recompute_eps=eps if mean is None else None,
     )
     return Call(spec, x.shape, arrays)
+
+
+_spec = functools.lru_cache(LayerNormSpec)  # calls are alike, and a spec takes microseconds
 
 
 def _array(name: str, value: object) -> AnyArray:

@@ -17,6 +17,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.inspection import Kernel
 from iree_lnbwd.runtime import Description, LayerNormBackward
+from iree_lnbwd.schedule import WholeTensors
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.version import __version__
@@ -70,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--target", default="host", help="a name of 'targets' (default: host)")
     _add_spec_options(sub)
+    sub.add_argument(
+        "--whole-tensors",
+        action="store_true",
+        help="the algorithm as it stands, lowered by IREE alone (default: the best schedule)",
+    )
     sub.add_argument("-o", "--output-dir", default=".", type=Path, help="made if need be")
     shown = sub.add_mutually_exclusive_group()
     shown.add_argument("--print-ir", action="store_true", help="print the MLIR, compile nothing")
@@ -176,14 +182,15 @@ def _verified(target: Target) -> str:
 
 def _compile(options: argparse.Namespace) -> int:
     spec, target = _spec(options), find_target(options.target)
+    how = WholeTensors("asked for") if options.whole_tensors else None
     if options.print_ir:
-        print(compiler.source_text(spec, target), end="")
+        print(compiler.source_text(spec, target, how=how), end="")
     elif options.print_command:
         print(compiler.command_line(spec, target, extra_flags=options.extra_flags))
     else:
         start = time.perf_counter()
         made = compiler.compile(
-            spec, target.name, options.output_dir, extra_flags=options.extra_flags
+            spec, target.name, options.output_dir, how=how, extra_flags=options.extra_flags
         )
         size = made.path.stat().st_size
         print(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -16,21 +17,21 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.spec import ENTRY, TensorType
 
-# What IREE's CPU code may assume of a buffer (IREE_HAL_HEAP_BUFFER_ALIGNMENT); an aligned load
-# from less than that ends the process.
-IREE_ALIGNMENT = 64
+_HOST_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
+_HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
 
 
 class IreeModule:
     """A module on a device. Calls from several threads take turns."""
 
-    def __init__(self, uri: DeviceUri, vmfb: bytes, *, source: str) -> None:
+    def __init__(self, uri: DeviceUri, vmfb: bytes, *, source: str, alignment: int) -> None:
         """Opens the device and loads the module on it.
 
         Args:
             uri: The device.
             vmfb: The module.
             source: Where it came from, for messages.
+            alignment: Bytes; what the module assumes of the host's memory, where it works there.
 
         Raises:
             ArtifactError: The module is damaged.
@@ -40,8 +41,10 @@ class IreeModule:
         instance = rt.VmInstance()
         self._device = open_device(uri)
         module = open_module(instance, vmfb, source=source)
-        self._memory: _Memory = (_HostMemory if uri.backend == "cpu" else _DeviceMemory)(
-            self._device
+        self._memory: _Memory = (
+            _HostMemory(self._device, alignment)
+            if uri.backend == "cpu"
+            else _DeviceMemory(self._device)
         )
         try:
             hal_module = rt.create_hal_module(instance, self._device)
@@ -116,29 +119,35 @@ class _Memory(Protocol):
 class _HostMemory:
     """The CPU sees the arrays where they are; only misaligned or read-only ones are copied."""
 
-    def __init__(self, device: rt.HalDevice) -> None:
-        self._device = device
+    def __init__(self, device: rt.HalDevice, alignment: int) -> None:
+        self._allocator = device.allocator
+        self._alignment = alignment
 
     def send(self, array: Array) -> _Buffer:
-        if _is_aligned(array) and array.flags.writeable:
+        if self._is_aligned(array) and array.flags.writeable:
             return self._import(array)
-        aligned = aligned_empty(array.shape, array.dtype)
+        aligned = aligned_empty(array.shape, array.dtype, self._alignment)
         np.copyto(aligned, array)
         return self._import(aligned)
 
     def room_for(self, array: Array) -> _Buffer:
-        direct = _is_aligned(array) and array.flags.c_contiguous
-        return self._import(array if direct else aligned_empty(array.shape, array.dtype))
+        direct = self._is_aligned(array) and array.flags.c_contiguous
+        return self._import(
+            array if direct else aligned_empty(array.shape, array.dtype, self._alignment)
+        )
 
     def receive(self, buffer: _Buffer, array: Array) -> None:
         if buffer.array is not array:
             np.copyto(array, buffer.array)
 
+    def _is_aligned(self, array: Array) -> bool:
+        if not array.flags.aligned:
+            return False
+        return self._alignment == 1 or array.ctypes.data % self._alignment == 0
+
     def _import(self, array: Array) -> _Buffer:
-        buffer = self._device.allocator.import_host_allocation(
-            array,
-            memory_type=int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
+        buffer = self._allocator.import_host_allocation(
+            array, memory_type=_HOST_MEMORY, allowed_usage=_HOST_USAGE
         )
         return _Buffer(_view(buffer, array.shape, array.dtype), array)
 
@@ -201,16 +210,14 @@ def reason(error: Exception) -> str:
     return first_line.rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:300]
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A new array that the CPU's code can use where it is."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    storage = np.empty(size + IREE_ALIGNMENT, np.uint8)
-    start = -storage.ctypes.data % IREE_ALIGNMENT
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Array:
+    """A new array whose address is a multiple of ``alignment``, and of its elements' own."""
+    if alignment <= dtype.alignment:
+        return np.empty(shape, dtype)
+    size = math.prod(shape) * dtype.itemsize
+    storage = np.empty(size + alignment, np.uint8)
+    start = -storage.ctypes.data % alignment
     return storage[start : start + size].view(dtype).reshape(shape)
-
-
-def _is_aligned(array: Array) -> bool:
-    return array.ctypes.data % IREE_ALIGNMENT == 0
 
 
 def _view(buffer: rt.HalBuffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> rt.HalBufferView:

@@ -24,15 +24,9 @@ from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
 from iree_lnbwd.errors import ZIP_ERRORS, ArtifactError, DeviceError
 from iree_lnbwd.gpu_driver import Driver
 from iree_lnbwd.interop import Framework
-from iree_lnbwd.iree_module import (
-    IREE_ALIGNMENT,
-    IreeModule,
-    aligned_empty,
-    open_device,
-    open_module,
-)
+from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device, open_module
 from iree_lnbwd.launches import Launches
-from iree_lnbwd.schedule import Schedule
+from iree_lnbwd.schedule import Schedule, host_alignment
 from iree_lnbwd.schedule import from_dict as schedule_from_dict
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec, TensorType
 from iree_lnbwd.stream_call import ACCESS_BYTES, StreamCall, StreamModule, are_aligned
@@ -128,7 +122,7 @@ class LayerNormBackward:
         self.target = module.target.name
         self.device = device
         self._launches = module.launches
-        self.alignment = IREE_ALIGNMENT if self._launches is None else ACCESS_BYTES
+        self.alignment = ACCESS_BYTES if self._launches else host_alignment(module.schedule)
         self._vmfb = vmfb
         self._kinds: dict[Any, _GpuCall] = {}
         self._scratch: dict[int, _Scratch] = {}
@@ -190,7 +184,9 @@ class LayerNormBackward:
         """Computes a call on NumPy arrays that `arguments.bind` has checked, for this spec."""
         shapes = self._shapes(call)
         gradients = {
-            result.name: aligned_empty(shapes[result.name], dtypes.DTYPES[result.dtype].numpy)
+            result.name: aligned_empty(
+                shapes[result.name], dtypes.DTYPES[result.dtype].numpy, self.alignment
+            )
             if out is None
             else getattr(out, result.name)
             for result in self.spec.results
@@ -207,7 +203,8 @@ class LayerNormBackward:
 
     @functools.cached_property
     def _iree(self) -> IreeModule:
-        return IreeModule(self.device, self._vmfb, source=f"{self.spec.name} for {self.target}")
+        source = f"{self.spec.name} for {self.target}"
+        return IreeModule(self.device, self._vmfb, source=source, alignment=self.alignment)
 
     @functools.cached_property
     def _driver(self) -> Driver:
