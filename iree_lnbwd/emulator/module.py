@@ -27,7 +27,7 @@ Edit = Callable[[str], str]
 
 
 def _ptx(code: bytes, edit: Edit) -> Executor:
-    return PtxExecutor(edit(code.decode()))
+    return PtxExecutor(edit(code.rstrip(b"\0").decode()))
 
 
 # From an executable's format to what makes executors of its codes.
