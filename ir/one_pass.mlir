@@ -409,31 +409,35 @@ hal.executable.source private @rows {
         }
         // End
       } else {
-        // The groups' sums become one partial row, in the memory that the rows have left.
-        %dgamma_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums
-        %dbeta_sums = memref.view %x_bytes[%c0][] : !x_bytes to !group_sums
-        gpu.barrier
-        // Each chunk
-        %dgamma_sum_0 = vector.extract %sums#0[0] : !chunk from !share
-        %dbeta_sum_0 = vector.extract %sums#1[0] : !chunk from !share
-        vector.store %dgamma_sum_0, %dgamma_sums[%group, %col_0] : !group_sums, !chunk
-        vector.store %dbeta_sum_0, %dbeta_sums[%group, %col_0] : !group_sums, !chunk
-        // End
-        gpu.barrier
+        // The groups' sums become one partial row, dgamma's and then dbeta's, in the memory that rows of
+        // dy have left.
+        %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums
         %column_first = arith.muli %thread, %v : index
         %workgroup_threads = arith.muli %t_count, %groups : index
         %column_stride = arith.muli %workgroup_threads, %v : index
         %none = arith.constant dense<0.0> : !chunk
-        scf.for %column = %column_first to %n step %column_stride {
-          %totals:2 = scf.for %g = %c0 to %groups step %c1 iter_args(%dgamma_sum = %none, %dbeta_sum = %none) -> (!chunk, !chunk) {
-            %dgamma_g = vector.load %dgamma_sums[%g, %column] : !group_sums, !chunk
-            %dbeta_g = vector.load %dbeta_sums[%g, %column] : !group_sums, !chunk
-            %dgamma_more = arith.addf %dgamma_sum, %dgamma_g : !chunk
-            %dbeta_more = arith.addf %dbeta_sum, %dbeta_g : !chunk
-            scf.yield %dgamma_more, %dbeta_more : !chunk, !chunk
+        %c2 = arith.constant 2 : index
+        scf.for %which = %c0 to %c2 step %c1 {
+          %is_dgamma = arith.cmpi eq, %which, %c0 : index
+          %share = arith.select %is_dgamma, %sums#0, %sums#1 : !share
+          gpu.barrier
+          // Each chunk
+          %share_0 = vector.extract %share[0] : !chunk from !share
+          vector.store %share_0, %group_sums[%group, %col_0] : !group_sums, !chunk
+          // End
+          gpu.barrier
+          scf.for %column = %column_first to %n step %column_stride {
+            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %none) -> (!chunk) {
+              %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
+              %more = arith.addf %sum, %group_sum : !chunk
+              scf.yield %more : !chunk
+            }
+            scf.if %is_dgamma {
+              vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
+            } else {
+              vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+            }
           }
-          vector.store %totals#0, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
-          vector.store %totals#1, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
         }
       }
       return

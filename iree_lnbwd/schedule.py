@@ -108,14 +108,13 @@ class OnePass:
         return self.chunks(spec, target) * self.vector * self.threads(target)
 
     def row_bytes(self, spec: LayerNormSpec, target: Target) -> tuple[int, int]:
-        """Shared memory for rows of dy and of x, in which the groups' sums meet at the end."""
+        """Shared memory for rows of dy and of x; in dy's the groups' sums meet at the end."""
         columns = self.groups * self.padded_columns(spec, target)
-        sums = columns * DTYPES[spec.acc_dtype].numpy.itemsize if self.groups > 1 else 0
-        dy, x = (
-            max(sums, self.slots * columns * DTYPES[name].numpy.itemsize)
-            for name in (spec.dy_dtype, spec.dtype)
+        dy, x, acc = (
+            DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype, spec.acc_dtype)
         )
-        return dy, x
+        sums = columns * acc if self.groups > 1 else 0
+        return max(sums, self.slots * columns * dy), self.slots * columns * x
 
     def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
