@@ -47,7 +47,9 @@
 #in_place = false            // as many as are ahead: a chunk's slot is refilled once its dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
 #rereads = false             // rows are taken from shared memory again for dx
-#stages_weight = true        // the weight is kept in shared memory, widened
+#stages_weight = true        // the weight is kept in shared memory
+#widens_weight = false       // there it is an !acc
+#gamma_copied = 8 : index    // V, where the weight is copied
 #wants_dx = true             // the caller asks for it
 #one_group = true
 #one_warp = false
@@ -63,7 +65,8 @@
 !x_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
 !dy_staged = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
 !x_staged = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
-!weight_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
+!gamma_staged = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
+!wide_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !exchange = memref<2x1x16x2x!acc, #gpu.address_space<workgroup>>
 !warp_sums = vector<16x2x!acc>
 !group_sums = memref<1x4096x!acc, #gpu.address_space<workgroup>>
@@ -114,6 +117,7 @@ hal.executable.source private @rows {
       %in_place = arith.constant #in_place
       %rereads = arith.constant #rereads
       %stages_weight = arith.constant #stages_weight
+      %widens_weight = arith.constant #widens_weight
       %wants_dx = arith.constant #wants_dx
       %one_group = arith.constant #one_group
       %one_warp = arith.constant #one_warp
@@ -170,7 +174,8 @@ hal.executable.source private @rows {
       %x_bytes = memref.alloc() : !x_bytes
       %dy_staged = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_staged
       %x_staged = memref.view %x_bytes[%c0][] : !x_bytes to !x_staged
-      %weight_staged = memref.alloc() : !weight_staged
+      %gamma_staged = memref.alloc() : !gamma_staged
+      %wide_staged = memref.alloc() : !wide_staged
       %exchange = memref.alloc() : !exchange
 
       // A chunk past the end of the row is all zeros and is never stored.
@@ -182,6 +187,13 @@ hal.executable.source private @rows {
       %inside_0 = arith.cmpi ult, %col_0, %n : index
       %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
       %gamma_0 = scf.if %stages_weight -> !gamma_chunk {
+        scf.if %widens_weight {
+        } else {
+          %gamma_size_0 = arith.select %inside_0, %v, %c0 : index
+          %gamma_copy_0 = "nvgpu.device_async_copy"(%gamma_staged, %group, %col_0, %gamma, %col_0, %gamma_size_0)
+              <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
+              : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
+        }
         scf.yield %zero_gamma : !gamma_chunk
       } else {
         %gamma_read_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
@@ -286,12 +298,18 @@ hal.executable.source private @rows {
             %x_in_0 = arith.select %keep_0, %x_mine_0, %zero_x : !x_chunk
             scf.yield %dy_in_0, %x_in_0 : !dy_chunk, !x_chunk
           }
-          %ga_0 = scf.if %stages_weight -> !chunk {
-            %weight_0 = vector.load %weight_staged[%group, %col_0] : !weight_staged, !chunk
-            scf.yield %weight_0 : !chunk
+          %ga_0 = scf.if %widens_weight -> !chunk {
+            %wide_0 = vector.load %wide_staged[%group, %col_0] : !wide_staged, !chunk
+            scf.yield %wide_0 : !chunk
           } else {
-            %gamma_wide_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
-            scf.yield %gamma_wide_0 : !chunk
+            %weight_0 = scf.if %stages_weight -> !gamma_chunk {
+              %gamma_copied_0 = vector.load %gamma_staged[%group, %col_0] : !gamma_staged, !gamma_chunk
+              scf.yield %gamma_copied_0 : !gamma_chunk
+            } else {
+              scf.yield %gamma_0 : !gamma_chunk
+            }
+            %widened_0 = arith.extf %weight_0 : !gamma_chunk to !chunk
+            scf.yield %widened_0 : !chunk
           }
           %dya_0 = arith.extf %taken_0#0 : !dy_chunk to !chunk
           %xa_0 = arith.extf %taken_0#1 : !x_chunk to !chunk
@@ -340,11 +358,18 @@ hal.executable.source private @rows {
             nvvm.bar.warp.sync %all_lanes : i32
             %dy_again_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
             %x_again_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
-            %ga_again_0 = scf.if %stages_weight -> !chunk {
-              %weight_again_0 = vector.load %weight_staged[%group, %col_0] : !weight_staged, !chunk
-              scf.yield %weight_again_0 : !chunk
+            %ga_again_0 = scf.if %widens_weight -> !chunk {
+              %wide_again_0 = vector.load %wide_staged[%group, %col_0] : !wide_staged, !chunk
+              scf.yield %wide_again_0 : !chunk
             } else {
-              scf.yield %ga_0 : !chunk
+              %weight_again_0 = scf.if %stages_weight -> !gamma_chunk {
+                %gamma_again_0 = vector.load %gamma_staged[%group, %col_0] : !gamma_staged, !gamma_chunk
+                scf.yield %gamma_again_0 : !gamma_chunk
+              } else {
+                scf.yield %gamma_0 : !gamma_chunk
+              }
+              %widened_again_0 = arith.extf %weight_again_0 : !gamma_chunk to !chunk
+              scf.yield %widened_again_0 : !chunk
             }
             %dyb_0 = arith.extf %dy_again_0 : !dy_chunk to !chunk
             %xb_0 = arith.extf %x_again_0 : !x_chunk to !chunk
@@ -381,13 +406,13 @@ hal.executable.source private @rows {
           %half_next = arith.xori %half, %c1 : index
           scf.yield %dgamma_1, %dbeta_1, %mean_next, %rstd_next, %half_next : !share, !share, !acc, !acc, index
         } else {
-          // While the first row is on its way, the weight is staged.
-          scf.if %stages_weight {
+          // While the first row is on its way, there is time to widen the weight.
+          scf.if %widens_weight {
             // Each chunk
             %gamma_there_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
             %gamma_or_zero_0 = arith.select %inside_0, %gamma_there_0, %zero_gamma : !gamma_chunk
-            %wide_0 = arith.extf %gamma_or_zero_0 : !gamma_chunk to !chunk
-            vector.store %wide_0, %weight_staged[%group, %col_0] : !weight_staged, !chunk
+            %gamma_wide_0 = arith.extf %gamma_or_zero_0 : !gamma_chunk to !chunk
+            vector.store %gamma_wide_0, %wide_staged[%group, %col_0] : !wide_staged, !chunk
             // End
           }
           scf.yield %dgamma_0, %dbeta_0, %mean_loaded, %rstd_loaded, %half : !share, !share, !acc, !acc, index
@@ -396,6 +421,7 @@ hal.executable.source private @rows {
             : !share, !share, !acc, !acc, !dy_share, !x_share, index, index
       }
       scf.if %stages {
+        %last_copies = nvgpu.device_async_create_group
         nvvm.cp.async.wait.group 0
       }
 

@@ -177,6 +177,8 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "#pending_i32": f"{max(slots - 1, 0)} : i32",
         "#rereads": _flag(schedule.rereads and spec.output_mask[0]),
         "#stages_weight": _flag(schedule.stages_weight),
+        "#widens_weight": _flag(schedule.widens_weight),
+        "#gamma_copied": f"{_gamma_copied(schedule)} : index",
         "#wants_dx": _flag(spec.output_mask[0]),
         "#one_group": _flag(groups == 1),
         "#one_warp": _flag(schedule.warps == 1),
@@ -185,7 +187,8 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "!x_bytes": _shared(f"{x_bytes}xi8"),
         "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
         "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
-        "!weight_staged": _shared(f"{groups}x{padded}x!acc"),
+        "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
+        "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
         "!exchange": _shared(f"2x{groups}x{schedule.warps}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_share": f"vector<{chunks}x{vector}x!dy>",
@@ -195,8 +198,13 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
 
 
 def _copied(schedule: OnePass) -> int:
-    """Elements of a copy; one that is legal for each type where nothing is copied."""
+    """Elements of a copy; some that are legal for each type where nothing is copied."""
     return schedule.vector if schedule.slots else 4
+
+
+def _gamma_copied(schedule: OnePass) -> int:
+    """The same of the weight."""
+    return schedule.vector if schedule.stages_weight and not schedule.widens_weight else 4
 
 
 def _flag(value: bool) -> str:
@@ -219,8 +227,12 @@ def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) ->
 
 def _narrow_copies(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
     """Copies past the L1 cache are of 16 bytes; narrower ones go without the attribute."""
-    for name, dtype in (("dy", spec.dy_dtype), ("x", spec.dtype)):
-        if _copied(schedule) * DTYPES[dtype].numpy.itemsize < 16:
+    for name, dtype, copied in (
+        ("dy", spec.dy_dtype, _copied(schedule)),
+        ("x", spec.dtype, _copied(schedule)),
+        ("gamma", spec.gamma_dtype, _gamma_copied(schedule)),
+    ):
+        if copied * DTYPES[dtype].numpy.itemsize < 16:
             copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)bypassL1, '
             text = re.sub(copy, r"\1", text)
     return text

@@ -21,9 +21,15 @@ _ACCESS_BYTES = 16  # the widest global access that GPUs have
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy
 _WARPS_OF_A_PROCESSOR = 16
 _ELEMENTS_IN_REGISTERS = 24  # of a row, a thread's; beyond it registers spill
-# Steps ahead, slots, and whether the weight is staged; best first.
-_FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
-_WIDE_FETCHES = ((1, 2, True), (1, 1, True), (1, 1, False))
+# Steps ahead, slots, and whether the weight is staged, and widened; best first.
+_FETCHES = ((2, 3, True, False), (1, 2, True, False), (1, 2, False, False))
+_WIDE_FETCHES = (
+    (1, 2, True, True),
+    (1, 2, True, False),
+    (1, 1, True, True),
+    (1, 1, True, False),
+    (1, 1, False, False),
+)
 _REGISTERS_OF_A_THREAD = 255
 _REGISTERS_FIXED = 40
 _DIRECT_THREADS = 256
@@ -62,8 +68,8 @@ class OnePass:
             than are ahead, or as many (in place: a chunk's slot is refilled once its dx is stored).
             With 0, rows are loaded into registers, at most one ahead.
         rereads: Take rows from shared memory again for dx instead of keeping them in registers.
-        stages_weight: Keep the weight in shared memory, in the type of the sums, instead of in
-            registers.
+        stages_weight: Keep the weight in shared memory instead of in registers.
+        widens_weight: Keep it there in the type of the sums.
         resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
@@ -77,6 +83,7 @@ class OnePass:
     slots: int = 0
     rereads: bool = False
     stages_weight: bool = False
+    widens_weight: bool = False
     resident: int = 1
     finalize_slices: int = 16
     finalize_rows: int = 4
@@ -118,9 +125,10 @@ class OnePass:
 
     def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
-        acc = DTYPES[spec.acc_dtype].numpy.itemsize
+        acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
         exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
-        weight = self.groups * self.padded_columns(spec, target) * acc if self.stages_weight else 0
+        weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
+        weight *= acc if self.widens_weight else gamma
         return exchange + weight + sum(self.row_bytes(spec, target))
 
     def registers(self, spec: LayerNormSpec, target: Target) -> float:
@@ -147,6 +155,12 @@ class OnePass:
             return "a number below 1"
         shared = self.shared_bytes(spec, target)
         most_ahead = self.slots if self.slots else 1
+        copies_weight = self.stages_weight and not self.widens_weight
+        copied = [
+            DTYPES[name].numpy.itemsize
+            for name in self.slots * [spec.dy_dtype, spec.dtype]
+            + copies_weight * [spec.gamma_dtype]
+        ]
         rules = (
             *_gpu_rules(spec, target, self, self.groups * self.threads(target)),
             (
@@ -155,7 +169,7 @@ class OnePass:
             ),
             (self.slots > 0 and not target.has_cp_async, "cp.async"),
             (
-                self.slots > 0 and not _copies(spec, self.vector),
+                not all(self.vector * size in _COPY_BYTES for size in copied),
                 f"cp.async copies {_COPY_BYTES} bytes",
             ),
             (
@@ -163,7 +177,9 @@ class OnePass:
                 f"{self.ahead} rows ahead do not go with {self.slots} slots",
             ),
             (self.rereads and not self.slots, "nothing is staged"),
-            (self.stages_weight and not self.ahead, "the weight is staged before the first row"),
+            (copies_weight and not self.slots, "the weight is copied with the first row"),
+            (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
+            (self.widens_weight and not self.ahead, "the weight is widened before the first row"),
         )
         return next((why for broken, why in rules if broken), None)
 
@@ -287,7 +303,8 @@ def _staged(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
     for chunks in (2, 3, 4, 1, 6, 8):
         warps = _warps(spec, target, vector, chunks)
         rereads = chunks * vector > _ELEMENTS_IN_REGISTERS
-        for ahead, slots, stages_weight in _WIDE_FETCHES if rereads else _FETCHES:
+        fetches = _WIDE_FETCHES if rereads else _FETCHES
+        for ahead, slots, stages_weight, widens_weight in fetches:
             yield OnePass(
                 workgroups=target.processors,
                 groups=max(1, _WARPS_OF_A_PROCESSOR // warps),
@@ -297,6 +314,7 @@ def _staged(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
                 slots=slots,
                 rereads=rereads,
                 stages_weight=stages_weight,
+                widens_weight=widens_weight,
             )
 
 
@@ -346,9 +364,3 @@ def vector_of(spec: LayerNormSpec) -> int:
     while spec.columns % vector:
         vector //= 2
     return vector
-
-
-def _copies(spec: LayerNormSpec, vector: int) -> bool:
-    return all(
-        vector * DTYPES[name].numpy.itemsize in _COPY_BYTES for name in (spec.dtype, spec.dy_dtype)
-    )
