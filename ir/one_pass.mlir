@@ -436,12 +436,9 @@ hal.executable.source private @rows {
         // End
       } else {
         // The groups' sums become one partial row, dgamma's and then dbeta's, in the memory that rows of
-        // dy have left.
+        // dy have left. Neighbouring threads take neighbouring columns: their stores are one.
         %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums
-        %column_first = arith.muli %thread, %v : index
         %workgroup_threads = arith.muli %t_count, %groups : index
-        %column_stride = arith.muli %workgroup_threads, %v : index
-        %none = arith.constant dense<0.0> : !chunk
         %c2 = arith.constant 2 : index
         scf.for %which = %c0 to %c2 step %c1 {
           %is_dgamma = arith.cmpi eq, %which, %c0 : index
@@ -452,16 +449,16 @@ hal.executable.source private @rows {
           vector.store %share_0, %group_sums[%group, %col_0] : !group_sums, !chunk
           // End
           gpu.barrier
-          scf.for %column = %column_first to %n step %column_stride {
-            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %none) -> (!chunk) {
-              %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
-              %more = arith.addf %sum, %group_sum : !chunk
-              scf.yield %more : !chunk
+          scf.for %column = %thread to %n step %workgroup_threads {
+            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
+              %group_sum = memref.load %group_sums[%g, %column] : !group_sums
+              %more = arith.addf %sum, %group_sum : !acc
+              scf.yield %more : !acc
             }
             scf.if %is_dgamma {
-              vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
+              memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
             } else {
-              vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+              memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
             }
           }
         }

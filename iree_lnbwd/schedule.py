@@ -21,20 +21,17 @@ _ACCESS_BYTES = 16  # the widest global access that GPUs have
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy
 _WARPS_OF_A_PROCESSOR = 16
 _ELEMENTS_IN_REGISTERS = 24  # of a row, a thread's; beyond it registers spill
-# Steps ahead, slots, and whether the weight is staged, and widened; best first.
-_FETCHES = ((2, 3, True, False), (1, 2, True, False), (1, 2, False, False))
-_WIDE_FETCHES = (
-    (1, 2, True, True),
-    (1, 2, True, False),
-    (1, 1, True, True),
-    (1, 1, True, False),
-    (1, 1, False, False),
-)
+_MOST_ELEMENTS = 32  # whose two sums a thread holds
+# Steps ahead, slots, and whether the weight is staged; best first.
+_FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
+_WIDE_FETCHES = ((1, 2, False), (1, 1, False))
+_WIDE_VECTOR = 4  # elements; more of them at a time spill, and store partial rows in half lines
+_QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255
 _REGISTERS_FIXED = 40
 _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
-_TWO_PASS_WORKGROUPS = 4  # to a multiprocessor
+_TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,8 @@ class OnePass:
     stages_weight: bool = False
     widens_weight: bool = False
     resident: int = 1
-    finalize_slices: int = 16
-    finalize_rows: int = 4
+    finalize_slices: int = 8
+    finalize_rows: int = 8
 
     @property
     def path(self) -> str:
@@ -138,16 +135,20 @@ class OnePass:
             for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
         )
         an_element = 2.0 if self.rereads else 4.0
-        if not self.stages_weight:
+        if not (self.stages_weight or self.rereads):
             an_element += gamma
         if self.ahead and not self.slots:
             an_element += dy + x
         return _REGISTERS_FIXED + self.chunks(spec, target) * self.vector * an_element
 
     def registers_available(self, target: Target) -> int:
-        """To a thread, where as many workgroups fit a multiprocessor as shall."""
-        threads = self.groups * self.threads(target) * self.resident
-        return min(_REGISTERS_OF_A_THREAD, target.registers // threads)
+        """To a thread, where as many workgroups fit a multiprocessor as shall.
+
+        Each of its quarters has a quarter of the registers, and gives them out in eights.
+        """
+        warps = -(-self.groups * self.warps * self.resident // _QUARTERS)
+        share = target.registers // _QUARTERS // (warps * target.subgroup_size)
+        return min(_REGISTERS_OF_A_THREAD, share // 8 * 8)
 
     def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
@@ -301,20 +302,21 @@ def _staged(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
         return
     vector = vector_of(spec)
     for chunks in (2, 3, 4, 1, 6, 8):
+        if chunks * vector > _MOST_ELEMENTS:  # then two passes are faster
+            continue
         warps = _warps(spec, target, vector, chunks)
         rereads = chunks * vector > _ELEMENTS_IN_REGISTERS
         fetches = _WIDE_FETCHES if rereads else _FETCHES
-        for ahead, slots, stages_weight, widens_weight in fetches:
+        for ahead, slots, stages_weight in fetches:
             yield OnePass(
                 workgroups=target.processors,
                 groups=max(1, _WARPS_OF_A_PROCESSOR // warps),
                 warps=warps,
-                vector=vector,
+                vector=min(vector, _WIDE_VECTOR) if rereads else vector,
                 ahead=ahead,
                 slots=slots,
                 rereads=rereads,
                 stages_weight=stages_weight,
-                widens_weight=widens_weight,
             )
 
 
@@ -332,12 +334,11 @@ def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
 
 
 def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
-    """Several small workgroups to a multiprocessor: there is nothing to wait for."""
+    """As many small workgroups as fit a multiprocessor's registers: none waits for another."""
     warps = _DIRECT_THREADS // target.subgroup_size
     one = TwoPass(1, warps, vector_of(spec), chunks=4, rows=4)
     tiles = -(-spec.columns // one.tile(target))
-    workgroups = -(-_TWO_PASS_WORKGROUPS * target.processors // tiles)
-    return replace(one, workgroups=workgroups)
+    return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * target.processors // tiles))
 
 
 def _warps(spec: LayerNormSpec, target: Target, vector: int, chunks: int) -> int:

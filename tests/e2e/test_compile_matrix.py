@@ -115,12 +115,15 @@ def check_inspect(made: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.findall(r"^  (\w+)$", said, re.MULTILINE) == [kernel.name for kernel in kernels]
 
 
-# One chunk a thread: a pair of copies a row. In place, the first row's are there besides.
+# One chunk a thread: a pair of copies a row, and one of the weight. In place, the first row's
+# copies are apart from the others.
 FETCHES = {
     "at once": (OnePass(1, 1, 1, 8), 0),
     "registers": (OnePass(1, 1, 1, 8, ahead=1), 0),
     "ring": (OnePass(1, 1, 1, 8, ahead=1, slots=2), 2),
-    "in place": (OnePass(1, 1, 1, 8, ahead=1, slots=1, rereads=True, stages_weight=True), 4),
+    "weight": (OnePass(1, 1, 1, 8, ahead=1, slots=2, stages_weight=True), 3),
+    "wide weight": (OnePass(1, 1, 1, 8, 1, 2, stages_weight=True, widens_weight=True), 2),
+    "in place": (OnePass(1, 1, 1, 8, ahead=1, slots=1, rereads=True, stages_weight=True), 5),
 }
 
 

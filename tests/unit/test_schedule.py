@@ -40,7 +40,12 @@ def test_a_legal_schedule_has_no_complaint() -> None:
         ({"ahead": 2, "slots": 0}, "2 rows ahead do not go with 0 slots"),
         ({"vector": 1, "warps": 32, "groups": 1}, "cp.async copies"),
         ({"ahead": 1, "slots": 0}, "nothing is staged"),
-        ({"ahead": 0, "slots": 0, "rereads": False}, "the weight is staged before the first row"),
+        ({"ahead": 1, "slots": 0, "rereads": False}, "the weight is copied with the first row"),
+        ({"stages_weight": False, "widens_weight": True}, "a weight in registers is not widened"),
+        (
+            {"ahead": 0, "slots": 0, "rereads": False, "widens_weight": True},
+            "the weight is widened before the first row",
+        ),
         ({"finalize_slices": 33}, "1056 threads add up partial rows, at most 1024"),
         ({"finalize_rows": 0}, "a number below 1"),
         ({"workgroups": 0}, "a number below 1"),
