@@ -19,6 +19,7 @@ SPECS = [
     LayerNormSpec((1024,), "f32", has_weight=False),
     LayerNormSpec((1024,), "f32", output_mask=(True, False, True)),
     LayerNormSpec((1024,), "f32", output_mask=(True, False, False)),
+    LayerNormSpec((1024,), "f32", output_mask=(False, True, True)),
 ]
 
 
