@@ -1,5 +1,8 @@
 // The last kernel of one_pass.mlir and of two_pass.mlir: adds up partial rows of dgamma and dbeta, and
 // rounds them once to the types of the caller's parameters.
+//
+// A workgroup has 32 columns, and its threads take the partial rows in slices, several rows at a time:
+// the lines between "Each row" and "End" stand for as many copies as rows are under way.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -7,10 +10,13 @@
 !beta = bf16
 !acc = f32
 #columns = 4096 : index
-#finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [1024, 1, 1] subgroup_size = 32>
+#slices = 16 : index
+#partials_at_once = 1 : index
+#finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
+!slices = memref<16x32x!acc, #gpu.address_space<workgroup>>
 // End of what is replaced.
 
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
@@ -19,9 +25,7 @@
   #hal.pipeline.binding<storage_buffer>,            // dgamma
   #hal.pipeline.binding<storage_buffer>             // dbeta
 ]>
-!slices = memref<32x32x!acc, #gpu.address_space<workgroup>>
 
-// 32 columns to a workgroup, and 32 slices of the partial rows.
 hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
       count(%device: !hal.device) -> (index, index, index) {
@@ -32,11 +36,13 @@ hal.executable.source private @finalize {
     hal.return %tiles, %one, %one : index, index, index
   }
   builtin.module {
-    func.func @finalize() attributes {translation_info = #finalize_kernel} {
+    func.func @finalize() attributes {translation_info = #finalize_kernel, nvvm.minctasm = 3 : i32} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %n = arith.constant #columns
       %width = arith.constant 32 : index
+      %slices = arith.constant #slices
+      %rows_at_once = arith.constant #partials_at_once
       %zero = arith.constant 0.0 : !acc
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index
@@ -55,12 +61,25 @@ hal.executable.source private @finalize {
       %last_column = arith.subi %n, %c1 : index
       %column_in = arith.minui %column, %last_column : index
 
-      %sums:2 = scf.for %i = %ty to %p step %width iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
-        %dgamma_i = memref.load %dgamma_partials[%i, %column_in] : !acc_rows
-        %dbeta_i = memref.load %dbeta_partials[%i, %column_in] : !acc_rows
-        %dgamma_more = arith.addf %dgamma_sum, %dgamma_i : !acc
-        %dbeta_more = arith.addf %dbeta_sum, %dbeta_i : !acc
-        scf.yield %dgamma_more, %dbeta_more : !acc, !acc
+      %last = arith.subi %p, %c1 : index
+      %stride = arith.muli %slices, %rows_at_once : index
+      %sums:2 = scf.for %i = %ty to %p step %stride iter_args(%dgamma_sum_0 = %zero, %dbeta_sum_0 = %zero) -> (!acc, !acc) {
+        // Each row
+        %k_0 = arith.constant 0 : index
+        %skipped_0 = arith.muli %k_0, %slices : index
+        %row_0 = arith.addi %i, %skipped_0 : index
+        %live_0 = arith.cmpi ule, %row_0, %last : index
+        %row_in_0 = arith.minui %row_0, %last : index
+        %dgamma_read_0 = memref.load %dgamma_partials[%row_in_0, %column_in] : !acc_rows
+        %dbeta_read_0 = memref.load %dbeta_partials[%row_in_0, %column_in] : !acc_rows
+        %dgamma_0 = arith.select %live_0, %dgamma_read_0, %zero : !acc
+        %dbeta_0 = arith.select %live_0, %dbeta_read_0, %zero : !acc
+        // End
+        // Each row
+        %dgamma_sum_1 = arith.addf %dgamma_sum_0, %dgamma_0 : !acc
+        %dbeta_sum_1 = arith.addf %dbeta_sum_0, %dbeta_0 : !acc
+        // End
+        scf.yield %dgamma_sum_1, %dbeta_sum_1 : !acc, !acc
       }
       %dgamma_slices = memref.alloc() : !slices
       %dbeta_slices = memref.alloc() : !slices
@@ -70,7 +89,7 @@ hal.executable.source private @finalize {
       %first_slice = arith.cmpi eq, %ty, %c0 : index
       %adds_up = arith.andi %first_slice, %inside : i1
       scf.if %adds_up {
-        %totals:2 = scf.for %i = %c0 to %width step %c1 iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
+        %totals:2 = scf.for %i = %c0 to %slices step %c1 iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
           %dgamma_i = memref.load %dgamma_slices[%i, %tx] : !slices
           %dbeta_i = memref.load %dbeta_slices[%i, %tx] : !slices
           %dgamma_more = arith.addf %dgamma_sum, %dgamma_i : !acc

@@ -10,9 +10,9 @@
 // t, t + T, t + 2T, ... The lines between "Each chunk" and "End" stand for as many copies as a thread
 // has chunks: in copy k, what ends in _0 ends in _k, what ends in _1 in _(k+1), and 0 is k.
 //
-// Two kernels do this; a Schedule picks one of them:
-//   @rows            reads rows where it uses them. Any GPU.
-//   @rows_cp_async   has rows copied to shared memory a few steps ahead. NVIDIA since sm_80.
+// A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
+// other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
+// Schedule says which, by constants; the compiler folds the branches that are not taken.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -32,15 +32,27 @@
 #eps = 1.0e-5 : !acc
 #columns = 4096 : index
 #vector = 8 : index          // V
+#copied = 8 : index          // V, where chunks are copied
 #threads = 512 : index       // T
 #subgroup = 32 : index
 #groups = 1 : index
-#ahead = 2 : index           // steps between a row's copy and its use
-#ahead_i32 = 2 : i32
-#workgroups_i32 = 132 : i32
 #groups_i32 = 1 : i32
+#workgroups_i32 = 132 : i32
 #workgroups = affine_map<()[m] -> (m ceildiv 1, 132)>
-#resident = 1 : i32           // workgroups that shall fit a multiprocessor at once
+#resident = 1 : i32          // workgroups that shall fit a multiprocessor at once
+#ahead_i32 = 2 : i32         // steps between a row's fetch and its use
+#at_once = false             // none
+#stages = true               // fetched by cp.async into shared memory
+#slots = 3 : index           // rows of a group that shared memory holds
+#in_place = false            // as many as are ahead: a chunk's slot is refilled once its dx is stored
+#pending_i32 = 2 : i32       // copies that may be under way while a row is used
+#rereads = false             // rows are taken from shared memory again for dx
+#stages_weight = true        // the weight is kept in shared memory
+#widens_weight = false       // there it is an !acc
+#gamma_copied = 8 : index    // V, where the weight is copied
+#wants_dx = true             // the caller asks for it
+#one_group = true
+#one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !partials_pn = tensor<132x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
@@ -50,9 +62,11 @@
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !dy_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
+!x_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
 !dy_staged = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
 !x_staged = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
-!gamma_staged = memref<4096x!gamma, #gpu.address_space<workgroup>>
+!gamma_staged = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
+!wide_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !exchange = memref<2x1x16x2x!acc, #gpu.address_space<workgroup>>
 !warp_sums = vector<16x2x!acc>
 !group_sums = memref<1x4096x!acc, #gpu.address_space<workgroup>>
@@ -60,14 +74,16 @@
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !chunk = vector<8x!acc>
-!share = vector<1x8x!acc>    // a thread's chunks of a row
+!dy_share = vector<1x8x!dy>  // a thread's chunks of a row
+!x_share = vector<1x8x!x>
+!share = vector<1x8x!acc>
 // End of what is replaced.
 
 !pair = vector<2x!acc>
 
 #rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
+  #hal.pipeline.binding<storage_buffer>,            // dy
+  #hal.pipeline.binding<storage_buffer>,            // x
   #hal.pipeline.binding<storage_buffer>,            // mean
   #hal.pipeline.binding<storage_buffer>,            // rstd
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
@@ -92,9 +108,21 @@ hal.executable.source private @rows {
       %t_count = arith.constant #threads
       %lanes = arith.constant #subgroup
       %groups = arith.constant #groups
-      %p_i32 = arith.constant #workgroups_i32
       %groups_i32 = arith.constant #groups_i32
+      %p_i32 = arith.constant #workgroups_i32
+      %slots = arith.constant #slots
+      %ahead_i32 = arith.constant #ahead_i32
+      %at_once = arith.constant #at_once
+      %stages = arith.constant #stages
+      %in_place = arith.constant #in_place
+      %rereads = arith.constant #rereads
+      %stages_weight = arith.constant #stages_weight
+      %widens_weight = arith.constant #widens_weight
+      %wants_dx = arith.constant #wants_dx
+      %one_group = arith.constant #one_group
+      %one_warp = arith.constant #one_warp
       %one_i32 = arith.constant 1 : i32
+      %all_lanes = arith.constant -1 : i32
       %zero = arith.constant 0.0 : !acc
       %zero_pair = arith.constant dense<0.0> : !pair
       %zeros = arith.constant dense<0.0> : !share
@@ -102,11 +130,13 @@ hal.executable.source private @rows {
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
       %zero_gamma = arith.constant dense<0.0> : !gamma_chunk
+      %zeros_dy = arith.constant dense<0.0> : !dy_share
+      %zeros_x = arith.constant dense<0.0> : !x_share
 
       %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
-      %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
-      %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !x_rows{%m}
+      %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) alignment(64) offset(%c0) : !dy_rows{%m}
+      %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) alignment(64) offset(%c0) : !x_rows{%m}
       %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) alignment(64) offset(%c0) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
@@ -114,6 +144,16 @@ hal.executable.source private @rows {
       %p = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !acc_rows{%p}
+
+      // Never taken. Without a store LLVM finds these to be read-only, and ptxas moves their loads, which
+      // are made ahead of their use, behind the barrier that they are to overlap with.
+      %never = arith.cmpi slt, %m_i32, %one_i32 : i32
+      scf.if %never {
+        vector.store %zero_dy, %dy[%c0, %c0] : !dy_rows, !dy_chunk
+        vector.store %zero_x, %x[%c0, %c0] : !x_rows, !x_chunk
+        memref.store %zero, %mean[%c0] : !acc_column
+        memref.store %zero, %rstd[%c0] : !acc_column
+      }
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
       %workgroup = hal.interface.workgroup.id[0] : index
@@ -129,8 +169,14 @@ hal.executable.source private @rows {
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
 
+      // Every thread reads back only what it has stored or copied itself, so that no barrier is needed.
+      %dy_bytes = memref.alloc() : !dy_bytes
+      %x_bytes = memref.alloc() : !x_bytes
+      %dy_staged = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_staged
+      %x_staged = memref.view %x_bytes[%c0][] : !x_bytes to !x_staged
+      %gamma_staged = memref.alloc() : !gamma_staged
+      %wide_staged = memref.alloc() : !wide_staged
       %exchange = memref.alloc() : !exchange
-      %group_sums = memref.alloc() : !group_sums
 
       // A chunk past the end of the row is all zeros and is never stored.
       // Each chunk
@@ -140,215 +186,24 @@ hal.executable.source private @rows {
       %col_0 = arith.muli %mine_0, %v : index
       %inside_0 = arith.cmpi ult, %col_0, %n : index
       %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
-      %gamma_read_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
-      %gamma_0 = arith.select %inside_0, %gamma_read_0, %zero_gamma : !gamma_chunk
-      // End
-
-      // All groups of a workgroup take the same steps: they meet at a barrier in each.
-      %sums:3 = scf.for %base = %first to %m_i32 step %stride
-          iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros, %half = %c0) -> (!share, !share, index) : i32 {
-        %row = arith.addi %base, %group_i32 : i32
-        %row_live = arith.cmpi sle, %row, %last : i32
-        %row_in = arith.minsi %row, %last : i32
-        %row_index = arith.index_castui %row_in : i32 to index
-        %mean_loaded = memref.load %mean[%row_index] : !acc_column
-        %rstd_loaded = memref.load %rstd[%row_index] : !acc_column
-        // A row past the end is all zeros, and counts for nothing.
-        %mean_row = arith.select %row_live, %mean_loaded, %zero : !acc
-        %rstd_row = arith.select %row_live, %rstd_loaded, %zero : !acc
-        %mean_v = vector.broadcast %mean_row : !acc to !chunk
-        %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
-
-        // Row sums of this thread's chunks: h and h * xhat.
-        // -0.0 changes no number that it is added to.
-        %sum_h_0 = arith.constant dense<-0.0> : !chunk
-        %sum_hx_0 = arith.constant dense<-0.0> : !chunk
-        // Each chunk
-        %dy_read_0 = vector.load %dy[%row_index, %col_in_0] : !dy_rows, !dy_chunk
-        %x_read_0 = vector.load %x[%row_index, %col_in_0] : !x_rows, !x_chunk
-        %keep_0 = arith.andi %inside_0, %row_live : i1
-        %dy_0 = arith.select %keep_0, %dy_read_0, %zero_dy : !dy_chunk
-        %x_0 = arith.select %keep_0, %x_read_0, %zero_x : !x_chunk
-        %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
-        %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-        %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
-        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
-        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
-        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
-        %sum_h_1 = arith.addf %sum_h_0, %h_0 : !chunk
-        %sum_hx_1 = math.fma %h_0, %xhat_0, %sum_hx_0 : !chunk
-        // End
-        // Any order of these additions will do, as long as it is always the same one.
-        %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
-        %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
-        %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
-        %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
-
-        // Across warps: through one of two buffers in turn, so that one barrier a row is enough.
-        %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-        scf.if %leads {
-          vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+      %gamma_0 = scf.if %stages_weight -> !gamma_chunk {
+        scf.if %widens_weight {
+        } else {
+          %gamma_size_0 = arith.select %inside_0, %v, %c0 : index
+          %gamma_copy_0 = "nvgpu.device_async_copy"(%gamma_staged, %group, %col_0, %gamma, %col_0, %gamma_size_0)
+              <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
+              : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
         }
-        gpu.barrier
-        %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-        %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-        %row_h = vector.extract %pair[0] : !acc from !pair
-        %row_hx = vector.extract %pair[1] : !acc from !pair
-        // End
-
-        // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
-        %scale = arith.mulf %rstd_row, %inv_n : !acc
-        %minus_scale = arith.negf %scale : !acc
-        %shift_h = arith.mulf %row_h, %minus_scale : !acc
-        %shift_hx = arith.mulf %row_hx, %minus_scale : !acc
-        %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
-        %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
-        // Each chunk
-        %shifted_0 = math.fma %h_0, %rstd_v, %shift_h_v : !chunk
-        %dxa_0 = math.fma %xhat_0, %shift_hx_v, %shifted_0 : !chunk
-        %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-        scf.if %keep_0 {
-          vector.store %dx_0, %dx[%row_index, %col_0] : !x_rows, !x_chunk
-        }
-        %dgamma_old_0 = vector.extract %dgamma_0[0] : !chunk from !share
-        %dgamma_new_0 = math.fma %dya_0, %xhat_0, %dgamma_old_0 : !chunk
-        %dgamma_1 = vector.insert %dgamma_new_0, %dgamma_0[0] : !chunk into !share
-        %dbeta_old_0 = vector.extract %dbeta_0[0] : !chunk from !share
-        %dbeta_new_0 = arith.addf %dbeta_old_0, %dya_0 : !chunk
-        %dbeta_1 = vector.insert %dbeta_new_0, %dbeta_0[0] : !chunk into !share
-        // End
-
-        %half_next = arith.xori %half, %c1 : index
-        scf.yield %dgamma_1, %dbeta_1, %half_next : !share, !share, index
-      }
-
-      // The groups' sums become one partial row.
-      %workgroup_threads = arith.muli %t_count, %groups : index
-      // Each chunk
-      %dgamma_sum_0 = vector.extract %sums#0[0] : !chunk from !share
-      vector.store %dgamma_sum_0, %group_sums[%group, %col_0] : !group_sums, !chunk
-      // End
-      gpu.barrier
-      scf.for %column = %thread to %n step %workgroup_threads {
-        %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
-          %group_sum = memref.load %group_sums[%g, %column] : !group_sums
-          %more = arith.addf %sum, %group_sum : !acc
-          scf.yield %more : !acc
-        }
-        memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
-      }
-      gpu.barrier
-      // Each chunk
-      %dbeta_sum_0 = vector.extract %sums#1[0] : !chunk from !share
-      vector.store %dbeta_sum_0, %group_sums[%group, %col_0] : !group_sums, !chunk
-      // End
-      gpu.barrier
-      scf.for %column = %thread to %n step %workgroup_threads {
-        %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
-          %group_sum = memref.load %group_sums[%g, %column] : !group_sums
-          %more = arith.addf %sum, %group_sum : !acc
-          scf.yield %more : !acc
-        }
-        memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
-      }
-      return
-    }
-  }
-}
-
-hal.executable.source private @rows_cp_async {
-  hal.executable.export public @rows_cp_async ordinal(0) layout(#rows_layout)
-      count(%device: !hal.device, %m: index) -> (index, index, index) {
-    %p = affine.min #workgroups()[%m]
-    %one = arith.constant 1 : index
-    hal.return %p, %one, %one : index, index, index
-  }
-  builtin.module {
-    func.func @rows_cp_async() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %n = arith.constant #columns
-      %v = arith.constant #vector
-      %t_count = arith.constant #threads
-      %lanes = arith.constant #subgroup
-      %groups = arith.constant #groups
-      %ahead = arith.constant #ahead
-      %ahead_i32 = arith.constant #ahead_i32
-      %p_i32 = arith.constant #workgroups_i32
-      %groups_i32 = arith.constant #groups_i32
-      %one_i32 = arith.constant 1 : i32
-      %zero = arith.constant 0.0 : !acc
-      %zero_pair = arith.constant dense<0.0> : !pair
-      %zeros = arith.constant dense<0.0> : !share
-      %inv_n = arith.constant #inv_n
-      %zero_gamma = arith.constant dense<0.0> : !gamma_chunk
-
-      %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
-      %m = arith.index_castui %m_i32 : i32 to index
-      %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
-      %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !x_rows{%m}
-      %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) alignment(64) offset(%c0) : !acc_column{%m}
-      %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) alignment(64) offset(%c0) : !acc_column{%m}
-      %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !x_rows{%m}
-      %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !acc_rows{%p}
-
-      // Rows are counted in 32 bits, which saves registers; their offsets have 64.
-      %workgroup = hal.interface.workgroup.id[0] : index
-      %thread = gpu.thread_id x
-      %t = arith.remui %thread, %t_count : index
-      %group = arith.divui %thread, %t_count : index
-      %lane = arith.remui %t, %lanes : index
-      %warp = arith.divui %t, %lanes : index
-      %leads = arith.cmpi eq, %lane, %c0 : index
-      %workgroup_i32 = arith.index_castui %workgroup : index to i32
-      %group_i32 = arith.index_castui %group : index to i32
-      %first = arith.muli %workgroup_i32, %groups_i32 : i32
-      %stride = arith.muli %p_i32, %groups_i32 : i32
-      %last = arith.subi %m_i32, %one_i32 : i32
-
-      %dy_bytes = memref.alloc() : !dy_bytes
-      %dy_staged = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_staged
-      %x_staged = memref.alloc() : !x_staged
-      %gamma_staged = memref.alloc() : !gamma_staged
-      %exchange = memref.alloc() : !exchange
-
-      // A chunk past the end of the row is all zeros and is never stored.
-      // Each chunk
-      %k_0 = arith.constant 0 : index
-      %chunk_0 = arith.muli %k_0, %t_count : index
-      %mine_0 = arith.addi %chunk_0, %t : index
-      %col_0 = arith.muli %mine_0, %v : index
-      %inside_0 = arith.cmpi ult, %col_0, %n : index
-      %gamma_read_0 = scf.if %inside_0 -> !gamma_chunk {
-        %gamma_here_0 = vector.load %gamma[%col_0] : !gamma_row, !gamma_chunk
-        scf.yield %gamma_here_0 : !gamma_chunk
-      } else {
         scf.yield %zero_gamma : !gamma_chunk
+      } else {
+        %gamma_read_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
+        %gamma_in_0 = arith.select %inside_0, %gamma_read_0, %zero_gamma : !gamma_chunk
+        scf.yield %gamma_in_0 : !gamma_chunk
       }
       // End
 
-      // The weight is the same for all groups: the first one stages it.
-      %stages = arith.cmpi eq, %group, %c0 : index
-      scf.if %stages {
-        // Each chunk
-        vector.store %gamma_read_0, %gamma_staged[%col_0] : !gamma_staged, !gamma_chunk
-        // End
-      }
-      gpu.barrier
-
-      // Never taken. Without a store LLVM finds the statistics to be read-only, and ptxas moves their
-      // loads, which are made a step ahead, behind the barrier that they are to overlap with.
-      %never = arith.cmpi slt, %m_i32, %one_i32 : i32
-      scf.if %never {
-        memref.store %zero, %mean[%c0] : !acc_column
-        memref.store %zero, %rstd[%c0] : !acc_column
-      }
-
-      // Step i starts the copy of a row and uses the row whose copy step i - ahead started; the first
-      // steps only copy. All groups of a workgroup take the same steps: they meet at a barrier in each.
+      // Step i fetches a row and uses the row that step i - ahead fetched; the first steps only fetch.
+      // All groups of a workgroup take the same steps: they meet at a barrier in each.
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %start = arith.subi %first, %stride_ahead : i32
       %row_first = arith.addi %first, %group_i32 : i32
@@ -356,38 +211,60 @@ hal.executable.source private @rows_cp_async {
       %row_first_index = arith.index_castui %row_first_in : i32 to index
       %mean_first = memref.load %mean[%row_first_index] : !acc_column
       %rstd_first = memref.load %rstd[%row_first_index] : !acc_column
-      %sums:6 = scf.for %base = %start to %m_i32 step %stride
+      %sums:8 = scf.for %base = %start to %m_i32 step %stride
           iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros, %mean_loaded = %mean_first, %rstd_loaded = %rstd_first,
-                    %fill = %c0, %half = %c0)
-          -> (!share, !share, !acc, !acc, index, index) : i32 {
+                    %dy_ahead = %zeros_dy, %x_ahead = %zeros_x, %fill = %c0, %half = %c0)
+          -> (!share, !share, !acc, !acc, !dy_share, !x_share, index, index) : i32 {
         %row = arith.addi %base, %group_i32 : i32
         %fill_after = arith.addi %fill, %c1 : index
-        %wraps = arith.cmpi ugt, %fill_after, %ahead : index
-        %slot = arith.select %wraps, %c0, %fill_after : index
+        %wraps = arith.cmpi eq, %fill_after, %slots : index
+        %fill_next = arith.select %wraps, %c0, %fill_after : index
+        %slot = arith.select %in_place, %fill, %fill_next : index
+        %arrived = arith.cmpi sge, %base, %first : i32
+        %begun = arith.ori %at_once, %arrived : i1
 
-        // Past the end of the columns or of the rows nothing is read, and the chunk becomes zeros.
+        // Past the end of the columns or of the rows a copy reads nothing and writes zeros. In place,
+        // copies wait for the dx of the row that they overwrite, once there is one.
         %row_ahead = arith.addi %row, %stride_ahead : i32
         %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
         %row_ahead_in = arith.minsi %row_ahead, %last : i32
         %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
+        %overwrites = arith.andi %in_place, %begun : i1
+        %dy_next_0 = arith.constant dense<0.0> : !dy_share
+        %x_next_0 = arith.constant dense<0.0> : !x_share
         // Each chunk
         %keep_ahead_0 = arith.andi %inside_0, %row_ahead_live : i1
         %size_0 = arith.select %keep_ahead_0, %v, %c0 : index
-        %dy_copy_0 = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col_0, %dy, %row_ahead_index, %col_0, %size_0)
-            <{bypassL1, dstElements = #vector, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-            : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-        %x_copy_0 = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col_0, %x, %row_ahead_index, %col_0, %size_0)
-            <{bypassL1, dstElements = #vector, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-            : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+        %fetched_0:2 = scf.if %stages -> (!dy_chunk, !x_chunk) {
+          scf.if %overwrites {
+          } else {
+            %dy_copy_0 = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col_0, %dy, %row_ahead_index, %col_0, %size_0)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
+            %x_copy_0 = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col_0, %x, %row_ahead_index, %col_0, %size_0)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+          }
+          scf.yield %zero_dy, %zero_x : !dy_chunk, !x_chunk
+        } else {
+          %dy_read_0 = vector.load %dy[%row_ahead_index, %col_in_0] : !dy_rows, !dy_chunk
+          %x_read_0 = vector.load %x[%row_ahead_index, %col_in_0] : !x_rows, !x_chunk
+          scf.yield %dy_read_0, %x_read_0 : !dy_chunk, !x_chunk
+        }
+        %dy_next_1 = vector.insert %fetched_0#0, %dy_next_0[0] : !dy_chunk into !dy_share
+        %x_next_1 = vector.insert %fetched_0#1, %x_next_0[0] : !x_chunk into !x_share
         // End
-        %copies = nvgpu.device_async_create_group
-        "nvvm.cp.async.wait.group"() <{n = #ahead_i32}> : () -> ()
+        scf.if %stages {
+          %copies = nvgpu.device_async_create_group
+          "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
+        }
 
-        %begun = arith.cmpi sge, %base, %first : i32
-        %after:6 = scf.if %begun -> (!share, !share, !acc, !acc, index, index) {
-          %row_live = arith.cmpi sle, %row, %last : i32
-          %row_index = arith.index_castui %row : i32 to index
-          // A row past the end has been copied as zeros; with these it counts for nothing.
+        %after:5 = scf.if %begun -> (!share, !share, !acc, !acc, index) {
+          %row_exists = arith.cmpi sle, %row, %last : i32
+          %row_live = arith.ori %one_group, %row_exists : i1  // a lone group has a row in each step
+          %row_in = arith.minsi %row, %last : i32
+          %row_index = arith.index_castui %row_in : i32 to index
+          // A row past the end is all zeros; with these it counts for nothing.
           %mean_row = arith.select %row_live, %mean_loaded, %zero : !acc
           %rstd_row = arith.select %row_live, %rstd_loaded, %zero : !acc
           %mean_v = vector.broadcast %mean_row : !acc to !chunk
@@ -404,109 +281,187 @@ hal.executable.source private @rows_cp_async {
           %sum_h_0 = arith.constant dense<-0.0> : !chunk
           %sum_hx_0 = arith.constant dense<-0.0> : !chunk
           // Each chunk
-          %dy_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
-          %x_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
-          %gamma_0 = vector.load %gamma_staged[%col_0] : !gamma_staged, !gamma_chunk
-          %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
-          %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-          %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
+          scf.if %rereads {
+            nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
+          }
+          %keep_0 = arith.andi %inside_0, %row_live : i1
+          %taken_0:2 = scf.if %stages -> (!dy_chunk, !x_chunk) {
+            %dy_copied_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
+            %x_copied_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
+            scf.yield %dy_copied_0, %x_copied_0 : !dy_chunk, !x_chunk
+          } else {
+            %dy_held = arith.select %at_once, %dy_next_1, %dy_ahead : !dy_share
+            %x_held = arith.select %at_once, %x_next_1, %x_ahead : !x_share
+            %dy_mine_0 = vector.extract %dy_held[0] : !dy_chunk from !dy_share
+            %x_mine_0 = vector.extract %x_held[0] : !x_chunk from !x_share
+            %dy_in_0 = arith.select %keep_0, %dy_mine_0, %zero_dy : !dy_chunk
+            %x_in_0 = arith.select %keep_0, %x_mine_0, %zero_x : !x_chunk
+            scf.yield %dy_in_0, %x_in_0 : !dy_chunk, !x_chunk
+          }
+          %ga_0 = scf.if %widens_weight -> !chunk {
+            %wide_0 = vector.load %wide_staged[%group, %col_0] : !wide_staged, !chunk
+            scf.yield %wide_0 : !chunk
+          } else {
+            %weight_0 = scf.if %stages_weight -> !gamma_chunk {
+              %gamma_copied_0 = vector.load %gamma_staged[%group, %col_0] : !gamma_staged, !gamma_chunk
+              scf.yield %gamma_copied_0 : !gamma_chunk
+            } else {
+              scf.yield %gamma_0 : !gamma_chunk
+            }
+            %widened_0 = arith.extf %weight_0 : !gamma_chunk to !chunk
+            scf.yield %widened_0 : !chunk
+          }
+          %dya_0 = arith.extf %taken_0#0 : !dy_chunk to !chunk
+          %xa_0 = arith.extf %taken_0#1 : !x_chunk to !chunk
           %centred_0 = arith.subf %xa_0, %mean_v : !chunk
           %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
           %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
           %sum_h_1 = arith.addf %sum_h_0, %h_0 : !chunk
           %sum_hx_1 = math.fma %h_0, %xhat_0, %sum_hx_0 : !chunk
           // End
-          // Any order of these additions will do, as long as it is always the same one.
-          %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
-          %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
-          %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
-          %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
+          %row_sums:2 = scf.if %wants_dx -> (!acc, !acc) {
+            // Any order of these additions will do, as long as it is always the same one.
+            %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
+            %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
+            %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+            %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
 
-          // Across warps: through one of two buffers in turn, so that one barrier a row is enough.
-          %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-          scf.if %leads {
-            vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+            // Across warps: through one of two buffers in turn, so that one barrier a row is enough.
+            %group_sums:2 = scf.if %one_warp -> (!acc, !acc) {
+              scf.yield %warp_h, %warp_hx : !acc, !acc
+            } else {
+              %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
+              scf.if %leads {
+                vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+              }
+              gpu.barrier
+              %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
+              %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
+              %group_h = vector.extract %pair[0] : !acc from !pair
+              %group_hx = vector.extract %pair[1] : !acc from !pair
+              scf.yield %group_h, %group_hx : !acc, !acc
+            }
+            scf.yield %group_sums#0, %group_sums#1 : !acc, !acc
+          } else {
+            scf.yield %zero, %zero : !acc, !acc
           }
-          gpu.barrier
-          %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-          %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-          %row_h = vector.extract %pair[0] : !acc from !pair
-          %row_hx = vector.extract %pair[1] : !acc from !pair
-          // End
 
           // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
           %scale = arith.mulf %rstd_row, %inv_n : !acc
           %minus_scale = arith.negf %scale : !acc
-          %shift_h = arith.mulf %row_h, %minus_scale : !acc
-          %shift_hx = arith.mulf %row_hx, %minus_scale : !acc
+          %shift_h = arith.mulf %row_sums#0, %minus_scale : !acc
+          %shift_hx = arith.mulf %row_sums#1, %minus_scale : !acc
           %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
           %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
-          %all_lanes = arith.constant -1 : i32
           // Each chunk
-          nvvm.bar.warp.sync %all_lanes : i32  // again: keeps ptxas from loading all chunks first
-          %dy_again_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
-          %x_again_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
-          %gamma_again_0 = vector.load %gamma_staged[%col_0] : !gamma_staged, !gamma_chunk
-          %dyb_0 = arith.extf %dy_again_0 : !dy_chunk to !chunk
-          %xb_0 = arith.extf %x_again_0 : !x_chunk to !chunk
-          %gb_0 = arith.extf %gamma_again_0 : !gamma_chunk to !chunk
-          %centred_again_0 = arith.subf %xb_0, %mean_v : !chunk
-          %xhat_again_0 = arith.mulf %centred_again_0, %rstd_v : !chunk
-          %h_again_0 = arith.mulf %dyb_0, %gb_0 : !chunk
-          %shifted_0 = math.fma %h_again_0, %rstd_v, %shift_h_v : !chunk
-          %dxa_0 = math.fma %xhat_again_0, %shift_hx_v, %shifted_0 : !chunk
+          %again_0:3 = scf.if %rereads -> (!chunk, !chunk, !chunk) {
+            nvvm.bar.warp.sync %all_lanes : i32
+            %dy_again_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
+            %x_again_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
+            %ga_again_0 = scf.if %widens_weight -> !chunk {
+              %wide_again_0 = vector.load %wide_staged[%group, %col_0] : !wide_staged, !chunk
+              scf.yield %wide_again_0 : !chunk
+            } else {
+              %weight_again_0 = scf.if %stages_weight -> !gamma_chunk {
+                %gamma_again_0 = vector.load %gamma_staged[%group, %col_0] : !gamma_staged, !gamma_chunk
+                scf.yield %gamma_again_0 : !gamma_chunk
+              } else {
+                scf.yield %gamma_0 : !gamma_chunk
+              }
+              %widened_again_0 = arith.extf %weight_again_0 : !gamma_chunk to !chunk
+              scf.yield %widened_again_0 : !chunk
+            }
+            %dyb_0 = arith.extf %dy_again_0 : !dy_chunk to !chunk
+            %xb_0 = arith.extf %x_again_0 : !x_chunk to !chunk
+            %centred_again_0 = arith.subf %xb_0, %mean_v : !chunk
+            %xhat_again_0 = arith.mulf %centred_again_0, %rstd_v : !chunk
+            %h_again_0 = arith.mulf %dyb_0, %ga_again_0 : !chunk
+            scf.yield %dyb_0, %xhat_again_0, %h_again_0 : !chunk, !chunk, !chunk
+          } else {
+            scf.yield %dya_0, %xhat_0, %h_0 : !chunk, !chunk, !chunk
+          }
+          %shifted_0 = math.fma %again_0#2, %rstd_v, %shift_h_v : !chunk
+          %dxa_0 = math.fma %again_0#1, %shift_hx_v, %shifted_0 : !chunk
           %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-          %keep_0 = arith.andi %inside_0, %row_live : i1
-          scf.if %keep_0 {
+          %store_0 = arith.andi %keep_0, %wants_dx : i1
+          scf.if %store_0 {
             vector.store %dx_0, %dx[%row_index, %col_0] : !x_rows, !x_chunk
           }
+          scf.if %in_place {
+            %dy_refill_0 = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col_0, %dy, %row_ahead_index, %col_0, %size_0)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
+            %x_refill_0 = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col_0, %x, %row_ahead_index, %col_0, %size_0)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+          }
           %dgamma_old_0 = vector.extract %dgamma_0[0] : !chunk from !share
-          %dgamma_new_0 = math.fma %dyb_0, %xhat_again_0, %dgamma_old_0 : !chunk
+          %dgamma_new_0 = math.fma %again_0#0, %again_0#1, %dgamma_old_0 : !chunk
           %dgamma_1 = vector.insert %dgamma_new_0, %dgamma_0[0] : !chunk into !share
           %dbeta_old_0 = vector.extract %dbeta_0[0] : !chunk from !share
-          %dbeta_new_0 = arith.addf %dbeta_old_0, %dyb_0 : !chunk
+          %dbeta_new_0 = arith.addf %dbeta_old_0, %again_0#0 : !chunk
           %dbeta_1 = vector.insert %dbeta_new_0, %dbeta_0[0] : !chunk into !share
           // End
 
           %half_next = arith.xori %half, %c1 : index
-          scf.yield %dgamma_1, %dbeta_1, %mean_next, %rstd_next, %slot, %half_next : !share, !share, !acc, !acc, index, index
+          scf.yield %dgamma_1, %dbeta_1, %mean_next, %rstd_next, %half_next : !share, !share, !acc, !acc, index
         } else {
-          scf.yield %dgamma_0, %dbeta_0, %mean_loaded, %rstd_loaded, %slot, %half : !share, !share, !acc, !acc, index, index
+          // While the first row is on its way, there is time to widen the weight.
+          scf.if %widens_weight {
+            // Each chunk
+            %gamma_there_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
+            %gamma_or_zero_0 = arith.select %inside_0, %gamma_there_0, %zero_gamma : !gamma_chunk
+            %gamma_wide_0 = arith.extf %gamma_or_zero_0 : !gamma_chunk to !chunk
+            vector.store %gamma_wide_0, %wide_staged[%group, %col_0] : !wide_staged, !chunk
+            // End
+          }
+          scf.yield %dgamma_0, %dbeta_0, %mean_loaded, %rstd_loaded, %half : !share, !share, !acc, !acc, index
         }
-        scf.yield %after#0, %after#1, %after#2, %after#3, %after#4, %after#5 : !share, !share, !acc, !acc, index, index
+        scf.yield %after#0, %after#1, %after#2, %after#3, %dy_next_1, %x_next_1, %fill_next, %after#4
+            : !share, !share, !acc, !acc, !dy_share, !x_share, index, index
       }
-      nvvm.cp.async.wait.group 0
+      scf.if %stages {
+        %last_copies = nvgpu.device_async_create_group
+        nvvm.cp.async.wait.group 0
+      }
 
-      // The groups' sums become one partial row, in the memory that the rows have left.
-      %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums
-      %workgroup_threads = arith.muli %t_count, %groups : index
-      gpu.barrier
-      // Each chunk
-      %dgamma_sum_0 = vector.extract %sums#0[0] : !chunk from !share
-      vector.store %dgamma_sum_0, %group_sums[%group, %col_0] : !group_sums, !chunk
-      // End
-      gpu.barrier
-      scf.for %column = %thread to %n step %workgroup_threads {
-        %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
-          %group_sum = memref.load %group_sums[%g, %column] : !group_sums
-          %more = arith.addf %sum, %group_sum : !acc
-          scf.yield %more : !acc
+      scf.if %one_group {
+        // Each chunk
+        %dgamma_mine_0 = vector.extract %sums#0[0] : !chunk from !share
+        %dbeta_mine_0 = vector.extract %sums#1[0] : !chunk from !share
+        scf.if %inside_0 {
+          vector.store %dgamma_mine_0, %dgamma_partials[%workgroup, %col_0] : !acc_rows, !chunk
+          vector.store %dbeta_mine_0, %dbeta_partials[%workgroup, %col_0] : !acc_rows, !chunk
         }
-        memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
-      }
-      gpu.barrier
-      // Each chunk
-      %dbeta_sum_0 = vector.extract %sums#1[0] : !chunk from !share
-      vector.store %dbeta_sum_0, %group_sums[%group, %col_0] : !group_sums, !chunk
-      // End
-      gpu.barrier
-      scf.for %column = %thread to %n step %workgroup_threads {
-        %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
-          %group_sum = memref.load %group_sums[%g, %column] : !group_sums
-          %more = arith.addf %sum, %group_sum : !acc
-          scf.yield %more : !acc
+        // End
+      } else {
+        // The groups' sums become one partial row, dgamma's and then dbeta's, in the memory that rows of
+        // dy have left. Neighbouring threads take neighbouring columns: their stores are one.
+        %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums
+        %workgroup_threads = arith.muli %t_count, %groups : index
+        %c2 = arith.constant 2 : index
+        scf.for %which = %c0 to %c2 step %c1 {
+          %is_dgamma = arith.cmpi eq, %which, %c0 : index
+          %share = arith.select %is_dgamma, %sums#0, %sums#1 : !share
+          gpu.barrier
+          // Each chunk
+          %share_0 = vector.extract %share[0] : !chunk from !share
+          vector.store %share_0, %group_sums[%group, %col_0] : !group_sums, !chunk
+          // End
+          gpu.barrier
+          scf.for %column = %thread to %n step %workgroup_threads {
+            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
+              %group_sum = memref.load %group_sums[%g, %column] : !group_sums
+              %more = arith.addf %sum, %group_sum : !acc
+              scf.yield %more : !acc
+            }
+            scf.if %is_dgamma {
+              memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
+            } else {
+              memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
+            }
+          }
         }
-        memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
       }
       return
     }
@@ -520,8 +475,10 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %m_i32 = arith.index_cast %m : index to i32
   %p = affine.min #workgroups()[%m]
   %p_i32 = arith.index_cast %p : index to i32
+  %wants_dx = arith.constant #wants_dx
+  %dx_m = arith.select %wants_dx, %m, %c0 : index
   %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
-      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%m}, !partials_pn, !partials_pn)
+      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%dx_m}, !partials_pn, !partials_pn)
   %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
       : (i32, !partials_pn, !partials_pn) -> (!gamma_n, !beta_n)
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n

@@ -5,7 +5,8 @@
 // ever waiting for another thread. The partial rows are added up by finalize.mlir. Five streams where
 // one pass has three.
 //
-// Chunks, and the lines between "Each chunk" and "End", are as in one_pass.mlir.
+// A thread keeps memory busy by several loads at once: chunks of a row in @row_sums, rows in @columns.
+// The lines between "Each chunk" or "Each row" and "End" stand for as many copies, as in one_pass.mlir.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -27,9 +28,13 @@
 #vector = 8 : index
 #threads = 256 : index
 #subgroup = 32 : index
+#chunks_at_once = 1 : index
+#whole = true                    // the chunks at once of all threads fill rows without a rest
+#rows_at_once = 1 : index
 #workgroups_index = 66 : index   // that walk over the rows of a tile
-#workgroups = affine_map<()[m] -> (m, 66)>
+#workgroups = affine_map<()[m] -> (m ceildiv 1, 66)>
 #tile = 2048 : index             // columns of a workgroup
+#resident = 1 : i32              // workgroups that shall fit a multiprocessor at once
 #two_pass_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
 !partials_pn = tensor<66x32768x!acc>
 !dy_rows = memref<?x32768x!dy, #hal.descriptor_type<storage_buffer>>
@@ -43,7 +48,6 @@
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !chunk = vector<8x!acc>
-!share = vector<1x8x!acc>
 // End of what is replaced.
 
 !pair = vector<2x!acc>
@@ -65,7 +69,7 @@ hal.executable.source private @row_sums {
     hal.return %m, %one, %one : index, index, index
   }
   builtin.module {
-    func.func @row_sums() attributes {translation_info = #two_pass_kernel} {
+    func.func @row_sums() attributes {translation_info = #two_pass_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %n = arith.constant #columns
       %v = arith.constant #vector
@@ -73,6 +77,8 @@ hal.executable.source private @row_sums {
       %lanes = arith.constant #subgroup
       %zero = arith.constant 0.0 : !acc
       %zero_pair = arith.constant dense<0.0> : !pair
+      %chunks_at_once = arith.constant #chunks_at_once
+      %whole = arith.constant #whole
       %zeros = arith.constant dense<0.0> : !chunk
 
       %m_i32 = hal.interface.constant.load layout(#row_sums_layout) ordinal(0) : i32
@@ -96,21 +102,35 @@ hal.executable.source private @row_sums {
       %mean_v = vector.broadcast %mean_row : !acc to !chunk
       %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
 
+      // A chunk past the end of the row reads the row's first chunk, and counts for nothing.
       %first = arith.muli %t, %v : index
-      %stride = arith.muli %t_count, %v : index
-      %sums:2 = scf.for %col = %first to %n step %stride iter_args(%thread_h_v = %zeros, %thread_hx_v = %zeros) -> (!chunk, !chunk) {
-        %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
-        %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-        %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
-        %dya = arith.extf %dy_ : !dy_chunk to !chunk
-        %xa = arith.extf %x_ : !x_chunk to !chunk
-        %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
-        %centred = arith.subf %xa, %mean_v : !chunk
-        %xhat = arith.mulf %centred, %rstd_v : !chunk
-        %h = arith.mulf %dya, %ga : !chunk
-        %more_h = arith.addf %thread_h_v, %h : !chunk
-        %more_hx = math.fma %h, %xhat, %thread_hx_v : !chunk
-        scf.yield %more_h, %more_hx : !chunk, !chunk
+      %neighbours = arith.muli %t_count, %v : index
+      %stride = arith.muli %neighbours, %chunks_at_once : index
+      %sums:2 = scf.for %col = %first to %n step %stride iter_args(%sum_h_0 = %zeros, %sum_hx_0 = %zeros) -> (!chunk, !chunk) {
+        // Each chunk
+        %k_0 = arith.constant 0 : index
+        %skipped_0 = arith.muli %k_0, %neighbours : index
+        %col_0 = arith.addi %col, %skipped_0 : index
+        %before_end_0 = arith.cmpi ult, %col_0, %n : index
+        %inside_0 = arith.ori %whole, %before_end_0 : i1
+        %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
+        %dy_0 = vector.load %dy[%row, %col_in_0] : !dy_rows, !dy_chunk
+        %x_0 = vector.load %x[%row, %col_in_0] : !x_rows, !x_chunk
+        %gamma_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
+        // End
+        // Each chunk
+        %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
+        %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
+        %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
+        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
+        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
+        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
+        %more_h_0 = arith.addf %sum_h_0, %h_0 : !chunk
+        %more_hx_0 = math.fma %h_0, %xhat_0, %sum_hx_0 : !chunk
+        %sum_h_1 = arith.select %inside_0, %more_h_0, %sum_h_0 : !chunk
+        %sum_hx_1 = arith.select %inside_0, %more_hx_0, %sum_hx_0 : !chunk
+        // End
+        scf.yield %sum_h_1, %sum_hx_1 : !chunk, !chunk
       }
       %thread_h = vector.reduction <add>, %sums#0 fastmath<reassoc> : !chunk into !acc
       %thread_hx = vector.reduction <add>, %sums#1 fastmath<reassoc> : !chunk into !acc
@@ -159,7 +179,7 @@ hal.executable.source private @columns {
     hal.return %tiles, %p, %one : index, index, index
   }
   builtin.module {
-    func.func @columns() attributes {translation_info = #two_pass_kernel} {
+    func.func @columns() attributes {translation_info = #two_pass_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %n = arith.constant #columns
       %v = arith.constant #vector
@@ -167,7 +187,9 @@ hal.executable.source private @columns {
       %tile = arith.constant #tile
       %p = arith.constant #workgroups_index
       %inv_n = arith.constant #inv_n
-      %zeros = arith.constant dense<0.0> : !share
+      %rows_at_once = arith.constant #rows_at_once
+      %c1 = arith.constant 1 : index
+      %zeros = arith.constant dense<0.0> : !chunk
 
       %m_i32 = hal.interface.constant.load layout(#columns_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
@@ -184,67 +206,67 @@ hal.executable.source private @columns {
       %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%live}
 
       %j = hal.interface.workgroup.id[0] : index
-      %first = hal.interface.workgroup.id[1] : index
+      %walker = hal.interface.workgroup.id[1] : index
       %t = gpu.thread_id x
       %base = arith.muli %j, %tile : index
-      // A chunk past the end of the row reads the row's first chunk, and stores nothing.
-      // Each chunk
-      %k_0 = arith.constant 0 : index
-      %chunk_0 = arith.muli %k_0, %t_count : index
-      %mine_0 = arith.addi %chunk_0, %t : index
-      %offset_0 = arith.muli %mine_0, %v : index
-      %col_0 = arith.addi %base, %offset_0 : index
-      %inside_0 = arith.cmpi ult, %col_0, %n : index
-      %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
-      %gamma_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
-      // End
+      // A thread past the end of the row reads the row's first chunk, and stores nothing.
+      %offset = arith.muli %t, %v : index
+      %col = arith.addi %base, %offset : index
+      %inside = arith.cmpi ult, %col, %n : index
+      %col_in = arith.select %inside, %col, %c0 : index
+      %gamma_ = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+      %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
 
-      %sums:2 = scf.for %row = %first to %m step %p iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros) -> (!share, !share) {
-        %mean_row = memref.load %mean[%row] : !acc_column
-        %rstd_row = memref.load %rstd[%row] : !acc_column
-        %row_h = memref.load %sum_h[%row] : !acc_column
-        %row_hx = memref.load %sum_hx[%row] : !acc_column
-        %mean_v = vector.broadcast %mean_row : !acc to !chunk
-        %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
+      %first = arith.muli %walker, %rows_at_once : index
+      %stride = arith.muli %p, %rows_at_once : index
+      %last = arith.subi %m, %c1 : index
+      %sums:2 = scf.for %row = %first to %m step %stride iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros) -> (!chunk, !chunk) {
+        // A row past the end reads the last row, and counts for nothing.
+        // Each row
+        %k_0 = arith.constant 0 : index
+        %row_0 = arith.addi %row, %k_0 : index
+        %live_0 = arith.cmpi ule, %row_0, %last : index
+        %row_in_0 = arith.minui %row_0, %last : index
+        %dy_0 = vector.load %dy[%row_in_0, %col_in] : !dy_rows, !dy_chunk
+        %x_0 = vector.load %x[%row_in_0, %col_in] : !x_rows, !x_chunk
+        %mean_0 = memref.load %mean[%row_in_0] : !acc_column
+        %rstd_0 = memref.load %rstd[%row_in_0] : !acc_column
+        %row_h_0 = memref.load %sum_h[%row_in_0] : !acc_column
+        %row_hx_0 = memref.load %sum_hx[%row_in_0] : !acc_column
+        // End
         // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
-        %scale = arith.mulf %rstd_row, %inv_n : !acc
-        %minus_scale = arith.negf %scale : !acc
-        %shift_h = arith.mulf %row_h, %minus_scale : !acc
-        %shift_hx = arith.mulf %row_hx, %minus_scale : !acc
-        %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
-        %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
-        // Each chunk
-        %dy_0 = vector.load %dy[%row, %col_in_0] : !dy_rows, !dy_chunk
-        %x_0 = vector.load %x[%row, %col_in_0] : !x_rows, !x_chunk
+        // Each row
+        %mean_v_0 = vector.broadcast %mean_0 : !acc to !chunk
+        %rstd_v_0 = vector.broadcast %rstd_0 : !acc to !chunk
+        %scale_0 = arith.mulf %rstd_0, %inv_n : !acc
+        %minus_scale_0 = arith.negf %scale_0 : !acc
+        %shift_h_0 = arith.mulf %row_h_0, %minus_scale_0 : !acc
+        %shift_hx_0 = arith.mulf %row_hx_0, %minus_scale_0 : !acc
+        %shift_h_v_0 = vector.broadcast %shift_h_0 : !acc to !chunk
+        %shift_hx_v_0 = vector.broadcast %shift_hx_0 : !acc to !chunk
         %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
         %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-        %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
-        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
-        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
-        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
-        %shifted_0 = math.fma %h_0, %rstd_v, %shift_h_v : !chunk
-        %dxa_0 = math.fma %xhat_0, %shift_hx_v, %shifted_0 : !chunk
+        %centred_0 = arith.subf %xa_0, %mean_v_0 : !chunk
+        %xhat_0 = arith.mulf %centred_0, %rstd_v_0 : !chunk
+        %h_0 = arith.mulf %dya_0, %ga : !chunk
+        %shifted_0 = math.fma %h_0, %rstd_v_0, %shift_h_v_0 : !chunk
+        %dxa_0 = math.fma %xhat_0, %shift_hx_v_0, %shifted_0 : !chunk
         %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-        scf.if %inside_0 {
-          vector.store %dx_0, %dx[%row, %col_0] : !x_rows, !x_chunk
+        %keep_0 = arith.andi %inside, %live_0 : i1
+        scf.if %keep_0 {
+          vector.store %dx_0, %dx[%row_0, %col] : !x_rows, !x_chunk
         }
-        %dgamma_old_0 = vector.extract %dgamma_0[0] : !chunk from !share
-        %dgamma_new_0 = math.fma %dya_0, %xhat_0, %dgamma_old_0 : !chunk
-        %dgamma_1 = vector.insert %dgamma_new_0, %dgamma_0[0] : !chunk into !share
-        %dbeta_old_0 = vector.extract %dbeta_0[0] : !chunk from !share
-        %dbeta_new_0 = arith.addf %dbeta_old_0, %dya_0 : !chunk
-        %dbeta_1 = vector.insert %dbeta_new_0, %dbeta_0[0] : !chunk into !share
+        %dgamma_more_0 = math.fma %dya_0, %xhat_0, %dgamma_0 : !chunk
+        %dbeta_more_0 = arith.addf %dbeta_0, %dya_0 : !chunk
+        %dgamma_1 = arith.select %live_0, %dgamma_more_0, %dgamma_0 : !chunk
+        %dbeta_1 = arith.select %live_0, %dbeta_more_0, %dbeta_0 : !chunk
         // End
-        scf.yield %dgamma_1, %dbeta_1 : !share, !share
+        scf.yield %dgamma_1, %dbeta_1 : !chunk, !chunk
       }
-      // Each chunk
-      %dgamma_sum_0 = vector.extract %sums#0[0] : !chunk from !share
-      %dbeta_sum_0 = vector.extract %sums#1[0] : !chunk from !share
-      scf.if %inside_0 {
-        vector.store %dgamma_sum_0, %dgamma_partials[%first, %col_0] : !acc_rows, !chunk
-        vector.store %dbeta_sum_0, %dbeta_partials[%first, %col_0] : !acc_rows, !chunk
+      scf.if %inside {
+        vector.store %sums#0, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+        vector.store %sums#1, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
       }
-      // End
       return
     }
   }

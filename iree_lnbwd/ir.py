@@ -11,7 +11,14 @@ from collections.abc import Mapping
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import launches
-from iree_lnbwd.schedule import OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.schedule import (
+    FINALIZE_COLUMNS,
+    OnePass,
+    RowBlocks,
+    Schedule,
+    TwoPass,
+    WholeTensors,
+)
 from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
 from iree_lnbwd.targets import Target
@@ -27,7 +34,7 @@ _HEADER = re.compile(
     r"// What a LayerNormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
     re.DOTALL,
 )
-_CHUNKS = re.compile(r" *// Each chunk\n(.*?) *// End\n", re.DOTALL)
+_COPIED = re.compile(r" *// Each (chunk|row)\n(.*?) *// End\n", re.DOTALL)
 _STATISTICS = re.compile(r"// mean and rstd = .*\Z", re.DOTALL)
 _CAST = re.compile(
     r" *%(\w+) = (?:arith\.extf|arith\.truncf|llvm\.fptrunc) %([\w#]+) : (!\w+) to (!\w+)\n"
@@ -35,8 +42,6 @@ _CAST = re.compile(
 _VALUE = re.compile(r"%(\w+)")
 _DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
 _ALIAS = re.compile(r"![a-z_]+")
-
-_FINALIZE_THREADS = 1024
 
 # What the entry point calls each argument and result, and the alias of its type.
 _KERNEL_NAMES = {
@@ -78,17 +83,17 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif not isinstance(schedule, WholeTensors):
+        aliases |= _kernel_aliases(spec, target, schedule)
         if isinstance(schedule, OnePass):
-            chunks = schedule.chunks(spec, target)
             aliases |= _one_pass_aliases(spec, target, schedule)
-            text = _one_pass(text, spec, schedule)
+            text = _narrow_copies(text, spec, schedule)
+            text = _repeat(text, {"chunk": schedule.chunks(spec, target)})
         else:
-            chunks = schedule.chunks
-            aliases |= _two_pass_aliases(target, schedule)
-        aliases |= _kernel_aliases(spec, target, schedule, chunks)
-        text = _repeat_chunks(text, chunks)
+            aliases |= _two_pass_aliases(spec, target, schedule)
+            text = _repeat(text, {"chunk": schedule.chunks, "row": schedule.rows})
         text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
-        text += "\n" + _HEADER.split(texts[1])[-1].lstrip()
+        finalize = _HEADER.split(texts[1])[-1].lstrip()
+        text += "\n" + _repeat(finalize, {"row": schedule.finalize_rows})
         if len(texts) > 2:  # the statistics, which are computed ahead of the pass
             text += _statistics(texts[2])
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
@@ -96,7 +101,7 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
     text = _drop_identity_casts(text, aliases)
     if spec.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
-        text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%m\}", r"\1", text)
+        text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%\w+\}", r"\1", text)
     return text + _entry(spec, target, schedule)
 
 
@@ -160,7 +165,7 @@ def _chunks(vector: int) -> dict[str, str]:
 
 
 def _kernel_aliases(
-    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass, chunks: int
+    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> dict[str, str]:
     """What the kernels of both forms for GPUs speak of."""
     cols, vector = spec.columns, schedule.vector
@@ -169,12 +174,15 @@ def _kernel_aliases(
         "#vector": f"{vector} : index",
         "#threads": f"{schedule.threads(target)} : index",
         "#subgroup": f"{target.subgroup_size} : index",
-        "#finalize_kernel": _kernel(_FINALIZE_THREADS, target),
+        "#resident": f"{schedule.resident} : i32",
+        "#partials_at_once": f"{schedule.finalize_rows} : index",
+        "#slices": f"{schedule.finalize_slices} : index",
+        "#finalize_kernel": _kernel(FINALIZE_COLUMNS * schedule.finalize_slices, target),
+        "!slices": _shared(f"{schedule.finalize_slices}x{FINALIZE_COLUMNS}x!acc"),
         "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
         **_bindings(cols),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **_chunks(vector),
-        "!share": f"vector<{chunks}x{vector}x!acc>",
     }
 
 
@@ -197,92 +205,106 @@ def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, s
 
 def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
     padded, groups = schedule.padded_columns(spec, target), schedule.groups
-    slots = schedule.ahead + 1
-    dy_bytes = slots * groups * padded * DTYPES[spec.dy_dtype].numpy.itemsize
+    slots, chunks, vector = schedule.slots, schedule.chunks(spec, target), schedule.vector
+    dy_bytes, x_bytes = schedule.row_bytes(spec, target)
     return {
-        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
         "#groups": f"{groups} : index",
-        "#ahead": f"{schedule.ahead} : index",
-        "#ahead_i32": f"{schedule.ahead} : i32",
-        "#workgroups_i32": f"{schedule.workgroups} : i32",
         "#groups_i32": f"{groups} : i32",
-        "#resident": f"{schedule.resident} : i32",
+        "#workgroups_i32": f"{schedule.workgroups} : i32",
+        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
+        "#ahead_i32": f"{schedule.ahead} : i32",
+        "#at_once": _flag(schedule.ahead == 0),
+        "#stages": _flag(slots > 0),
+        "#slots": f"{slots} : index",
+        "#copied": f"{_copied(schedule)} : index",
+        "#in_place": _flag(schedule.in_place),
+        "#pending_i32": f"{max(slots - 1, 0)} : i32",
+        "#rereads": _flag(schedule.rereads and spec.output_mask[0]),
+        "#stages_weight": _flag(schedule.stages_weight),
+        "#widens_weight": _flag(schedule.widens_weight),
+        "#gamma_copied": f"{_gamma_copied(schedule)} : index",
+        "#wants_dx": _flag(spec.output_mask[0]),
+        "#one_group": _flag(groups == 1),
+        "#one_warp": _flag(schedule.warps == 1),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes}xi8"),
+        "!x_bytes": _shared(f"{x_bytes}xi8"),
         "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
         "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
-        "!gamma_staged": _shared(f"{padded}x!gamma"),
+        "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
+        "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
         "!exchange": _shared(f"2x{groups}x{schedule.warps}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
+        "!dy_share": f"vector<{chunks}x{vector}x!dy>",
+        "!x_share": f"vector<{chunks}x{vector}x!x>",
+        "!share": f"vector<{chunks}x{vector}x!acc>",
     }
 
 
-def _two_pass_aliases(target: Target, schedule: TwoPass) -> dict[str, str]:
+def _copied(schedule: OnePass) -> int:
+    """Elements of a copy; some that are legal for each type where nothing is copied."""
+    return schedule.vector if schedule.slots else 4
+
+
+def _gamma_copied(schedule: OnePass) -> int:
+    """The same of the weight."""
+    return schedule.vector if schedule.stages_weight and not schedule.widens_weight else 4
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) -> dict[str, str]:
+    at_once = schedule.tile(target) * schedule.chunks
     return {
-        "#workgroups": f"affine_map<()[m] -> (m, {schedule.workgroups})>",
-        "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
+        "#chunks_at_once": f"{schedule.chunks} : index",
+        "#whole": _flag(spec.columns % at_once == 0),
+        "#rows_at_once": f"{schedule.rows} : index",
         "#workgroups_index": f"{schedule.workgroups} : index",
+        "#workgroups": f"affine_map<()[m] -> (m ceildiv {schedule.rows}, {schedule.workgroups})>",
         "#tile": f"{schedule.tile(target)} : index",
         "#two_pass_kernel": _kernel(schedule.threads(target), target),
+        "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
     }
 
 
-def _one_pass(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
-    """The body with the schedule's kernel, and what that kernel does not do dropped."""
-    kept, dropped = ("rows_cp_async", "rows") if schedule.ahead else ("rows", "rows_cp_async")
-    text = _without(text, rf"hal\.executable\.source private @{dropped} \{{\n.*?\n\}}\n\n")
-    text = text.replace("@rows::@rows", f"@{kept}::@{kept}")
-    if schedule.ahead and not schedule.rereads:
-        text = _reuse(text, r"(dy|x|gamma)_again_0", r"\1_0")
-        text = _without(text, r" *nvvm\.bar\.warp\.sync.*?\n")
-    if schedule.ahead and not schedule.stages_weight:
-        text = _without(text, r" *// The weight is the same for all groups.*?gpu\.barrier\n")
-        text = _without(text, r" *%gamma_staged = .*?\n")
-        text = _reuse(text, r"gamma(?:_again)?_0", r"gamma_read_0", from_memory="gamma_staged")
-    if schedule.warps == 1:
-        text = _without(text, r" *// Across warps.*?// End\n")
-        text = re.sub(r"%row_(h|hx)\b", r"%warp_\1", text)
-    else:
-        text = re.sub(r"( *// Across warps.*?) *// End\n", r"\1", text, flags=re.DOTALL)
-    for name, dtype in (("dy", spec.dy_dtype), ("x", spec.dtype)):
-        if schedule.vector * DTYPES[dtype].numpy.itemsize < 16:
+def _narrow_copies(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
+    """Copies past the L1 cache are of 16 bytes; narrower ones go without the attribute."""
+    for name, dtype, copied in (
+        ("dy", spec.dy_dtype, _copied(schedule)),
+        ("x", spec.dtype, _copied(schedule)),
+        ("gamma", spec.gamma_dtype, _gamma_copied(schedule)),
+    ):
+        if copied * DTYPES[dtype].numpy.itemsize < 16:
             copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)bypassL1, '
             text = re.sub(copy, r"\1", text)
     return text
 
 
-def _without(text: str, pattern: str) -> str:
-    return re.sub(pattern, "", text, flags=re.DOTALL)
+def _repeat(text: str, times: Mapping[str, int]) -> str:
+    """Every block "Each WHAT" as often as ``times`` says.
 
-
-def _reuse(text: str, name: str, replacement: str, from_memory: str = r"\w+_staged") -> str:
-    """Without the loads of ``name`` from shared memory: its uses take another value."""
-    text = re.sub(rf" *%{name} = vector\.load %{from_memory}.*?\n", "", text)
-    return re.sub(rf"%{name}\b", rf"%{replacement}", text)
-
-
-def _repeat_chunks(text: str, chunks: int) -> str:
-    """Every block of one chunk as often as a thread has chunks.
-
-    In copy k, what ends in _0 ends in _k, what ends in _1 in _(k+1), and 0 is k. Outside of the
-    blocks, _1 is what the last copy left.
+    In copy k, what ends in _0 ends in _k, what ends in _1 in _(k+1), and 0 is k. After the block,
+    _1 is what the last copy left.
     """
 
-    def numbered(match: re.Match[str]) -> str:
-        copies = []
-        for k in range(chunks):
+    def copies(block: str, number: int) -> str:
+        made = []
+        for k in range(number):
             names = {"0": str(k), "1": str(k + 1)}
-            copy = re.sub(r"(%\w+)_([01])\b", lambda v: f"{v[1]}_{names[v[2]]}", match[1])  # noqa: B023
-            copies.append(copy.replace("[0]", f"[{k}]").replace("constant 0 :", f"constant {k} :"))
-        return "".join(copies)
+            copy = re.sub(r"(%\w+)_([01])\b", lambda v: f"{v[1]}_{names[v[2]]}", block)  # noqa: B023
+            made.append(copy.replace("[0]", f"[{k}]").replace("constant 0 :", f"constant {k} :"))
+        return "".join(made)
 
     parts = []
-    end = 0
-    for block in _CHUNKS.finditer(text):
-        outside = text[end : block.start()]
-        parts += [re.sub(r"(%\w+)_1\b", rf"\1_{chunks}", outside), numbered(block)]
+    end, number = 0, 1
+    for block in _COPIED.finditer(text):
+        parts.append(re.sub(r"(%\w+)_1\b", rf"\1_{number}", text[end : block.start()]))
+        number = times[block[1]]
+        parts.append(copies(block[2], number))
         end = block.end()
-    parts.append(re.sub(r"(%\w+)_1\b", rf"\1_{chunks}", text[end:]))
+    parts.append(re.sub(r"(%\w+)_1\b", rf"\1_{number}", text[end:]))
     return "".join(parts)
 
 

@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
+from iree_lnbwd.schedule import FINALIZE_COLUMNS, OnePass, Schedule, TwoPass
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
-
-FINALIZE_COLUMNS = 32  # of a workgroup
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,7 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
     rows = RowCount()
     if isinstance(schedule, OnePass):
         walkers = RowCount(schedule.groups, schedule.workgroups)
-        name = "rows_cp_async" if schedule.ahead else "rows"
-        kernels = [Launch(name, (walkers, 1, 1), (*inputs, "grad_input", *partials), (rows,))]
+        kernels = [Launch("rows", (walkers, 1, 1), (*inputs, "grad_input", *partials), (rows,))]
         sums: tuple[str, ...] = ()
     else:
         walkers = RowCount(1, schedule.workgroups)
@@ -137,14 +134,14 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
                 "columns", (tiles, walkers, 1), (*inputs, *sums, "grad_input", *partials), (rows,)
             ),
         ]
-    unasked: list[Scratch] = []
+    unasked = [] if spec.output_mask[0] else [Scratch("grad_input", 0, 1)]
     if any(spec.output_mask[1:]):
         tiles = math.ceil(spec.columns / FINALIZE_COLUMNS)
         kernels.append(
             Launch("finalize", (tiles, 1, 1), (*partials, "grad_weight", "grad_bias"), (walkers,))
         )
         types = (spec.gamma_dtype, spec.beta_dtype)
-        unasked = [
+        unasked += [
             Scratch(name, spec.columns * DTYPES[dtype].numpy.itemsize, 1)
             for name, dtype, asked in zip(GRADIENTS[1:], types, spec.output_mask[1:], strict=True)
             if not asked

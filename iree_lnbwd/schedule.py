@@ -15,16 +15,23 @@ from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 from iree_lnbwd.tuning import TUNED
 
+FINALIZE_COLUMNS = 32  # of a workgroup of the last kernel
+
 _ACCESS_BYTES = 16  # the widest global access that GPUs have
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy
 _WARPS_OF_A_PROCESSOR = 16
 _ELEMENTS_IN_REGISTERS = 24  # of a row, a thread's; beyond it registers spill
+_MOST_ELEMENTS = 32  # whose two sums a thread holds
+# Steps ahead, slots, and whether the weight is staged; best first.
+_FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
+_WIDE_FETCHES = ((1, 2, False), (1, 1, False))
+_WIDE_VECTOR = 4  # elements; more of them at a time spill, and store partial rows in half lines
+_QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255
-_REGISTERS_FIXED = 32
-_REGISTERS_AN_ELEMENT = 4  # two accumulators, and the row itself
+_REGISTERS_FIXED = 40
 _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
-_TWO_PASS_WORKGROUPS = 4  # to a multiprocessor
+_TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
 _MOST_BLOCK_ROWS = 4
@@ -58,11 +65,16 @@ class OnePass:
         groups: Groups of threads in a workgroup; each works on a row of its own.
         warps: Subgroups in a group.
         vector: Neighbouring elements that a thread handles together.
-        ahead: Steps that rows are copied ahead of their use, to shared memory by cp.async; 0 reads
-            them where they are used.
+        ahead: Steps between a row's fetch and its use.
+        slots: Rows of a group that shared memory holds, where cp.async copies them to: one more
+            than are ahead, or as many (in place: a chunk's slot is refilled once its dx is stored).
+            With 0, rows are loaded into registers, at most one ahead.
         rereads: Take rows from shared memory again for dx instead of keeping them in registers.
-        stages_weight: Keep the weight in shared memory instead of registers.
+        stages_weight: Keep the weight in shared memory instead of in registers.
+        widens_weight: Keep it there in the type of the sums.
         resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
+        finalize_slices: Slices of the partial rows that threads of the last kernel add up.
+        finalize_rows: Partial rows that such a thread reads at once.
     """
 
     workgroups: int
@@ -70,18 +82,27 @@ class OnePass:
     warps: int
     vector: int
     ahead: int = 0
+    slots: int = 0
     rereads: bool = False
     stages_weight: bool = False
+    widens_weight: bool = False
     resident: int = 1
+    finalize_slices: int = 8
+    finalize_rows: int = 8
 
     @property
     def path(self) -> str:
         """What it does with memory, in words."""
-        how = f"rows copied {self.ahead} steps ahead by cp.async" if self.ahead else "rows read"
+        how = f"rows {'copied by cp.async' if self.slots else 'read'} {self.ahead} steps ahead"
         return (
             f"one pass: x and dy are read once; {self.workgroups} workgroups of {self.groups} x "
             f"{self.warps} subgroups, {how}, {self.vector} elements an access"
         )
+
+    @property
+    def in_place(self) -> bool:
+        """A row's slot is refilled while its dx is computed."""
+        return 0 < self.slots == self.ahead
 
     def threads(self, target: Target) -> int:
         """Of one group."""
@@ -95,36 +116,76 @@ class OnePass:
         """Columns that a group's threads cover."""
         return self.chunks(spec, target) * self.vector * self.threads(target)
 
+    def row_bytes(self, spec: LayerNormSpec, target: Target) -> tuple[int, int]:
+        """Shared memory for rows of dy and of x; in dy's the groups' sums meet at the end."""
+        columns = self.groups * self.padded_columns(spec, target)
+        dy, x, acc = (
+            DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype, spec.acc_dtype)
+        )
+        sums = columns * acc if self.groups > 1 else 0
+        return max(sums, self.slots * columns * dy), self.slots * columns * x
+
     def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
-        dy, x, gamma, acc = (
-            DTYPES[name].numpy.itemsize
-            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype, spec.acc_dtype)
-        )
-        columns = self.padded_columns(spec, target)
+        acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
         exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
-        if not self.ahead:
-            return exchange + self.groups * columns * acc
-        rows = (self.ahead + 1) * self.groups * columns * (dy + x)
-        return exchange + rows + (columns * gamma if self.stages_weight else 0)
+        weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
+        weight *= acc if self.widens_weight else gamma
+        return exchange + weight + sum(self.row_bytes(spec, target))
+
+    def registers(self, spec: LayerNormSpec, target: Target) -> float:
+        """Of a thread, about, from what ptxas reports: two accumulators, the row, the weight."""
+        dy, x, gamma = (
+            DTYPES[name].numpy.itemsize / 4
+            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
+        )
+        an_element = 2.0 if self.rereads else 4.0
+        if not (self.stages_weight or self.rereads):
+            an_element += gamma
+        if self.ahead and not self.slots:
+            an_element += dy + x
+        return _REGISTERS_FIXED + self.chunks(spec, target) * self.vector * an_element
+
+    def registers_available(self, target: Target) -> int:
+        """To a thread, where as many workgroups fit a multiprocessor as shall.
+
+        Each of its quarters has a quarter of the registers, and gives them out in eights.
+        """
+        warps = -(-self.groups * self.warps * self.resident // _QUARTERS)
+        share = target.registers // _QUARTERS // (warps * target.subgroup_size)
+        return min(_REGISTERS_OF_A_THREAD, share // 8 * 8)
 
     def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if min(self.workgroups, self.groups, self.warps, self.vector) < 1:
+        if _least(self, "groups") < 1:
             return "a number below 1"
         shared = self.shared_bytes(spec, target)
+        most_ahead = self.slots if self.slots else 1
+        copies_weight = self.stages_weight and not self.widens_weight
+        copied = [
+            DTYPES[name].numpy.itemsize
+            for name in self.slots * [spec.dy_dtype, spec.dtype]
+            + copies_weight * [spec.gamma_dtype]
+        ]
         rules = (
-            *_gpu_rules(spec, target, self, self.threads(target) * self.groups),
+            *_gpu_rules(spec, target, self, self.groups * self.threads(target)),
             (
                 shared > target.shared_bytes,
                 f"{shared} bytes of shared memory, at most {target.shared_bytes}",
             ),
-            (self.ahead > 0 and not target.has_cp_async, "cp.async"),
+            (self.slots > 0 and not target.has_cp_async, "cp.async"),
             (
-                self.ahead > 0 and not _copies(spec, self.vector),
+                not all(self.vector * size in _COPY_BYTES for size in copied),
                 f"cp.async copies {_COPY_BYTES} bytes",
             ),
-            (not self.ahead and (self.rereads or self.stages_weight), "nothing is staged"),
+            (
+                not max(0, self.slots - 1) <= self.ahead <= most_ahead,
+                f"{self.ahead} rows ahead do not go with {self.slots} slots",
+            ),
+            (self.rereads and not self.slots, "nothing is staged"),
+            (copies_weight and not self.slots, "the weight is copied with the first row"),
+            (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
+            (self.widens_weight and not self.ahead, "the weight is widened before the first row"),
         )
         return next((why for broken, why in rules if broken), None)
 
@@ -137,13 +198,21 @@ class TwoPass:
         workgroups: How many walk over the rows of a tile; also the number of partial rows.
         warps: Subgroups in a workgroup.
         vector: Neighbouring elements that a thread handles together.
-        chunks: Vectors of a row that a thread of the second pass has.
+        chunks: Vectors of a row that a thread of the first pass reads at once.
+        rows: Rows that a thread of the second pass reads at once.
+        resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
+        finalize_slices: Slices of the partial rows that threads of the last kernel add up.
+        finalize_rows: Partial rows that such a thread reads at once.
     """
 
     workgroups: int
     warps: int
     vector: int
     chunks: int
+    rows: int
+    resident: int = 1
+    finalize_slices: int = 4
+    finalize_rows: int = 4
 
     @property
     def path(self) -> str:
@@ -160,13 +229,16 @@ class TwoPass:
 
     def tile(self, target: Target) -> int:
         """Columns of a workgroup in the second pass."""
-        return self.threads(target) * self.chunks * self.vector
+        return self.threads(target) * self.vector
 
     def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if min(self.workgroups, self.warps, self.vector, self.chunks) < 1:
+        if _least(self, "chunks", "rows") < 1:
             return "a number below 1"
-        rules = _gpu_rules(spec, target, self, self.threads(target))
+        rules = (
+            *_gpu_rules(spec, target, self, self.threads(target)),
+            (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
+        )
         return next((why for broken, why in rules if broken), None)
 
 
@@ -209,15 +281,26 @@ class RowBlocks:
 Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
 
 
+def _least(schedule: OnePass | TwoPass, *own: str) -> int:
+    """Of the numbers that must be there: those of every schedule of a GPU, and its own."""
+    common = ("workgroups", "warps", "vector", "resident", "finalize_slices", "finalize_rows")
+    numbers = asdict(schedule)
+    return int(min(numbers[name] for name in (*common, *own)))
+
+
 def _gpu_rules(
     spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass, threads: int
 ) -> tuple[tuple[bool, str], ...]:
     """What every schedule of a GPU asks for: (is broken, why)."""
+    finalize_threads = FINALIZE_COLUMNS * schedule.finalize_slices
     return (
         (target.backend == "cpu", "workgroups of threads need a GPU"),
         (spec.acc_dtype == "f64", "subgroups reduce no f64"),
-        (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
         (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
+        (
+            finalize_threads > target.max_threads,
+            f"{finalize_threads} threads add up partial rows, at most {target.max_threads}",
+        ),
         (schedule.warps > target.subgroup_size, "more subgroups than lanes"),
         (spec.columns % schedule.vector != 0, f"N is no multiple of {schedule.vector}"),
     )
@@ -225,19 +308,21 @@ def _gpu_rules(
 
 def choose(spec: LayerNormSpec, target: Target) -> Schedule:
     """The schedule for a spec on a target."""
-    if not spec.output_mask[0]:
-        return WholeTensors("grad_input is not asked for")
     if target.backend == "cpu":
+        if not spec.output_mask[0]:
+            return WholeTensors("grad_input is not asked for")
         return _row_blocks(spec, target) if spec.columns > 1 else WholeTensors("a single column")
     if spec.acc_dtype == "f64":
         return WholeTensors("f64")
     reasoned = (*_staged(spec, target), *_direct(spec, target))
     for candidate in (
         *_tuned(spec, target),
-        *(one for one in reasoned if _fits_registers(one, spec, target)),
+        *(o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
     ):
         if candidate.illegal(spec, target) is None:
             return candidate
+    if not spec.output_mask[0]:
+        return WholeTensors("grad_input is not asked for, and rows are wide")
     return _two_pass(spec, target)
 
 
@@ -260,15 +345,20 @@ def _staged(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
         return
     vector = vector_of(spec)
     for chunks in (2, 3, 4, 1, 6, 8):
+        if chunks * vector > _MOST_ELEMENTS:  # then two passes are faster
+            continue
         warps = _warps(spec, target, vector, chunks)
-        for ahead, stages_weight in ((2, True), (1, True), (1, False)):
+        rereads = chunks * vector > _ELEMENTS_IN_REGISTERS
+        fetches = _WIDE_FETCHES if rereads else _FETCHES
+        for ahead, slots, stages_weight in fetches:
             yield OnePass(
                 workgroups=target.processors,
                 groups=max(1, _WARPS_OF_A_PROCESSOR // warps),
                 warps=warps,
-                vector=vector,
+                vector=min(vector, _WIDE_VECTOR) if rereads else vector,
                 ahead=ahead,
-                rereads=chunks * vector > _ELEMENTS_IN_REGISTERS,
+                slots=slots,
+                rereads=rereads,
                 stages_weight=stages_weight,
             )
 
@@ -287,12 +377,11 @@ def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
 
 
 def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
-    """Several small workgroups to a multiprocessor: there is nothing to wait for."""
+    """As many small workgroups as fit a multiprocessor's registers: none waits for another."""
     warps = _DIRECT_THREADS // target.subgroup_size
-    one = TwoPass(1, warps, vector_of(spec), 1)
+    one = TwoPass(1, warps, vector_of(spec), chunks=4, rows=4)
     tiles = -(-spec.columns // one.tile(target))
-    workgroups = -(-_TWO_PASS_WORKGROUPS * target.processors // tiles)
-    return replace(one, workgroups=workgroups)
+    return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * target.processors // tiles))
 
 
 def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
@@ -305,14 +394,6 @@ def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
     sums = 2 * spec.columns * acc
     block = next((rows for cache, rows in _BLOCK_ROWS if sums <= cache), _MOST_BLOCK_ROWS)
     return RowBlocks(_CPU_WORKGROUPS, block, vector)
-
-
-def _fits_registers(schedule: OnePass, spec: LayerNormSpec, target: Target) -> bool:
-    """A careful estimate, from what ptxas reports: it may reject what would fit."""
-    elements = schedule.chunks(spec, target) * schedule.vector
-    workgroup = schedule.groups * schedule.threads(target) * schedule.resident
-    available = min(_REGISTERS_OF_A_THREAD, target.registers // workgroup)
-    return _REGISTERS_FIXED + _REGISTERS_AN_ELEMENT * elements <= available
 
 
 def _warps(spec: LayerNormSpec, target: Target, vector: int, chunks: int) -> int:
@@ -347,9 +428,3 @@ def vector_of(spec: LayerNormSpec) -> int:
     while spec.columns % vector:
         vector //= 2
     return vector
-
-
-def _copies(spec: LayerNormSpec, vector: int) -> bool:
-    return all(
-        vector * DTYPES[name].numpy.itemsize in _COPY_BYTES for name in (spec.dtype, spec.dy_dtype)
-    )

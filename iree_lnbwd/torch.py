@@ -198,7 +198,12 @@ class _LayerNormFunction(torch.autograd.Function):
                 grad_output, (input, weight, bias), ctx.normalized_shape, ctx.eps, mask
             )
         else:
-            dx, dgamma, dbeta = torch.ops.iree_lnbwd.layer_norm_backward.default(
+            run = (
+                _layer_norm_backward
+                if _is_plain(grad_output) and _is_plain(input)
+                else torch.ops.iree_lnbwd.layer_norm_backward.default
+            )
+            dx, dgamma, dbeta = run(
                 grad_output,
                 input,
                 ctx.normalized_shape,
@@ -210,6 +215,16 @@ class _LayerNormFunction(torch.autograd.Function):
                 ctx.eps,
             )
         return dx, None, dgamma, dbeta, None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether nobody watches what is done with a tensor, so that the dispatcher can be spared."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._autograd._profiler_enabled()
+    )
 
 
 def _differentiable_backward(
@@ -278,15 +293,11 @@ def _layer_norm_backward(
         gradients = _empty_gradients(input, normalized_shape, weight, bias, asked)
         return tuple(None if g is None else g.zero_() for g in gradients)  # type: ignore[return-value]
     op = _loaded(tuple(normalized_shape), kinds, asked, None if mean is not None else eps)
-    alignment = op.alignment
-    return op(
-        _usable(grad_output, alignment),
-        _usable(input, alignment),
-        _usable(mean, alignment),
-        _usable(rstd, alignment),
-        _usable(weight, alignment),
-        bias,
-    )
+    tensors = (grad_output, input, mean, rstd, weight, bias)
+    try:
+        return op(*tensors)
+    except ValueError:  # strides or an address that the module cannot use, if nothing worse
+        return op(*(_usable(tensor, op.alignment) for tensor in tensors))
 
 
 def _usable(tensor: Tensor | None, alignment: int) -> Tensor | None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, inspection, runtime
+from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, compiler, inspection, runtime
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.schedule import OnePass
 from iree_lnbwd.targets import Target, find_target
 from iree_lnbwd.tuning import TUNED
 
@@ -112,6 +113,36 @@ def check_inspect(made: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     ] == [result.name for result in made.manifest.spec.results]
     kernels = inspection.kernels(made.path.read_bytes(), find_target(made.manifest.target))
     assert re.findall(r"^  (\w+)$", said, re.MULTILINE) == [kernel.name for kernel in kernels]
+
+
+# One chunk a thread: a pair of copies a row, and one of the weight. In place, the first row's
+# copies are apart from the others.
+FETCHES = {
+    "at once": (OnePass(1, 1, 1, 8), 0),
+    "registers": (OnePass(1, 1, 1, 8, ahead=1), 0),
+    "ring": (OnePass(1, 1, 1, 8, ahead=1, slots=2), 2),
+    "weight": (OnePass(1, 1, 1, 8, ahead=1, slots=2, stages_weight=True), 3),
+    "wide weight": (OnePass(1, 1, 1, 8, 1, 2, stages_weight=True, widens_weight=True), 2),
+    "in place": (OnePass(1, 1, 1, 8, ahead=1, slots=1, rereads=True, stages_weight=True), 5),
+}
+
+
+@pytest.mark.parametrize(("how", "copies"), FETCHES.values(), ids=FETCHES)
+def test_what_a_schedule_does_without_is_not_in_the_code(how: OnePass, copies: int) -> None:
+    vmfb, _ = compiler.build(LayerNormSpec((256,), "bf16"), find_target("sm_90"), how=how)
+    rows = inspection.ptx(vmfb).split(".entry finalize")[0]
+    assert rows.count("cp.async.cg.shared.global") == copies
+    assert ("cp.async" in rows) == (copies > 0)
+    assert ("bar.warp.sync" in rows) == how.rereads
+    assert "bar.sync" not in rows  # a lone warp waits for nobody
+
+
+def test_without_grad_input_there_are_no_row_sums() -> None:
+    spec = LayerNormSpec((4096,), "bf16", output_mask=(False, True, True))
+    vmfb, manifest = compiler.build(spec, find_target("sm_90"))
+    assert isinstance(manifest.schedule, OnePass)
+    rows = inspection.ptx(vmfb).split(".entry finalize")[0]
+    assert "shfl.sync" not in rows
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on PATH")

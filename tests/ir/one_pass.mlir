@@ -1,32 +1,37 @@
-// On a GPU a row is read once: one kernel over the rows, the one that the target can run, and one that
-// adds up its partial rows. Sums are f32 whatever the data is.
+// On a GPU a row is read once: one kernel over the rows, the same text for all, and one that adds up its
+// partial rows. How rows are fetched is a matter of constants. Sums are f32 whatever the data is.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 | filecheck %s --check-prefix=CUDA
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefix=ROCM
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 | filecheck %s --check-prefixes=CHECK,CUDA
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=16384 --dtype=f32 --target=sm_90 | filecheck %s --check-prefixes=CHECK,PLACE
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefixes=CHECK,ROCM
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 --output-mask=011 | filecheck %s --check-prefixes=CHECK,NODX
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=65536 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefix=WIDE
 
-// CUDA: !acc = f32
-// CUDA: !chunk = vector<8x!acc>
-// CUDA-NOT: hal.executable.source private @rows {
-// CUDA: hal.executable.source private @rows_cp_async {
+// CHECK: !acc = f32
+// CUDA-DAG: #stages = true
+// CUDA-DAG: #in_place = false
+// CUDA-DAG: #wants_dx = true
+// PLACE-DAG: #stages = true
+// PLACE-DAG: #slots = 1 : index
+// PLACE-DAG: #in_place = true
+// PLACE-DAG: #rereads = true
+// ROCM-DAG: #stages = false
+// ROCM-DAG: #stages_weight = false
+// NODX-DAG: #wants_dx = false
+// NODX-DAG: #rereads = false
+// CUDA-DAG: !chunk = vector<8x!acc>
+// CHECK: hal.executable.source private @rows {
 // CUDA: "nvgpu.device_async_copy"(%dy_staged,
-// CUDA: gpu.subgroup_reduce add {{.*}} cluster(size = 32) : (!acc) -> !acc
-// CUDA: math.fma {{.*}} : !chunk
-// CUDA: flow.dispatch @rows_cp_async::@rows_cp_async[
-// CUDA-NEXT: : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%m}, !partials_pn, !partials_pn)
-// CUDA: flow.dispatch @finalize::@finalize(
-// CUDA-NOT: flow.dispatch
-// CUDA: hal.executable.source private @finalize {
-
-// ROCM-NOT: device_async_copy
-// ROCM: hal.executable.source private @rows {
 // ROCM: %dy_read_0 = vector.load %dy[
 // ROCM: %dy_read_1 = vector.load %dy[
 // ROCM-NOT: vector.load %dy[
+// CUDA: gpu.subgroup_reduce add {{.*}} cluster(size = 32) : (!acc) -> !acc
 // ROCM: gpu.subgroup_reduce add {{.*}} cluster(size = 64) : (!acc) -> !acc
-// ROCM: flow.dispatch @rows::@rows[
-// ROCM: flow.dispatch @finalize::@finalize(
-// ROCM-NOT: flow.dispatch
+// CHECK: math.fma {{.*}} : !chunk
+// CHECK: flow.dispatch @rows::@rows[
+// CHECK: flow.dispatch @finalize::@finalize(
+// CHECK-NOT: flow.dispatch
+// CHECK: hal.executable.source private @finalize {
 
 // WIDE: hal.executable.source private @row_sums {
 // WIDE: hal.executable.source private @columns {
