@@ -125,7 +125,7 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
         kernels = [Launch("rows", (walkers, 1, 1), (*inputs, "grad_input", *partials), (rows,))]
         sums: tuple[str, ...] = ()
     else:
-        walkers = RowCount(1, schedule.workgroups)
+        walkers = RowCount(schedule.rows, schedule.workgroups)
         tiles = math.ceil(spec.columns / schedule.tile(target))
         sums = ("sum_h", "sum_hx")
         kernels = [
