@@ -1,8 +1,8 @@
 """Kernel and whole-call times on an NVIDIA GPU, for `scripts/benchmark` and `scripts/tune`.
 
 A kernel's time is what CUPTI reports through torch.profiler. Contenders take turns on one stream,
-call by call, in one profile; buffers rotate so that a call finds none of its data in the L2 cache. A
-read of other memory goes before each call: without it a call pays for writing back what the one
+call by call, in one profile; buffers rotate so that a call finds none of its data in the L2 cache.
+A read of other memory goes before each call: without it a call pays for writing back what the one
 before it has left there, up to a tenth of a short call.
 """
 
