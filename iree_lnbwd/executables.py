@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _MAGIC = (b"CDA1", b"HIP1")
 _HEADER_BYTES = 64
+_READ_ONLY = 1
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Export:
         kernel: Its name in the code.
         threads: Of a workgroup, along x, y and z.
         shared_bytes: Of dynamic shared memory, which the launch must provide.
-        bindings: How many pointers it takes.
+        writable: Of each pointer that it takes, whether it may write there.
         constants: How many 32-bit constants it takes, after the pointers.
         code: The image that holds it: PTX text with a final zero, or an AMD code object.
     """
@@ -31,9 +32,14 @@ class Export:
     kernel: str
     threads: tuple[int, int, int]
     shared_bytes: int
-    bindings: int
+    writable: tuple[bool, ...]
     constants: int
     code: bytes
+
+    @property
+    def bindings(self) -> int:
+        """How many pointers it takes."""
+        return len(self.writable)
 
 
 def exports(vmfb: bytes) -> tuple[Export, ...]:
@@ -44,25 +50,34 @@ def exports(vmfb: bytes) -> tuple[Export, ...]:
     """
     with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
         files = [archive.read(name) for name in archive.namelist()]
-    return tuple(export for file in files if file[:4] in _MAGIC for export in _exports(file))
+    return tuple(
+        export for file in files if file[:4] in _MAGIC for export in exports_of_executable(file)
+    )
 
 
-def _exports(executable: bytes) -> list[Export]:
+def exports_of_executable(executable: bytes) -> tuple[Export, ...]:
+    """The kernels of one executable.
+
+    Raises:
+        ValueError: It is damaged, or not for a GPU.
+    """
+    if executable[:4] not in _MAGIC:
+        raise ValueError(f"executable: expected one of {_MAGIC}, got {executable[:4]!r}")
     data = executable[_HEADER_BYTES:]
     try:
         root = _Table(data, _u32(data, 0))
         images = [_with_end(table.string(0)) for table in root.tables(1)]
-        return [
+        return tuple(
             Export(
                 kernel=table.string(1).decode(),
                 threads=struct.unpack_from("<3I", data, table.field(2)),
                 shared_bytes=table.u32(3),
-                bindings=table.length(5),
+                writable=tuple(not flags & _READ_ONLY for flags in table.u64s(5)),
                 constants=table.u32(4),
                 code=images[table.u32(0)],
             )
             for table in root.tables(0)
-        ]
+        )
     except (IndexError, UnicodeDecodeError, struct.error) as error:
         raise ValueError(f"executable: damaged: {error}") from error
 
@@ -96,9 +111,11 @@ class _Table:
         at = self._followed(number)
         return self.data[at + 4 : at + 4 + _u32(self.data, at)]
 
-    def length(self, number: int) -> int:
-        """Of a vector."""
-        return _u32(self.data, self._followed(number)) if self.field(number) else 0
+    def u64s(self, number: int) -> tuple[int, ...]:
+        """A vector of numbers."""
+        at = self._followed(number)
+        count = _u32(self.data, at) if self.field(number) else 0
+        return struct.unpack_from(f"<{count}Q", self.data, at + 4)
 
     def tables(self, number: int) -> list[_Table]:
         """A vector of tables."""

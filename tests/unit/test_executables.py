@@ -7,7 +7,7 @@ import re
 import pytest
 
 from iree_lnbwd import LayerNormSpec, compiler, inspection, schedule
-from iree_lnbwd.executables import exports
+from iree_lnbwd.executables import exports, exports_of_executable
 from iree_lnbwd.launches import launches
 from iree_lnbwd.schedule import OnePass
 from iree_lnbwd.targets import find_target
@@ -46,6 +46,17 @@ def test_dynamic_shared_memory_is_what_the_schedule_reckons() -> None:
     (rows,) = (e for e in exports(compiler.build(spec, target)[0]) if e.kernel == "rows")
     assert rows.shared_bytes <= how.shared_bytes(spec, target) <= target.shared_bytes
     assert rows.shared_bytes > how.shared_bytes(spec, target) * 0.9
+
+
+def test_what_a_kernel_may_write() -> None:
+    vmfb, _ = compiler.build(LayerNormSpec((4096,), "bf16"), find_target("sm_90"))
+    (finalize,) = (export for export in exports(vmfb) if export.kernel == "finalize")
+    assert finalize.writable == (False, False, True, True)
+
+
+def test_what_is_no_executable() -> None:
+    with pytest.raises(ValueError, match="executable: expected one of"):
+        exports_of_executable(b"nothing of the kind")
 
 
 def test_a_module_for_the_cpu_has_none() -> None:

@@ -1,0 +1,149 @@
+"""What a kernel is launched with, and what goes wrong while it runs.
+
+A *lane* is one thread of a launch, numbered over all workgroups: workgroup times threads of a
+workgroup, plus the thread's number in its workgroup (x fastest in both). Everything that threads do
+is an array over lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from iree_lnbwd.emulator.memory import GlobalMemory
+
+Lanes = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Array = npt.NDArray[Any]
+Dim3 = tuple[int, int, int]
+
+_THREADS_NAMED = 4  # in a message
+
+
+class Fault(Exception):  # noqa: N818 - a kernel's fault, not an error of the emulator
+    """A kernel did what no kernel may do.
+
+    The parts that know them fill in the rest: memory says what and which lanes, an executor the
+    instruction, and with the launch the lanes have names.
+
+    Attributes:
+        what: In words, with the buffer and the offset where memory is concerned.
+        lanes: The threads that did it.
+        instruction: Its text and line.
+        launch: Which kernel it was.
+    """
+
+    def __init__(self, what: str, lanes: Sequence[int] | Lanes = ()) -> None:
+        super().__init__(what)
+        self.what = what
+        self.lanes = tuple(int(lane) for lane in lanes)
+        self.instruction = ""
+        self.launch: Launch | None = None
+
+    def of(self, launch: Launch) -> Fault:
+        """The same fault, with the launch filled in."""
+        self.launch = launch
+        return self
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.launch is not None:
+            parts.insert(0, f"kernel {self.launch.kernel}")
+            if self.lanes:
+                named = ", ".join(self.launch.name(lane) for lane in self.lanes[:_THREADS_NAMED])
+                more = len(self.lanes) - _THREADS_NAMED
+                parts.append(f"by {named}" + (f" and {more} more" if more > 0 else ""))
+        if self.instruction:
+            parts.append(f"at {self.instruction}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A piece of global memory that a kernel is given.
+
+    Attributes:
+        address: Of its first byte.
+        nbytes: How long it is; everything beyond it is out of bounds.
+        writable: False where the kernel promised only to read.
+    """
+
+    address: int
+    nbytes: int
+    writable: bool = True
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One dispatch of a kernel.
+
+    Attributes:
+        kernel: Its name.
+        workgroup_count: Workgroups along x, y, z.
+        workgroup_size: Threads of a workgroup along x, y, z.
+        subgroup_size: Threads of a warp or wave.
+        shared_bytes: Dynamic shared memory (LDS) of a workgroup.
+        constants: 32-bit push constants.
+        bindings: Global memory, in the order of the kernel's pipeline layout.
+    """
+
+    kernel: str
+    workgroup_count: Dim3
+    workgroup_size: Dim3
+    subgroup_size: int
+    shared_bytes: int
+    constants: tuple[int, ...]
+    bindings: tuple[Binding, ...]
+
+    @property
+    def workgroups(self) -> int:
+        """How many there are."""
+        return math.prod(self.workgroup_count)
+
+    @property
+    def threads(self) -> int:
+        """Of one workgroup."""
+        return math.prod(self.workgroup_size)
+
+    @property
+    def lanes(self) -> int:
+        """Threads of all workgroups."""
+        return self.workgroups * self.threads
+
+    def name(self, lane: int) -> str:
+        """A thread as a person would call it."""
+        workgroup, thread = divmod(lane, self.threads)
+        return (
+            f"workgroup {_coordinates(workgroup, self.workgroup_count)} "
+            f"thread {_coordinates(thread, self.workgroup_size)}"
+        )
+
+
+class Executor(Protocol):
+    """The kernels of one executable, of one instruction set."""
+
+    def subgroup_size(self, kernel: str) -> int:
+        """Threads of a warp or wave of a kernel."""
+
+    def run(self, launch: Launch, memory: GlobalMemory) -> None:
+        """Runs a kernel to its end on global memory.
+
+        The caller has announced the launch to the memory (`GlobalMemory.begin`).
+
+        Raises:
+            Fault: With the instruction and the launch filled in.
+        """
+
+
+def _coordinates(number: int, counts: Dim3) -> str:
+    """A linear number as x, or as (x, y, z) where there is more than x."""
+    x, rest = number % counts[0], number // counts[0]
+    if counts[1:] == (1, 1):
+        return str(x)
+    return str((x, rest % counts[1], rest // counts[1]))

@@ -1,0 +1,749 @@
+"""Global and shared memory that notice what hardware hides.
+
+Both keep, beside their bytes, who last wrote and who last read each *cell*: as many neighbouring
+bytes as the narrowest access so far has. From that follow reads of what nobody wrote, and races:
+
+* global memory: two threads of one launch (or of launches that no barrier of the host separates)
+  touch a cell, one of them writes, and no barrier of their workgroup came between.
+* shared memory: two threads of a workgroup touch a cell, one of them writes, and neither a barrier
+  of the workgroup nor, for threads of one subgroup, a barrier of the subgroup came between.
+
+Accesses are arrays over the lanes that take part; the others are not in them. Values are bytes, so
+that memory knows nothing of types: view them as what they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Lanes, Launch
+
+_GUARD_BYTES = 1 << 20  # between buffers, so that a near miss hits nothing
+_FIRST_ADDRESS = 1 << 32  # no 32-bit number is an address
+_BASE_ALIGNMENT = 256
+_WIDEST = 16  # bytes of one access, and of a cell before a narrower access came
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+POISON = 0xFF  # what memory holds before anything was written: NaN in every float type
+
+Stamps = npt.NDArray[np.int64]
+
+# A stamp of global memory: launch, barriers that the workgroup has passed, who. Launch 0 is none:
+# 0 is what nobody wrote, 1 what the host did.
+_LAUNCH = 1 << 44
+_PASSED_BITS = 24
+_ANYONE = (1 << _PASSED_BITS) - 1  # several threads of several workgroups
+_FIRST_WORKGROUP = 1 << 23  # "several threads of workgroup w" is this plus w
+_HOST = 1
+
+
+class _Cells:
+    """A stamp of the last write and of the last read for each cell of a piece of memory."""
+
+    def __init__(self, nbytes: int, *, written: int = 0) -> None:
+        self.size = _WIDEST
+        count = -(-nbytes // _WIDEST)
+        self.write = np.full(count, written, np.int64)
+        self.read = np.zeros(count, np.int64)
+
+    def index(self, offsets: Lanes, nbytes: int, alignment: int) -> Lanes:
+        """The cells of each access: [T, cells of one access]."""
+        unit = min(nbytes & -nbytes, alignment)
+        if unit < self.size:
+            finer = self.size // unit
+            self.write, self.read = np.repeat(self.write, finer), np.repeat(self.read, finer)
+            self.size = unit
+        first = (offsets // self.size)[:, None]
+        count = nbytes // self.size
+        return first if count == 1 else first + np.arange(count)
+
+
+@dataclass(eq=False)
+class Buffer:
+    """An allocation in global memory.
+
+    Attributes:
+        name: For messages.
+        address: Of its first byte.
+        nbytes: Its length.
+        write_once: It is an output: no byte may be written twice.
+        released: The host gave it back.
+        constant: It is part of the code: any kernel may read it.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+    write_once: bool
+    _data: Bytes
+    _cells: _Cells
+    _windows: list[tuple[int, int, bool]] = field(default_factory=list)
+    released: bool = False
+    constant: bool = False
+
+
+class GlobalMemory:
+    """Named buffers in one 64-bit address space.
+
+    Host code allocates, writes and reads buffers. Kernels load and store between `begin` and the
+    next `begin`, inside the bindings of their launch.
+    """
+
+    def __init__(self, *, lockstep: bool = False) -> None:
+        """Memory without buffers.
+
+        Args:
+            lockstep: The threads of a subgroup run in step, so that an instruction of theirs is
+                ordered after the ones before it: so it is on AMD GPUs, and on NVIDIA GPUs compilers
+                (IREE's among them) count on it, though PTX does not promise it.
+        """
+        self._buffers: list[Buffer] = []  # by address
+        self._next_address = _FIRST_ADDRESS
+        self._lockstep = lockstep
+        self._launch = Launch("", (0, 1, 1), (1, 1, 1), 1, 0, (), ())
+        self._number = 0  # of the launch
+        self._passed = np.zeros(0, np.int64)  # barriers, by workgroup
+        self._ordered_before = _LAUNCH  # stamps below are of what a barrier of the host came after
+
+    def allocate(
+        self, name: str, nbytes: int, *, data: Array | None = None, write_once: bool = False
+    ) -> Buffer:
+        """A new buffer; without ``data`` reading it is a fault until it is written.
+
+        Args:
+            name: For messages.
+            nbytes: Its length; 0 is one that no access fits into.
+            data: Its content, of that many bytes.
+            write_once: It is an output: no byte may be written twice.
+        """
+        padded = -(-nbytes // _WIDEST) * _WIDEST
+        content = np.full(padded, POISON, np.uint8)
+        if data is not None:
+            content[:nbytes] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        buffer = Buffer(
+            name=name,
+            address=self._next_address,
+            nbytes=nbytes,
+            write_once=write_once,
+            _data=content,
+            _cells=_Cells(padded, written=0 if data is None else _HOST),
+        )
+        after = buffer.address + padded + _GUARD_BYTES
+        self._next_address = -(-after // _BASE_ALIGNMENT) * _BASE_ALIGNMENT
+        self._buffers.append(buffer)
+        return buffer
+
+    def constant(self, name: str, data: bytes) -> Buffer:
+        """A buffer that belongs to the code; allocated once, it is the same for every launch."""
+        for buffer in self._buffers:
+            known = buffer._data[: buffer.nbytes].tobytes() if buffer.constant else None
+            if buffer.name == name and known == data:
+                return buffer
+        made = self.allocate(name, len(data), data=np.frombuffer(data, np.uint8))
+        made.constant = True
+        made._windows = [(0, made.nbytes, False)]
+        return made
+
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> Bytes:
+        """A copy of what a buffer holds, for the host.
+
+        Raises:
+            Fault: Part of it was never written, or it is out of bounds.
+        """
+        self._check_host(buffer, offset, nbytes)
+        missing = self.unwritten(buffer, offset, nbytes)
+        if missing.size:
+            raise Fault(
+                f"{missing.size} bytes of {buffer.name} were never written, the first at byte "
+                f"{missing[0]}"
+            )
+        return buffer._data[offset : offset + nbytes].copy()
+
+    def write(self, buffer: Buffer, offset: int, data: Bytes) -> None:
+        """The host (a fill, a copy) writes bytes into a buffer.
+
+        Raises:
+            Fault: Out of bounds, or an output is written twice.
+        """
+        self._check_host(buffer, offset, data.size)
+        if not data.size:
+            return
+        ends = offset | data.size | _WIDEST
+        unit = ends & -ends  # the largest cells that begin and end where the data does
+        at = np.arange(offset, offset + data.size, unit)
+        cells = buffer._cells.index(at, unit, unit)
+        if buffer.write_once and buffer._cells.write[cells].any():
+            raise Fault(f"{buffer.name} is written twice at byte {offset}")
+        buffer._data[offset : offset + data.size] = data
+        buffer._cells.write[cells] = _HOST
+
+    def unwritten(self, buffer: Buffer, offset: int, nbytes: int) -> Lanes:
+        """Offsets in a buffer of the bytes in a range that nobody wrote."""
+        cells = buffer._cells
+        at = np.flatnonzero(
+            cells.write[offset // cells.size : -(-(offset + nbytes) // cells.size)] == 0
+        )
+        at = ((at + offset // cells.size)[:, None] * cells.size + np.arange(cells.size)).reshape(-1)
+        return at[(at >= offset) & (at < offset + nbytes)]
+
+    def release(self, buffer: Buffer) -> None:
+        """The host gives a buffer back; from now on nothing may touch it."""
+        buffer.released = True
+
+    def barrier(self) -> None:
+        """Launches that come are ordered after all that came; without it they run side by side."""
+        self._ordered_before = (self._number + 1) * _LAUNCH
+
+    def workgroup_barrier(self, workgroups: Lanes) -> None:
+        """All threads of these workgroups have met: what they did is ordered."""
+        self._passed[workgroups] += 1
+
+    def begin(self, launch: Launch) -> None:
+        """A launch begins; its bindings are all that it may touch.
+
+        Raises:
+            Fault: A binding lies outside of every buffer, or in one that was given back.
+        """
+        if launch.lanes > _FIRST_WORKGROUP:
+            raise Fault(f"{launch.lanes} threads, expected at most {_FIRST_WORKGROUP}").of(launch)
+        self._launch = launch
+        self._number += 1
+        self._passed = np.zeros(launch.workgroups, np.int64)
+        for buffer in self._buffers:
+            buffer._windows = [(0, buffer.nbytes, False)] if buffer.constant else []
+        for number, binding in enumerate(launch.bindings):
+            buffer = self._buffer_at(binding.address)
+            start = binding.address - buffer.address
+            if start + binding.nbytes > buffer.nbytes:
+                raise Fault(
+                    f"binding {number} ends at byte {start + binding.nbytes} of {buffer.name}, "
+                    f"which has {buffer.nbytes}"
+                ).of(launch)
+            if buffer.released:
+                raise Fault(f"binding {number} is {buffer.name}, which was given back").of(launch)
+            buffer._windows.append((start, start + binding.nbytes, binding.writable))
+
+    def load(
+        self, lanes: Lanes, addresses: Lanes, nbytes: int, *, alignment: int | None = None
+    ) -> Bytes:
+        """Each lane reads ``nbytes`` neighbouring bytes.
+
+        Args:
+            lanes: The threads that read, of the whole launch: [T].
+            addresses: Where each reads: [T].
+            nbytes: 1 to 16.
+            alignment: That addresses must have; None: as much as ``nbytes``.
+
+        Returns:
+            The bytes: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds, misaligned, never written, or written by another thread of this
+                launch.
+        """
+        alignment = nbytes if alignment is None else alignment
+        result = np.empty((len(lanes), nbytes), np.uint8)
+        for buffer, part in self._by_buffer(lanes, addresses):
+            who = lanes[part]
+            offsets = addresses[part] - buffer.address
+            _check_alignment(offsets, alignment, who, buffer.name)
+            _check_windows(buffer, offsets, nbytes, who, write=False)
+            cells = buffer._cells
+            if any(writable for _, _, writable in buffer._windows):
+                at = cells.index(offsets, nbytes, alignment)
+                self._note_reads(buffer, at, who, offsets)
+            elif not cells.write.all():
+                at = cells.index(offsets, nbytes, alignment)
+                _check_written(cells.write[at], who, offsets, buffer.name)
+            result[part] = _gather(buffer._data, offsets, nbytes, alignment)
+        return result
+
+    def store(
+        self, lanes: Lanes, addresses: Lanes, values: Bytes, *, alignment: int | None = None
+    ) -> None:
+        """Each lane writes neighbouring bytes.
+
+        Args:
+            lanes: The threads that write, of the whole launch: [T].
+            addresses: Where each writes: [T].
+            values: What: [T, nbytes], 1 to 16 bytes.
+            alignment: That addresses must have; None: as much as the bytes are.
+
+        Raises:
+            Fault: Out of bounds, misaligned, read-only, written twice where that is forbidden, or
+                touched by another thread of this launch.
+        """
+        nbytes = values.shape[1]
+        alignment = nbytes if alignment is None else alignment
+        for buffer, part in self._by_buffer(lanes, addresses):
+            who = lanes[part]
+            offsets = addresses[part] - buffer.address
+            _check_alignment(offsets, alignment, who, buffer.name)
+            _check_windows(buffer, offsets, nbytes, who, write=True)
+            at = buffer._cells.index(offsets, nbytes, alignment)
+            self._note_writes(buffer, at, who, offsets)
+            _scatter(buffer._data, offsets, values[part], alignment)
+
+    def _stamps(self, lanes: Lanes) -> Stamps:
+        """What accesses of these lanes leave now: [T, 1]."""
+        passed = self._passed[lanes // self._launch.threads] << _PASSED_BITS
+        return (self._number * _LAUNCH + passed + lanes)[:, None]
+
+    def _workgroup_of(self, stamps: Stamps) -> Lanes:
+        """Whose a stamp is; -1 where it is of several workgroups."""
+        who = stamps & _ANYONE
+        one = np.where(who < _FIRST_WORKGROUP, who // self._launch.threads, who - _FIRST_WORKGROUP)
+        return np.where(who == _ANYONE, -1, one)
+
+    def _note_reads(self, buffer: Buffer, at: Lanes, lanes: Lanes, offsets: Lanes) -> None:
+        cells = buffer._cells
+        now = self._stamps(lanes)
+        written = cells.write[at]
+        _check_written(written, lanes, offsets, buffer.name)
+        self._check_race(written, now, buffer, lanes, offsets, "reads what was written by")
+        mine = self._with_readers(cells.read[at], now)
+        cells.read[at] = mine
+        # Of lanes that read a cell at once, only one has left its stamp.
+        seen = cells.read[at]
+        if (differs := seen != mine).any():
+            workgroup = self._workgroup_of(mine)
+            alike = (workgroup >= 0) & (self._workgroup_of(seen) == workgroup)
+            several = mine & ~_ANYONE | _FIRST_WORKGROUP + workgroup
+            cells.read[at[differs & alike]] = several[differs & alike]
+            cells.read[at[differs & ~alike]] |= _ANYONE
+
+    def _with_readers(self, before: Stamps, now: Stamps) -> Stamps:
+        """The stamps of cells that are read again."""
+        again = (before >= self._ordered_before) & (before & _ANYONE != now & _ANYONE)
+        if not again.any():
+            return np.broadcast_to(now, before.shape)
+        workgroup = self._workgroup_of(now)
+        alike = (before // _LAUNCH == self._number) & (self._workgroup_of(before) == workgroup)
+        several = np.where(alike, _FIRST_WORKGROUP + workgroup, _ANYONE)
+        return np.where(again, now & ~_ANYONE | several, now)
+
+    def _note_writes(self, buffer: Buffer, at: Lanes, lanes: Lanes, offsets: Lanes) -> None:
+        cells = buffer._cells
+        now = self._stamps(lanes)
+        written = cells.write[at]
+        if buffer.write_once and written.any():
+            twice = written.any(axis=1)
+            raise Fault(f"{buffer.name} is written twice at byte {offsets[twice][0]}", lanes[twice])
+        self._check_race(written, now, buffer, lanes, offsets, "writes what was written by")
+        self._check_race(cells.read[at], now, buffer, lanes, offsets, "writes what was read by")
+        cells.write[at] = now
+        written = cells.write[at]
+        if (lost := written != now).any():
+            self._report(lost, written, buffer, lanes, offsets, "writes at once with")
+
+    def _check_race(
+        self, before: Stamps, now: Stamps, buffer: Buffer, lanes: Lanes, offsets: Lanes, how: str
+    ) -> None:
+        """Nothing orders the access that left a stamp and this one, of another thread."""
+        racing = (before >= self._ordered_before) & (before & _ANYONE != now & _ANYONE)
+        if not racing.any():
+            return
+        same_launch = before // _LAUNCH == now // _LAUNCH
+        alike = same_launch & (self._workgroup_of(before) == self._workgroup_of(now))
+        racing &= ~(alike & (before >> _PASSED_BITS < now >> _PASSED_BITS))
+        if self._lockstep:
+            size = self._launch.subgroup_size
+            one = (before & _ANYONE) < _FIRST_WORKGROUP
+            thread, other = ((n & _ANYONE) % self._launch.threads // size for n in (now, before))
+            racing &= ~(alike & one & (thread == other))
+        if racing.any():
+            self._report(racing, before, buffer, lanes, offsets, how)
+
+    def _report(
+        self, racing: Array, before: Stamps, buffer: Buffer, lanes: Lanes, offsets: Lanes, how: str
+    ) -> None:
+        row, column = np.argwhere(racing)[0]
+        stamp = int(before[row, column])
+        who = stamp & _ANYONE
+        named = [int(lanes[row])]
+        if stamp // _LAUNCH != self._number:
+            whom = "another dispatch, with no barrier between"
+        elif who >= _FIRST_WORKGROUP:
+            whom = "others"
+        else:
+            whom, named = "the second", [*named, who]
+        raise Fault(
+            f"race in {buffer.name} at byte {offsets[row]}: the first thread {how} {whom}", named
+        )
+
+    def _by_buffer(self, lanes: Lanes, addresses: Lanes) -> list[tuple[Buffer, slice | Lanes]]:
+        """The buffers that addresses are in, each with its part of the lanes: nearly always one."""
+        if not len(addresses):
+            return []
+        low, high = self._number_at(int(addresses.min())), self._number_at(int(addresses.max()))
+        if low == high and low >= 0:
+            return [(self._buffers[low], slice(None))]
+        bases = [buffer.address for buffer in self._buffers]
+        numbers = np.searchsorted(bases, addresses, side="right") - 1
+        if (wild := numbers < 0).any():
+            address = int(addresses[wild][0])
+            raise Fault(f"address {address:#x} is out of bounds of every buffer", lanes[wild])
+        return [(self._buffers[n], np.flatnonzero(numbers == n)) for n in np.unique(numbers)]
+
+    def _number_at(self, address: int) -> int:
+        """Of the buffer that begins nearest below an address; -1 where none does."""
+        return bisect_right(self._buffers, address, key=lambda buffer: buffer.address) - 1
+
+    def _buffer_at(self, address: int) -> Buffer:
+        number = self._number_at(address)
+        if number < 0 or address > (found := self._buffers[number]).address + found.nbytes:
+            raise Fault(f"address {address:#x} is in no buffer")
+        return found
+
+    def _check_host(self, buffer: Buffer, offset: int, nbytes: int) -> None:
+        if offset < 0 or nbytes < 0 or offset + nbytes > buffer.nbytes:
+            raise Fault(
+                f"bytes {offset} to {offset + nbytes} are out of bounds of {buffer.name}, which "
+                f"has {buffer.nbytes}"
+            )
+
+
+# A stamp of shared memory: epoch of the workgroup, epoch of the subgroup, who.
+_EPOCH_BITS, _SUBGROUP_EPOCH_BITS = 40, 16
+_EPOCH = 1 << _EPOCH_BITS  # barriers that the workgroup has passed
+_SUBGROUP_EPOCH = 1 << _SUBGROUP_EPOCH_BITS  # barriers that the subgroup has passed
+_WHO = _SUBGROUP_EPOCH - 1  # a thread, or several of one subgroup, or several of several
+_SEVERAL = _WHO
+_FIRST_SUBGROUP = 1 << 15  # "several of subgroup s" is this plus s
+
+
+@dataclass
+class _Copy:
+    """Asynchronous copies that one instruction issued, of the lanes whose copy is under way."""
+
+    lanes: Lanes
+    offsets: Lanes
+    values: Bytes
+    groups: Lanes
+
+
+class SharedMemory:
+    """The shared memory (LDS) of some workgroups, each with its own.
+
+    Lanes count from the first thread of the first of these workgroups; addresses from 0 in each
+    workgroup's memory.
+    """
+
+    def __init__(
+        self, nbytes: int, *, workgroups: int, threads: int, subgroup_size: int, first_lane: int = 0
+    ) -> None:
+        """Memory that nobody has written.
+
+        Args:
+            nbytes: Of one workgroup.
+            workgroups: How many.
+            threads: Of one workgroup.
+            subgroup_size: Threads that run in step.
+            first_lane: What lane 0 is in the launch, for messages.
+        """
+        self.nbytes = nbytes
+        self._threads = threads
+        self._subgroup_size = subgroup_size
+        self._subgroups = -(-threads // subgroup_size)
+        self._first_lane = first_lane
+        self._stride = -(-nbytes // _WIDEST) * _WIDEST
+        self._data = np.full(workgroups * self._stride, POISON, np.uint8)
+        self._cells = _Cells(workgroups * self._stride)
+        lanes = np.arange(workgroups * threads)
+        self._base = lanes // threads * self._stride
+        thread = lanes % threads
+        self._now: Stamps = _EPOCH + thread
+        who = np.full(_WHO + 1, -1)
+        who[:threads] = np.arange(threads) // subgroup_size
+        who[_FIRST_SUBGROUP : _FIRST_SUBGROUP + self._subgroups] = np.arange(self._subgroups)
+        self._subgroup_of_who = who
+        self._copies: list[_Copy] = []
+        self._under_way = np.zeros(0, np.bool_)  # cells that an asynchronous copy will write
+        self._committed = np.zeros(workgroups * threads, np.int64)
+
+    def load(
+        self, lanes: Lanes, addresses: Lanes, nbytes: int, *, alignment: int | None = None
+    ) -> Bytes:
+        """Each lane reads ``nbytes`` neighbouring bytes: [T, nbytes].
+
+        Args:
+            lanes: The threads that read: [T].
+            addresses: Where, in their workgroup's memory: [T].
+            nbytes: 1 to 16.
+            alignment: That addresses must have; None: as much as ``nbytes``.
+
+        Raises:
+            Fault: Out of bounds, misaligned, never written, still being copied, or a race.
+        """
+        alignment = nbytes if alignment is None else alignment
+        offsets, at = self._locate(lanes, addresses, nbytes, alignment)
+        cells = self._cells
+        self._check_under_way(at, lanes, addresses, "is read")
+        written = cells.write[at]
+        _check_written(written, lanes + self._first_lane, addresses, "shared memory")
+        now = self._now[lanes][:, None]
+        self._check_race(written, now, lanes, addresses, "reads what was written by")
+        mine = self._with_readers(cells.read[at], now)
+        cells.read[at] = mine
+        # Of lanes that read a cell at once, only one has left its stamp.
+        seen = cells.read[at]
+        if (differs := seen != mine).any():
+            subgroup = self._subgroup_of_who[mine & _WHO]
+            alike = (subgroup >= 0) & (self._subgroup_of_who[seen & _WHO] == subgroup)
+            several = _FIRST_SUBGROUP + subgroup
+            cells.read[at[differs & alike]] = (mine & ~_WHO | several)[differs & alike]
+            cells.read[at[differs & ~alike]] |= _SEVERAL
+        return _gather(self._data, offsets, nbytes, alignment)
+
+    def store(
+        self, lanes: Lanes, addresses: Lanes, values: Bytes, *, alignment: int | None = None
+    ) -> None:
+        """Each lane writes neighbouring bytes: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds, misaligned, still being copied to, or a race.
+        """
+        nbytes = values.shape[1]
+        alignment = nbytes if alignment is None else alignment
+        offsets, at = self._locate(lanes, addresses, nbytes, alignment)
+        self._check_under_way(at, lanes, addresses, "is written")
+        self._note_writes(at, lanes, addresses)
+        _scatter(self._data, offsets, values, alignment)
+
+    def barrier(self, workgroups: Lanes) -> None:
+        """All threads of these workgroups have met: what they did is ordered."""
+        self._now.reshape(-1, self._threads)[workgroups] += _EPOCH
+
+    def subgroup_barrier(self, lanes: Lanes) -> None:
+        """These lanes, whole subgroups but for those that exited, have met."""
+        self._now[lanes] += _SUBGROUP_EPOCH
+
+    def copy_async(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
+        """Each lane starts a copy of bytes into shared memory: [T, nbytes].
+
+        The bytes arrive when the lane waits for the copy's group; until then nobody may touch them.
+
+        Raises:
+            Fault: As of a store.
+        """
+        nbytes = values.shape[1]
+        offsets, at = self._locate(lanes, addresses, nbytes, nbytes)
+        self._check_under_way(at, lanes, addresses, "is copied to again")
+        self._note_writes(at, lanes, addresses)
+        self._under_way[at] = True
+        self._copies.append(_Copy(lanes, offsets, values, self._committed[lanes]))
+
+    def commit(self, lanes: Lanes) -> None:
+        """Each lane closes its group: the copies it started since the last one."""
+        self._committed[lanes] += 1
+
+    def wait(self, lanes: Lanes, pending: int) -> None:
+        """Each lane waits until at most ``pending`` of its groups are under way."""
+        self._finish(lanes, self._committed[lanes] - pending)
+
+    def wait_all(self, lanes: Lanes) -> None:
+        """Each lane waits for all its copies, also of the group that is open."""
+        self._finish(lanes, self._committed[lanes] + 1)
+
+    def _finish(self, lanes: Lanes, before: Lanes) -> None:
+        """Copies of the lanes' groups below ``before`` arrive."""
+        limit = np.zeros_like(self._committed)
+        limit[lanes] = before
+        remaining = []
+        for copy in self._copies:
+            done = copy.groups < limit[copy.lanes]
+            if done.any():
+                nbytes = copy.values.shape[1]
+                offsets, who = copy.offsets[done], copy.lanes[done]
+                at = self._index(offsets, nbytes, nbytes)
+                self._under_way[at] = False
+                self._cells.write[at] = self._now[who][:, None]
+                _scatter(self._data, offsets, copy.values[done], nbytes)
+            if not done.all():
+                left = ~done
+                remaining.append(
+                    _Copy(
+                        copy.lanes[left], copy.offsets[left], copy.values[left], copy.groups[left]
+                    )
+                )
+        self._copies = remaining
+
+    def _locate(
+        self, lanes: Lanes, addresses: Lanes, nbytes: int, alignment: int
+    ) -> tuple[Lanes, Lanes]:
+        """Offsets in the memory of all workgroups, and cells, of accesses that are in bounds."""
+        _check_alignment(addresses, alignment, lanes + self._first_lane, "shared memory")
+        outside = (addresses < 0) | (addresses + nbytes > self.nbytes)
+        if outside.any():
+            raise Fault(
+                f"byte {addresses[outside][0]} is out of bounds of shared memory, which has "
+                f"{self.nbytes}",
+                lanes[outside] + self._first_lane,
+            )
+        offsets = addresses + self._base[lanes]
+        return offsets, self._index(offsets, nbytes, alignment)
+
+    def _index(self, offsets: Lanes, nbytes: int, alignment: int) -> Lanes:
+        at = self._cells.index(offsets, nbytes, alignment)
+        if (count := len(self._cells.write)) != len(self._under_way):
+            finer = count // max(1, len(self._under_way))
+            before = self._under_way
+            self._under_way = np.repeat(before, finer) if before.size else np.zeros(count, np.bool_)
+        return at
+
+    def _note_writes(self, at: Lanes, lanes: Lanes, addresses: Lanes) -> None:
+        cells = self._cells
+        now = self._now[lanes][:, None]
+        self._check_race(cells.write[at], now, lanes, addresses, "writes what was written by")
+        self._check_race(cells.read[at], now, lanes, addresses, "writes what was read by")
+        cells.write[at] = now
+        self._check_race(cells.write[at], now, lanes, addresses, "writes at once with")
+
+    def _with_readers(self, before: Stamps, now: Stamps) -> Stamps:
+        """The stamps of cells that are read again."""
+        same_epoch = before >> _EPOCH_BITS == now >> _EPOCH_BITS
+        if not same_epoch.any():
+            return np.broadcast_to(now, before.shape)
+        subgroup = self._subgroup_of_who[now & _WHO]
+        alike = self._subgroup_of_who[before & _WHO] == subgroup
+        several = np.where(alike, _FIRST_SUBGROUP + subgroup, _SEVERAL)
+        again = (before & _WHO) == (now & _WHO)
+        return np.where(same_epoch & ~again, now & ~_WHO | several, now)
+
+    def _check_race(
+        self, before: Stamps, now: Stamps, lanes: Lanes, addresses: Lanes, how: str
+    ) -> None:
+        """Nothing orders the access that left a stamp and this one, of another thread."""
+        racing = (before >> _EPOCH_BITS == now >> _EPOCH_BITS) & (before & _WHO != now & _WHO)
+        if not racing.any():
+            return
+        alike = self._subgroup_of_who[before & _WHO] == self._subgroup_of_who[now & _WHO]
+        racing &= ~(alike & (before >> _SUBGROUP_EPOCH_BITS < now >> _SUBGROUP_EPOCH_BITS))
+        if not racing.any():
+            return
+        row, column = np.argwhere(racing)[0]
+        lane = int(lanes[row])
+        who = int(before[row, column]) & _WHO
+        several = who >= _FIRST_SUBGROUP
+        other = lane // self._threads * self._threads + who
+        raise Fault(
+            f"race in shared memory at byte {addresses[row]}: the first thread {how} "
+            f"{'others' if several else 'the second'}, with no barrier between",
+            [n + self._first_lane for n in ([lane] if several else [lane, other])],
+        )
+
+    def _check_under_way(self, at: Lanes, lanes: Lanes, addresses: Lanes, how: str) -> None:
+        if self._copies and (hit := self._under_way[at].any(axis=1)).any():
+            raise Fault(
+                f"byte {addresses[hit][0]} of shared memory {how} while an asynchronous copy to it "
+                "is under way",
+                lanes[hit] + self._first_lane,
+            )
+
+
+class LocalMemory:
+    """What each lane has for itself: spilled registers and arrays."""
+
+    def __init__(self, nbytes: int, *, lanes: int, first_lane: int = 0) -> None:
+        """Memory that nobody has written: ``nbytes`` for each lane."""
+        self._nbytes = nbytes
+        self._first_lane = first_lane
+        self._data = np.full((lanes, nbytes), POISON, np.uint8)
+        self._written = np.zeros((lanes, nbytes), np.bool_)
+
+    def load(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
+        """Each lane reads ``nbytes`` neighbouring bytes of its own: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds, misaligned or never written.
+        """
+        at = self._locate(lanes, addresses, nbytes)
+        written = self._written[lanes[:, None], at]
+        _check_written(written, lanes + self._first_lane, addresses, "local memory")
+        return self._data[lanes[:, None], at]
+
+    def store(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
+        """Each lane writes neighbouring bytes of its own: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds or misaligned.
+        """
+        at = self._locate(lanes, addresses, values.shape[1])
+        self._data[lanes[:, None], at] = values
+        self._written[lanes[:, None], at] = True
+
+    def _locate(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> Lanes:
+        _check_alignment(addresses, nbytes, lanes + self._first_lane, "local memory")
+        outside = (addresses < 0) | (addresses + nbytes > self._nbytes)
+        if outside.any():
+            raise Fault(
+                f"byte {addresses[outside][0]} is out of bounds of local memory, which has "
+                f"{self._nbytes}",
+                lanes[outside] + self._first_lane,
+            )
+        return addresses[:, None] + np.arange(nbytes)
+
+
+def _check_alignment(offsets: Lanes, alignment: int, lanes: Lanes, name: str) -> None:
+    if (wrong := offsets & (alignment - 1)).any():
+        first = np.flatnonzero(wrong)
+        raise Fault(
+            f"misaligned: byte {offsets[first[0]]} of {name}, expected a multiple of {alignment}",
+            lanes[first],
+        )
+
+
+def _check_windows(
+    buffer: Buffer, offsets: Lanes, nbytes: int, lanes: Lanes, *, write: bool
+) -> None:
+    """Every access lies within one binding, one that allows it."""
+    low, high = int(offsets.min()), int(offsets.max()) + nbytes
+    windows = [(start, stop) for start, stop, writable in buffer._windows if writable or not write]
+    if any(start <= low and high <= stop for start, stop in windows):
+        return
+
+    def outside(of: list[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+        inside = np.zeros(len(offsets), np.bool_)
+        for start, stop in of:
+            inside |= (offsets >= start) & (offsets + nbytes <= stop)
+        return ~inside
+
+    if not (bad := outside(windows)).any():
+        return
+    if write and not outside([(start, stop) for start, stop, _ in buffer._windows]).any():
+        raise Fault(f"a store to read-only {buffer.name} at byte {offsets[bad][0]}", lanes[bad])
+    bounds = ", ".join(f"{start} to {stop}" for start, stop in windows) or "none"
+    raise Fault(
+        f"out of bounds: byte {offsets[bad][0]} of {buffer.name} ({buffer.nbytes} bytes, of which "
+        f"bound: {bounds})",
+        lanes[bad],
+    )
+
+
+def _check_written(stamps: Array, lanes: Lanes, offsets: Lanes, name: str) -> None:
+    if not stamps.all():
+        missing = ~stamps.all(axis=1)
+        raise Fault(
+            f"a read of {name} at byte {offsets[missing][0]}, which nobody wrote", lanes[missing]
+        )
+
+
+def _gather(data: Bytes, offsets: Lanes, nbytes: int, alignment: int) -> Bytes:
+    words, index = _words(data, offsets, nbytes, alignment)
+    return words[index].view(np.uint8).reshape(len(offsets), nbytes)
+
+
+def _scatter(data: Bytes, offsets: Lanes, values: Bytes, alignment: int) -> None:
+    words, index = _words(data, offsets, values.shape[1], alignment)
+    words[index] = np.ascontiguousarray(values).view(words.dtype).reshape(index.shape)
+
+
+def _words(data: Bytes, offsets: Lanes, nbytes: int, alignment: int) -> tuple[Array, Lanes]:
+    """Memory in the widest words that accesses are made of, and the words of each: [T, words]."""
+    unit = min(nbytes & -nbytes, alignment, max(_WORDS))
+    words = data.view(_WORDS[unit])
+    first = (offsets // unit)[:, None]
+    return words, first if nbytes == unit else first + np.arange(nbytes // unit)
