@@ -147,7 +147,7 @@ class TestSabotageOfTheStagedForm:
 
 @pytest.mark.parametrize(
     "schedule",
-    [OnePass(132, groups=1, warps=4, vector=4), TwoPass(8, warps=8, vector=4, chunks=1)],
+    [OnePass(132, groups=1, warps=4, vector=4), TwoPass(8, warps=8, vector=4, chunks=1, rows=1)],
     ids=["OnePass", "TwoPass"],
 )
 def test_a_rule_of_schedules_that_is_switched_off(
