@@ -57,7 +57,7 @@ class Item:
 
 _WIDE = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "b32": 4, "b64": 8}
 _WIDE |= {"b96": 12, "b128": 16}
-_LOADS = {name: Item(size) for name, size in _WIDE.items()} | {
+LOADS = {name: Item(size) for name, size in _WIDE.items()} | {
     "ubyte": Item(1),
     "sbyte": Item(1, signed=True),
     "ushort": Item(2),
@@ -69,7 +69,7 @@ _LOADS = {name: Item(size) for name, size in _WIDE.items()} | {
     "d16_b16": Item(2, half=0),
     "d16_hi_b16": Item(2, half=1),
 }
-_STORES = {name: Item(size) for name, size in _WIDE.items()} | {
+STORES = {name: Item(size) for name, size in _WIDE.items()} | {
     "byte": Item(1),
     "b8": Item(1),
     "short": Item(2),
@@ -493,19 +493,19 @@ _Decoder = Callable[[Instruction, bool], Step]
 
 def _table() -> dict[str, _Decoder]:
     table: dict[str, _Decoder] = {}
-    for name, item in _LOADS.items():
+    for name, item in LOADS.items():
         table[f"global_load_{name}"] = _global_load(item)
         table[f"buffer_load_{name}"] = _buffer_load(item)
-    for name, item in _STORES.items():
+    for name, item in STORES.items():
         table[f"global_store_{name}"] = _global_store(item)
         table[f"buffer_store_{name}"] = _buffer_store(item)
     # gfx9's names, and those since gfx11.
     for name in ("b32", "b64", "b96", "b128", "u8", "i8", "u16", "i16"):
         for verb in ("read", "load"):
-            table[f"ds_{verb}_{name}"] = _lds_load(_LOADS[name])
+            table[f"ds_{verb}_{name}"] = _lds_load(LOADS[name])
     for name in ("b8", "b16", "b32", "b64", "b96", "b128"):
         for verb in ("write", "store"):
-            table[f"ds_{verb}_{name}"] = _lds_store(_STORES[name])
+            table[f"ds_{verb}_{name}"] = _lds_store(STORES[name])
     for bits in (32, 64):
         item, size = Item(bits // 8), bits // 8
         for far, stride in (("", size), ("st64", 64 * size)):
