@@ -1,4 +1,4 @@
-"""What was run on hardware: the records that ``scripts/gpu_verify`` wrote.
+"""What was run: the records that ``scripts/gpu_verify`` and ``scripts/emulate`` wrote.
 
 A record names the SHA-256 of every module that it ran, so it speaks of exactly those bytes.
 """
@@ -6,6 +6,7 @@ A record names the SHA-256 of every module that it ran, so it speaks of exactly 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -14,11 +15,11 @@ _FOLDER = "data/evidence"
 
 @dataclass(frozen=True)
 class Record:
-    """One run of ``scripts/gpu_verify``.
+    """One run of ``scripts/gpu_verify`` or of ``scripts/emulate``.
 
     Attributes:
         target: Name of the target that the modules were compiled for.
-        device: The product and its driver.
+        device: The product and its driver; "" where the modules ran in the emulator.
         passed: SHA-256 of the modules whose every gradient was within tolerance and repeatable.
         missed: SHA-256 of the others.
     """
@@ -30,7 +31,7 @@ class Record:
 
 
 def records() -> tuple[Record, ...]:
-    """Every record that the package carries."""
+    """Every record that the package carries; those of hardware first."""
     folder = resources.files("iree_lnbwd") / _FOLDER
     found = []
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -39,30 +40,39 @@ def records() -> tuple[Record, ...]:
         found.append(
             Record(
                 target=values["target"],
-                device=values["device"],
+                device="" if values.get("emulated") else values["device"],
                 passed=frozenset(sha for sha, passed in modules.items() if passed),
                 missed=frozenset(sha for sha, passed in modules.items() if not passed),
             )
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda record: not record.device))
 
 
 def of_target(name: str) -> str:
     """What has been run of a GPU target, in words."""
     said = [
-        f"{len(record.passed)} of {len(record.passed | record.missed)} modules verified on "
-        f"{record.device}"
+        f"{len(record.passed)} of {len(record.passed | record.missed)} modules {_how(record)}"
         for record in records()
         if record.target == name
     ]
     return "; ".join(said) or "compiled only, never run"
 
 
-def of_module(vmfb_sha256: str) -> str:
-    """What has been run of exactly this module, in words."""
-    for record in records():
+def of_module(vmfb_sha256: str, among: Sequence[Record] | None = None) -> str:
+    """What has been run of exactly this module, in words.
+
+    Args:
+        vmfb_sha256: SHA-256 of the module.
+        among: The records to look at; None takes those that the package carries.
+    """
+    said = []
+    for record in records() if among is None else among:
         if vmfb_sha256 in record.passed:
-            return f"verified on {record.device}"
-        if vmfb_sha256 in record.missed:
-            return f"FAILED on {record.device}"
-    return "this very module was not run on hardware"
+            said.append(_how(record))
+        elif vmfb_sha256 in record.missed:
+            said.append(f"FAILED on {record.device}" if record.device else "FAILED in emulation")
+    return "; ".join(said) or "compiled only: this very module was never run"
+
+
+def _how(record: Record) -> str:
+    return f"verified on {record.device}" if record.device else "emulated"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import Array, Call, bind
+from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
 from iree_lnbwd.reference import Comparison
-from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 
 _ARGUMENTS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
@@ -38,6 +38,13 @@ class Row:
     shape: tuple[int, ...]
     gradient: str
     comparison: Comparison
+
+
+class Runs(Protocol):
+    """A module that computes calls: on a device (`LayerNormBackward`), or in software."""
+
+    def run(self, call: Call) -> LayerNormGrads:
+        """Computes a call for its spec."""
 
 
 def bind_case(arrays: Mapping[str, Array], *, case: str = "") -> Call:
@@ -79,16 +86,14 @@ def check_names(arrays: Mapping[str, Array], source: str) -> None:
             raise ValueError(f"{source}: {name} is missing; got {sorted(arrays)}")
 
 
-def verify(
-    cases: Mapping[str, Call], load: Callable[[LayerNormSpec], LayerNormBackward]
-) -> Iterator[Row]:
+def verify(cases: Mapping[str, Call], load: Callable[[LayerNormSpec], Runs]) -> Iterator[Row]:
     """Computes every case and compares it, as it goes.
 
     Args:
         cases: Bound calls by name.
         load: A loaded module for a spec.
     """
-    loaded: dict[LayerNormSpec, LayerNormBackward] = {}
+    loaded: dict[LayerNormSpec, Runs] = {}
     for case, call in cases.items():
         if call.spec is None:
             continue

@@ -46,6 +46,11 @@ class Fault(Exception):  # noqa: N818 - a kernel's fault, not an error of the em
         self.instruction = ""
         self.launch: Launch | None = None
 
+    def of(self, launch: Launch) -> Fault:
+        """The same fault, with the launch filled in."""
+        self.launch = launch
+        return self
+
     def __str__(self) -> str:
         parts = [self.what]
         if self.launch is not None:
@@ -122,6 +127,9 @@ class Launch:
 
 class Executor(Protocol):
     """The kernels of one executable, of one instruction set."""
+
+    def subgroup_size(self, kernel: str) -> int:
+        """Threads of a warp or wave of a kernel."""
 
     def run(self, launch: Launch, memory: GlobalMemory) -> None:
         """Runs a kernel to its end on global memory.

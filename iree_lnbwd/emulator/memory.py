@@ -3,9 +3,8 @@
 Both keep, beside their bytes, who last wrote and who last read each *cell*: as many neighbouring
 bytes as the narrowest access so far has. From that follow reads of what nobody wrote, and races:
 
-* global memory: two threads of one launch touch a cell, and one of them writes. Nothing orders the
-  threads of a launch, so that is a race (even within a workgroup: no kernel here talks to its
-  neighbours through global memory).
+* global memory: two threads of one launch (or of launches that no barrier of the host separates)
+  touch a cell, one of them writes, and no barrier of their workgroup came between.
 * shared memory: two threads of a workgroup touch a cell, one of them writes, and neither a barrier
   of the workgroup nor, for threads of one subgroup, a barrier of the subgroup came between.
 
@@ -31,6 +30,14 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 POISON = 0xFF  # what memory holds before anything was written: NaN in every float type
 
 Stamps = npt.NDArray[np.int64]
+
+# A stamp of global memory: launch, barriers that the workgroup has passed, who. Launch 0 is none:
+# 0 is what nobody wrote, 1 what the host did.
+_LAUNCH = 1 << 44
+_PASSED_BITS = 24
+_ANYONE = (1 << _PASSED_BITS) - 1  # several threads of several workgroups
+_FIRST_WORKGROUP = 1 << 23  # "several threads of workgroup w" is this plus w
+_HOST = 1
 
 
 class _Cells:
@@ -63,6 +70,7 @@ class Buffer:
         address: Of its first byte.
         nbytes: Its length.
         write_once: It is an output: no byte may be written twice.
+        released: The host gave it back.
     """
 
     name: str
@@ -72,6 +80,7 @@ class Buffer:
     _data: Bytes
     _cells: _Cells
     _windows: list[tuple[int, int, bool]] = field(default_factory=list)
+    released: bool = False
 
 
 class GlobalMemory:
@@ -81,11 +90,21 @@ class GlobalMemory:
     next `begin`, inside the bindings of their launch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lockstep: bool = False) -> None:
+        """Memory without buffers.
+
+        Args:
+            lockstep: The threads of a subgroup run in step, so that an instruction of theirs is
+                ordered after the ones before it: so it is on AMD GPUs, and on NVIDIA GPUs compilers
+                (IREE's among them) count on it, though PTX does not promise it.
+        """
         self._buffers: list[Buffer] = []  # by address
         self._next_address = _FIRST_ADDRESS
-        self._first_stamp = 2  # 0: nobody wrote it; 1: the host did
-        self._lanes = 0
+        self._lockstep = lockstep
+        self._launch = Launch("", (0, 1, 1), (1, 1, 1), 1, 0, (), ())
+        self._number = 0  # of the launch
+        self._passed = np.zeros(0, np.int64)  # barriers, by workgroup
+        self._ordered_before = _LAUNCH  # stamps below are of what a barrier of the host came after
 
     def allocate(
         self, name: str, nbytes: int, *, data: Array | None = None, write_once: bool = False
@@ -108,7 +127,7 @@ class GlobalMemory:
             nbytes=nbytes,
             write_once=write_once,
             _data=content,
-            _cells=_Cells(padded, written=0 if data is None else 1),
+            _cells=_Cells(padded, written=0 if data is None else _HOST),
         )
         after = buffer.address + padded + _GUARD_BYTES
         self._next_address = -(-after // _BASE_ALIGNMENT) * _BASE_ALIGNMENT
@@ -144,7 +163,7 @@ class GlobalMemory:
         if buffer.write_once and buffer._cells.write[cells].any():
             raise Fault(f"{buffer.name} is written twice at byte {offset}")
         buffer._data[offset : offset + data.size] = data
-        buffer._cells.write[cells] = 1
+        buffer._cells.write[cells] = _HOST
 
     def unwritten(self, buffer: Buffer, offset: int, nbytes: int) -> Lanes:
         """Offsets in a buffer of the bytes in a range that nobody wrote."""
@@ -155,26 +174,41 @@ class GlobalMemory:
         at = ((at + offset // cells.size)[:, None] * cells.size + np.arange(cells.size)).reshape(-1)
         return at[(at >= offset) & (at < offset + nbytes)]
 
+    def release(self, buffer: Buffer) -> None:
+        """The host gives a buffer back; from now on nothing may touch it."""
+        buffer.released = True
+
+    def barrier(self) -> None:
+        """Launches that come are ordered after all that came; without it they run side by side."""
+        self._ordered_before = (self._number + 1) * _LAUNCH
+
+    def workgroup_barrier(self, workgroups: Lanes) -> None:
+        """All threads of these workgroups have met: what they did is ordered."""
+        self._passed[workgroups] += 1
+
     def begin(self, launch: Launch) -> None:
-        """A launch begins: everything before it is done, and its bindings are all it may touch.
+        """A launch begins; its bindings are all that it may touch.
 
         Raises:
-            Fault: A binding lies outside of every buffer.
+            Fault: A binding lies outside of every buffer, or in one that was given back.
         """
-        self._first_stamp += self._lanes + 1
-        self._lanes = launch.lanes
+        if launch.lanes > _FIRST_WORKGROUP:
+            raise Fault(f"{launch.lanes} threads, expected at most {_FIRST_WORKGROUP}").of(launch)
+        self._launch = launch
+        self._number += 1
+        self._passed = np.zeros(launch.workgroups, np.int64)
         for buffer in self._buffers:
             buffer._windows.clear()
         for number, binding in enumerate(launch.bindings):
             buffer = self._buffer_at(binding.address)
             start = binding.address - buffer.address
             if start + binding.nbytes > buffer.nbytes:
-                fault = Fault(
+                raise Fault(
                     f"binding {number} ends at byte {start + binding.nbytes} of {buffer.name}, "
                     f"which has {buffer.nbytes}"
-                )
-                fault.launch = launch
-                raise fault
+                ).of(launch)
+            if buffer.released:
+                raise Fault(f"binding {number} is {buffer.name}, which was given back").of(launch)
             buffer._windows.append((start, start + binding.nbytes, binding.writable))
 
     def load(
@@ -238,46 +272,91 @@ class GlobalMemory:
             self._note_writes(buffer, at, who, offsets)
             _scatter(buffer._data, offsets, values[part], alignment)
 
-    def _note_reads(self, buffer: Buffer, at: Lanes, who: Lanes, offsets: Lanes) -> None:
-        cells, several = buffer._cells, self._first_stamp + self._lanes
-        stamps = (self._first_stamp + who)[:, None]
-        written = cells.write[at]
-        _check_written(written, who, offsets, buffer.name)
-        others = (written >= self._first_stamp) & (written != stamps)
-        self._check_race(others, written, buffer, who, offsets, "reads what was written by")
-        before = cells.read[at]
-        shared = (before >= self._first_stamp) & (before != stamps)
-        cells.read[at] = np.where(shared, several, stamps)
-        at_once = (cells.read[at] != stamps) & ~shared
-        cells.read[at[at_once]] = several
+    def _stamps(self, lanes: Lanes) -> Stamps:
+        """What accesses of these lanes leave now: [T, 1]."""
+        passed = self._passed[lanes // self._launch.threads] << _PASSED_BITS
+        return (self._number * _LAUNCH + passed + lanes)[:, None]
 
-    def _note_writes(self, buffer: Buffer, at: Lanes, who: Lanes, offsets: Lanes) -> None:
+    def _workgroup_of(self, stamps: Stamps) -> Lanes:
+        """Whose a stamp is; -1 where it is of several workgroups."""
+        who = stamps & _ANYONE
+        one = np.where(who < _FIRST_WORKGROUP, who // self._launch.threads, who - _FIRST_WORKGROUP)
+        return np.where(who == _ANYONE, -1, one)
+
+    def _note_reads(self, buffer: Buffer, at: Lanes, lanes: Lanes, offsets: Lanes) -> None:
         cells = buffer._cells
-        stamps = (self._first_stamp + who)[:, None]
-        written, read = cells.write[at], cells.read[at]
+        now = self._stamps(lanes)
+        written = cells.write[at]
+        _check_written(written, lanes, offsets, buffer.name)
+        self._check_race(written, now, buffer, lanes, offsets, "reads what was written by")
+        mine = self._with_readers(cells.read[at], now)
+        cells.read[at] = mine
+        # Of lanes that read a cell at once, only one has left its stamp.
+        seen = cells.read[at]
+        if (differs := seen != mine).any():
+            workgroup = self._workgroup_of(mine)
+            alike = (workgroup >= 0) & (self._workgroup_of(seen) == workgroup)
+            several = mine & ~_ANYONE | _FIRST_WORKGROUP + workgroup
+            cells.read[at[differs & alike]] = several[differs & alike]
+            cells.read[at[differs & ~alike]] |= _ANYONE
+
+    def _with_readers(self, before: Stamps, now: Stamps) -> Stamps:
+        """The stamps of cells that are read again."""
+        again = (before >= self._ordered_before) & (before & _ANYONE != now & _ANYONE)
+        if not again.any():
+            return np.broadcast_to(now, before.shape)
+        workgroup = self._workgroup_of(now)
+        alike = self._workgroup_of(before) == workgroup
+        several = np.where(alike, _FIRST_WORKGROUP + workgroup, _ANYONE)
+        return np.where(again, now & ~_ANYONE | several, now)
+
+    def _note_writes(self, buffer: Buffer, at: Lanes, lanes: Lanes, offsets: Lanes) -> None:
+        cells = buffer._cells
+        now = self._stamps(lanes)
+        written = cells.write[at]
         if buffer.write_once and written.any():
             twice = written.any(axis=1)
-            raise Fault(f"{buffer.name} is written twice at byte {offsets[twice][0]}", who[twice])
-        others = (written >= self._first_stamp) & (written != stamps)
-        self._check_race(others, written, buffer, who, offsets, "writes what was written by")
-        others = (read >= self._first_stamp) & (read != stamps)
-        self._check_race(others, read, buffer, who, offsets, "writes what was read by")
-        cells.write[at] = stamps
+            raise Fault(f"{buffer.name} is written twice at byte {offsets[twice][0]}", lanes[twice])
+        self._check_race(written, now, buffer, lanes, offsets, "writes what was written by")
+        self._check_race(cells.read[at], now, buffer, lanes, offsets, "writes what was read by")
+        cells.write[at] = now
         written = cells.write[at]
-        self._check_race(written != stamps, written, buffer, who, offsets, "writes at once with")
+        if (lost := written != now).any():
+            self._report(lost, written, buffer, lanes, offsets, "writes at once with")
 
     def _check_race(
-        self, others: Array, stamps: Stamps, buffer: Buffer, who: Lanes, offsets: Lanes, how: str
+        self, before: Stamps, now: Stamps, buffer: Buffer, lanes: Lanes, offsets: Lanes, how: str
     ) -> None:
-        if not others.any():
+        """Nothing orders the access that left a stamp and this one, of another thread."""
+        racing = (before >= self._ordered_before) & (before & _ANYONE != now & _ANYONE)
+        if not racing.any():
             return
-        row, column = np.argwhere(others)[0]
-        other = int(stamps[row, column]) - self._first_stamp
-        several = other == self._lanes
+        same_launch = before // _LAUNCH == now // _LAUNCH
+        alike = same_launch & (self._workgroup_of(before) == self._workgroup_of(now))
+        racing &= ~(alike & (before >> _PASSED_BITS < now >> _PASSED_BITS))
+        if self._lockstep:
+            size = self._launch.subgroup_size
+            one = (before & _ANYONE) < _FIRST_WORKGROUP
+            thread, other = ((n & _ANYONE) % self._launch.threads // size for n in (now, before))
+            racing &= ~(alike & one & (thread == other))
+        if racing.any():
+            self._report(racing, before, buffer, lanes, offsets, how)
+
+    def _report(
+        self, racing: Array, before: Stamps, buffer: Buffer, lanes: Lanes, offsets: Lanes, how: str
+    ) -> None:
+        row, column = np.argwhere(racing)[0]
+        stamp = int(before[row, column])
+        who = stamp & _ANYONE
+        named = [int(lanes[row])]
+        if stamp // _LAUNCH != self._number:
+            whom = "another dispatch, with no barrier between"
+        elif who >= _FIRST_WORKGROUP:
+            whom = "others"
+        else:
+            whom, named = "the second", [*named, who]
         raise Fault(
-            f"race in {buffer.name} at byte {offsets[row]}: the first thread {how} "
-            f"{'others' if several else 'the second'}",
-            [who[row]] if several else [who[row], other],
+            f"race in {buffer.name} at byte {offsets[row]}: the first thread {how} {whom}", named
         )
 
     def _by_buffer(self, lanes: Lanes, addresses: Lanes) -> list[tuple[Buffer, slice | Lanes]]:
@@ -550,6 +629,49 @@ class SharedMemory:
             )
 
 
+class LocalMemory:
+    """What each lane has for itself: spilled registers and arrays."""
+
+    def __init__(self, nbytes: int, *, lanes: int, first_lane: int = 0) -> None:
+        """Memory that nobody has written: ``nbytes`` for each lane."""
+        self._nbytes = nbytes
+        self._first_lane = first_lane
+        self._data = np.full((lanes, nbytes), POISON, np.uint8)
+        self._written = np.zeros((lanes, nbytes), np.bool_)
+
+    def load(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
+        """Each lane reads ``nbytes`` neighbouring bytes of its own: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds, misaligned or never written.
+        """
+        at = self._locate(lanes, addresses, nbytes)
+        written = self._written[lanes[:, None], at]
+        _check_written(written, lanes + self._first_lane, addresses, "local memory")
+        return self._data[lanes[:, None], at]
+
+    def store(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
+        """Each lane writes neighbouring bytes of its own: [T, nbytes].
+
+        Raises:
+            Fault: Out of bounds or misaligned.
+        """
+        at = self._locate(lanes, addresses, values.shape[1])
+        self._data[lanes[:, None], at] = values
+        self._written[lanes[:, None], at] = True
+
+    def _locate(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> Lanes:
+        _check_alignment(addresses, nbytes, lanes + self._first_lane, "local memory")
+        outside = (addresses < 0) | (addresses + nbytes > self._nbytes)
+        if outside.any():
+            raise Fault(
+                f"byte {addresses[outside][0]} is out of bounds of local memory, which has "
+                f"{self._nbytes}",
+                lanes[outside] + self._first_lane,
+            )
+        return addresses[:, None] + np.arange(nbytes)
+
+
 def _check_alignment(offsets: Lanes, alignment: int, lanes: Lanes, name: str) -> None:
     if (wrong := offsets & (alignment - 1)).any():
         first = np.flatnonzero(wrong)
@@ -586,7 +708,7 @@ def _check_windows(
     )
 
 
-def _check_written(stamps: Stamps, lanes: Lanes, offsets: Lanes, name: str) -> None:
+def _check_written(stamps: Array, lanes: Lanes, offsets: Lanes, name: str) -> None:
     if not stamps.all():
         missing = ~stamps.all(axis=1)
         raise Fault(

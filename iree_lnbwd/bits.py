@@ -1,0 +1,107 @@
+"""Results of small calls, kept to the last bit: what one machine computed, another can compare.
+
+A file for each module, in NumPy's .npz format: its SHA-256, the seed and the SHA-256 of the inputs,
+and the gradients of each call. The inputs are made again from the seed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from iree_lnbwd import artifact, matrix, npz
+from iree_lnbwd.arguments import Array, Call, LayerNormGrads
+from iree_lnbwd.spec import LayerNormSpec
+
+_ROWS = (1, 5, 37)
+_MOST_ELEMENTS = 1 << 14  # keeps the files of all modules below 10 MB
+
+Compute = Callable[[Call], LayerNormGrads]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two results differ.
+
+    Attributes:
+        rows: Of the call.
+        gradient: ATen's name.
+        elements: How many there are.
+        different: How many differ in a bit; NaN is like NaN, whatever its bits.
+        largest: Distance of the two that are furthest apart, in steps from one number of the
+            element type to the next.
+    """
+
+    rows: int
+    gradient: str
+    elements: int
+    different: int
+    largest: int
+
+
+def save(folder: Path, name: str, spec: LayerNormSpec, vmfb_sha256: str, compute: Compute) -> None:
+    """Computes a module's small calls on fresh random data and keeps the results.
+
+    Raises:
+        ValueError: The file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = secrets.randbits(63)
+    arrays: dict[str, Array] = {"vmfb_sha256": np.array(vmfb_sha256), "seed": np.array(seed)}
+    for call in _calls(spec, seed):
+        arrays[f"{call.rows}/inputs_sha256"] = np.array(_inputs_digest(call))
+        for gradient, values in compute(call)._asdict().items():
+            if values is not None:
+                arrays[f"{call.rows}/{gradient}"] = values
+    npz.write(folder / f"{name}.npz", arrays)
+
+
+def compare(
+    path: Path, spec: LayerNormSpec, vmfb_sha256: str, compute: Compute
+) -> Iterator[Difference]:
+    """Computes the same calls of the same module and compares them with what was kept.
+
+    Raises:
+        ValueError: The file is of another module, or its inputs cannot be made again.
+    """
+    kept = npz.read(path)
+    if (sha := str(kept["vmfb_sha256"])) != vmfb_sha256:
+        raise ValueError(f"{path}: of the module {sha}, expected {vmfb_sha256}")
+    for call in _calls(spec, int(kept["seed"])):
+        if str(kept[f"{call.rows}/inputs_sha256"]) != _inputs_digest(call):
+            raise ValueError(
+                f"{path}: this NumPy ({np.__version__}) makes other data from the seed"
+            )
+        for gradient, values in compute(call)._asdict().items():
+            if values is not None:
+                yield _difference(call.rows, gradient, values, kept[f"{call.rows}/{gradient}"])
+
+
+def _calls(spec: LayerNormSpec, seed: int) -> Iterator[Call]:
+    rng = np.random.default_rng(seed)
+    for rows in _ROWS:
+        if rows == 1 or rows * spec.columns <= _MOST_ELEMENTS:
+            yield matrix.random_call(spec, rows, rng)
+
+
+def _inputs_digest(call: Call) -> str:
+    return artifact.digest(b"".join(call.arrays[name].tobytes() for name in sorted(call.arrays)))
+
+
+def _difference(rows: int, gradient: str, actual: Array, expected: Array) -> Difference:
+    nan = np.isnan(actual) & np.isnan(expected)
+    steps = np.where(nan, 0, np.abs(_ordinal(actual) - _ordinal(expected)))
+    different = (actual.view(f"u{actual.itemsize}") != expected.view(f"u{actual.itemsize}")) & ~nan
+    largest = int(steps.max(initial=0))
+    return Difference(rows, gradient, actual.size, int(different.sum()), largest)
+
+
+def _ordinal(values: Array) -> Array:
+    """Numbers of an element type counted from zero, the negative ones downwards."""
+    bits = values.view(f"i{values.itemsize}").astype(np.int64)
+    magnitude = bits & np.iinfo(f"i{values.itemsize}").max
+    return np.where(bits < 0, -magnitude, magnitude)

@@ -1,0 +1,125 @@
+"""A compiled module on an emulated GPU: its own host program and its own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from iree_lnbwd.emulator.hal import Hal, Span, View
+from iree_lnbwd.emulator.launch import Array, Executor, Launch
+from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
+from iree_lnbwd.emulator.ptx import PtxExecutor
+from iree_lnbwd.emulator.vm import Program
+
+# iree/hal/buffer_view.h: iree_hal_element_types_t.
+_ELEMENT_TYPES = {
+    "float32": 0x21000020,
+    "float64": 0x21000040,
+    "float16": 0x21000010,
+    "bfloat16": 0x22000010,
+    "int32": 0x11000020,
+    "int64": 0x11000040,
+}
+
+Edit = Callable[[str], str]
+
+
+def _ptx(code: bytes, edit: Edit) -> Executor:
+    return PtxExecutor(edit(code.decode()))
+
+
+# From an executable's format to what makes executors of its codes.
+EXECUTORS: Mapping[str, Callable[[bytes, Edit], Executor]] = {"cuda-nvptx-fb": _ptx}
+
+FORMATS: Mapping[str, str] = {"cuda": "cuda-nvptx-fb", "rocm": "rocm-hsaco-fb"}
+
+
+class Module:
+    """A module that is loaded on an emulated GPU.
+
+    Attributes:
+        memory: The GPU's memory.
+        launches: Every dispatch so far, as the host program asked for it.
+    """
+
+    def __init__(
+        self,
+        vmfb: bytes,
+        backend: str,
+        *,
+        lockstep: bool = False,
+        edit: Edit = lambda text: text,
+        progress: Callable[[Launch], None] = lambda launch: None,
+    ) -> None:
+        """Loads a module.
+
+        Args:
+            vmfb: Its bytes.
+            backend: "cuda" or "rocm".
+            lockstep: See `GlobalMemory`.
+            edit: Changes the kernels' text before it is read: for tests that break it on purpose.
+            progress: Is told of every dispatch before it runs.
+
+        Raises:
+            ValueError: There is no emulator for the backend.
+            VmError: The module is not for this backend, or cannot be read.
+        """
+        if FORMATS.get(backend) not in EXECUTORS:
+            raise ValueError(f"backend: there is no emulator for {backend!r}")
+        self.memory = GlobalMemory(lockstep=lockstep)
+        hal = Hal(
+            self.memory,
+            FORMATS[backend],
+            lambda format_, code: EXECUTORS[format_](code, edit),
+            progress,
+        )
+        self.launches = hal.launches
+        self._program = Program(vmfb, hal.imports)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of what can be called."""
+        return self._program.functions
+
+    def input(self, name: str, array: Array) -> View:
+        """An argument that the module reads."""
+        return self._view(self.memory.allocate(name, array.nbytes, data=array), array)
+
+    def output(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, write_once: bool = True
+    ) -> View:
+        """The caller's storage for a result or for scratch, which nobody has written.
+
+        Args:
+            name: For messages.
+            shape: Its shape.
+            dtype: Its element type.
+            write_once: No byte of it may be written twice.
+        """
+        like = np.empty(shape, dtype)
+        return self._view(self.memory.allocate(name, like.nbytes, write_once=write_once), like)
+
+    def call(self, function: str, *arguments: View) -> tuple[View, ...]:
+        """Calls a function of the module.
+
+        Raises:
+            Fault: A kernel did what no kernel may do.
+            VmError: The host program failed.
+        """
+        return self._program.call(function, *arguments)
+
+    def read(self, view: View, dtype: np.dtype[Any]) -> Array:
+        """What a result holds.
+
+        Raises:
+            Fault: Part of it was never written.
+        """
+        span = view.span
+        data = self.memory.read(span.buffer, span.offset, span.length)
+        return data.view(dtype).reshape(view.shape)
+
+    @staticmethod
+    def _view(buffer: Buffer, like: Array) -> View:
+        return View(Span(buffer, 0, buffer.nbytes), _ELEMENT_TYPES[like.dtype.name], like.shape)

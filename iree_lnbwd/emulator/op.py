@@ -1,0 +1,102 @@
+"""A layer-norm backward module on an emulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iree_lnbwd import runtime
+from iree_lnbwd.arguments import Call, LayerNormGrads
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.emulator.hal import View
+from iree_lnbwd.emulator.launch import Launch
+from iree_lnbwd.emulator.module import Edit, Module
+from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.spec import ENTRY, TensorType
+
+
+class EmulatedLayerNormBackward:
+    """Runs a module's own host program and kernels in software, for calls of its spec.
+
+    Our own kernels are held to the letter: nothing orders the threads of a subgroup but what PTX
+    says does, and every byte of a gradient is written exactly once. Kernels that IREE makes of
+    whole tensors let threads of one subgroup hand values to each other through global memory
+    without a barrier, and add up in the output; that is granted to them.
+
+    Attributes:
+        spec: What it computes.
+        target: Name of the target that it was compiled for.
+        launches: The dispatches of the last call.
+    """
+
+    def __init__(
+        self,
+        vmfb: bytes,
+        *,
+        source: str = "module",
+        edit: Edit = lambda text: text,
+        progress: Callable[[Launch], None] = lambda launch: None,
+    ) -> None:
+        """Loads a module.
+
+        Args:
+            vmfb: Its bytes.
+            source: Where it came from, for messages.
+            edit: Changes the kernels' text before it is read: for tests that break it on purpose.
+            progress: Is told of every dispatch before it runs.
+
+        Raises:
+            ArtifactError: It is damaged or no module of this package.
+            ValueError: There is no emulator for its target.
+        """
+        self.spec, target, schedule = runtime.describe(vmfb, source=source)
+        self.target = target.name
+        self.launches: list[Launch] = []
+        self._vmfb = vmfb
+        self._backend = target.backend
+        self._edit = edit
+        self._progress = progress
+        self._strict = not isinstance(schedule, WholeTensors)
+
+    def run(self, call: Call) -> LayerNormGrads:
+        """Computes a call that `arguments.bind` has checked and that is for this spec.
+
+        Raises:
+            Fault: A kernel did what no kernel may do.
+            VmError: The host program failed.
+        """
+        # A fresh GPU for each call: whatever a call leaves behind cannot help the next.
+        module = Module(
+            self._vmfb,
+            self._backend,
+            lockstep=not self._strict,
+            edit=self._edit,
+            progress=self._progress,
+        )
+        results = {result.name for result in self.spec.results}
+        views: dict[str, View] = {}
+        for given in self.spec.arguments:
+            if given.name in results:
+                views[given.name] = module.output(
+                    given.name,
+                    _shape(given, call.rows),
+                    DTYPES[given.dtype].numpy,
+                    write_once=self._strict,
+                )
+            else:
+                views[given.name] = module.input(given.name, call.arrays[given.name])
+        module.call(ENTRY, *views.values())
+        self.launches = module.launches
+        shape = {"grad_input": call.shape}
+        gradients = {
+            result.name: module.read(views[result.name], DTYPES[result.dtype].numpy).reshape(
+                shape.get(result.name, self.spec.normalized_shape)
+            )
+            for result in self.spec.results
+        }
+        return LayerNormGrads(
+            gradients.get("grad_input"), gradients.get("grad_weight"), gradients.get("grad_bias")
+        )
+
+
+def _shape(tensor: TensorType, rows: int) -> tuple[int, ...]:
+    return tuple(rows if length is None else length for length in tensor.shape)

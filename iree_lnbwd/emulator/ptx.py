@@ -1,0 +1,855 @@
+"""Runs PTX kernels on arrays over all threads of many workgroups at once.
+
+A kernel is cut into blocks of instructions. Each thread has a block that it is at, and the earliest
+block that any thread can run is run by all threads that are at it. Barriers and shuffles wait for
+the threads that they are for. Any such order is one that hardware may choose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from iree_lnbwd.emulator import ptx_parser, ptx_semantics
+from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Lanes, Launch
+from iree_lnbwd.emulator.memory import POISON, GlobalMemory, LocalMemory, SharedMemory
+from iree_lnbwd.emulator.ptx_parser import Instruction, Kernel, PtxError
+from iree_lnbwd.emulator.ptx_semantics import DTYPES, UnknownInstructionError
+
+WARP = 32
+
+# As many threads as keep their registers in a processor's cache.
+_LANES_AT_ONCE = 1 << 16
+
+# Generic addresses of what is not global: far above every global one.
+_SHARED_WINDOW = 1 << 60
+_LOCAL_WINDOW = 1 << 61
+
+# The threads that an instruction is for: all of a range, or some by number.
+Selection = slice | Lanes
+Step = Callable[["_Threads", Selection], None]
+_Sync = Callable[["_Threads", Lanes, "npt.NDArray[np.bool_]"], "npt.NDArray[np.bool_]"]
+
+_IMMEDIATE = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
+_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid)$")
+_NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
+_CACHE_HINTS = re.compile(r"(nc|volatile|relaxed|weak|gpu|cta|sys|c[agvsow]|wb|wt|lu|L[12]::\w+)$")
+
+
+class PtxExecutor:
+    """The kernels of a PTX module."""
+
+    def __init__(self, text: str) -> None:
+        """Parses a module.
+
+        Raises:
+            PtxError: It is not PTX.
+        """
+        self._kernels = ptx_parser.parse(text)
+        self._programs: dict[str, _Program] = {}
+
+    def subgroup_size(self, kernel: str) -> int:
+        """Threads of a warp."""
+        return WARP
+
+    def run(self, launch: Launch, memory: GlobalMemory) -> None:
+        """Runs a kernel to its end (`launch.Executor`).
+
+        Raises:
+            Fault: With the instruction and the launch filled in.
+        """
+        try:
+            program = self._program(launch)
+            at_once = max(1, _LANES_AT_ONCE // launch.threads)
+            for first in range(0, launch.workgroups, at_once):
+                count = min(at_once, launch.workgroups - first)
+                with np.errstate(all="ignore"):
+                    _Threads(program, launch, memory, first, count).run()
+        except Fault as fault:
+            raise fault.of(launch) from None
+
+    def _program(self, launch: Launch) -> _Program:
+        if launch.kernel not in self._programs:
+            if launch.kernel not in self._kernels:
+                raise Fault(f"no such kernel; the module has {', '.join(self._kernels)}")
+            self._programs[launch.kernel] = _Program(self._kernels[launch.kernel])
+        program = self._programs[launch.kernel]
+        parameters = len(program.kernel.parameters)
+        if (given := len(launch.bindings) + len(launch.constants)) != parameters:
+            raise Fault(f"{given} bindings and constants for {parameters} parameters")
+        if launch.threads % WARP:
+            raise Fault(f"workgroups of {launch.threads} threads, expected a multiple of {WARP}")
+        return program
+
+
+@dataclass
+class _Block:
+    """Instructions that run one after the other; then a jump, an end, a wait, or the next block.
+
+    Attributes:
+        steps: What has effects on registers and memory.
+        instruction: Of the jump, end or wait.
+        target: Number of the block that a jump goes to.
+        ends: Threads end here.
+        sync: For whom to wait, and what is done together.
+    """
+
+    steps: list[tuple[Instruction, Step]]
+    instruction: Instruction | None = None
+    target: int | None = None
+    ends: bool = False
+    sync: _Sync | None = None
+
+
+class _Program:
+    """A kernel, decoded."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        decoder = _Decoder(kernel)
+        starts = {0, len(kernel.code), *kernel.labels.values()}
+        for index, instruction in enumerate(kernel.code):
+            if instruction.opcode in _JUMPS:
+                starts.add(index + 1)
+            elif decoder.is_sync(instruction):
+                starts |= {index, index + 1}
+        ordered = sorted(starts)
+        number = {start: n for n, start in enumerate(ordered)}
+        self.blocks = []
+        for start, end in itertools.pairwise(ordered):
+            block = _Block([])
+            for instruction in kernel.code[start:end]:
+                if instruction.opcode == "bra":
+                    label = instruction.operands[0]
+                    if label not in kernel.labels:
+                        raise _at(instruction, Fault(f"no label {label}"))
+                    block.instruction = instruction
+                    block.target = number[kernel.labels[label]]
+                elif instruction.opcode in _JUMPS:
+                    block.instruction, block.ends = instruction, True
+                elif decoder.is_sync(instruction):
+                    block.instruction = instruction
+                    block.sync = decoder.sync(instruction)
+                elif instruction.opcode not in _NO_EFFECT:
+                    block.steps.append((instruction, decoder.step(instruction)))
+            self.blocks.append(block)
+
+
+class _Threads:
+    """Some workgroups of a launch while they run."""
+
+    def __init__(
+        self, program: _Program, launch: Launch, memory: GlobalMemory, first: int, count: int
+    ) -> None:
+        kernel = program.kernel
+        self._blocks = program.blocks
+        self.lanes = count * launch.threads
+        self.threads = launch.threads
+        self.first_lane = first * launch.threads
+        self.memory = memory
+        static = kernel.nbytes("shared")
+        self.shared = SharedMemory(
+            static + launch.shared_bytes,
+            workgroups=count,
+            threads=launch.threads,
+            subgroup_size=WARP,
+            first_lane=self.first_lane,
+        )
+        self.local = LocalMemory(
+            kernel.nbytes("local"), lanes=self.lanes, first_lane=self.first_lane
+        )
+        self.registers: dict[str, Array] = {}
+        self.arguments = dict(
+            zip(
+                kernel.parameters,
+                (*(b.address for b in launch.bindings), *launch.constants),
+                strict=True,
+            )
+        )
+        self.numbers = np.arange(self.lanes)
+        self.special = _special_registers(launch, first, self.numbers)
+        self._ended = len(program.blocks)
+        self._at = np.zeros(self.lanes, np.int32)
+        self._waits = np.zeros(self.lanes, np.bool_)
+
+    def run(self) -> None:
+        """Until every thread has ended."""
+        if not self._blocks:
+            return
+        selection: Selection = slice(0, self.lanes)
+        number, alone = 0, True
+        while True:
+            block = self._blocks[number]
+            for instruction, step in block.steps:
+                try:
+                    self._perform(instruction, step, selection)
+                except Fault as fault:
+                    raise _at(instruction, fault) from None
+            following = self._leave(block, number, selection)
+            if following is not None and following < self._ended and alone:
+                number = following
+                continue
+            if following is not None:
+                self._at[selection] = following
+            chosen = self._choose()
+            if chosen is None:
+                return
+            number, selection = chosen
+            alone = _size(selection) == np.count_nonzero(self._at < self._ended)
+
+    def _perform(self, instruction: Instruction, step: Step, selection: Selection) -> None:
+        if instruction.predicate:
+            chosen = self._predicated(instruction, selection)
+            if chosen is not None:
+                step(self, chosen)
+        else:
+            step(self, selection)
+
+    def _predicated(self, instruction: Instruction, selection: Selection) -> Selection | None:
+        """The threads whose predicate holds; None where there are none."""
+        holds = self.register(instruction.predicate, DTYPES["pred"])[selection]
+        if instruction.negated:
+            holds = ~holds
+        if holds.all():
+            return selection
+        return self.numbers[selection][holds] if holds.any() else None
+
+    def _leave(self, block: _Block, number: int, selection: Selection) -> int | None:
+        """The block that all of the threads go to; None where they part, and are noted."""
+        instruction = block.instruction
+        if instruction is None:
+            return number + 1
+        try:
+            chosen = (
+                self._predicated(instruction, selection) if instruction.predicate else selection
+            )
+            if chosen is None:
+                return number + 1
+            if block.sync is not None:
+                return self._meet(block.sync, number, selection, chosen)
+        except Fault as fault:
+            raise _at(instruction, fault) from None
+        target = self._ended if block.ends else block.target
+        assert target is not None
+        if chosen is selection:
+            return target
+        self._at[selection] = number + 1
+        self._at[chosen] = target
+        return None
+
+    def _meet(
+        self, sync: _Sync, number: int, selection: Selection, chosen: Selection
+    ) -> int | None:
+        """Threads come to a barrier or a shuffle; who is complete passes, the others wait."""
+        lanes = self.numbers[chosen]
+        alive = self._at < self._ended
+        passes = sync(self, lanes, alive)
+        if passes.all() and chosen is selection:
+            self._waits[selection] = False
+            return number + 1
+        self._at[selection] = number + 1
+        self._at[lanes[~passes]] = number
+        self._waits[selection] = False
+        self._waits[lanes[~passes]] = True
+        return None
+
+    def _choose(self) -> tuple[int, Selection] | None:
+        """The next block and its threads; None where all threads have ended."""
+        ready = np.where(self._waits, self._ended, self._at)
+        number = int(ready.min())
+        if number < self._ended:
+            # Whoever waits there is asked again, together with those that come now.
+            here = self._at == number
+            return number, _compact(np.flatnonzero(here))
+        for waiting in np.unique(self._at[self._waits]):
+            block = self._blocks[waiting]
+            lanes = np.flatnonzero(self._waits & (self._at == waiting))
+            if block.sync is not None and self._would_pass(block, lanes):
+                return int(waiting), _compact(lanes)
+        if self._waits.any():
+            raise self._stuck()
+        return None
+
+    def _would_pass(self, block: _Block, lanes: Lanes) -> bool:
+        """Others ended, so that those that wait are complete now."""
+        assert block.instruction is not None
+        kind = block.instruction.opcode
+        alive = self._at < self._ended
+        if kind in ("bar", "barrier") and "warp" not in block.instruction.modifiers:
+            return bool(_complete(lanes, alive, self.threads).any())
+        return bool(_complete(lanes, alive, WARP).any())
+
+    def _stuck(self) -> Fault:
+        """Threads wait for others that never come."""
+        lane = int(np.flatnonzero(self._waits)[0])
+        block = self._blocks[self._at[lane]]
+        assert block.instruction is not None
+        first = lane // self.threads * self.threads
+        group = np.arange(first, first + self.threads)
+        here = group[self._waits[group] & (self._at[group] == self._at[lane])]
+        elsewhere = group[self._waits[group] & (self._at[group] != self._at[lane])]
+        ended = int((self._at[group] == self._ended).sum())
+        places = [self._blocks[self._at[other]].instruction for other in elsewhere[:1]]
+        where = f", {elsewhere.size} wait at {places[0]}" if elsewhere.size else ""
+        fault = Fault(
+            f"divergent {block.instruction.opcode}: {here.size} of {self.threads} threads of a "
+            f"workgroup wait for others{where}, {ended} have ended",
+            here + self.first_lane,
+        )
+        return _at(block.instruction, fault)
+
+    def register(self, name: str, dtype: np.dtype[np.generic]) -> Array:
+        """A register's values of all threads.
+
+        Compilers read registers that nothing wrote, where what they hold makes no difference: if it
+        does, the results are full of NaN.
+        """
+        register = self.registers.get(name)
+        if register is None:
+            poison = np.full(self.lanes * dtype.itemsize, POISON, np.uint8).view(dtype)
+            register = self.registers[name] = poison != 0 if dtype == np.bool_ else poison
+        return register
+
+    def write(self, name: str, dtype: np.dtype[np.generic], to: Selection, values: Array) -> None:
+        """Some threads' values of a register."""
+        register = self.register(name, dtype)
+        if values.dtype.itemsize != dtype.itemsize:
+            values = values.astype(dtype)  # extends: what is narrower than a register goes into it
+        register[to] = values.view(dtype)
+
+
+Reader = Callable[[_Threads, Selection], Array]
+Writer = Callable[[_Threads, Selection, Array], None]
+
+
+class _Decoder:
+    """From instructions to what they do."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._special: dict[str, Callable[[Instruction], Step]] = {
+            "ld": self._load,
+            "ldu": self._load,
+            "st": self._store,
+            "mov": self._move,
+            "cvta": self._convert_address,
+            "cp": self._copy_async,
+            "trap": self._trap,
+        }
+
+    @staticmethod
+    def is_sync(instruction: Instruction) -> bool:
+        """It waits for other threads."""
+        return instruction.opcode in ("bar", "barrier", "shfl")
+
+    def step(self, instruction: Instruction) -> Step:
+        """What an instruction does."""
+        try:
+            special = self._special.get(instruction.opcode)
+            return special(instruction) if special else self._pure(instruction)
+        except (UnknownInstructionError, PtxError, ValueError) as error:
+            raise _at(instruction, _unknown(instruction)) from error
+
+    def sync(self, instruction: Instruction) -> _Sync:
+        """For whom an instruction waits, and what is done then."""
+        try:
+            return (
+                self._shuffle(instruction)
+                if instruction.opcode == "shfl"
+                else self._barrier(instruction)
+            )
+        except (UnknownInstructionError, PtxError, ValueError) as error:
+            raise _at(instruction, _unknown(instruction)) from error
+
+    def _pure(self, instruction: Instruction) -> Step:
+        semantics = ptx_semantics.find(instruction.opcode, instruction.modifiers)
+        destination, *sources = instruction.operands
+        readers = [
+            self._reader(operand, type_)
+            for operand, type_ in zip(sources, semantics.sources, strict=True)
+        ]
+        writer = self._writer(destination)
+        function = semantics.function
+
+        def step(threads: _Threads, to: Selection) -> None:
+            writer(threads, to, function(*[reader(threads, to) for reader in readers]))
+
+        return step
+
+    def _move(self, instruction: Instruction) -> Step:
+        destination, source = instruction.operands
+        (type_,) = instruction.modifiers
+        to_parts, from_parts = ptx_parser.vector(destination), ptx_parser.vector(source)
+        if len(to_parts) == len(from_parts) == 1:
+            return self._pure(instruction)
+        bits = DTYPES[type_].itemsize * 8
+        if len(from_parts) > 1:
+            part = f"b{bits // len(from_parts)}"
+            readers = [self._reader(operand, part) for operand in from_parts]
+            writer = self._writer(destination)
+
+            def pack(threads: _Threads, to: Selection) -> None:
+                parts = np.broadcast_arrays(*(reader(threads, to) for reader in readers))
+                writer(threads, to, np.stack(parts, axis=-1).view(f"u{bits // 8}")[..., 0])
+
+            return pack
+        part = f"b{bits // len(to_parts)}"
+        reader = self._reader(source, type_)
+        writers = [None if name == "_" else self._writer(name) for name in to_parts]
+
+        def unpack(threads: _Threads, to: Selection) -> None:
+            whole = np.ascontiguousarray(reader(threads, to))
+            parts = whole.view(DTYPES[part]).reshape(-1, len(writers))
+            for number, write in enumerate(writers):
+                if write is not None:
+                    write(threads, to, parts[:, number])
+
+        return unpack
+
+    def _load(self, instruction: Instruction) -> Step:
+        destination, source = instruction.operands
+        space, type_, count = _access(instruction)
+        names = ptx_parser.vector(destination)
+        if len(names) != count:
+            raise PtxError(f"{count} elements for {destination}")
+        writers = [None if name == "_" else self._writer(name) for name in names]
+        dtype = DTYPES[type_]
+        if space == "param":
+            name, offset = ptx_parser.address(source)
+            if offset or count > 1:
+                raise UnknownInstructionError(instruction.text)
+            writer = self._writer(destination)
+            mask = (1 << dtype.itemsize * 8) - 1
+
+            def load_parameter(threads: _Threads, to: Selection) -> None:
+                if name not in threads.arguments:
+                    raise Fault(f"no parameter {name}")
+                bits = np.array([threads.arguments[name] & mask], f"u{dtype.itemsize}")
+                writer(threads, to, bits.view(dtype))
+
+            return load_parameter
+        addresses = self._address(source)
+        nbytes = dtype.itemsize * count
+
+        def load(threads: _Threads, to: Selection) -> None:
+            lanes = threads.numbers[to]
+            at = np.broadcast_to(addresses(threads, to), lanes.shape)
+            values = _load_bytes(threads, space, lanes, at, nbytes).view(dtype)
+            for number, write in enumerate(writers):
+                if write is not None:
+                    write(threads, to, values[:, number])
+
+        return load
+
+    def _store(self, instruction: Instruction) -> Step:
+        destination, source = instruction.operands
+        space, type_, count = _access(instruction)
+        readers = [self._reader(operand, type_) for operand in ptx_parser.vector(source)]
+        if len(readers) != count:
+            raise PtxError(f"{count} elements for {source}")
+        addresses = self._address(destination)
+        dtype = DTYPES[type_]
+
+        def store(threads: _Threads, to: Selection) -> None:
+            lanes = threads.numbers[to]
+            at = np.broadcast_to(addresses(threads, to), lanes.shape)
+            values = np.empty((len(lanes), count), dtype)
+            for number, reader in enumerate(readers):
+                values[:, number] = reader(threads, to)
+            _store_bytes(threads, space, lanes, at, values.view(np.uint8))
+
+        return store
+
+    def _copy_async(self, instruction: Instruction) -> Step:
+        match instruction.modifiers:
+            case ("async", "commit_group"):
+                return lambda threads, to: threads.shared.commit(threads.numbers[to])
+            case ("async", "wait_group"):
+                pending = int(instruction.operands[0])
+                return lambda threads, to: threads.shared.wait(threads.numbers[to], pending)
+            case ("async", "wait_all"):
+                return lambda threads, to: threads.shared.wait_all(threads.numbers[to])
+            case ("async", "ca" | "cg", "shared", "global", *hints) if all(
+                map(_CACHE_HINTS.match, hints)
+            ):
+                return self._start_copy(instruction)
+        raise UnknownInstructionError(instruction.text)
+
+    def _start_copy(self, instruction: Instruction) -> Step:
+        destination, source, size, *limit = instruction.operands
+        nbytes = int(size)
+        if nbytes not in (4, 8, 16) or (nbytes != 16 and "cg" in instruction.modifiers):
+            raise UnknownInstructionError(instruction.text)
+        to_address, from_address = self._address(destination), self._address(source)
+        read_size = self._reader(limit[0], "u32") if limit else None
+
+        def copy(threads: _Threads, to: Selection) -> None:
+            lanes = threads.numbers[to]
+            sources = np.broadcast_to(from_address(threads, to), lanes.shape)
+            values = np.zeros((len(lanes), nbytes), np.uint8)
+            # Bytes beyond the size that is given are not read, but zero.
+            sizes = np.full(1, nbytes, np.uint32) if read_size is None else read_size(threads, to)
+            sizes = np.broadcast_to(sizes, lanes.shape)
+            for taken in np.unique(sizes):
+                if taken > nbytes:
+                    raise Fault(f"a copy of {taken} of {nbytes} bytes", lanes + threads.first_lane)
+                part = np.flatnonzero(sizes == taken)
+                if taken:
+                    values[part, :taken] = threads.memory.load(
+                        lanes[part] + threads.first_lane,
+                        sources[part],
+                        int(taken),
+                        alignment=nbytes,
+                    )
+            at = np.broadcast_to(to_address(threads, to), lanes.shape)
+            threads.shared.copy_async(lanes, at, values)
+
+        return copy
+
+    def _convert_address(self, instruction: Instruction) -> Step:
+        destination, source = instruction.operands
+        windows = {"global": 0, "shared": _SHARED_WINDOW, "local": _LOCAL_WINDOW}
+        *way, space, type_ = instruction.modifiers
+        if type_ != "u64" or way not in ([], ["to"]):
+            raise UnknownInstructionError(instruction.text)
+        offset = np.uint64(windows[space])
+        reader, writer = self._reader(source, "u64"), self._writer(destination)
+
+        def convert(threads: _Threads, to: Selection) -> None:
+            value = reader(threads, to)
+            writer(threads, to, value - offset if way else value + offset)
+
+        return convert
+
+    def _trap(self, instruction: Instruction) -> Step:
+        def trap(threads: _Threads, to: Selection) -> None:
+            raise Fault("trap", threads.numbers[to] + threads.first_lane)
+
+        return trap
+
+    def _barrier(self, instruction: Instruction) -> _Sync:
+        match instruction.modifiers:
+            case ("warp", "sync"):
+                mask = self._reader(instruction.operands[0], "u32")
+
+                def meet_warp(
+                    threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
+                ) -> npt.NDArray[np.bool_]:
+                    passes = _named_are_here(threads, lanes, alive, mask(threads, lanes))
+                    threads.shared.subgroup_barrier(lanes[passes])
+                    return passes
+
+                return meet_warp
+            case ("sync",) | ("cta", "sync") | ("sync", "aligned") | ("cta", "sync", "aligned"):
+                if instruction.operands != ("0",):
+                    raise UnknownInstructionError(instruction.text)
+
+                def meet(
+                    threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
+                ) -> npt.NDArray[np.bool_]:
+                    passes = _complete(lanes, alive, threads.threads)
+                    workgroups = np.unique(lanes[passes] // threads.threads)
+                    threads.shared.barrier(workgroups)
+                    threads.memory.workgroup_barrier(
+                        workgroups + threads.first_lane // threads.threads
+                    )
+                    return passes
+
+                return meet
+        raise UnknownInstructionError(instruction.text)
+
+    def _shuffle(self, instruction: Instruction) -> _Sync:
+        word, mode, type_ = instruction.modifiers
+        if word != "sync" or type_ != "b32" or mode not in ("up", "down", "bfly", "idx"):
+            raise UnknownInstructionError(instruction.text)
+        destination, source, distance, bounds, mask = instruction.operands
+        name, _, valid = destination.partition("|")
+        writer = self._writer(name)
+        write_valid = self._writer(valid) if valid else None
+        read = self._reader(source, "b32")
+        read_distance, read_bounds, read_mask = (
+            self._reader(operand, "u32") for operand in (distance, bounds, mask)
+        )
+
+        def shuffle(
+            threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
+        ) -> npt.NDArray[np.bool_]:
+            named = read_mask(threads, lanes)
+            passes = _named_are_here(threads, lanes, alive, named)
+            if not passes.any():
+                return passes
+            whole = bool(passes.all())
+            here = lanes if whole else lanes[passes]
+            inside = here % WARP
+            partner, in_range = shuffle_source(
+                mode, inside, read_distance(threads, here), read_bounds(threads, here)
+            )
+            takes_part = np.zeros(threads.lanes, np.bool_)
+            takes_part[here] = True
+            origin = here - inside + partner
+            if not takes_part[origin].all():
+                lost = ~takes_part[origin]
+                raise Fault(
+                    f"a shuffle from thread {partner[lost][0]} of the warp, which does not take "
+                    "part",
+                    here[lost] + threads.first_lane,
+                )
+            values = np.zeros(threads.lanes, np.uint32)
+            values[here] = read(threads, here)
+            to = _compact(here)
+            writer(threads, to, values[origin])
+            if write_valid is not None:
+                write_valid(threads, to, in_range)
+            return passes
+
+        return shuffle
+
+    def _reader(self, operand: str, type_: str) -> Reader:
+        """The values of a source operand, of a type."""
+        dtype = DTYPES[type_]
+        if _SPECIAL.match(operand):
+            name = operand[1:]
+            return lambda threads, to: threads.special[name][to].astype(dtype)
+        if operand.startswith("%"):
+            declared = self._dtype_of(operand)
+            if declared == dtype:
+                return lambda threads, to: threads.register(operand, declared)[to]
+            if np.bool_ in (declared, dtype) or declared.itemsize < dtype.itemsize:
+                raise PtxError(f"{operand} is narrower than {type_}")
+            if declared.itemsize == dtype.itemsize:
+                return lambda threads, to: threads.register(operand, declared)[to].view(dtype)
+            narrow = f"u{dtype.itemsize}"  # the lower bits of a wider register
+
+            def read_lower(threads: _Threads, to: Selection) -> Array:
+                return threads.register(operand, declared)[to].astype(narrow).view(dtype)
+
+            return read_lower
+        if operand.startswith("!"):
+            inner = self._reader(operand[1:], type_)
+            return lambda threads, to: ~inner(threads, to)
+        constant = self._constant(operand, dtype)
+        return lambda threads, to: constant
+
+    def _constant(self, operand: str, dtype: np.dtype[np.generic]) -> Array:
+        if operand in self._kernel.variables:
+            return np.array([self._symbol(operand)], np.int64).astype(dtype)
+        if operand[:2] in ("0f", "0F", "0d", "0D"):
+            bits = np.array([int(operand[2:], 16)], f"u{(len(operand) - 2) // 2}")
+            return bits.view(dtype) if bits.itemsize == dtype.itemsize else bits.astype(dtype)
+        if not _IMMEDIATE.match(operand):
+            raise PtxError(f"expected an operand, got {operand}")
+        number = int(operand.rstrip("U"), 0)
+        if dtype == np.bool_:
+            return np.array([number != 0])
+        mask = (1 << dtype.itemsize * 8) - 1
+        return np.array([number & mask], f"u{dtype.itemsize}").view(dtype)
+
+    def _symbol(self, name: str) -> int:
+        """Address of a variable in its state space; extern shared memory begins after the rest."""
+        variable = self._kernel.variables[name]
+        if variable.space == "shared" and not variable.nbytes:
+            return self._kernel.nbytes("shared")
+        return variable.offset
+
+    def _writer(self, operand: str) -> Writer:
+        if operand == "_":
+            return lambda threads, to, values: None
+        dtype = self._dtype_of(operand)
+        return lambda threads, to, values: threads.write(operand, dtype, to, values)
+
+    def _dtype_of(self, register: str) -> np.dtype[np.generic]:
+        """Of the unsigned type that a register is kept as."""
+        known = self._kernel.registers
+        declared = known.get(register) or known.get(register.rstrip("0123456789"))
+        if declared is None:
+            raise PtxError(f"{register} is not declared")
+        dtype = DTYPES[declared]
+        return dtype if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
+
+    def _address(self, operand: str) -> Reader:
+        """Addresses as int64."""
+        base, offset = ptx_parser.address(operand)
+        if base.startswith("%"):
+            dtype = self._dtype_of(base)
+            if dtype.itemsize == 8:
+                return lambda threads, to: threads.register(base, dtype)[to].view(np.int64) + offset
+            # 32-bit addresses of shared memory: the sum wraps around.
+            low = np.uint32(offset & 0xFFFFFFFF)
+            return lambda threads, to: (threads.register(base, dtype)[to] + low).astype(np.int64)
+        constant = self._constant(base, np.dtype(np.int64)) + offset
+        return lambda threads, to: constant
+
+
+_JUMPS = ("bra", "ret", "exit")
+
+
+def shuffle_source(
+    mode: str, lane: Array, distance: Array, bounds: Array
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Whose value each thread of a warp gets, and whether that one is in range (PTX, shfl.sync).
+
+    Args:
+        mode: "up", "down", "bfly" or "idx".
+        lane: The thread's number in its warp.
+        distance: Operand b: a distance, a mask, or a number.
+        bounds: Operand c: the clamp, and from bit 8 on the mask of segments.
+    """
+    lane = lane.astype(np.int64)
+    b, clamp = (distance & 31).astype(np.int64), (bounds & 31).astype(np.int64)
+    segments = (bounds >> 8 & 31).astype(np.int64)
+    lowest = lane & segments
+    limit = lowest | clamp & ~segments
+    match mode:
+        case "up":
+            source = lane - b
+            in_range = source >= limit
+        case "down":
+            source = lane + b
+            in_range = source <= limit
+        case "bfly":
+            source = lane ^ b
+            in_range = source <= limit
+        case _:
+            source = lowest | b & ~segments
+            in_range = source <= limit
+    return np.where(in_range, source, lane), in_range
+
+
+def _special_registers(launch: Launch, first: int, lanes: Lanes) -> dict[str, Array]:
+    threads = lanes % launch.threads
+    values: dict[str, Array] = {"laneid": threads % WARP, "warpid": threads // WARP}
+    for name, of, counts in (
+        ("tid", threads, launch.workgroup_size),
+        ("ctaid", lanes // launch.threads + first, launch.workgroup_count),
+    ):
+        values[f"{name}.x"] = of % counts[0]
+        values[f"{name}.y"] = of // counts[0] % counts[1]
+        values[f"{name}.z"] = of // (counts[0] * counts[1])
+        for axis, count in zip("xyz", counts, strict=True):
+            values[f"n{name}.{axis}"] = np.full(len(lanes), count)
+    return {name: value.astype(np.uint32) for name, value in values.items()}
+
+
+def _access(instruction: Instruction) -> tuple[str, str, int]:
+    """State space, element type and number of elements of a load or a store."""
+    *words, type_ = instruction.modifiers
+    space, count = "generic", 1
+    for word in words:
+        if word in ("global", "shared", "local", "param"):
+            space = word
+        elif word in ("v2", "v4", "v8"):
+            count = int(word[1:])
+        elif not _CACHE_HINTS.match(word):
+            raise UnknownInstructionError(instruction.text)
+    if type_ not in DTYPES or type_ == "pred":
+        raise UnknownInstructionError(instruction.text)
+    return space, type_, count
+
+
+def _load_bytes(
+    threads: _Threads, space: str, lanes: Lanes, addresses: Lanes, nbytes: int
+) -> Bytes:
+    match space:
+        case "global":
+            return threads.memory.load(lanes + threads.first_lane, addresses, nbytes)
+        case "shared":
+            return threads.shared.load(lanes, addresses, nbytes)
+        case "local":
+            return threads.local.load(lanes, addresses, nbytes)
+    values = np.empty((len(lanes), nbytes), np.uint8)
+    for where, part, window in _windows(addresses):
+        values[part] = _load_bytes(threads, where, lanes[part], addresses[part] - window, nbytes)
+    return values
+
+
+def _store_bytes(
+    threads: _Threads, space: str, lanes: Lanes, addresses: Lanes, values: Bytes
+) -> None:
+    match space:
+        case "global":
+            threads.memory.store(lanes + threads.first_lane, addresses, values)
+        case "shared":
+            threads.shared.store(lanes, addresses, values)
+        case "local":
+            threads.local.store(lanes, addresses, values)
+        case _:
+            for where, part, window in _windows(addresses):
+                _store_bytes(threads, where, lanes[part], addresses[part] - window, values[part])
+
+
+def _windows(addresses: Lanes) -> list[tuple[str, Lanes, int]]:
+    """The state spaces that generic addresses are in, with the accesses to each."""
+    is_local = addresses >= _LOCAL_WINDOW
+    is_shared = (addresses >= _SHARED_WINDOW) & ~is_local
+    parts = (
+        ("global", ~is_local & ~is_shared, 0),
+        ("shared", is_shared, _SHARED_WINDOW),
+        ("local", is_local, _LOCAL_WINDOW),
+    )
+    return [(space, np.flatnonzero(mask), window) for space, mask, window in parts if mask.any()]
+
+
+def _complete(lanes: Lanes, alive: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:
+    """Which threads are here with all others of their group of ``size`` that have not ended."""
+    if len(lanes) == len(alive):
+        return np.ones(len(lanes), np.bool_)
+    groups = len(alive) // size
+    here = np.bincount(lanes // size, minlength=groups)
+    expected = alive.reshape(groups, size).sum(axis=1)
+    complete: npt.NDArray[np.bool_] = (here == expected)[lanes // size]
+    return complete
+
+
+def _named_are_here(
+    threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_], mask: Array
+) -> npt.NDArray[np.bool_]:
+    """Which threads are here with all that their member mask names, but for those that ended.
+
+    Raises:
+        Fault: A thread's mask does not name itself.
+    """
+    inside = (lanes % WARP).astype(np.uint32)
+    mask = np.broadcast_to(mask, lanes.shape)
+    outside = (mask >> inside & np.uint32(1)) == 0
+    if outside.any():
+        raise Fault(
+            f"the member mask {int(mask[outside][0]):#010x} does not name the thread itself",
+            lanes[outside] + threads.first_lane,
+        )
+    present = np.zeros(len(alive), np.bool_)
+    present[lanes] = True
+    missing = _warp_bits(alive & ~present)[lanes // WARP]
+    passes: npt.NDArray[np.bool_] = (mask & missing) == 0
+    return passes
+
+
+def _warp_bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """One bit for each thread of each warp."""
+    return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
+def _compact(lanes: Lanes) -> Selection:
+    """A slice where the threads are a range: those are quicker to read and write."""
+    if len(lanes) and lanes[-1] - lanes[0] + 1 == len(lanes):
+        return slice(int(lanes[0]), int(lanes[-1]) + 1)
+    return lanes
+
+
+def _size(selection: Selection) -> int:
+    if isinstance(selection, slice):
+        return int(selection.stop - selection.start)
+    return len(selection)
+
+
+def _unknown(instruction: Instruction) -> Fault:
+    return Fault(f"unknown instruction {'.'.join((instruction.opcode, *instruction.modifiers))}")
+
+
+def _at(instruction: Instruction, fault: Fault) -> Fault:
+    fault.instruction = str(instruction)
+    return fault

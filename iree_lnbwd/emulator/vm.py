@@ -1,0 +1,361 @@
+"""The host side of a compiled module: IREE VM bytecode, read by IREE and interpreted here.
+
+``iree-dump-module`` disassembles the module's own bytecode. What it prints is register code: 32-bit
+registers ``%i0``, 64-bit pairs ``%i0:1``, references ``%r0``. Imported functions (HAL's) are Python
+functions.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_IMPORT = re.compile(r'^vm\.import @(\S+) cconv "(?:\d)(\w*?)_(\w*)"', re.MULTILINE)
+_RODATA = re.compile(r"^vm\.rodata\[(\d+)\] = ([0-9A-F]*)", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"^vm\.func @(\w+)\((.*?)\) -> \((.*?)\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+)
+_LABEL = re.compile(r"^(\^bb\d+):")
+_CALL = re.compile(
+    r"vm\.call(?:\.variadic)?(?P<yields>\.yieldable)? @(?P<name>[\w.]+)"
+    r"(?: segments\[(?P<segments>[^\]]*)\])?\((?P<arguments>[^)]*)\)(?: -> (?P<target>.*))?$"
+)
+_JUMP = re.compile(r"(\^bb\d+)\(([^)]*)\)")
+_INDEX = re.compile(r"\[(\d+)\]")
+_ONE_VALUE = 65535  # a segment that is not variadic
+
+_U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
+_WIDTHS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
+
+
+class VmError(RuntimeError):
+    """The host program failed, or does what this interpreter does not know."""
+
+
+@dataclass(frozen=True)
+class _Function:
+    arguments: tuple[str, ...]
+    results: str
+    blocks: Mapping[str, tuple[str, ...]]
+
+
+@dataclass
+class _Registers:
+    """32-bit registers, unsigned, and references."""
+
+    ints: dict[int, int] = field(default_factory=dict)
+    refs: dict[int, Any] = field(default_factory=dict)
+
+    def get(self, name: str, bits: int = 32) -> Any:
+        kind, number = _register(name)
+        if kind == "r":
+            return self.refs.get(number)
+        low = self.ints[number]
+        return low | self.ints[number + 1] << 32 if bits == 64 else low
+
+    def set(self, name: str, value: Any, bits: int = 32) -> None:
+        kind, number = _register(name)
+        if kind == "r":
+            self.refs[number] = value
+            return
+        self.ints[number] = value & _U32
+        if bits == 64:
+            self.ints[number + 1] = value >> 32 & _U32
+
+
+Imports = Mapping[str, Callable[..., Any]]
+
+
+class Program:
+    """A module's functions, with their globals."""
+
+    def __init__(self, vmfb: bytes, imports: Imports) -> None:
+        """Disassembles a module and runs its initializers.
+
+        Args:
+            vmfb: The module.
+            imports: Python functions by name, e.g. "hal.buffer.length". i64 come and go as
+                unsigned ints, variadic arguments as lists (of tuples where they come in tuples).
+
+        Raises:
+            VmError: It cannot be read, or an initializer failed.
+        """
+        text = disassemble(vmfb)
+        self._imports = imports
+        self._conventions = {name: (takes, gives) for name, takes, gives in _IMPORT.findall(text)}
+        self._rodata = {int(n): bytes.fromhex(digits) for n, digits in _RODATA.findall(text)}
+        self._functions = {
+            name: _Function(tuple(re.findall(r"%\w+", takes)), gives, _blocks(body))
+            for name, takes, gives, body in _FUNCTION.findall(text)
+        }
+        self._globals: dict[str, Any] = {}
+        self._global_ints: dict[int, int] = {}
+        if "__init" in self._functions:
+            self.call("__init")
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of what can be called."""
+        return tuple(name for name in self._functions if not name.startswith("__"))
+
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Calls a function of references with references.
+
+        Raises:
+            VmError: There is none, it failed, or does what is not known here.
+        """
+        function = self._functions.get(name)
+        if function is None:
+            raise VmError(f"no function {name}; the module has {', '.join(self.functions)}")
+        if len(arguments) != len(function.arguments):
+            raise VmError(
+                f"{name}: expected {len(function.arguments)} arguments, got {len(arguments)}"
+            )
+        registers = _Registers()
+        for register, value in zip(function.arguments, arguments, strict=True):
+            registers.set(register, value)
+        block = "^bb0"
+        while True:
+            for line in function.blocks[block]:
+                outcome = self._step(line, registers)
+                if isinstance(outcome, tuple):
+                    return outcome
+                if outcome is not None:
+                    block = outcome
+                    break
+            else:
+                raise VmError(f"{name}: {block} ends without a jump")
+
+    def _step(self, line: str, registers: _Registers) -> str | tuple[Any, ...] | None:
+        """One instruction: the block that it jumps to, the results where it returns, or None."""
+        results, _, words = line.rpartition(" = ") if " = vm." in line else ("", "", line)
+        opcode, _, rest = words.partition(" ")
+        if opcode.startswith("vm.call"):
+            return self._call_import(words, results, registers)
+        match opcode:
+            case "vm.return":
+                return tuple(registers.get(name) for name in _names(rest))
+            case "vm.br":
+                return _jump(rest, registers)
+            case "vm.cond_br":
+                condition, _, targets = rest.partition(", ")
+                taken, other = re.findall(r"\^bb\d+\([^)]*\)", targets)
+                return _jump(taken if registers.get(condition) else other, registers)
+            case "vm.fail":
+                raise VmError(f"the module failed: {rest}")
+            case "vm.discard.refs" | "vm.trace" | "vm.print":
+                return None
+            case "vm.const.ref.zero":
+                registers.set(results, None)
+            case "vm.const.ref.rodata":
+                registers.set(results, self._rodata[int(rest.split()[0])])
+            case "vm.assign.ref" | "vm.cast.any.ref":
+                registers.set(results, registers.get(_names(rest)[0]))
+            case _ if opcode.startswith("vm.global."):
+                self._access_global(opcode, rest, results, registers)
+            case _:
+                _compute(opcode, rest, results, registers)
+        return None
+
+    def _access_global(self, opcode: str, rest: str, result: str, registers: _Registers) -> None:
+        _, _, way, kind = opcode.split(".")
+        index = _INDEX.search(rest)
+        if index is None or kind not in ("ref", "i32", "i64"):
+            raise VmError(f"unknown instruction {opcode} {rest}")
+        key, bits = f"{kind == 'ref'} {index[1]}", 64 if kind == "i64" else 32
+        if way == "load":
+            registers.set(result, self._globals.get(key, None if kind == "ref" else 0), bits)
+        else:
+            self._globals[key] = registers.get(_names(rest)[0], bits)
+
+    def _call_import(self, words: str, results: str, registers: _Registers) -> str | None:
+        call = _CALL.match(words)
+        if call is None or call["name"] not in self._conventions:
+            raise VmError(f"unknown call: {words}")
+        name = call["name"]
+        takes, gives = (kinds.replace("v", "") for kinds in self._conventions[name])
+        segments = [int(n) for n in (call["segments"] or "").split(",") if n.strip()]
+        values = _arguments(takes, segments, _names(call["arguments"]), registers)
+        function = self._imports.get(name)
+        if function is None:
+            raise VmError(f"the import {name} is not known to the emulator")
+        returned = function(*values)
+        given = returned if len(gives) > 1 else (returned,) if gives else ()
+        if call["yields"]:
+            # The results go to the registers that the block they arrive in names.
+            jump = _JUMP.match(call["target"] or "")
+            if jump is None:
+                raise VmError(f"unknown call: {words}")
+            for register, value, kind in zip(_names(jump[2]), given, gives, strict=True):
+                registers.set(register, value, 64 if kind == "I" else 32)
+            return jump[1]
+        for register, value, kind in zip(_names(results), given, gives, strict=True):
+            registers.set(register, value, 64 if kind == "I" else 32)
+        return None
+
+
+def disassemble(vmfb: bytes) -> str:
+    """What ``iree-dump-module`` prints of a module.
+
+    Raises:
+        VmError: It cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "module.vmfb"
+        path.write_bytes(vmfb)
+        command = [sys.executable, "-m", "iree._runtime.scripts.iree_dump_module"]
+        command += ["--output=all", str(path)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise VmError(f"iree-dump-module failed: {run.stderr.strip()}")
+    return run.stdout
+
+
+def _blocks(body: str) -> dict[str, tuple[str, ...]]:
+    blocks: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in body.splitlines():
+        if label := _LABEL.match(line):
+            lines = blocks.setdefault(label[1], [])
+        elif words := line.partition("  //")[0].strip():
+            lines.append(words)
+    return {label: tuple(lines) for label, lines in blocks.items()}
+
+
+def _register(name: str) -> tuple[str, int]:
+    """Kind and number: %i4:5 is ("i", 4). Upper case moves a reference: no difference here."""
+    match = re.match(r"%([irIR])(\d+)", name)
+    if match is None:
+        raise VmError(f"expected a register, got {name}")
+    return match[1].lower(), int(match[2])
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"%\w+(?::\d+)?", text)
+
+
+def _jump(text: str, registers: _Registers) -> str:
+    """The block that is jumped to; its arguments are set, all at once."""
+    match = _JUMP.match(text)
+    if match is None:
+        raise VmError(f"unknown jump: {text}")
+    moves = [pair.split("->") for pair in match[2].split(", ") if pair]
+    values = [registers.get(source) for source, _ in moves]
+    for (_, destination), value in zip(moves, values, strict=True):
+        registers.set(destination, value)
+    return match[1]
+
+
+def _arguments(
+    convention: str, segments: Sequence[int], names: Sequence[str], registers: _Registers
+) -> list[Any]:
+    """What a call passes, by its calling convention: "CrIID" are variadic tuples of (r, I, I)."""
+    left = iter(names)
+
+    def take(kind: str) -> Any:
+        return registers.get(next(left), 64 if kind == "I" else 32)
+
+    values: list[Any] = []
+    counts = iter(segments)
+    kinds = re.findall(r"C\w+?D|\w", convention)
+    for kind in kinds:
+        count = next(counts, _ONE_VALUE)
+        if not kind.startswith("C"):
+            values.append(take(kind))
+            continue
+        parts = kind[1:-1]
+        rows = [tuple(take(part) for part in parts) for _ in range(count)]
+        values.append([row[0] for row in rows] if len(parts) == 1 else rows)
+    return values
+
+
+def _signed(value: int, bits: int) -> int:
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def _divide(a: int, b: int) -> int:
+    """Toward zero."""
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+_BINARY: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": _divide,
+    "rem": lambda a, b: a - _divide(a, b) * b,
+    "min": min,
+    "max": max,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "shl": operator.lshift,
+    "shr": operator.rshift,
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+}
+
+
+def _compute(opcode: str, rest: str, result: str, registers: _Registers) -> None:
+    """Arithmetic: vm.add.i32, vm.min.i64.u, vm.cmp.lt.i64.s, vm.select.ref, ..."""
+    words = opcode.split(".")[1:]
+    names = _names(rest)
+    match words:
+        case ["const", kind, *zero]:
+            registers.set(result, 0 if zero else int(rest), _WIDTHS[kind])
+        case ["select", kind]:
+            bits = _WIDTHS.get(kind, 32)
+            chosen = names[1] if registers.get(names[0]) else names[2]
+            registers.set(result, registers.get(chosen, bits), bits)
+        case ["cmp", "nz", "ref"]:
+            registers.set(result, int(registers.get(names[0]) is not None))
+        case ["cmp", "eq" | "ne" as how, "ref"]:
+            same = registers.get(names[0]) is registers.get(names[1])
+            registers.set(result, int(same == (how == "eq")))
+        case ["cmp", "nz", kind]:
+            registers.set(result, int(registers.get(names[0], _WIDTHS[kind]) != 0))
+        case ["cmp", how, kind, *sign] if how in _COMPARISONS:
+            a, b = (_operand(registers, name, kind, sign) for name in names)
+            registers.set(result, int(_COMPARISONS[how](a, b)))
+        case ["trunc" | "ext", source, to, *sign]:
+            bits = _WIDTHS[source]
+            value = registers.get(names[0], 64 if bits == 64 else 32) & (1 << bits) - 1
+            value = _signed(value, bits) if sign == ["s"] else value
+            # What is narrower than 32 bits is kept in 32: sign and all.
+            kept = 64 if to == "i64" else 32
+            registers.set(result, value if sign else value & (1 << _WIDTHS[to]) - 1, kept)
+        case ["not", kind]:
+            registers.set(result, ~registers.get(names[0], _WIDTHS[kind]), _WIDTHS[kind])
+        case ["abs", kind]:
+            value = _operand(registers, names[0], kind, ["s"])
+            registers.set(result, abs(value), _WIDTHS[kind])
+        case ["ctlz", kind]:
+            value = registers.get(names[0], _WIDTHS[kind])
+            registers.set(result, _WIDTHS[kind] - value.bit_length(), _WIDTHS[kind])
+        case ["fma", kind]:
+            a, b, c = (registers.get(name, _WIDTHS[kind]) for name in names)
+            registers.set(result, a * b + c, _WIDTHS[kind])
+        case ["shl" | "shr" as how, kind, *sign]:
+            value = _operand(registers, names[0], kind, sign)
+            registers.set(result, _BINARY[how](value, registers.get(names[1])), _WIDTHS[kind])
+        case [how, kind, *sign] if how in _BINARY and kind in _WIDTHS:
+            a, b = (_operand(registers, name, kind, sign) for name in names)
+            registers.set(result, _BINARY[how](a, b), _WIDTHS[kind])
+        case _:
+            raise VmError(f"unknown instruction {opcode} {rest}")
+
+
+def _operand(registers: _Registers, name: str, kind: str, sign: Sequence[str]) -> int:
+    value: int = registers.get(name, _WIDTHS[kind])
+    return _signed(value, _WIDTHS[kind]) if list(sign) == ["s"] else value

@@ -1,0 +1,75 @@
+"""What is verified on a GPU or emulated: specs, and the data that each is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, bind
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.spec import LayerNormSpec
+
+_WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)
+_DTYPES = ("f32", "f16", "bf16")
+_ADVERSARIAL_ROWS = 37
+
+
+def specs() -> Iterator[LayerNormSpec]:
+    """Widths, element types, masks and options."""
+    for width in _WIDTHS:
+        for dtype in _DTYPES:
+            yield LayerNormSpec((width,), dtype)
+    for width in (769, 4096):
+        yield LayerNormSpec((width,), "f64")
+        for half in ("f16", "bf16"):
+            yield LayerNormSpec((width,), "f32", grad_output_dtype=half, weight_dtype=half)
+            yield LayerNormSpec((width,), half, weight_dtype="f32")
+        for dtype in ("f32", "bf16"):
+            yield LayerNormSpec((width,), dtype, has_weight=False)
+            yield LayerNormSpec((width,), dtype, recompute_eps=DEFAULT_EPS)
+            for mask in ((True, False, False), (False, True, True), (False, False, True)):
+                yield LayerNormSpec((width,), dtype, output_mask=mask)
+
+
+def random_call(spec: LayerNormSpec, rows: int, rng: np.random.Generator) -> Call:
+    """Rows from a normal distribution, with their true statistics."""
+    return _call(spec, rng.standard_normal((rows, spec.columns)) * 2 + 0.5, rng)
+
+
+def adversarial_call(spec: LayerNormSpec, rng: np.random.Generator) -> Call:
+    """Rows that are constant, far from zero, zero, and with an Inf and a NaN, among random ones."""
+    x = rng.standard_normal((_ADVERSARIAL_ROWS, spec.columns))
+    x[0] = 3.0  # rstd is 1 / sqrt(eps)
+    x[1] += 100.0
+    x[2] = 0.0
+    x[3, 0] = np.inf
+    x[4, -1] = np.nan
+    return _call(spec, x, rng)
+
+
+def _call(spec: LayerNormSpec, x64: Array, rng: np.random.Generator) -> Call:
+    """Random gradients and weights for these rows, and the rows' true statistics."""
+
+    def of(dtype: str, values: Array) -> Array:
+        return values.astype(DTYPES[dtype].numpy)
+
+    x = of(spec.dtype, x64)
+    mean = rstd = None
+    if spec.recompute_eps is None:
+        with np.errstate(all="ignore"):
+            mean = of(spec.acc_dtype, x.astype(np.float64).mean(axis=1))
+            var = x.astype(np.float64).var(axis=1)
+            rstd = of(spec.acc_dtype, 1 / np.sqrt(var + DEFAULT_EPS))
+    weight = of(spec.gamma_dtype, rng.standard_normal(spec.columns) + 1)
+    dims = spec.normalized_shape
+    return bind(
+        of(spec.dy_dtype, rng.standard_normal(x.shape)).reshape(-1, *dims),
+        x.reshape(-1, *dims),
+        dims,
+        mean,
+        rstd,
+        weight.reshape(dims) if spec.has_weight else None,
+        None,
+        spec.output_mask,
+    )
