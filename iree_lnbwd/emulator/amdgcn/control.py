@@ -114,5 +114,5 @@ def _waiting(most: dict[str, int]) -> Callable[[Group, Machine], None]:
 
 def _before_barrier(group: Group, machine: Machine) -> None:
     """What a wave did in LDS is done when others learn of it only if it waited."""
-    if not group.waves.waits.idle(LDS, group.index):
+    if not group.waves.waits.idle(LDS)[group.index].all():
         raise Fault("a barrier while LDS accesses are under way: an s_waitcnt is missing")

@@ -17,12 +17,14 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 
 from iree_lnbwd.emulator.amdgcn.accesses import LOADS, STORES
-from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11, Table
+from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11
 from iree_lnbwd.emulator.amdgcn.operands import width
 from iree_lnbwd.emulator.amdgcn.scalar import SCALAR
 from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
 from iree_lnbwd.emulator.launch import Fault
 
+# EF_AMDGPU_MACH of the ELF header's flags (LLVM AMDGPU guide, "Header").
+_TARGETS = {0x3F: "gfx90a", 0x41: "gfx1100", 0x4C: "gfx942", 0x4F: "gfx950"}
 _PRELOAD_PADDING = 256
 _LITERAL, _DPP, _SDWA, _ZERO = 255, 250, 249, 128
 _FLOATS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0", "0.15915494")
@@ -50,17 +52,17 @@ _DUAL_Y = _DUAL_X | {16: "add_nc_u32", 17: "lshlrev_b32", 18: "and_b32"}
 _BRANCHES = re.compile(r"s_c?branch")
 
 
-def disassemble(code_object: bytes, target: str) -> str:
-    """The kernels of a code object as assembly, with their descriptors.
-
-    Args:
-        code_object: An ELF file.
-        target: The processor, such as "gfx942".
+def disassemble(code_object: bytes) -> str:
+    """The kernels of a code object, an ELF file, as assembly, with their descriptors.
 
     Raises:
         Fault: Something in it is not known here.
     """
     found = symbols(code_object)
+    (flags,) = struct.unpack_from("<I", code_object, 0x30)
+    target = _TARGETS.get(flags & 0xFF)
+    if target is None:
+        raise Fault(f"a code object for a processor that is not known: flags {flags:#x}")
     parts = []
     for name, descriptor in found.items():
         kernel = name.removesuffix(".kd")
@@ -77,7 +79,7 @@ def disassemble(code_object: bytes, target: str) -> str:
             f".Lfunc_end_{kernel}:\n\t.size {kernel}, .Lfunc_end_{kernel}-{kernel}\n"
             f"\t.amdhsa_kernel {kernel}\n" + "\n".join(lines) + "\n\t.end_amdhsa_kernel\n"
         )
-    return "\t.text\n" + "".join(parts)
+    return f'\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"\n\t.text\n' + "".join(parts)
 
 
 def symbols(elf: bytes) -> dict[str, bytes]:
@@ -156,8 +158,6 @@ class _Code:
         self._name = name
         self._words = struct.unpack(f"<{len(code) // 4}I", code)
         self._gfx9 = target.startswith("gfx9")
-        if not self._gfx9 and not target.startswith("gfx11"):
-            raise Fault(f"the machine code of {target} is not known")
         self._has_sc = target in ("gfx942", "gfx950")
         self._tables = GFX9 if self._gfx9 else GFX11
         self._lanes = lanes
@@ -637,5 +637,3 @@ def _dpp_control(control: int, gfx9: bool) -> str:
     ranges |= {0x15: "row_newbcast"} if gfx9 else {0x15: "row_share", 0x16: "row_xmask"}
     return f"{ranges[control >> 4]}:{control & 15}"
 
-
-assert Table

@@ -9,6 +9,7 @@ Source: LLVM's AMDGPU guide, "Initial Kernel Execution State".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,13 +20,15 @@ from iree_lnbwd.emulator.amdgcn.control import decode_control
 from iree_lnbwd.emulator.amdgcn.lanes import LANES
 from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
-from iree_lnbwd.emulator.amdgcn.vector import decode_vector
+from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
+from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Waves
 from iree_lnbwd.emulator.launch import Bytes, Fault, Lanes, Launch
 from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
 
 _REGISTER_BYTES = 64 << 20  # of the vector registers of a batch
 _MOST_STEPS = 10_000_000  # of a batch: a kernel that takes more does not end
+_TARGET = re.compile(r'\.amdgcn_target ".*gfx(\d+)\w\w"')  # the generation, stepping left out
 _FOREVER = np.iinfo(np.int64).max
 
 # What user registers hold, in their order: directive, and how many.
@@ -51,19 +54,31 @@ _MODES = {
 class AmdgcnExecutor:
     """The kernels of one code object, from their assembly."""
 
-    def __init__(self, assembly: str, target: str) -> None:
-        """Reads the assembly.
-
-        Args:
-            assembly: As LLVM writes it.
-            target: The processor, such as "gfx942".
+    def __init__(self, assembly: str) -> None:
+        """Reads the assembly: `disassembly.disassemble`'s, or LLVM's.
 
         Raises:
             Fault: A line is not understood.
         """
         self._kernels = kernels(assembly)
-        self._generation = int(target.removeprefix("gfx")[:-2], 10)
+        found = _TARGET.search(assembly)
+        if found is None:
+            raise Fault("the assembly does not say what it is for (.amdgcn_target)")
+        self._generation = int(found[1])
         self._steps: dict[str, tuple[Step, ...]] = {}
+
+    def subgroup_size(self, kernel: str) -> int:
+        """Threads of a wave of a kernel.
+
+        Raises:
+            Fault: There is no such kernel.
+        """
+        return _lanes(self._kernel(kernel))
+
+    def _kernel(self, name: str) -> Kernel:
+        if name not in self._kernels:
+            raise Fault(f"no such kernel: {name}")
+        return self._kernels[name]
 
     def run(self, launch: Launch, memory: GlobalMemory) -> None:
         """Runs a kernel to its end on global memory.
@@ -72,15 +87,12 @@ class AmdgcnExecutor:
             Fault: With the instruction and the launch filled in.
         """
         try:
-            kernel = self._kernels.get(launch.kernel)
-            if kernel is None:
-                raise Fault(f"no such kernel: {launch.kernel}")
+            kernel = self._kernel(launch.kernel)
             _check(kernel, launch)
             with np.errstate(all="ignore"):
                 self._run(kernel, launch, memory)
         except Fault as fault:
-            fault.launch = launch
-            raise
+            raise fault.of(launch)  # noqa: B904 - it is the same one
 
     def decode(self, name: str) -> tuple[Step, ...]:
         """The instructions of a kernel, ready to run.
@@ -89,7 +101,7 @@ class AmdgcnExecutor:
             Fault: An instruction is not known.
         """
         if name not in self._steps:
-            kernel = self._kernels[name]
+            kernel = self._kernel(name)
             lanes = _lanes(kernel)
             self._steps[name] = tuple(
                 decode(instruction, kernel.labels, lanes, self._generation)
@@ -113,7 +125,7 @@ class AmdgcnExecutor:
                 subgroup_size=lanes,
                 first_lane=first * launch.threads,
             )
-            machine = Machine(launch, memory, shared, kernarg)
+            machine = Machine(launch, memory, shared, kernarg, first)
             workgroups = np.arange(first, first + count)
             state = _initial(kernel, launch, workgroups, lanes, vectors, kernarg, self._generation)
             _Scheduler(steps, state, machine, waves).run(kernel.entry)
@@ -133,7 +145,7 @@ def decode(
     Raises:
         Fault: It is not known.
     """
-    name = instruction.mnemonic
+    name = base_name(instruction)
     step = decode_control(instruction, labels, lanes)
     step = step or decode_scalar(instruction, lanes) or decode_vector(instruction, lanes)
     if step is not None:
@@ -142,7 +154,7 @@ def decode(
         return LANES[name](instruction, lanes)
     if name in ACCESSES:
         return ACCESSES[name](instruction, generation >= 10)
-    raise instruction.fault(f"instruction not known: {name}")
+    raise instruction.fault(f"instruction not known: {instruction.mnemonic}")
 
 
 def _lanes(kernel: Kernel) -> int:
@@ -317,5 +329,10 @@ class _Scheduler:
                 fault = Fault(what, lanes.reshape(-1))
                 fault.instruction = self._steps[waves.pc[first] - 1].instruction.where
                 raise fault
-        self._machine.shared.barrier(np.flatnonzero(waiting.all(axis=1)))
+        met = np.flatnonzero(waiting.all(axis=1))
+        self._machine.shared.barrier(met)
+        # What is still on its way to global memory is not ordered by a barrier.
+        idle = waves.waits.idle(VECTOR) & waves.waits.idle(STORE)
+        done = met[idle.reshape(by_workgroup).all(axis=1)[met]]
+        self._machine.memory.workgroup_barrier(done + self._machine.first_workgroup)
         waves.waiting[:] = False

@@ -32,12 +32,14 @@ class Machine:
         memory: Global memory.
         shared: LDS of the workgroups that run.
         kernarg: The kernel's arguments in memory.
+        first_workgroup: Of those that run.
     """
 
     launch: Launch
     memory: GlobalMemory
     shared: SharedMemory
     kernarg: Bytes
+    first_workgroup: int
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ _SDWA_SELECTORS = {
 }
 
 
+def base_name(instruction: Instruction) -> str:
+    """Of an instruction, whatever its encoding."""
+    return _FORM.sub("", instruction.mnemonic)
+
+
 def decode_vector(instruction: Instruction, lanes: int) -> Step | None:
     """A vector ALU instruction, ready to run; None where it is none that is known.
 
@@ -75,7 +80,7 @@ _Decoded = tuple[Compute, list[Register | None], list[Register | None]]
 
 
 def _decode(instruction: Instruction, lanes: int) -> _Decoded | None:
-    name = _FORM.sub("", instruction.mnemonic).replace("v_dual_", "v_")
+    name = base_name(instruction).replace("v_dual_", "v_")
     if name in _PACKED:
         return _packed(instruction, *_PACKED[name])
     if name in _MIXED:

@@ -62,10 +62,10 @@ class Waits:
         for register in [r for r, loads in count.pending.items() if (loads <= count.done).all()]:
             del count.pending[register]
 
-    def idle(self, counter: str, index: slice | Lanes) -> bool:
-        """Nothing is under way in any of the waves."""
+    def idle(self, counter: str) -> Array:
+        """Nothing is under way: [waves]."""
         count = self._counters[counter]
-        return bool((count.issued[index] == count.done[index]).all())
+        return count.issued == count.done
 
     def check(
         self, index: slice | Lanes, registers: tuple[tuple[bool, int], ...], *, loads: str = ""
