@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
-from iree_lnbwd import artifact, compiler, evidence, inspection, npz, runtime, verify
+import numpy as np
+
+from iree_lnbwd import (
+    artifact,
+    compiler,
+    emulator,
+    evidence,
+    inspection,
+    matrix,
+    npz,
+    runtime,
+    verify,
+)
+from iree_lnbwd.arguments import Call
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.inspection import Kernel
-from iree_lnbwd.runtime import Description, LayerNormBackward
+from iree_lnbwd.runtime import Description
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
+from iree_lnbwd.verify import Runs
 from iree_lnbwd.version import __version__
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
@@ -86,6 +101,18 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--data", type=Path, help=".npz of cases (default: the captured tensors)")
     sub.add_argument(
         "--modules", type=Path, help="folder of modules to use instead of compiling them"
+    )
+    sub.add_argument(
+        "--emulate",
+        action="store_true",
+        help="run the code for a GPU target in software, on a machine without that GPU",
+    )
+    sub.add_argument(
+        "--normalized-shape", type=_dims, help="take random rows of this shape, not captured ones"
+    )
+    sub.add_argument("--dtype", default="f32", choices=DTYPES, help="of the random rows")
+    sub.add_argument(
+        "--rows", default=(1, 7, 64), type=_dims, help="how many random rows (default: 1,7,64)"
     )
     sub.set_defaults(command=_verify)
 
@@ -190,41 +217,89 @@ def _compile(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    target, uri = _where(options.target, options.device)
-    if options.data is None:
+    load, where = _emulated(options) if options.emulate else _on_device(options)
+    cases, data_name = _cases(options)
+    print(f"{ENTRY} {where}, {data_name}\n")
+    start = time.perf_counter()
+    width = max((len(name) for name in cases), default=0)
+    rows: list[verify.Row] = []
+    fault = ""
+    try:
+        for row in verify.verify(cases, load):
+            if not rows:
+                print(verify.table_header(width))
+            print(verify.table_line(row, width), flush=True)
+            rows.append(row)
+    except (emulator.Fault, emulator.VmError) as error:
+        fault = str(error)
+        print(f"FAULT: {fault}")
+    print(f"\n{verify.EXPLANATION}\n")
+    missed = sum(not row.comparison.passed for row in rows)
+    verdict = "FAILED" if missed or fault or not rows else "passed"
+    print(
+        f"{verdict}: {len(rows) - missed} of {len(rows)} gradients within tolerance, "
+        f"{len(cases)} cases, {time.perf_counter() - start:.1f} s"
+    )
+    return _EXIT_OK if verdict == "passed" else _EXIT_MISS
+
+
+def _cases(options: argparse.Namespace) -> tuple[dict[str, Call], str]:
+    """What to verify on, and what it is in words."""
+    if options.normalized_shape is not None:
+        if options.data is not None:
+            raise ValueError("normalized-shape: expected no --data beside it")
+        seed = secrets.randbits(63)
+        rng = np.random.default_rng(seed)
+        spec = LayerNormSpec(options.normalized_shape, options.dtype)
+        calls = {f"random {m}": matrix.random_call(spec, m, rng) for m in options.rows}
+        return calls, f"random rows of seed {seed}"
+    if options.data is not None:
+        captured, name = npz.read_cases(options.data), str(options.data)
+    else:
         source = resources.files("iree_lnbwd") / "data" / "training_step.npz"
         with resources.as_file(source) as path:
-            captured = npz.read_cases(path)
-        data_name = "tensors captured from a training step"
-    else:
-        captured = npz.read_cases(options.data)
-        data_name = str(options.data)
-    cases = {name: verify.bind_case(arrays, case=name) for name, arrays in captured.items()}
-    print(f"{ENTRY} for {target.name} on {uri}, {data_name}\n")
+            captured, name = npz.read_cases(path), "tensors captured from a training step"
+    return {case: verify.bind_case(arrays, case=case) for case, arrays in captured.items()}, name
 
-    def load(spec: LayerNormSpec) -> LayerNormBackward:
+
+def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Runs], str]:
+    """How to load the module of a spec where the options say, and where that is in words."""
+    target, uri = _where(options.target, options.device)
+
+    def load(spec: LayerNormSpec) -> Runs:
         if options.modules is not None:
             name = f"{artifact.stem(spec, target.name)}.vmfb"
             return runtime.load(options.modules / name, str(uri))
         vmfb, manifest = compiler.build(spec, target, extra_flags=options.extra_flags)
         return runtime.load_built(vmfb, manifest, str(uri))
 
-    start = time.perf_counter()
-    width = max((len(name) for name in cases), default=0)
-    rows: list[verify.Row] = []
-    for row in verify.verify(cases, load):
-        if not rows:
-            print(verify.table_header(width))
-        print(verify.table_line(row, width), flush=True)
-        rows.append(row)
-    print(f"\n{verify.EXPLANATION}\n")
-    missed = sum(not row.comparison.passed for row in rows)
-    verdict = "FAILED" if missed or not rows else "passed"
-    print(
-        f"{verdict}: {len(rows) - missed} of {len(rows)} gradients within tolerance, "
-        f"{len(cases)} cases, {time.perf_counter() - start:.1f} s"
-    )
-    return _EXIT_OK if verdict == "passed" else _EXIT_MISS
+    return load, f"for {target.name} on {uri}"
+
+
+def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Runs], str]:
+    """The same in the emulator."""
+    if options.device is not None:
+        raise DeviceError("device: expected none beside --emulate")
+    if options.target is None:
+        raise ValueError("target: expected the name of a GPU target beside --emulate, got none")
+    target = find_target(options.target)
+
+    def load(spec: LayerNormSpec) -> Runs:
+        name = artifact.stem(spec, target.name)
+        if options.modules is not None:
+            vmfb, _ = artifact.read(options.modules / f"{name}.vmfb")
+        else:
+            vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
+        return emulator.EmulatedLayerNormBackward(vmfb, source=name, progress=_show_launch)
+
+    return load, f"for {target.name} in the emulator"
+
+
+def _show_launch(launch: emulator.Launch) -> None:
+    """What runs now, on a line of a terminal that the next line of the table overwrites."""
+    if sys.stderr.isatty():
+        said = f"{launch.kernel}: {launch.workgroups} workgroups of {launch.threads} threads"
+        print(f"\x1b[2K{said}\r", end="", file=sys.stderr, flush=True)
 
 
 def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
