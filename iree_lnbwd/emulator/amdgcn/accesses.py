@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from iree_lnbwd.emulator.amdgcn.arguments import KERNARG_ADDRESS
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
 from iree_lnbwd.emulator.amdgcn.operands import (
     Operand,
@@ -29,7 +30,6 @@ from iree_lnbwd.emulator.amdgcn.waits import LDS, SCALAR, STORE, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import Group, Mask, Register
 from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Lanes
 
-KERNARG_ADDRESS = 1 << 20  # below all global memory
 _CACHE_POLICIES = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt", "scope", "th"})
 _WIDEST = 16  # bytes of one access of memory
 
@@ -210,7 +210,7 @@ def _lanes_of(values: Array, where: Mask) -> Lanes:
 
 def _load(machine: Machine, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
     """From global memory, or from the kernel's arguments."""
-    if addresses.size and addresses.max() < KERNARG_ADDRESS + machine.kernarg.size:
+    if addresses.size and addresses.max() < KERNARG_ADDRESS + machine.arguments.content.size:
         return _load_argument(machine, lanes, addresses, nbytes)
     alignment = _alignment(addresses, nbytes)
     return machine.memory.load(lanes, addresses, nbytes, alignment=alignment)
@@ -218,14 +218,21 @@ def _load(machine: Machine, lanes: Lanes, addresses: Lanes, nbytes: int) -> Byte
 
 def _load_argument(machine: Machine, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
     offsets = addresses - KERNARG_ADDRESS
-    outside = (offsets < 0) | (offsets + nbytes > machine.kernarg.size)
+    outside = (offsets < 0) | (offsets + nbytes > machine.arguments.content.size)
     if outside.any():
         raise Fault(
             f"byte {offsets[outside][0]} is out of bounds of the kernel's arguments, which have "
-            f"{machine.kernarg.size}",
+            f"{machine.arguments.content.size}",
             lanes[outside],
         )
-    return machine.kernarg[offsets[:, None] + np.arange(nbytes)]
+    return machine.arguments.content[offsets[:, None] + np.arange(nbytes)]
+
+
+def _is_known(machine: Machine, address: int) -> bool:
+    """A word of memory holds something, as far as that is known here: of arguments it may not."""
+    offset = address - KERNARG_ADDRESS
+    known = machine.arguments.known
+    return not 0 <= offset < known.size or bool(known[offset : offset + 4].all())
 
 
 # Buffers: global memory behind a descriptor of four registers
@@ -479,6 +486,8 @@ def _scalar_load(nbytes: int) -> _Decoder:
                 words = _load(machine, lanes, start + at, size).view(np.uint32)
                 for n in range(words.shape[1]):
                     group.set_scalar(into.index + at // 4 + n, words[:, n])
+                    if not _is_known(machine, int(start[0]) + at + 4 * n):
+                        group.forget_scalar(into.index + at // 4 + n)
             group.waves.waits.issue(SCALAR, group.index, written)
 
         written = numbers([into])

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES, KERNARG_ADDRESS
+from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES
+from iree_lnbwd.emulator.amdgcn.arguments import KERNARG_ADDRESS, Arguments, arguments
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction, Kernel, kernels
 from iree_lnbwd.emulator.amdgcn.control import decode_control
 from iree_lnbwd.emulator.amdgcn.lanes import LANES
@@ -23,7 +24,7 @@ from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
 from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Waves
-from iree_lnbwd.emulator.launch import Bytes, Fault, Lanes, Launch
+from iree_lnbwd.emulator.launch import Fault, Lanes, Launch
 from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
 
 _REGISTER_BYTES = 64 << 20  # of the vector registers of a batch
@@ -111,7 +112,7 @@ class AmdgcnExecutor:
 
     def _run(self, kernel: Kernel, launch: Launch, memory: GlobalMemory) -> None:
         steps = self.decode(kernel.name)
-        kernarg = _kernarg(launch)
+        given = arguments(launch, kernel.number("kernarg_size"))
         lanes = _lanes(kernel)
         vectors = kernel.number("next_free_vgpr")
         waves = -(-launch.threads // lanes)
@@ -125,9 +126,9 @@ class AmdgcnExecutor:
                 subgroup_size=lanes,
                 first_lane=first * launch.threads,
             )
-            machine = Machine(launch, memory, shared, kernarg, first)
+            machine = Machine(launch, memory, shared, given, first)
             workgroups = np.arange(first, first + count)
-            state = _initial(kernel, launch, workgroups, lanes, vectors, kernarg, self._generation)
+            state = _initial(kernel, launch, workgroups, lanes, vectors, given, self._generation)
             _Scheduler(steps, state, machine, waves).run(kernel.entry)
 
 
@@ -169,16 +170,6 @@ def _check(kernel: Kernel, launch: Launch) -> None:
             raise Fault(f".amdhsa_{directive} {got}: only {expected} is known")
     if kernel.number("private_segment_fixed_size") or kernel.number("uses_dynamic_stack"):
         raise Fault("scratch memory is not known")
-    given, declared = len(_kernarg(launch)), kernel.number("kernarg_size")
-    if given != declared:
-        raise Fault(f"{declared} bytes of arguments are declared, {given} are given")
-
-
-def _kernarg(launch: Launch) -> Bytes:
-    """As IREE's HIP driver passes them: pointers to the bindings, then the constants."""
-    addresses = np.array([binding.address for binding in launch.bindings], np.uint64)
-    constants = np.array(launch.constants, np.uint32)
-    return np.concatenate([addresses.view(np.uint8), constants.view(np.uint8)])
 
 
 def _initial(
@@ -187,7 +178,7 @@ def _initial(
     workgroups: Lanes,
     lanes: int,
     vectors: int,
-    kernarg: Bytes,
+    given: Arguments,
     generation: int,
 ) -> Waves:
     """The waves of some workgroups before their first instruction."""
@@ -199,7 +190,7 @@ def _initial(
     group = Group(state, np.arange(state.count))
     for n, word in enumerate(_words(exists)):
         group.set_scalar(EXEC + n, word)
-    _set_user_registers(kernel, group, kernarg)
+    _set_user_registers(kernel, group, given)
     _set_workgroup_ids(kernel, group, launch, workgroup, generation)
     x, y, _ = launch.workgroup_size
     # Packed: x, y and z of a thread, 10 bits each (gfx90a, gfx11 and later).
@@ -212,7 +203,7 @@ def _words(exists: np.typing.NDArray[np.bool_]) -> np.typing.NDArray[np.uint32]:
     return np.packbits(exists, axis=1, bitorder="little").view(np.uint32).T
 
 
-def _set_user_registers(kernel: Kernel, group: Group, kernarg: Bytes) -> None:
+def _set_user_registers(kernel: Kernel, group: Group, given: Arguments) -> None:
     at = 0
     for directive, count in _USER_REGISTERS:
         if not kernel.number(directive):
@@ -223,9 +214,10 @@ def _set_user_registers(kernel: Kernel, group: Group, kernarg: Bytes) -> None:
         at += count  # the others stay unknown: to read them is a fault
     length = kernel.number("user_sgpr_kernarg_preload_length")
     start = kernel.number("user_sgpr_kernarg_preload_offset")
-    words = kernarg[: len(kernarg) // 4 * 4].view(np.uint32)[start : start + length]
+    words = given.content.view(np.uint32)[start : start + length]
     for n, word in enumerate(words):
-        group.set_scalar(at + n, word)
+        if given.known[4 * (start + n) : 4 * (start + n + 1)].all():
+            group.set_scalar(at + n, word)
 
 
 def _set_workgroup_ids(

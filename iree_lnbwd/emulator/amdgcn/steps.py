@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from iree_lnbwd.emulator.amdgcn.arguments import Arguments
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
 from iree_lnbwd.emulator.amdgcn.waves import NULL, Group, Mask, Register
-from iree_lnbwd.emulator.launch import Bytes, Lanes, Launch
+from iree_lnbwd.emulator.launch import Lanes, Launch
 from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
 
 Registers = tuple[tuple[bool, int], ...]
@@ -31,14 +32,14 @@ class Machine:
         launch: The dispatch.
         memory: Global memory.
         shared: LDS of the workgroups that run.
-        kernarg: The kernel's arguments in memory.
+        arguments: The kernel's arguments in memory.
         first_workgroup: Of those that run.
     """
 
     launch: Launch
     memory: GlobalMemory
     shared: SharedMemory
-    kernarg: Bytes
+    arguments: Arguments
     first_workgroup: int
 
 

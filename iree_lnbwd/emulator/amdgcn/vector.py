@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,11 +29,27 @@ from iree_lnbwd.emulator.amdgcn.operands import (
 )
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, numbers
 from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR, Vector
-from iree_lnbwd.emulator.amdgcn.waves import Group, Register
+from iree_lnbwd.emulator.amdgcn.waves import Group, Mask, Register
 from iree_lnbwd.emulator.launch import Array
 
-Write = Callable[[], None]
-Compute = Callable[[Group], list[Write]]  # everything is read before anything is written
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What an instruction is about to write.
+
+    Attributes:
+        write: Writes it.
+        register: Where.
+        unknown: The lanes that depend on what was never written.
+    """
+
+    write: Callable[[], None]
+    register: Register
+    unknown: Mask | None
+
+
+Compute = Callable[[Group], list[_Result]]  # everything is read before anything is written
 
 _FORM = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
 _READS_VCC = {"v_div_fmas_f32"}  # and says so nowhere
@@ -69,9 +86,17 @@ def decode_vector(instruction: Instruction, lanes: int) -> Step | None:
     writes = tuple(register for _, _, written in parts for register in written)
     computes = [compute for compute, _, _ in parts]
 
+
     def run(group: Group, machine: Machine) -> None:
-        for write in [write for compute in computes for write in compute(group)]:
-            write()
+        # Compilers leave elements of vectors undefined and compute on them, too: what comes of
+        # that is as undefined, which is a fault only where it matters.
+        results = [result for compute in computes for result in compute(group)]
+        for result in results:
+            result.write()
+            if result.unknown is not None:
+                unknown = result.unknown & group.active
+                for register in numbers([result.register]):
+                    group.forget(register, unknown)
 
     return Step(instruction, run, numbers(reads), numbers(writes))
 
@@ -140,8 +165,11 @@ def _general(
     half = 1 if selected[-1] else None
     compute_values = operation.compute
 
-    def compute(group: Group) -> list[Write]:
-        sources = [read(group) for read in readers]
+    def compute(group: Group) -> list[_Result]:
+        if operation.selects:
+            sources, unknown = _read_selected(group, readers)
+        else:
+            sources, unknown = group.trace(readers)
         where = None
         if dpp is not None:
             sources[0] = dpp.move(group, sources[0])
@@ -150,25 +178,71 @@ def _general(
         values = values if isinstance(values, tuple) else (values,)
         if clamp:
             values = (np.fmin(np.fmax(values[0], np.float32(0)), np.float32(1)), *values[1:])
-        return [
-            _write(group, target, kind, value, where, half)
+        written = [
+            _write(group, target, kind, value, where, half, unknown)
             for target, kind, value in zip(targets, results, values, strict=True)
         ]
+        if unknown is not None and operation.low_apart:
+            _, of_low = group.trace(low_words)
+            written[:1] = _apart(written[0], of_low)
+        return written
 
+    low_words = [
+        _low_word(instruction, text)
+        for text in texts[len(results) :]
+        if operation.low_apart
+    ]
     used = [operand(instruction, text).register for text in texts[len(results) :]]
     return compute, used, [target.register for target in targets]
 
 
+def _read_selected(group: Group, readers: list[Reader]) -> tuple[list[Array], Mask | None]:
+    """Sources of a selection: of what is not selected it does not matter whether it is known."""
+    values, unknown = group.trace(readers)
+    if unknown is not None:
+        _, of_mask = group.trace(readers[2:])
+        unknown = np.zeros_like(group.active) if of_mask is None else of_mask
+        for read, selected in ((readers[0], ~values[2]), (readers[1], values[2])):
+            _, of_source = group.trace([read])
+            if of_source is not None:
+                unknown = unknown | of_source & selected
+    return values, unknown
+
+
+def _low_word(instruction: Instruction, text: str) -> Reader:
+    source = operand(instruction, text).register
+    if source is None:
+        return lambda group: np.zeros((1, 1), np.uint32)
+    if source.vector:
+        return lambda group: group.vector(source.index)
+    return lambda group: group.scalar(source.index)
+
+
+def _apart(whole: _Result, of_low: Mask | None) -> list[_Result]:
+    """The two words of a result of 64 bits, of which the lower may be known."""
+    low, high = (whole.register.one(n) for n in range(2))
+    return [_Result(whole.write, low, of_low), _Result(lambda: None, high, whole.unknown)]
+
+
 def _write(
-    group: Group, target: Operand, kind: str, value: Array, where: Array | None, half: int | None
-) -> Write:
+    group: Group,
+    target: Operand,
+    kind: str,
+    value: Array,
+    where: Array | None,
+    half: int | None,
+    unknown: Mask | None,
+) -> _Result:
     register = target.register
     assert register is not None
-    if kind == "mask":
-        active = group.active if where is None else where
-        index = register.index
-        return lambda: group.set_mask(index, value & active)
-    return lambda: write_vector(group, target, kind, value, where, half=half)
+
+    def write() -> None:
+        if kind == "mask":
+            group.set_mask(register.index, value & (group.active if where is None else where))
+        else:
+            write_vector(group, target, kind, value, where, half=half)
+
+    return _Result(write, register, unknown)
 
 
 def _bits(instruction: Instruction, text: str, most: int, default: int = 0) -> list[int]:
@@ -247,10 +321,11 @@ def _packed(instruction: Instruction, count: int, compute_one: Callable[..., Arr
     assert register is not None
     parts = [Operand("", register.one(n)) for n in range(2)]
 
-    def compute(group: Group) -> list[Write]:
+    def compute(group: Group) -> list[_Result]:
+        halves = [group.trace(row) for row in readers]
         return [
-            _write(group, parts[half], "f32", compute_one(*values), None, None)
-            for half, values in enumerate([[r(group) for r in row] for row in readers])
+            _write(group, part, "f32", compute_one(*values), None, None, unknown)
+            for part, (values, unknown) in zip(parts, halves, strict=True)
         ]
 
     return compute, [operand(instruction, text).register for text in texts], [register]
@@ -296,11 +371,12 @@ def _mixed(instruction: Instruction, half: int) -> _Decoded:
         _f16_or_f32(instruction, *what) for what in zip(texts, is_f16, upper, strict=True)
     ]
 
-    def compute(group: Group) -> list[Write]:
-        value = fma_f32(*(read(group) for read in readers))
+    def compute(group: Group) -> list[_Result]:
+        sources, unknown = group.trace(readers)
+        value = fma_f32(*sources)
         if half < 0:
-            return [_write(group, target, "f32", value, None, None)]
-        return [_write(group, target, "f16", value.astype(np.float16), None, half)]
+            return [_write(group, target, "f32", value, None, None, unknown)]
+        return [_write(group, target, "f16", value.astype(np.float16), None, half, unknown)]
 
     return compute, [operand(instruction, t).register for t in texts], [target.register]
 

@@ -34,12 +34,16 @@ class Vector:
         sources: Types of what it reads.
         compute: From arrays of the sources to one of the result, or a tuple of them.
         accumulates: The destination is its last source as well.
+        selects: It takes one of its first two sources, by a mask.
+        low_apart: The lower word of its 64-bit result depends on nothing but lower words.
     """
 
     results: tuple[str, ...]
     sources: tuple[str, ...]
     compute: Callable[..., Any]
     accumulates: bool = False
+    selects: bool = False
+    low_apart: bool = False
 
 
 def _op(results: str, sources: str, compute: Callable[..., Any]) -> Vector:
@@ -64,6 +68,9 @@ def _mad_u64_u32(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     product = _wide(a) * _wide(b)
     total = product + c
     return total, total < product
+
+
+_MAD_U64_U32 = Vector(("u64", "mask"), ("u32", "u32", "u64"), _mad_u64_u32, low_apart=True)
 
 
 def _low_24(value: Array) -> Array:
@@ -297,9 +304,9 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
     | _comparisons()
     | {
         "v_mov_b32": _op("b32", "b32", np.copy),
-        "v_mov_b64": _op("b64", "b64", np.copy),
+        "v_mov_b64": Vector(("b64",), ("b64",), np.copy, low_apart=True),
         "v_mov_b16": _op("b16", "b16", np.copy),
-        "v_cndmask_b32": _op("b32", "b32 b32 mask", _select),
+        "v_cndmask_b32": Vector(("b32",), ("b32", "b32", "mask"), _select, selects=True),
         "v_and_b32": _op("u32", "u32 u32", np.bitwise_and),
         "v_or_b32": _op("u32", "u32 u32", np.bitwise_or),
         "v_xor_b32": _op("u32", "u32 u32", np.bitwise_xor),
@@ -326,8 +333,11 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_lshl_or_b32": _op("u32", "u32 u32 u32", lambda a, b, c: _shift_left(b, a) | c),
         "v_lshl_add_u32": _op("u32", "u32 u32 u32", lambda a, b, c: _shift_left(b, a) + c),
         "v_add_lshl_u32": _op("u32", "u32 u32 u32", lambda a, b, c: _shift_left(c, a + b)),
-        "v_lshl_add_u64": _op(
-            "u64", "u64 u32 u64", lambda a, b, c: (a << _wide(b & _U32(7))) + c
+        "v_lshl_add_u64": Vector(
+            ("u64",),
+            ("u64", "u32", "u64"),
+            lambda a, b, c: (a << _wide(b & _U32(7))) + c,
+            low_apart=True,
         ),
         "v_add3_u32": _op("u32", "u32 u32 u32", lambda a, b, c: a + b + c),
         "v_xad_u32": _op("u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c),
@@ -340,8 +350,8 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         ),
         "v_mul_u32_u24": _op("u32", "u32 u32", lambda a, b: _low_24(a) * _low_24(b)),
         "v_mad_u32_u24": _op("u32", "u32 u32 u32", lambda a, b, c: _low_24(a) * _low_24(b) + c),
-        "v_mad_u64_u32": _op("u64 mask", "u32 u32 u64", _mad_u64_u32),
-        "v_mad_co_u64_u32": _op("u64 mask", "u32 u32 u64", _mad_u64_u32),
+        "v_mad_u64_u32": _MAD_U64_U32,
+        "v_mad_co_u64_u32": _MAD_U64_U32,
         "v_rcp_f32": _op("f32", "f32", _reciprocal_f32),
         "v_rsq_f32": _op("f32", "f32", _reciprocal_square_root_f32),
         "v_sqrt_f32": _op("f32", "f32", _square_root_f32),

@@ -7,6 +7,7 @@ is the waves that run an instruction together: usually all of them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +119,8 @@ class Group:
         self.index: slice | Lanes = slice(None) if everyone else members
         self._active: Mask | None = None
         self._all_active = False
+        self._tracing = False
+        self._unknown: Mask | None = None
 
     @property
     def active(self) -> Mask:
@@ -141,11 +144,10 @@ class Group:
         """A scalar register: [waves]."""
         if index == NULL:
             return np.zeros(self.size, np.uint32)
-        known = self.waves.scalar_known
-        if (False, index) not in self.waves.all_known and not known[index][self.index].all():
-            name = Register(False, index, 1).name
-            unknown = self.members[~known[index][self.index]]
-            raise Fault(f"{name} is read and was never written", self.waves.lane_ids[unknown, 0])
+        if (False, index) not in self.waves.all_known:
+            unknown = ~self.waves.scalar_known[index][self.index]
+            if unknown.any():
+                self._found_unknown(Register(False, index, 1), unknown[:, None] & self._exists)
         words: Words = self.waves.scalars[index][self.index]
         return words
 
@@ -161,6 +163,35 @@ class Group:
                 self.waves.all_known.add(key)
         if index in (EXEC, EXEC + 1):
             self._active = None
+
+    @property
+    def _exists(self) -> Mask:
+        mask: Mask = self.waves.exists[self.index]
+        return mask
+
+    def _found_unknown(self, source: Register, where: Mask) -> None:
+        if not self._tracing:
+            raise Fault(f"{source.name} is used and was never written", self.lane_ids[where])
+        self._unknown = where if self._unknown is None else self._unknown | where
+
+    def trace(self, readers: Sequence[Callable[[Group], Array]]) -> tuple[list[Array], Mask | None]:
+        """What some readers read, and where that was never written: here no fault."""
+        self._tracing, self._unknown = True, None
+        values = [read(self) for read in readers]
+        self._tracing = False
+        return values, self._unknown
+
+    def forget(self, register: tuple[bool, int], where: Mask) -> None:
+        """What a register was given in some lanes depends on what was never written."""
+        vector, index = register
+        known = self.waves.vector_known if vector else self.waves.scalar_known
+        known[index][self.index] &= ~(where if vector else where.any(axis=1))
+        self.waves.all_known.discard(register)
+
+    def forget_scalar(self, index: int) -> None:
+        """What a scalar register was given is not known."""
+        self.waves.scalar_known[index][self.index] = False
+        self.waves.all_known.discard((False, index))
 
     def scc(self) -> Mask:
         """The scalar condition code: [waves]."""
@@ -200,7 +231,7 @@ class Group:
             if not everywhere:
                 unknown &= self.active
             if unknown.any():
-                raise Fault(f"v{index} is read and was never written", self.lane_ids[unknown])
+                self._found_unknown(Register(True, index, 1), unknown)
         words: Words = waves.vectors[index][self.index]
         return words
 
