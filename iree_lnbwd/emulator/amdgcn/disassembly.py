@@ -41,6 +41,7 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_pk_add_f32": (("b64",), ("b64", "b64")),
     "v_pk_mul_f32": (("b64",), ("b64", "b64")),
     "v_pk_fma_f32": (("b64",), ("b64", "b64", "b64")),
+    "v_pk_mov_b32": (("b64",), ("b64", "b64")),
     "v_fma_mix_f32": (("b32",), ("b32", "b32", "b32")),
     "v_fma_mixlo_f16": (("b32",), ("b32", "b32", "b32")),
     "v_fma_mixhi_f16": (("b32",), ("b32", "b32", "b32")),

@@ -32,6 +32,7 @@ GFX9: Mapping[str, Table] = {
         s_orn2_b32=20 s_orn2_b64=21 s_nand_b32=22 s_nand_b64=23 s_nor_b32=24 s_nor_b64=25
         s_xnor_b32=26 s_xnor_b64=27 s_lshl_b32=28 s_lshl_b64=29 s_lshr_b32=30 s_lshr_b64=31
         s_ashr_i32=32 s_ashr_i64=33 s_mul_i32=36 s_bfe_u32=37 s_mul_hi_u32=44 s_mul_hi_i32=45
+        s_lshl1_add_u32=46 s_lshl2_add_u32=47 s_lshl3_add_u32=48 s_lshl4_add_u32=49
         s_pack_ll_b32_b16=50
         """
     ),
@@ -45,7 +46,8 @@ GFX9: Mapping[str, Table] = {
     "sopk": _table(
         """
         s_movk_i32=0 s_cmpk_eq_i32=2 s_cmpk_lg_i32=3 s_cmpk_gt_i32=4 s_cmpk_ge_i32=5 s_cmpk_lt_i32=6
-        s_cmpk_le_i32=7 s_addk_i32=14 s_mulk_i32=15
+        s_cmpk_le_i32=7 s_cmpk_eq_u32=8 s_cmpk_lg_u32=9 s_cmpk_gt_u32=10 s_cmpk_ge_u32=11
+        s_cmpk_lt_u32=12 s_cmpk_le_u32=13 s_addk_i32=14 s_mulk_i32=15
         """
     ),
     "sopp": _table(
@@ -71,11 +73,12 @@ GFX9: Mapping[str, Table] = {
     "vop2": _table(
         """
         v_cndmask_b32=0 v_add_f32=1 v_sub_f32=2 v_subrev_f32=3 v_fmac_f64=4 v_mul_f32=5
-        v_mul_u32_u24=8 v_min_f32=10 v_max_f32=11 v_min_i32=12 v_max_i32=13 v_min_u32=14 v_max_u32=15
-        v_lshrrev_b32=16 v_ashrrev_i32=17 v_lshlrev_b32=18 v_and_b32=19 v_or_b32=20 v_xor_b32=21
-        v_add_co_u32=25 v_sub_co_u32=26 v_subrev_co_u32=27 v_addc_co_u32=28 v_subb_co_u32=29
-        v_subbrev_co_u32=30 v_add_f16=31 v_sub_f16=32 v_subrev_f16=33 v_mul_f16=34 v_max_f16=45
-        v_min_f16=46 v_add_u32=52 v_sub_u32=53 v_subrev_u32=54 v_fmac_f32=59 v_xnor_b32=61
+        v_mul_u32_u24=8 v_mul_hi_u32_u24=9 v_min_f32=10 v_max_f32=11 v_min_i32=12 v_max_i32=13
+        v_min_u32=14 v_max_u32=15 v_lshrrev_b32=16 v_ashrrev_i32=17 v_lshlrev_b32=18 v_and_b32=19
+        v_or_b32=20 v_xor_b32=21 v_add_co_u32=25 v_sub_co_u32=26 v_subrev_co_u32=27 v_addc_co_u32=28
+        v_subb_co_u32=29 v_subbrev_co_u32=30 v_add_f16=31 v_sub_f16=32 v_subrev_f16=33 v_mul_f16=34
+        v_max_f16=45 v_min_f16=46 v_add_u32=52 v_sub_u32=53 v_subrev_u32=54 v_fmac_f32=59
+        v_xnor_b32=61
         """
     ),
     "vopc": _table(
@@ -117,26 +120,27 @@ GFX9: Mapping[str, Table] = {
         v_cmp_gt_i64=228 v_cmp_ne_i64=229 v_cmp_ge_i64=230 v_cmp_lt_u64=233 v_cmp_eq_u64=234
         v_cmp_le_u64=235 v_cmp_gt_u64=236 v_cmp_ne_u64=237 v_cmp_ge_u64=238 v_cndmask_b32=256
         v_add_f32=257 v_sub_f32=258 v_subrev_f32=259 v_fmac_f64=260 v_mul_f32=261 v_mul_u32_u24=264
-        v_min_f32=266 v_max_f32=267 v_min_i32=268 v_max_i32=269 v_min_u32=270 v_max_u32=271
-        v_lshrrev_b32=272 v_ashrrev_i32=273 v_lshlrev_b32=274 v_and_b32=275 v_or_b32=276 v_xor_b32=277
-        v_add_co_u32=281 v_sub_co_u32=282 v_subrev_co_u32=283 v_addc_co_u32=284 v_subb_co_u32=285
-        v_subbrev_co_u32=286 v_add_f16=287 v_sub_f16=288 v_subrev_f16=289 v_mul_f16=290 v_max_f16=301
-        v_min_f16=302 v_add_u32=308 v_sub_u32=309 v_subrev_u32=310 v_fmac_f32=315 v_xnor_b32=317
-        v_mov_b32=321 v_cvt_f64_i32=324 v_cvt_f32_i32=325 v_cvt_f32_u32=326 v_cvt_u32_f32=327
-        v_cvt_i32_f32=328 v_cvt_f16_f32=330 v_cvt_f32_f16=331 v_cvt_f32_f64=335 v_cvt_f64_f32=336
-        v_cvt_f64_u32=342 v_rcp_f32=354 v_rsq_f32=356 v_sqrt_f32=359 v_not_b32=363 v_mov_b64=376
-        v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458 v_fma_f32=459 v_fma_f64=460 v_alignbit_b32=462
-        v_div_fixup_f32=478 v_div_scale_f32=480 v_div_fmas_f32=482 v_mad_u64_u32=488 v_perm_b32=493
-        v_xad_u32=499 v_lshl_add_u32=509 v_add_lshl_u32=510 v_add3_u32=511 v_lshl_or_b32=512
-        v_and_or_b32=513 v_or3_b32=514 v_lshl_add_u64=520 v_add_f64=640 v_mul_f64=641 v_min_f64=642
-        v_max_f64=643 v_mul_lo_u32=645 v_mul_hi_u32=646 v_ldexp_f32=648 v_readlane_b32=649
-        v_mbcnt_lo_u32_b32=652 v_mbcnt_hi_u32_b32=653 v_lshlrev_b64=655 v_lshrrev_b64=656
-        v_ashrrev_i64=657 v_pack_b32_f16=672
+        v_mul_hi_u32_u24=265 v_min_f32=266 v_max_f32=267 v_min_i32=268 v_max_i32=269 v_min_u32=270
+        v_max_u32=271 v_lshrrev_b32=272 v_ashrrev_i32=273 v_lshlrev_b32=274 v_and_b32=275 v_or_b32=276
+        v_xor_b32=277 v_add_co_u32=281 v_sub_co_u32=282 v_subrev_co_u32=283 v_addc_co_u32=284
+        v_subb_co_u32=285 v_subbrev_co_u32=286 v_add_f16=287 v_sub_f16=288 v_subrev_f16=289
+        v_mul_f16=290 v_max_f16=301 v_min_f16=302 v_add_u32=308 v_sub_u32=309 v_subrev_u32=310
+        v_fmac_f32=315 v_xnor_b32=317 v_mov_b32=321 v_cvt_f64_i32=324 v_cvt_f32_i32=325
+        v_cvt_f32_u32=326 v_cvt_u32_f32=327 v_cvt_i32_f32=328 v_cvt_f16_f32=330 v_cvt_f32_f16=331
+        v_cvt_f32_f64=335 v_cvt_f64_f32=336 v_cvt_f64_u32=342 v_rcp_f32=354 v_rsq_f32=356
+        v_sqrt_f32=359 v_not_b32=363 v_mov_b64=376 v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458
+        v_fma_f32=459 v_fma_f64=460 v_alignbit_b32=462 v_div_fixup_f32=478 v_div_scale_f32=480
+        v_div_fmas_f32=482 v_mad_u64_u32=488 v_perm_b32=493 v_xad_u32=499 v_lshl_add_u32=509
+        v_add_lshl_u32=510 v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514
+        v_lshl_add_u64=520 v_cvt_pk_bf16_f32=616 v_add_f64=640 v_mul_f64=641 v_min_f64=642
+        v_max_f64=643 v_ldexp_f64=644 v_mul_lo_u32=645 v_mul_hi_u32=646 v_ldexp_f32=648
+        v_readlane_b32=649 v_mbcnt_lo_u32_b32=652 v_mbcnt_hi_u32_b32=653 v_lshlrev_b64=655
+        v_lshrrev_b64=656 v_ashrrev_i64=657 v_pack_b32_f16=672
         """
     ),
     "vop3p": _table(
         """
-        v_pk_fma_f32=48 v_pk_mul_f32=49 v_pk_add_f32=50
+        v_pk_fma_f32=48 v_pk_mul_f32=49 v_pk_add_f32=50 v_pk_mov_b32=51
         """
     ),
     "ds": _table(
@@ -180,7 +184,8 @@ GFX11: Mapping[str, Table] = {
     "sop2": _table(
         """
         s_add_u32=0 s_sub_u32=1 s_add_i32=2 s_sub_i32=3 s_addc_u32=4 s_subb_u32=5 s_lshl_b32=8
-        s_lshl_b64=9 s_lshr_b32=10 s_lshr_b64=11 s_ashr_i32=12 s_ashr_i64=13 s_min_i32=18 s_min_u32=19
+        s_lshl_b64=9 s_lshr_b32=10 s_lshr_b64=11 s_ashr_i32=12 s_ashr_i64=13 s_lshl1_add_u32=14
+        s_lshl2_add_u32=15 s_lshl3_add_u32=16 s_lshl4_add_u32=17 s_min_i32=18 s_min_u32=19
         s_max_i32=20 s_max_u32=21 s_and_b32=22 s_and_b64=23 s_or_b32=24 s_or_b64=25 s_xor_b32=26
         s_xor_b64=27 s_nand_b32=28 s_nand_b64=29 s_nor_b32=30 s_nor_b64=31 s_xnor_b32=32 s_xnor_b64=33
         s_and_not1_b32=34 s_and_not1_b64=35 s_or_not1_b32=36 s_or_not1_b64=37 s_bfe_u32=38
@@ -198,7 +203,8 @@ GFX11: Mapping[str, Table] = {
     "sopk": _table(
         """
         s_movk_i32=0 s_cmpk_eq_i32=3 s_cmpk_lg_i32=4 s_cmpk_gt_i32=5 s_cmpk_ge_i32=6 s_cmpk_lt_i32=7
-        s_cmpk_le_i32=8 s_addk_i32=15 s_mulk_i32=16 s_waitcnt_vscnt=24
+        s_cmpk_le_i32=8 s_cmpk_eq_u32=9 s_cmpk_lg_u32=10 s_cmpk_gt_u32=11 s_cmpk_ge_u32=12
+        s_cmpk_lt_u32=13 s_cmpk_le_u32=14 s_addk_i32=15 s_mulk_i32=16 s_waitcnt_vscnt=24
         """
     ),
     "sopp": _table(
@@ -225,11 +231,11 @@ GFX11: Mapping[str, Table] = {
     "vop2": _table(
         """
         v_cndmask_b32=1 v_add_f32=3 v_sub_f32=4 v_subrev_f32=5 v_mul_f32=8 v_mul_u32_u24=11
-        v_min_f32=15 v_max_f32=16 v_min_i32=17 v_max_i32=18 v_min_u32=19 v_max_u32=20 v_lshlrev_b32=24
-        v_lshrrev_b32=25 v_ashrrev_i32=26 v_and_b32=27 v_or_b32=28 v_xor_b32=29 v_xnor_b32=30
-        v_add_co_ci_u32=32 v_sub_co_ci_u32=33 v_subrev_co_ci_u32=34 v_add_nc_u32=37 v_sub_nc_u32=38
-        v_subrev_nc_u32=39 v_fmac_f32=43 v_add_f16=50 v_sub_f16=51 v_subrev_f16=52 v_mul_f16=53
-        v_max_f16=57 v_min_f16=58
+        v_mul_hi_u32_u24=12 v_min_f32=15 v_max_f32=16 v_min_i32=17 v_max_i32=18 v_min_u32=19
+        v_max_u32=20 v_lshlrev_b32=24 v_lshrrev_b32=25 v_ashrrev_i32=26 v_and_b32=27 v_or_b32=28
+        v_xor_b32=29 v_xnor_b32=30 v_add_co_ci_u32=32 v_sub_co_ci_u32=33 v_subrev_co_ci_u32=34
+        v_add_nc_u32=37 v_sub_nc_u32=38 v_subrev_nc_u32=39 v_fmac_f32=43 v_add_f16=50 v_sub_f16=51
+        v_subrev_f16=52 v_mul_f16=53 v_max_f16=57 v_min_f16=58
         """
     ),
     "vopc": _table(
@@ -301,20 +307,20 @@ GFX11: Mapping[str, Table] = {
         v_cmpx_gt_i64=212 v_cmpx_ne_i64=213 v_cmpx_ge_i64=214 v_cmpx_lt_u64=217 v_cmpx_eq_u64=218
         v_cmpx_le_u64=219 v_cmpx_gt_u64=220 v_cmpx_ne_u64=221 v_cmpx_ge_u64=222 v_cmpx_class_f32=254
         v_cndmask_b32=257 v_add_f32=259 v_sub_f32=260 v_subrev_f32=261 v_mul_f32=264 v_mul_u32_u24=267
-        v_min_f32=271 v_max_f32=272 v_min_i32=273 v_max_i32=274 v_min_u32=275 v_max_u32=276
-        v_lshlrev_b32=280 v_lshrrev_b32=281 v_ashrrev_i32=282 v_and_b32=283 v_or_b32=284 v_xor_b32=285
-        v_xnor_b32=286 v_add_co_ci_u32=288 v_sub_co_ci_u32=289 v_subrev_co_ci_u32=290 v_add_nc_u32=293
-        v_sub_nc_u32=294 v_subrev_nc_u32=295 v_fmac_f32=299 v_add_f16=306 v_sub_f16=307
-        v_subrev_f16=308 v_mul_f16=309 v_max_f16=313 v_min_f16=314 v_mov_b32=385 v_cvt_f64_i32=388
-        v_cvt_f32_i32=389 v_cvt_f32_u32=390 v_cvt_u32_f32=391 v_cvt_i32_f32=392 v_cvt_f16_f32=394
-        v_cvt_f32_f16=395 v_cvt_f32_f64=399 v_cvt_f64_f32=400 v_cvt_f64_u32=406 v_mov_b16=412
-        v_rcp_f32=426 v_rsq_f32=430 v_sqrt_f32=435 v_not_b32=439 v_mad_u32_u24=523 v_bfe_u32=528
-        v_bfi_b32=530 v_fma_f32=531 v_fma_f64=532 v_alignbit_b32=534 v_div_fixup_f32=551
+        v_mul_hi_u32_u24=268 v_min_f32=271 v_max_f32=272 v_min_i32=273 v_max_i32=274 v_min_u32=275
+        v_max_u32=276 v_lshlrev_b32=280 v_lshrrev_b32=281 v_ashrrev_i32=282 v_and_b32=283 v_or_b32=284
+        v_xor_b32=285 v_xnor_b32=286 v_add_co_ci_u32=288 v_sub_co_ci_u32=289 v_subrev_co_ci_u32=290
+        v_add_nc_u32=293 v_sub_nc_u32=294 v_subrev_nc_u32=295 v_fmac_f32=299 v_add_f16=306
+        v_sub_f16=307 v_subrev_f16=308 v_mul_f16=309 v_max_f16=313 v_min_f16=314 v_mov_b32=385
+        v_cvt_f64_i32=388 v_cvt_f32_i32=389 v_cvt_f32_u32=390 v_cvt_u32_f32=391 v_cvt_i32_f32=392
+        v_cvt_f16_f32=394 v_cvt_f32_f16=395 v_cvt_f32_f64=399 v_cvt_f64_f32=400 v_cvt_f64_u32=406
+        v_mov_b16=412 v_rcp_f32=426 v_rsq_f32=430 v_sqrt_f32=435 v_not_b32=439 v_mad_u32_u24=523
+        v_bfe_u32=528 v_bfi_b32=530 v_fma_f32=531 v_fma_f64=532 v_alignbit_b32=534 v_div_fixup_f32=551
         v_div_fmas_f32=567 v_perm_b32=580 v_xad_u32=581 v_lshl_add_u32=582 v_add_lshl_u32=583
         v_add3_u32=597 v_lshl_or_b32=598 v_and_or_b32=599 v_or3_b32=600 v_permlane16_b32=603
         v_permlanex16_b32=604 v_div_scale_f32=764 v_mad_u64_u32=766 v_add_co_u32=768 v_sub_co_u32=769
         v_subrev_co_u32=770 v_pack_b32_f16=785 v_ldexp_f32=796 v_mbcnt_lo_u32_b32=799
-        v_mbcnt_hi_u32_b32=800 v_add_f64=807 v_mul_f64=808 v_min_f64=809 v_max_f64=810
+        v_mbcnt_hi_u32_b32=800 v_add_f64=807 v_mul_f64=808 v_min_f64=809 v_max_f64=810 v_ldexp_f64=811
         v_mul_lo_u32=812 v_mul_hi_u32=813 v_lshlrev_b64=828 v_lshrrev_b64=829 v_ashrrev_i64=830
         v_readlane_b32=864 v_writelane_b32=865
         """

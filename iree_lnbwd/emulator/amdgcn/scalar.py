@@ -38,7 +38,7 @@ class Scalar:
             comparison to SCC.
         sets_scc: It writes SCC.
         reads_scc: SCC is its last argument.
-        immediate: Its last operand is a 16-bit constant with a sign (SOPK).
+        immediate: Its last operand is a 16-bit constant (SOPK), extended as its type says.
         accumulates: The destination is its first source as well.
     """
 
@@ -105,6 +105,14 @@ def _bits_of_u32(value: Array, field: Array) -> Array:
     offset, count = field & _U32(31), field >> _U32(16) & _U32(0x7F)
     kept = (_U64(1) << _wide(np.minimum(count, _U32(32)))) - _U64(1)
     return (_wide(value) >> _wide(offset) & kept).astype(_U32)
+
+
+def _shift_and_add(amount: int) -> Callable[[Array, Array], tuple[Array, Array]]:
+    def add(a: Array, b: Array) -> tuple[Array, Array]:
+        total = (_wide(a) << _U64(amount)) + _wide(b)
+        return total.astype(_U32), total >> _U64(32) != 0
+
+    return add
 
 
 def _high_product(a: Array, b: Array) -> Array:
@@ -183,7 +191,8 @@ def _comparisons() -> dict[str, Scalar]:
     for name, relation in relations.items():
         for kind in ("u32", "i32", "u64"):
             table[f"s_cmp_{name}_{kind}"] = _two_compared(kind, relation)
-        table[f"s_cmpk_{name}_i32"] = _two_compared("i32", relation, immediate=True)
+        for kind in ("i32", "u32"):
+            table[f"s_cmpk_{name}_{kind}"] = _two_compared(kind, relation, immediate=True)
     for bit in (0, 1):
         table[f"s_bitcmp{bit}_b32"] = Scalar(
             "",
@@ -219,6 +228,7 @@ SCALAR: Mapping[str, Scalar] = MappingProxyType(
         "s_sub_co_i32": _two("i32", _signed_difference, sets_scc=True),
         "s_add_nc_u64": _two("u64", np.add),
         "s_sub_nc_u64": _two("u64", np.subtract),
+        **{f"s_lshl{n}_add_u32": _two("u32", _shift_and_add(n), sets_scc=True) for n in range(1, 5)},
         "s_mul_i32": _two("i32", np.multiply),
         "s_mul_u64": _two("u64", np.multiply),
         "s_mul_hi_u32": _two("u32", _high_product),
@@ -271,7 +281,9 @@ def decode_scalar(instruction: Instruction, lanes: int) -> Step | None:
         for text, kind in zip(sources, operation.sources, strict=True)
     ]
     if operation.immediate:
-        value = constant(instruction, sources[-1], "i32").astype(np.int16).astype(np.int32)
+        signed = operation.sources[-1] == "i32"
+        narrow = constant(instruction, sources[-1], "u32").astype(np.uint16)
+        value = narrow.view(np.int16).astype(np.int32) if signed else narrow.astype(_U32)
         readers[-1] = lambda group: value
     if operation.reads_scc:
         readers.append(lambda group: group.scc())

@@ -292,6 +292,7 @@ _PACKED: dict[str, tuple[int, Callable[..., Array]]] = {
     "v_pk_add_f32": (2, np.add),
     "v_pk_mul_f32": (2, np.multiply),
     "v_pk_fma_f32": (3, fma_f32),
+    "v_pk_mov_b32": (2, np.copy),
 }
 
 
@@ -310,10 +311,14 @@ def _packed(instruction: Instruction, count: int, compute_one: Callable[..., Arr
     _nothing_left(instruction, modifiers)
     target = destination(instruction, instruction.operands[0], vector=True)
     texts = instruction.operands[1:]
+    moves = instruction.mnemonic == "v_pk_mov_b32"
+    if moves:  # half n comes of source n, as op_sel chooses
+        chosen[1] = chosen[0]
     readers = [
         [
             _of_pair(instruction, text, chosen[half][n], bool(negated[half][n]))
             for n, text in enumerate(texts)
+            if not moves or n == half
         ]
         for half in range(2)
     ]

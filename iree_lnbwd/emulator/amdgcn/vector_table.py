@@ -348,6 +348,11 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_mul_hi_u32": _op(
             "u32", "u32 u32", lambda a, b: (_wide(a) * _wide(b) >> _U64(32)).astype(_U32)
         ),
+        "v_mul_hi_u32_u24": _op(
+            "u32",
+            "u32 u32",
+            lambda a, b: (_wide(_low_24(a)) * _wide(_low_24(b)) >> _U64(32)).astype(_U32),
+        ),
         "v_mul_u32_u24": _op("u32", "u32 u32", lambda a, b: _low_24(a) * _low_24(b)),
         "v_mad_u32_u24": _op("u32", "u32 u32 u32", lambda a, b, c: _low_24(a) * _low_24(b) + c),
         "v_mad_u64_u32": _MAD_U64_U32,
@@ -356,6 +361,7 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_rsq_f32": _op("f32", "f32", _reciprocal_square_root_f32),
         "v_sqrt_f32": _op("f32", "f32", _square_root_f32),
         "v_ldexp_f32": _op("f32", "f32 i32", np.ldexp),
+        "v_ldexp_f64": _op("f64", "f64 i32", np.ldexp),
         "v_div_scale_f32": _op("f32 mask", "f32 f32 f32", _div_scale_f32),
         "v_div_fmas_f32": _op("f32", "f32 f32 f32 mask", _div_fmas_f32),
         "v_div_fixup_f32": _op("f32", "f32 f32 f32", _div_fixup_f32),
