@@ -1,7 +1,7 @@
 """Runs AMD GPUs' machine code: gfx90a, gfx942 and gfx950 (CDNA), gfx1100 (RDNA3).
 
-    code object --disassembly--> text --assembly--> instructions --vector, scalar, ...--> steps
-                                                                  executor: waves through the steps
+code object --disassembly--> text --assembly--> instructions --vector, scalar, ...--> steps
+                                                              executor: waves through the steps
 """
 
 from iree_lnbwd.emulator.amdgcn.disassembly import disassemble

@@ -1,4 +1,4 @@
-"""Loads and stores: global memory, buffers, LDS, scalar memory, and exchanges through LDS's crossbar.
+"""Loads and stores: global memory, buffers, LDS, scalar memory; exchanges through LDS's crossbar.
 
 Sources: AMD's ISA documents ("Vector Memory Buffer Instructions", "Flat Memory Instructions", "Data
 Share Operations", "Scalar Memory Operations").
@@ -225,7 +225,8 @@ def _load_argument(machine: Machine, lanes: Lanes, addresses: Lanes, nbytes: int
             f"{machine.arguments.content.size}",
             lanes[outside],
         )
-    return machine.arguments.content[offsets[:, None] + np.arange(nbytes)]
+    result: Bytes = machine.arguments.content[offsets[:, None] + np.arange(nbytes)]
+    return result
 
 
 def _is_known(machine: Machine, address: int) -> bool:
@@ -441,7 +442,8 @@ def _by_address(instruction: Instruction, group: Group, value: Array) -> Array:
     modifiers = _modifiers(instruction, known=frozenset({"offset"}))
     at = vector_reader(instruction, instruction.operands[1], "u32")(group)
     lanes = group.waves.lanes
-    return (at.astype(np.int64) + _offset(instruction, modifiers)) // 4 % lanes
+    result: Array = (at.astype(np.int64) + _offset(instruction, modifiers)) // 4 % lanes
+    return result
 
 
 def _by_pattern(instruction: Instruction, group: Group, value: Array) -> Array:

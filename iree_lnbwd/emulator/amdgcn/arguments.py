@@ -1,7 +1,7 @@
 """A kernel's arguments in memory: what IREE passes, and what the HIP runtime adds.
 
-Sources: IREE, runtime/src/iree/hal/drivers/hip (pointers to the bindings, then the constants); LLVM's
-AMDGPU guide, "Code Object V5 Metadata" (the hidden arguments and their offsets).
+Sources: IREE, runtime/src/iree/hal/drivers/hip (pointers to the bindings, then the constants);
+LLVM's AMDGPU guide, "Code Object V5 Metadata" (the hidden arguments and their offsets).
 """
 
 from __future__ import annotations

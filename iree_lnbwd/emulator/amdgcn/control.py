@@ -16,9 +16,25 @@ from iree_lnbwd.emulator.launch import Fault
 # Hints, cache maintenance (memory here has no caches), and waits for the pipeline that hardware
 # needs for itself. s_nop and s_delay_alu as well: hazards are not modelled.
 _NOTHING = frozenset(
-    "s_nop s_delay_alu s_clause s_setprio s_set_inst_prefetch_distance s_inst_prefetch "
-    "s_waitcnt_depctr s_wait_alu buffer_gl0_inv buffer_gl1_inv buffer_inv buffer_wbl2 "
-    "buffer_wbinvl1 global_inv global_wb s_sleep s_code_end".split()
+    [
+        "s_nop",
+        "s_delay_alu",
+        "s_clause",
+        "s_setprio",
+        "s_set_inst_prefetch_distance",
+        "s_inst_prefetch",
+        "s_waitcnt_depctr",
+        "s_wait_alu",
+        "buffer_gl0_inv",
+        "buffer_gl1_inv",
+        "buffer_inv",
+        "buffer_wbl2",
+        "buffer_wbinvl1",
+        "global_inv",
+        "global_wb",
+        "s_sleep",
+        "s_code_end",
+    ]
 )
 _COUNTERS = {"vmcnt": (VECTOR,), "lgkmcnt": (LDS, SCALAR), "vscnt": (STORE,), "expcnt": ()}
 _COUNTERS_GFX12 = {
@@ -32,7 +48,8 @@ _COUNTERS_GFX12 = {
 def _not_zero(first: int) -> Callable[[Group], Mask]:
     def test(group: Group) -> Mask:
         words = [group.scalar(first + n) for n in range(group.waves.lanes // 32)]
-        return np.any(np.stack(words) != 0, axis=0)
+        result: Mask = np.any(np.stack(words) != 0, axis=0)
+        return result
 
     return test
 
@@ -52,9 +69,7 @@ _BRANCHES: Mapping[str, Callable[[Group], Mask] | None] = {
 }
 
 
-def decode_control(
-    instruction: Instruction, labels: Mapping[str, int], lanes: int
-) -> Step | None:
+def decode_control(instruction: Instruction, labels: Mapping[str, int], lanes: int) -> Step | None:
     """An instruction that decides what comes next, or waits; None where it is none of those.
 
     Raises:

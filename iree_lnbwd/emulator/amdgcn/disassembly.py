@@ -1,8 +1,8 @@
 """From a code object to assembly: the encodings of gfx9 (CDNA) and gfx11 (RDNA3).
 
-A module holds machine code; what runs here is text. The compiler's own listing of a module will not
-do: it comes from a second run of the code generator, on a copy of the module, and that chooses other
-registers, another order, even other instructions. So the machine code itself is read.
+A module holds machine code; what runs here is text. The compiler's own listing of a module will
+not do: it comes from a second run of the code generator, on a copy of the module, and that chooses
+other registers, another order, even other instructions. So the machine code itself is read.
 
 The text is what LLVM's assembler makes the same bytes of (tests put it to the proof). Whatever is
 not understood is a fault, to the last bit of an instruction.
@@ -47,7 +47,7 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_fma_mixhi_f16": (("b32",), ("b32", "b32", "b32")),
     "v_div_fmas_f32": (("f32",), ("f32", "f32", "f32")),  # VCC goes without saying
 }
-_DUAL_X = dict(enumerate("fmac_f32 - - mul_f32 add_f32 sub_f32 subrev_f32 - mov_b32".split()))
+_DUAL_X = {0: "fmac_f32", 3: "mul_f32", 4: "add_f32", 5: "sub_f32", 6: "subrev_f32", 8: "mov_b32"}
 _DUAL_X |= {9: "cndmask_b32", 10: "max_f32", 11: "min_f32"}
 _DUAL_Y = _DUAL_X | {16: "add_nc_u32", 17: "lshlrev_b32", 18: "and_b32"}
 _BRANCHES = re.compile(r"s_c?branch")
@@ -166,6 +166,8 @@ class _Code:
         self._used = 0  # bits of the current instruction that were looked at
         self._value = 0  # the current instruction
         self._length = 0  # in words
+        self._has_literal = False
+        self._literal_at = 0
         self._labels: set[int] = set()
 
     def text(self, padding: int | None) -> str:
@@ -176,7 +178,9 @@ class _Code:
             lines.append((at, self._instruction()))
         marks = {} if padding is None else {padding: "\t.p2align 8\n"}
         return "".join(
-            marks.get(at, "") + (f"{self._label(at)}:\n" if at in self._labels else "") + f"\t{line}\n"
+            marks.get(at, "")
+            + (f"{self._label(at)}:\n" if at in self._labels else "")
+            + f"\t{line}\n"
             for at, line in lines
         )
 
@@ -388,10 +392,8 @@ class _Code:
         name = self._tables["vop1"][self._bits(16, 9)]
         results, kinds = self._vector_signature(name)
         number = self._bits(24, 17)
-        if results == ("s32",):
-            target = self._scalar(number)
-        else:
-            target = self._vector(number, results[0])
+        is_scalar = results == ("s32",)
+        target = self._scalar(number) if is_scalar else self._vector(number, results[0])
         return self._short(name, [target], kinds, second=None)
 
     def _vop2(self) -> str:
@@ -419,7 +421,9 @@ class _Code:
             modifiers = self._dpp() if code == _DPP else self._sdwa(len(kinds))
             first = self._vector(self._bits(39, 32), kinds[0])
             flags = [self._bits(52 + n, 52 + n) for n in range(4)]
-            signs = ["-" * neg + "|{}|" * absolute or "{}" for neg, absolute in (flags[:2], flags[2:])]
+            signs = [
+                "-" * neg + "|{}|" * absolute or "{}" for neg, absolute in (flags[:2], flags[2:])
+            ]
             signs = [sign if "{}" in sign else sign + "{}" for sign in signs]
         else:
             first = self._source(code, kinds[0])
@@ -581,7 +585,11 @@ class _Code:
         at = _run("v", address, 2 if off else 1)
         scalar = "off" if off else self._scalar(base, 2)
         tail = f"{scalar}" + (f" offset:{offset}" if offset else "")
-        tail += self._policy(16, 17, 25 if self._has_sc else 0) if self._gfx9 else self._policy(14, 15, 13)
+        tail += (
+            self._policy(16, 17, 25 if self._has_sc else 0)
+            if self._gfx9
+            else self._policy(14, 15, 13)
+        )
         verb, item = _moved(name)
         if verb == "load":
             return f"{name} {_run('v', into, item)}, {at}, {tail}"
@@ -637,4 +645,3 @@ def _dpp_control(control: int, gfx9: bool) -> str:
     ranges = {0x10: "row_shl", 0x11: "row_shr", 0x12: "row_ror"}
     ranges |= {0x15: "row_newbcast"} if gfx9 else {0x15: "row_share", 0x16: "row_xmask"}
     return f"{ranges[control >> 4]}:{control & 15}"
-

@@ -23,7 +23,7 @@ from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
 from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
-from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Waves
+from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Mask, Waves
 from iree_lnbwd.emulator.launch import Fault, Lanes, Launch
 from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
 
@@ -209,8 +209,8 @@ def _set_user_registers(kernel: Kernel, group: Group, given: Arguments) -> None:
         if not kernel.number(directive):
             continue
         if directive == _KERNARG:
-            group.set_scalar(at, np.uint32(KERNARG_ADDRESS))
-            group.set_scalar(at + 1, np.uint32(0))
+            group.set_scalar(at, np.array(KERNARG_ADDRESS))
+            group.set_scalar(at + 1, np.array(0))
         at += count  # the others stay unknown: to read them is a fault
     length = kernel.number("user_sgpr_kernarg_preload_length")
     start = kernel.number("user_sgpr_kernarg_preload_offset")
@@ -325,6 +325,7 @@ class _Scheduler:
         self._machine.shared.barrier(met)
         # What is still on its way to global memory is not ordered by a barrier.
         idle = waves.waits.idle(VECTOR) & waves.waits.idle(STORE)
-        done = met[idle.reshape(by_workgroup).all(axis=1)[met]]
+        every: Mask = idle.reshape(by_workgroup).all(axis=1)
+        done = met[every[met]]
         self._machine.memory.workgroup_barrier(done + self._machine.first_workgroup)
         waves.waiting[:] = False

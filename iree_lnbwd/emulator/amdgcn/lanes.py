@@ -8,6 +8,7 @@ invalid lane comes 0 where ``bound_ctrl:1`` says so; otherwise the reading lane 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,10 +28,31 @@ from iree_lnbwd.emulator.launch import Array, Lanes
 _ROW = 16
 _NUMBERED = re.compile(r"(quad_perm|dpp8)$")
 _DPP_NAMES = frozenset(
-    "quad_perm dpp8 row_shl row_shr row_ror wave_shl wave_rol wave_shr wave_ror row_mirror "
-    "row_half_mirror row_bcast row_newbcast row_share row_xmask row_mask bank_mask bound_ctrl "
-    "fi".split()
+    [
+        "quad_perm",
+        "dpp8",
+        "row_shl",
+        "row_shr",
+        "row_ror",
+        "wave_shl",
+        "wave_rol",
+        "wave_shr",
+        "wave_ror",
+        "row_mirror",
+        "row_half_mirror",
+        "row_bcast",
+        "row_newbcast",
+        "row_share",
+        "row_xmask",
+        "row_mask",
+        "bank_mask",
+        "bound_ctrl",
+        "fi",
+    ]
 )
+
+
+Decoder = Callable[[Instruction, int], Step]  # of an instruction, for waves of so many lanes
 
 
 @dataclass(frozen=True)
@@ -100,7 +122,8 @@ def _source(control: str, text: str, lane: Lanes) -> Lanes | None:
         size = 4 if control == "quad_perm" else 8
         if len(table) != size:
             return None
-        return lane // size * size + table[lane % size]
+        result: Lanes = lane // size * size + table[lane % size]
+        return result
     if control == "row_mirror":
         return row + _ROW - 1 - at
     if control == "row_half_mirror":
@@ -181,7 +204,7 @@ def _write_lane(instruction: Instruction, lanes: int) -> Step:
     return Step(instruction, run, numbers(which), numbers((into,)))
 
 
-def _permlane(across: bool) -> object:
+def _permlane(across: bool) -> Decoder:
     def decode(instruction: Instruction, lanes: int) -> Step:
         """v_permlane(x)16_b32: lanes choose in their row (in the other row of its pair)."""
         into = destination(instruction, instruction.operands[0], vector=True)
@@ -215,7 +238,7 @@ def _list(text: str | None, length: int) -> list[str]:
     return ["0"] * length if text is None else text.strip("[]").split(",")
 
 
-def _count_below(first: int) -> object:
+def _count_below(first: int) -> Decoder:
     def decode(instruction: Instruction, lanes: int) -> Step:
         """v_mbcnt_lo/hi_u32_b32: how many of a mask's bits belong to lanes before this one."""
         into = destination(instruction, instruction.operands[0], vector=True).register
@@ -236,7 +259,7 @@ def _count_below(first: int) -> object:
     return decode
 
 
-LANES = {
+LANES: Mapping[str, Decoder] = {
     "v_readlane_b32": _read_lane,
     "v_readfirstlane_b32": _read_first_lane,
     "v_writelane_b32": _write_lane,

@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from iree_lnbwd.emulator.launch import Array
 
 Reader = Callable[[Group], Array]
 
-_NUMPY = {
+_NUMPY: dict[str, type[np.generic]] = {
     "u16": np.uint16,
     "i16": np.int16,
     "f16": np.float16,
@@ -39,7 +40,7 @@ _NUMPY = {
     "b32": np.uint32,
     "b64": np.uint64,
 }
-_UNSIGNED = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+_UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 _FLOAT_CONSTANTS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0")
 _INVERSE_TWO_PI = "0.15915494"
 _INTEGER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)$")
@@ -156,7 +157,8 @@ def _check_count(instruction: Instruction, source: Register, kind: str) -> None:
 
 
 def _joined(low: Array, high: Array) -> Array:
-    return low | high.astype(np.uint64) << np.uint64(32)
+    result: Array = low | high.astype(np.uint64) << np.uint64(32)
+    return result
 
 
 def vector_reader(
@@ -192,9 +194,7 @@ def mask_reader(instruction: Instruction, text: str) -> Reader:
     return lambda group: group.mask(index)
 
 
-def _plain_reader(
-    instruction: Instruction, what: Operand, kind: str, half: int | None
-) -> Reader:
+def _plain_reader(instruction: Instruction, what: Operand, kind: str, half: int | None) -> Reader:
     source, dtype = what.register, _NUMPY[kind]
     if source is None:
         value = constant(instruction, what.text, kind)[None]

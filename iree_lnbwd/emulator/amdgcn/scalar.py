@@ -131,7 +131,8 @@ def _first_set(value: Array) -> Array:
 
 def _population(value: Array) -> Array:
     bits = np.unpackbits(np.ascontiguousarray(value)[:, None].view(np.uint8), axis=1)
-    return bits.sum(axis=1, dtype=np.uint32)
+    result: Array = bits.sum(axis=1, dtype=np.uint32)
+    return result
 
 
 def _two(kind: str, compute: Callable[..., Any], **flags: bool) -> Scalar:
@@ -162,9 +163,7 @@ def _logic() -> dict[str, Scalar]:
         )
         table[f"s_ff1_i32_b{bits}"] = Scalar("i32", (kind,), _first_set)
         table[f"s_ctz_i32_b{bits}"] = table[f"s_ff1_i32_b{bits}"]  # since gfx11
-        table[f"s_bcnt1_i32_b{bits}"] = Scalar(
-            "u32", (kind,), _nonzero(_population), sets_scc=True
-        )
+        table[f"s_bcnt1_i32_b{bits}"] = Scalar("u32", (kind,), _nonzero(_population), sets_scc=True)
         for name, compute, letter in (
             ("lshl", np.left_shift, "u"),
             ("lshr", np.right_shift, "u"),
@@ -203,9 +202,7 @@ def _comparisons() -> dict[str, Scalar]:
     return table
 
 
-def _two_compared(
-    kind: str, relation: Callable[..., Array], *, immediate: bool = False
-) -> Scalar:
+def _two_compared(kind: str, relation: Callable[..., Array], *, immediate: bool = False) -> Scalar:
     return Scalar("", (kind, kind), relation, sets_scc=True, immediate=immediate)
 
 
@@ -228,7 +225,9 @@ SCALAR: Mapping[str, Scalar] = MappingProxyType(
         "s_sub_co_i32": _two("i32", _signed_difference, sets_scc=True),
         "s_add_nc_u64": _two("u64", np.add),
         "s_sub_nc_u64": _two("u64", np.subtract),
-        **{f"s_lshl{n}_add_u32": _two("u32", _shift_and_add(n), sets_scc=True) for n in range(1, 5)},
+        **{
+            f"s_lshl{n}_add_u32": _two("u32", _shift_and_add(n), sets_scc=True) for n in range(1, 5)
+        },
         "s_mul_i32": _two("i32", np.multiply),
         "s_mul_u64": _two("u64", np.multiply),
         "s_mul_hi_u32": _two("u32", _high_product),
@@ -248,9 +247,7 @@ SCALAR: Mapping[str, Scalar] = MappingProxyType(
         "s_pack_ll_b32_b16": _two("u32", lambda a, b: a & _U32(0xFFFF) | b << _U32(16)),
         "s_movk_i32": Scalar("i32", ("i32",), np.copy, immediate=True),
         "s_addk_i32": _two("i32", _signed_sum, sets_scc=True, immediate=True, accumulates=True),
-        "s_addk_co_i32": _two(
-            "i32", _signed_sum, sets_scc=True, immediate=True, accumulates=True
-        ),
+        "s_addk_co_i32": _two("i32", _signed_sum, sets_scc=True, immediate=True, accumulates=True),
         "s_mulk_i32": _two("i32", np.multiply, immediate=True, accumulates=True),
     }
 )

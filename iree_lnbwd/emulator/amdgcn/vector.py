@@ -33,7 +33,6 @@ from iree_lnbwd.emulator.amdgcn.waves import Group, Mask, Register
 from iree_lnbwd.emulator.launch import Array
 
 
-
 @dataclass(frozen=True)
 class _Result:
     """What an instruction is about to write.
@@ -85,7 +84,6 @@ def decode_vector(instruction: Instruction, lanes: int) -> Step | None:
     reads = tuple(register for _, used, _ in parts for register in used)
     writes = tuple(register for _, _, written in parts for register in written)
     computes = [compute for compute, _, _ in parts]
-
 
     def run(group: Group, machine: Machine) -> None:
         # Compilers leave elements of vectors undefined and compute on them, too: what comes of
@@ -188,9 +186,7 @@ def _general(
         return written
 
     low_words = [
-        _low_word(instruction, text)
-        for text in texts[len(results) :]
-        if operation.low_apart
+        _low_word(instruction, text) for text in texts[len(results) :] if operation.low_apart
     ]
     used = [operand(instruction, text).register for text in texts[len(results) :]]
     return compute, used, [target.register for target in targets]
@@ -260,9 +256,7 @@ def _nothing_left(instruction: Instruction, modifiers: dict[str, str]) -> None:
         raise instruction.fault(f"modifiers not known: {', '.join(modifiers)}")
 
 
-def _take_sdwa(
-    instruction: Instruction, modifiers: dict[str, str]
-) -> dict[int, tuple[int, int]]:
+def _take_sdwa(instruction: Instruction, modifiers: dict[str, str]) -> dict[int, tuple[int, int]]:
     """Which bits of each source are read: (first, how many) by source."""
     if modifiers.pop("dst_sel", "DWORD") != "DWORD":
         raise instruction.fault("SDWA writes to part of a register")
@@ -305,9 +299,7 @@ def _packed(instruction: Instruction, count: int, compute_one: Callable[..., Arr
         _bits(instruction, modifiers.pop("op_sel", ""), count),
         _bits(instruction, modifiers.pop("op_sel_hi", ""), count, 1),
     ]
-    negated = [
-        _bits(instruction, modifiers.pop(name, ""), count) for name in ("neg_lo", "neg_hi")
-    ]
+    negated = [_bits(instruction, modifiers.pop(name, ""), count) for name in ("neg_lo", "neg_hi")]
     _nothing_left(instruction, modifiers)
     target = destination(instruction, instruction.operands[0], vector=True)
     texts = instruction.operands[1:]
@@ -372,9 +364,7 @@ def _mixed(instruction: Instruction, half: int) -> _Decoded:
     _nothing_left(instruction, modifiers)
     target = destination(instruction, instruction.operands[0], vector=True)
     texts = instruction.operands[1:]
-    readers = [
-        _f16_or_f32(instruction, *what) for what in zip(texts, is_f16, upper, strict=True)
-    ]
+    readers = [_f16_or_f32(instruction, *what) for what in zip(texts, is_f16, upper, strict=True)]
 
     def compute(group: Group) -> list[_Result]:
         sources, unknown = group.trace(readers)

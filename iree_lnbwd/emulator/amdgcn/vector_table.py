@@ -13,13 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.emulator.amdgcn.floats import (
-    flush_subnormals,
-    fma_f32,
-    fma_f64,
-    maximum,
-    minimum,
-)
+from iree_lnbwd.emulator.amdgcn.floats import fma_f32, fma_f64, maximum, minimum
+from iree_lnbwd.emulator.floats import flush32
 from iree_lnbwd.emulator.launch import Array
 
 _U32, _U64, _F32 = np.uint32, np.uint64, np.float32
@@ -101,18 +96,18 @@ def _permute_bytes(high: Array, low: Array, selector: Array) -> Array:
 def _reciprocal_f32(x: Array) -> Array:
     # Hardware is good to 1 ulp and flushes subnormals; which of the neighbours it gives is not
     # documented. Code must not depend on it: this is the nearest.
-    exact = np.float64(1.0) / flush_subnormals(x).astype(np.float64)
-    return flush_subnormals(exact.astype(_F32))
+    exact = np.float64(1.0) / flush32(x).astype(np.float64)
+    return flush32(exact.astype(_F32))
 
 
 def _square_root_f32(x: Array) -> Array:
     # As for the reciprocal: hardware is good to 1 ulp.
-    return flush_subnormals(np.sqrt(flush_subnormals(x)))
+    return flush32(np.sqrt(flush32(x)))
 
 
 def _reciprocal_square_root_f32(x: Array) -> Array:
-    exact = np.float64(1.0) / np.sqrt(flush_subnormals(x).astype(np.float64))
-    return flush_subnormals(exact.astype(_F32))
+    exact = np.float64(1.0) / np.sqrt(flush32(x).astype(np.float64))
+    return flush32(exact.astype(_F32))
 
 
 def _exponent_f32(x: Array) -> Array:
@@ -120,7 +115,8 @@ def _exponent_f32(x: Array) -> Array:
 
 
 def _is_subnormal_f32(x: Array) -> Array:
-    return (np.abs(x) < _F32(2.0**-126)) & (x != 0)
+    result: Array = (np.abs(x) < _F32(2.0**-126)) & (x != 0)
+    return result
 
 
 def _div_scale_f32(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
@@ -192,11 +188,12 @@ def _class_f32(x: Array, wanted: Array) -> Array:
     return chosen
 
 
-def _to_integer(x: Array, kind: type[np.generic]) -> Array:
+def _to_integer(x: Array, kind: type[np.int32] | type[np.uint32]) -> Array:
     """Towards zero; NaN is 0, and what does not fit is the nearest that does."""
     limits = np.iinfo(kind)
     value = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
-    return np.clip(value, float(limits.min), float(limits.max)).astype(kind)
+    result: Array = np.clip(value, float(limits.min), float(limits.max)).astype(kind)
+    return result
 
 
 def round_to_bf16(x: Array) -> Array:
@@ -214,7 +211,8 @@ def _pack(low: Array, high: Array) -> Array:
 
 
 def _pack_bf16(low: Array, high: Array) -> Array:
-    return round_to_bf16(low) | round_to_bf16(high) << _U32(16)
+    result: Array = round_to_bf16(low) | round_to_bf16(high) << _U32(16)
+    return result
 
 
 def _select(low: Array, high: Array, mask: Array) -> Array:
@@ -222,11 +220,13 @@ def _select(low: Array, high: Array, mask: Array) -> Array:
 
 
 def _shift_left(amount: Array, value: Array) -> Array:
-    return value << (amount & amount.dtype.type(31))
+    result: Array = value << (amount & amount.dtype.type(31))
+    return result
 
 
 def _shift_right(amount: Array, value: Array) -> Array:
-    return value >> (amount & amount.dtype.type(31)).astype(value.dtype)
+    result: Array = value >> (amount & amount.dtype.type(31)).astype(value.dtype)
+    return result
 
 
 def _shift_left_64(amount: Array, value: Array) -> Array:
@@ -234,7 +234,8 @@ def _shift_left_64(amount: Array, value: Array) -> Array:
 
 
 def _shift_right_64(amount: Array, value: Array) -> Array:
-    return value >> (amount & _U32(63)).astype(value.dtype)
+    result: Array = value >> (amount & _U32(63)).astype(value.dtype)
+    return result
 
 
 def _arithmetic() -> dict[str, Vector]:

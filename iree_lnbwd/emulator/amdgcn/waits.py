@@ -4,8 +4,8 @@ A load writes its registers some time after it was issued. Each wave counts what
 few counters, and s_waitcnt lets it go on when a counter has come down far enough. Code that touches
 a register before it waited for its load is wrong, and mostly works: so it is a fault here.
 
-Sources: AMD's ISA documents ("Data Dependency Resolution", "S_WAITCNT"), and LLVM's AMDGPU guide for
-the order: vector memory loads come back in order (with the stores, before gfx10), stores among
+Sources: AMD's ISA documents ("Data Dependency Resolution", "S_WAITCNT"), and LLVM's AMDGPU guide
+for the order: vector memory loads come back in order (with the stores, before gfx10), stores among
 themselves, LDS accesses among themselves; scalar loads in no order, so that only a wait for none
 says anything.
 """
@@ -65,7 +65,8 @@ class Waits:
     def idle(self, counter: str) -> Array:
         """Nothing is under way: [waves]."""
         count = self._counters[counter]
-        return count.issued == count.done
+        done: Array = count.issued == count.done
+        return done
 
     def check(
         self, index: slice | Lanes, registers: tuple[tuple[bool, int], ...], *, loads: str = ""

@@ -1,7 +1,7 @@
 """The registers of many waves, and which of them an instruction runs in.
 
-Scalar registers are arrays [waves], vector registers [waves, lanes], both of 32-bit words. A `Group`
-is the waves that run an instruction together: usually all of them.
+Scalar registers are arrays [waves], vector registers [waves, lanes], both of 32-bit words. A
+`Group` is the waves that run an instruction together: usually all of them.
 """
 
 from __future__ import annotations
