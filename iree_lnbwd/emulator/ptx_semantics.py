@@ -229,6 +229,13 @@ def _min_or_max(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     return Semantics(type_, (type_, type_), function)
 
 
+def _low_bits(count: Array) -> Array:
+    """That many ones."""
+    wide, bits = count.dtype.type, 8 * count.itemsize
+    ones = wide((1 << bits) - 1)
+    return np.where(count == 0, wide(0), ones >> (wide(bits) - np.maximum(count, wide(1))))
+
+
 def _bit_field(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     (type_,) = modifiers
     bits = _bits(type_)
@@ -240,15 +247,11 @@ def _bit_field(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
             begin = np.minimum(start & 255, bits).astype(unsigned.dtype)
             count = np.minimum(length & 255, bits).astype(unsigned.dtype)
             moved = np.where(begin >= bits, wide(0), unsigned >> np.minimum(begin, wide(bits - 1)))
-            mask = np.where(
-                count >= bits, wide(-1 & (1 << bits) - 1), (wide(1) << count % wide(bits)) - wide(1)
-            )
-            field = moved & mask
-            if a.dtype.kind == "i":
-                last = np.minimum(begin.astype(np.int64) + count - 1, bits - 1)
-                sign = (unsigned >> np.maximum(last, 0).astype(unsigned.dtype)) & wide(1)
-                field = np.where((sign == 1) & (count > 0), field | ~mask, field)
-            return field.view(a.dtype)
+            mask = _low_bits(np.minimum(count, wide(bits) - begin))
+            last = np.minimum(begin.astype(np.int64) + count - 1, bits - 1)
+            sign = unsigned >> np.maximum(last, 0).astype(unsigned.dtype) & wide(1)
+            fills = (a.dtype.kind == "i") & (count > 0) & (sign == 1)
+            return np.where(fills, moved & mask | ~mask, moved & mask).view(a.dtype)
 
         return Semantics(type_, (type_, "u32", "u32"), extract)
 
@@ -256,11 +259,8 @@ def _bit_field(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
         wide = a.dtype.type
         begin = np.minimum(start & 255, bits).astype(a.dtype)
         count = np.minimum(length & 255, bits).astype(a.dtype)
-        mask = np.where(
-            count >= bits, wide((1 << bits) - 1), (wide(1) << count % wide(bits)) - wide(1)
-        )
         by = np.minimum(begin, wide(bits - 1))
-        mask = np.where(begin >= bits, wide(0), mask << by)
+        mask = np.where(begin >= bits, wide(0), _low_bits(count) << by)
         return (b & ~mask) | (a << by & mask)
 
     return Semantics(type_, (type_, type_, "u32", "u32"), insert)

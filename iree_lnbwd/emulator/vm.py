@@ -20,11 +20,14 @@ from typing import Any
 _IMPORT = re.compile(r'^vm\.import @(\S+) cconv "(?:\d)(\w*?)_(\w*)"', re.MULTILINE)
 _RODATA = re.compile(r"^vm\.rodata\[(\d+)\] = ([0-9A-F]*)", re.MULTILINE)
 _FUNCTION = re.compile(
-    r"^vm\.func @(\w+)\((.*?)\) -> \((.*?)\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+    r"(?:^vm\.export @(?P<export>\S+)\n)?^vm\.func @(?P<name>\S+?)\((?P<takes>.*?)\) -> "
+    r"\((?P<gives>.*?)\) \{\n(?P<body>.*?)^\}",
+    re.MULTILINE | re.DOTALL,
 )
+_ARGUMENT = re.compile(r"(%\w+)(?::\d+)?: (\S+?)(?:,|$)")
 _LABEL = re.compile(r"^(\^bb\d+):")
 _CALL = re.compile(
-    r"vm\.call(?:\.variadic)?(?P<yields>\.yieldable)? @(?P<name>[\w.]+)"
+    r"vm\.call(?:\.variadic)?(?P<yields>\.yieldable)? @(?P<name>[\w.:]+)"
     r"(?: segments\[(?P<segments>[^\]]*)\])?\((?P<arguments>[^)]*)\)(?: -> (?P<target>.*))?$"
 )
 _JUMP = re.compile(r"(\^bb\d+)\(([^)]*)\)")
@@ -41,8 +44,9 @@ class VmError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Function:
-    arguments: tuple[str, ...]
-    results: str
+    name: str
+    arguments: tuple[tuple[str, str], ...]  # register and type
+    results: tuple[str, ...]  # types
     blocks: Mapping[str, tuple[str, ...]]
 
 
@@ -91,40 +95,48 @@ class Program:
         self._imports = imports
         self._conventions = {name: (takes, gives) for name, takes, gives in _IMPORT.findall(text)}
         self._rodata = {int(n): bytes.fromhex(digits) for n, digits in _RODATA.findall(text)}
-        self._functions = {
-            name: _Function(tuple(re.findall(r"%\w+", takes)), gives, _blocks(body))
-            for name, takes, gives, body in _FUNCTION.findall(text)
-        }
+        self._functions: list[_Function] = []
+        self._exports: dict[str, int] = {}
+        for ordinal, match in enumerate(_FUNCTION.finditer(text)):
+            if match["export"]:
+                self._exports[match["export"]] = ordinal
+            arguments = tuple((name, kind) for name, kind in _ARGUMENT.findall(match["takes"]))
+            results = tuple(kind for kind in match["gives"].split(", ") if kind)
+            self._functions.append(
+                _Function(match["name"], arguments, results, _blocks(match["body"]))
+            )
         self._globals: dict[str, Any] = {}
-        self._global_ints: dict[int, int] = {}
-        if "__init" in self._functions:
+        if "__init" in self._exports:
             self.call("__init")
 
     @property
     def functions(self) -> tuple[str, ...]:
         """The names of what can be called."""
-        return tuple(name for name in self._functions if not name.startswith("__"))
+        return tuple(name for name in self._exports if not name.startswith("__"))
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Calls a function of references with references.
+        """Calls a function with references and unsigned ints.
 
         Raises:
             VmError: There is none, it failed, or does what is not known here.
         """
-        function = self._functions.get(name)
-        if function is None:
+        if name not in self._exports:
             raise VmError(f"no function {name}; the module has {', '.join(self.functions)}")
+        return self._run(self._functions[self._exports[name]], arguments)
+
+    def _run(self, function: _Function, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        name = function.name
         if len(arguments) != len(function.arguments):
             raise VmError(
                 f"{name}: expected {len(function.arguments)} arguments, got {len(arguments)}"
             )
         registers = _Registers()
-        for register, value in zip(function.arguments, arguments, strict=True):
-            registers.set(register, value)
+        for (register, kind), value in zip(function.arguments, arguments, strict=True):
+            registers.set(register, value, _bits(kind))
         block = "^bb0"
         while True:
             for line in function.blocks[block]:
-                outcome = self._step(line, registers)
+                outcome = self._step(line, registers, function)
                 if isinstance(outcome, tuple):
                     return outcome
                 if outcome is not None:
@@ -133,15 +145,20 @@ class Program:
             else:
                 raise VmError(f"{name}: {block} ends without a jump")
 
-    def _step(self, line: str, registers: _Registers) -> str | tuple[Any, ...] | None:
+    def _step(
+        self, line: str, registers: _Registers, function: _Function
+    ) -> str | tuple[Any, ...] | None:
         """One instruction: the block that it jumps to, the results where it returns, or None."""
         results, _, words = line.rpartition(" = ") if " = vm." in line else ("", "", line)
         opcode, _, rest = words.partition(" ")
         if opcode.startswith("vm.call"):
-            return self._call_import(words, results, registers)
+            return self._call(words, results, registers)
         match opcode:
             case "vm.return":
-                return tuple(registers.get(name) for name in _names(rest))
+                return tuple(
+                    registers.get(name, _bits(kind))
+                    for name, kind in zip(_names(rest), function.results, strict=True)
+                )
             case "vm.br":
                 return _jump(rest, registers)
             case "vm.cond_br":
@@ -175,11 +192,25 @@ class Program:
         else:
             self._globals[key] = registers.get(_names(rest)[0], bits)
 
-    def _call_import(self, words: str, results: str, registers: _Registers) -> str | None:
+    def _call(self, words: str, results: str, registers: _Registers) -> str | None:
         call = _CALL.match(words)
-        if call is None or call["name"] not in self._conventions:
+        if call is None:
             raise VmError(f"unknown call: {words}")
         name = call["name"]
+        if name not in self._conventions:
+            internal = self._internal(name)
+            arguments = [
+                registers.get(register, _bits(kind))
+                for register, (_, kind) in zip(
+                    _names(call["arguments"]), internal.arguments, strict=True
+                )
+            ]
+            returned = self._run(internal, arguments)
+            for register, value, kind in zip(
+                _names(results), returned, internal.results, strict=True
+            ):
+                registers.set(register, value, _bits(kind))
+            return None
         takes, gives = (kinds.replace("v", "") for kinds in self._conventions[name])
         segments = [int(n) for n in (call["segments"] or "").split(",") if n.strip()]
         values = _arguments(takes, segments, _names(call["arguments"]), registers)
@@ -199,6 +230,26 @@ class Program:
         for register, value, kind in zip(_names(results), given, gives, strict=True):
             registers.set(register, value, 64 if kind == "I" else 32)
         return None
+
+    def _internal(self, name: str) -> _Function:
+        """A function of the module itself, as calls name it: @module:2 is number 2.
+
+        Number 0, where it is not exported, goes by another's name (in IREE 3.13), in its own header
+        as in calls of it.
+        """
+        module, _, number = name.partition(":")
+        if number.isdecimal() and int(number) < len(self._functions):
+            return self._functions[int(number)]
+        local = module.partition(".")[2]
+        for function in self._functions:
+            if function.name == local:
+                return function
+        raise VmError(f"a call of {name}, which the module does not have")
+
+
+def _bits(kind: str) -> int:
+    """Of a register, or a pair of them, for a type."""
+    return 64 if kind == "i64" else 32
 
 
 def disassemble(vmfb: bytes) -> str:
