@@ -134,10 +134,9 @@ def _taken(group: Group, first: int, item: Item, where: Mask, half: int | None) 
 
 
 def _alignment(addresses: Array, nbytes: int) -> int:
-    """What global memory asks for: whole words; where all addresses have more, that."""
-    least = min(nbytes, 4)
-    natural = nbytes & -nbytes
-    return least if (addresses & (natural - 1)).any() else natural
+    """What all addresses have: hardware takes any (LLVM: "unaligned-access-mode" on HSA)."""
+    together = int(np.bitwise_or.reduce(addresses, initial=0)) | nbytes
+    return together & -together
 
 
 # Global memory

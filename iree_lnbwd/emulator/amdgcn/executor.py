@@ -23,7 +23,7 @@ from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
 from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
-from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Mask, Waves
+from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Waves
 from iree_lnbwd.emulator.launch import Fault, Lanes, Launch
 from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
 
@@ -325,7 +325,6 @@ class _Scheduler:
         self._machine.shared.barrier(met)
         # What is still on its way to global memory is not ordered by a barrier.
         idle = waves.waits.idle(VECTOR) & waves.waits.idle(STORE)
-        every: Mask = idle.reshape(by_workgroup).all(axis=1)
-        done = met[every[met]]
+        done = met[idle.reshape(by_workgroup)[met].all(axis=1)]
         self._machine.memory.workgroup_barrier(done + self._machine.first_workgroup)
         waves.waiting[:] = False
