@@ -283,6 +283,7 @@ def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Ru
     if options.target is None:
         raise ValueError("target: expected the name of a GPU target beside --emulate, got none")
     target = find_target(options.target)
+    emulator.check_target(target)
 
     def load(spec: LayerNormSpec) -> Runs:
         name = artifact.stem(spec, target.name)

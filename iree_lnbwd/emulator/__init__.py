@@ -7,7 +7,7 @@ package. What there is, and how to use it for other kernels: README.md beside th
 from iree_lnbwd.emulator.launch import Binding, Executor, Fault, Launch
 from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
 from iree_lnbwd.emulator.module import Module
-from iree_lnbwd.emulator.op import EmulatedLayerNormBackward
+from iree_lnbwd.emulator.op import EmulatedLayerNormBackward, check_target
 from iree_lnbwd.emulator.ptx import PtxExecutor
 from iree_lnbwd.emulator.vm import VmError
 
@@ -22,4 +22,5 @@ __all__ = [
     "PtxExecutor",
     "SharedMemory",
     "VmError",
+    "check_target",
 ]

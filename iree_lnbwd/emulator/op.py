@@ -9,9 +9,10 @@ from iree_lnbwd.arguments import Call, LayerNormGrads
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.hal import View
 from iree_lnbwd.emulator.launch import Launch
-from iree_lnbwd.emulator.module import Edit, Module
+from iree_lnbwd.emulator.module import EXECUTORS, FORMATS, Edit, Module
 from iree_lnbwd.schedule import WholeTensors
 from iree_lnbwd.spec import ENTRY, TensorType
+from iree_lnbwd.targets import Target
 
 
 class EmulatedLayerNormBackward:
@@ -49,6 +50,7 @@ class EmulatedLayerNormBackward:
             ValueError: There is no emulator for its target.
         """
         self.spec, target, schedule = runtime.describe(vmfb, source=source)
+        check_target(target)
         self.target = target.name
         self.launches: list[Launch] = []
         self._vmfb = vmfb
@@ -96,6 +98,16 @@ class EmulatedLayerNormBackward:
         return LayerNormGrads(
             gradients.get("grad_input"), gradients.get("grad_weight"), gradients.get("grad_bias")
         )
+
+
+def check_target(target: Target) -> None:
+    """Its modules can be emulated.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if FORMATS.get(target.backend) not in EXECUTORS:
+        raise ValueError(f"target: there is no emulator for {target.name} ({target.backend})")
 
 
 def _shape(tensor: TensorType, rows: int) -> tuple[int, ...]:

@@ -276,13 +276,15 @@ class _Threads:
         return None
 
     def _would_pass(self, block: _Block, lanes: Lanes) -> bool:
-        """Others ended, so that those that wait are complete now."""
+        """The threads that a barrier waited for have ended instead.
+
+        That completes a barrier of the workgroup. What a warp does together has to be done by every
+        thread that was there when the first one came.
+        """
         assert block.instruction is not None
-        kind = block.instruction.opcode
-        alive = self._at < self._ended
-        if kind in ("bar", "barrier") and "warp" not in block.instruction.modifiers:
-            return bool(_complete(lanes, alive, self.threads).any())
-        return bool(_complete(lanes, alive, WARP).any())
+        if block.instruction.opcode == "shfl" or "warp" in block.instruction.modifiers:
+            return False
+        return bool(_complete(lanes, self._at < self._ended, self.threads).any())
 
     def _stuck(self) -> Fault:
         """Threads wait for others that never come."""

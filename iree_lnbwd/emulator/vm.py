@@ -24,7 +24,7 @@ _FUNCTION = re.compile(
     r"\((?P<gives>.*?)\) \{\n(?P<body>.*?)^\}",
     re.MULTILINE | re.DOTALL,
 )
-_ARGUMENT = re.compile(r"(%\w+)(?::\d+)?: (\S+?)(?:,|$)")
+_ARGUMENT = re.compile(r"%\S+: (\S+?)(?:,|$)")
 _LABEL = re.compile(r"^(\^bb\d+):")
 _CALL = re.compile(
     r"vm\.call(?:\.variadic)?(?P<yields>\.yieldable)? @(?P<name>[\w.:]+)"
@@ -100,7 +100,7 @@ class Program:
         for ordinal, match in enumerate(_FUNCTION.finditer(text)):
             if match["export"]:
                 self._exports[match["export"]] = ordinal
-            arguments = tuple((name, kind) for name, kind in _ARGUMENT.findall(match["takes"]))
+            arguments = _argument_registers(_ARGUMENT.findall(match["takes"]))
             results = tuple(kind for kind in match["gives"].split(", ") if kind)
             self._functions.append(
                 _Function(match["name"], arguments, results, _blocks(match["body"]))
@@ -278,6 +278,21 @@ def _blocks(body: str) -> dict[str, tuple[str, ...]]:
         elif words := line.partition("  //")[0].strip():
             lines.append(words)
     return {label: tuple(lines) for label, lines in blocks.items()}
+
+
+def _argument_registers(kinds: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Where a function finds its arguments: 64-bit ones at even numbers (as headers do not say)."""
+    assigned = []
+    ints = refs = 0
+    for kind in kinds:
+        if kind.startswith("!"):
+            assigned.append((f"%r{refs}", kind))
+            refs += 1
+            continue
+        ints += ints % 2 if kind == "i64" else 0
+        assigned.append((f"%i{ints}", kind))
+        ints += _bits(kind) // 32
+    return tuple(assigned)
 
 
 def _register(name: str) -> tuple[str, int]:

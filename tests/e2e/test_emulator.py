@@ -1,0 +1,253 @@
+"""GPU modules run in software: every form of the fast path, and the command line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import (
+    assert_matches_reference,
+    assert_same_bits,
+    random_arguments,
+    random_generator,
+)
+
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, bits, compiler
+from iree_lnbwd.arguments import Call
+from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault, Launch, Module
+from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.schedule import OnePass, TwoPass, WholeTensors
+from iree_lnbwd.targets import find_target
+
+
+@functools.cache
+def _op(spec: LayerNormSpec, target: str) -> EmulatedLayerNormBackward:
+    """Loaded once; its rows are dynamic, so it serves every M."""
+    vmfb, _ = compiler.build(spec, find_target(target))
+    return EmulatedLayerNormBackward(vmfb)
+
+
+def _check(spec: LayerNormSpec, target: str, rows: int) -> None:
+    arguments = random_arguments(random_generator(), spec, (rows,))
+    assert_matches_reference(_op(spec, target).run(arguments.call()), arguments)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("columns", [64, 769, 1024, 4096])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_usual_widths(target: str, columns: int, dtype: str, rows: int) -> None:
+    _check(LayerNormSpec((columns,), dtype), target, rows)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("columns", [1, 7, 1000, 5000, 16384, 65536])
+def test_small_odd_and_wide(columns: int, dtype: str) -> None:
+    _check(LayerNormSpec((columns,), dtype), "sm_90", 3)
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("form", [OnePass, TwoPass])
+def test_more_rows_than_workgroups(target: str, form: type[OnePass | TwoPass]) -> None:
+    """Each workgroup walks over several rows, and the last ones over fewer."""
+    spec = LayerNormSpec((64 if form is OnePass else 16384,), "f32")
+    how = compiler.build(spec, find_target(target))[1].schedule
+    assert isinstance(how, form)
+    workgroups = how.workgroups * (how.groups if isinstance(how, OnePass) else 1)
+    _check(spec, target, 2 * workgroups + 3)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "mask", [(True, True, True), (True, False, False), (False, True, True), (True, False, True)]
+)
+def test_masks(mask: tuple[bool, bool, bool], dtype: str) -> None:
+    _check(LayerNormSpec((769,), dtype, output_mask=mask), "sm_90", 5)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LayerNormSpec((768,), "f64"),
+        LayerNormSpec((768,), "f16"),
+        LayerNormSpec((769,), "bf16", weight_dtype="f32"),
+        LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
+        LayerNormSpec((1000,), "bf16", has_weight=False),
+        LayerNormSpec((1000,), "f32", recompute_eps=1e-5),
+        LayerNormSpec((12, 64), "f32"),
+        LayerNormSpec((64,), "f32", rows=5),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_options(spec: LayerNormSpec) -> None:
+    _check(spec, "sm_90", 5)
+
+
+def test_no_rows() -> None:
+    spec = LayerNormSpec((64,), "f32")
+    _check(spec, "sm_90", 0)
+
+
+def test_adversarial_rows() -> None:
+    """Constant rows, large means, Inf and NaN."""
+    spec = LayerNormSpec((1000,), "bf16")
+    rng = random_generator()
+    x = rng.standard_normal((7, 1000)).astype(np.float32)
+    x[0] = 3.0
+    x[1] += 100
+    x[2] = 0
+    x[3, 5], x[4, 7] = np.inf, np.nan
+    arguments = random_arguments(rng, spec, (7,), x=x)
+    assert_matches_reference(_op(spec, "sm_90").run(arguments.call()), arguments)
+
+
+def test_calls_repeat_to_the_bit() -> None:
+    spec = LayerNormSpec((769,), "bf16")
+    call = random_arguments(random_generator(), spec, (40,)).call()
+    op = _op(spec, "sm_90")
+    assert_same_bits(op.run(call), op.run(call))
+
+
+def test_whole_tensors_are_held_to_less() -> None:
+    """Their kernels count on warps that run in step: without that, they race."""
+    spec = LayerNormSpec((769,), "f32", output_mask=(False, True, True))
+    vmfb, manifest = compiler.build(spec, find_target("sm_90"))
+    assert isinstance(manifest.schedule, WholeTensors)
+    call = random_arguments(random_generator(), spec, (5,)).call()
+    EmulatedLayerNormBackward(vmfb).run(call)
+    module = Module(vmfb, "cuda")
+    views = [module.input(given.name, call.arrays[given.name]) for given in spec.inputs]
+    results = [
+        module.output(result.name, (769,), np.dtype(np.float32), write_once=False)
+        for result in spec.results
+    ]
+    with pytest.raises(Fault, match=r"race in grad_weight .*reads what was written by the second"):
+        module.call("layer_norm_backward", *views, *results)
+
+
+def test_progress() -> None:
+    """Every dispatch is told before it runs."""
+    spec = LayerNormSpec((64,), "f32")
+    seen: list[Launch] = []
+    vmfb, _ = compiler.build(spec, find_target("sm_90"))
+    op = EmulatedLayerNormBackward(vmfb, progress=seen.append)
+    op.run(random_arguments(random_generator(), spec, (3,)).call())
+    assert seen == op.launches
+    assert len(seen) == 2
+
+
+def test_modules_that_are_not_for_a_gpu() -> None:
+    vmfb, _ = compiler.build(LayerNormSpec((64,)), find_target("host"))
+    with pytest.raises(ValueError, match="target: there is no emulator for host"):
+        EmulatedLayerNormBackward(vmfb)
+    with pytest.raises(ArtifactError, match=r"something: truncated, altered or not a .vmfb"):
+        EmulatedLayerNormBackward(b"nothing", source="something")
+
+
+def test_kept_bits(tmp_path: Path) -> None:
+    """What was kept compares equal with itself, and a changed bit is found."""
+    spec = LayerNormSpec((64,), "bf16")
+    op = _op(spec, "sm_90")
+    bits.save(tmp_path, "module", spec, "abc", op.run)
+    found = list(bits.compare(tmp_path / "module.npz", spec, "abc", op.run))
+    assert {difference.gradient for difference in found} == {
+        "grad_input",
+        "grad_weight",
+        "grad_bias",
+    }
+    assert {difference.rows for difference in found} == {1, 5, 37}
+    assert all(difference.different == difference.largest == 0 for difference in found)
+    with pytest.raises(ValueError, match=r"module.npz: of the module abc, expected xyz"):
+        list(bits.compare(tmp_path / "module.npz", spec, "xyz", op.run))
+
+    def off_by_one(call: Call) -> LayerNormGrads:
+        gradients = op.run(call)
+        assert gradients.grad_bias is not None
+        gradients.grad_bias.view(np.uint16)[3] += 1
+        return gradients
+
+    found = list(bits.compare(tmp_path / "module.npz", spec, "abc", off_by_one))
+    for difference in found:
+        expected = (1, 1) if difference.gradient == "grad_bias" else (0, 0)
+        assert (difference.different, difference.largest) == expected
+
+
+def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "iree_lnbwd.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+
+
+def test_command() -> None:
+    run = _command("verify", "--target=h200", "--emulate")
+    assert run.returncode == 0, run.stderr
+    assert "layer_norm_backward for sm_90 in the emulator, tensors captured" in run.stdout
+    assert "passed: 27 of 27 gradients within tolerance, 9 cases" in run.stdout
+    assert run.stderr == ""
+
+
+def test_command_on_random_rows() -> None:
+    run = _command(
+        "verify",
+        "--target=sm_80",
+        "--emulate",
+        "--normalized-shape=96",
+        "--dtype=bf16",
+        "--rows=1,3",
+    )
+    assert run.returncode == 0, run.stderr
+    assert "random rows of seed" in run.stdout
+    assert "random 3  3x96" in run.stdout
+    assert "passed: 6 of 6 gradients within tolerance, 2 cases" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--emulate",), "target: expected the name of a GPU target beside --emulate, got none"),
+        (("--emulate", "--target=host"), "target: there is no emulator for host"),
+        (
+            ("--emulate", "--target=sm_90", "--device=cuda"),
+            "device: expected none beside --emulate",
+        ),
+        (
+            ("--normalized-shape=8", "--data=x.npz"),
+            "normalized-shape: expected no --data beside it",
+        ),
+    ],
+)
+def test_command_errors(arguments: tuple[str, ...], message: str) -> None:
+    run = _command("verify", *arguments)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"iree-lnbwd: error: {message}")
+    assert run.stdout == ""
+
+
+def test_command_on_broken_modules(tmp_path: Path) -> None:
+    """A module that reads beyond its bounds: one line says so, and the exit status."""
+    spec = LayerNormSpec((192,), "f32")
+    vmfb, manifest = compiler.build(spec, find_target("sm_90"))
+    # Both modules in one folder under the name that the command looks for.
+    other, _ = compiler.build(LayerNormSpec((256,), "f32"), find_target("sm_90"))
+    assert vmfb != other
+    (tmp_path / f"{manifest.stem}.vmfb").write_bytes(other)
+    run = _command(
+        "verify",
+        "--emulate",
+        "--target=sm_90",
+        f"--modules={tmp_path}",
+        "--normalized-shape=192",
+        "--rows=2",
+    )
+    assert run.returncode == 1
+    assert "FAULT: " in run.stdout
+    assert "FAILED: 0 of 0" in run.stdout

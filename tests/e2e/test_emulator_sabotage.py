@@ -1,0 +1,189 @@
+"""Proof that the emulator can fail: kernels that are broken on purpose, each in one place."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import zipfile
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support import random_generator
+
+from iree_lnbwd import compiler, matrix, verify
+from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault, executable
+from iree_lnbwd.schedule import OnePass, TwoPass
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import find_target
+
+_TARGET = find_target("sm_90")
+# cp.async and vectors of 8; and plain loads and single elements. Both with rows left over.
+_SPECS = {"staged": LayerNormSpec((1024,), "bf16"), "direct": LayerNormSpec((769,), "bf16")}
+_ROWS = 9
+
+Edit = Callable[[str], str]
+
+
+@functools.cache
+def _module(form: str) -> bytes:
+    vmfb, manifest = compiler.build(_SPECS[form], _TARGET)
+    assert isinstance(manifest.schedule, OnePass)
+    assert (manifest.schedule.ahead > 0) == (form == "staged")
+    return vmfb
+
+
+@functools.cache
+def _text(form: str) -> str:
+    """The PTX of a module, as the emulator sees it."""
+    with zipfile.ZipFile(io.BytesIO(_module(form))) as archive:
+        (name,) = (name for name in archive.namelist() if name != "module.fb")
+        (code,) = executable.read(archive.read(name)).codes
+    return code.decode()
+
+
+def _verdict(vmfb: bytes, spec: LayerNormSpec, edit: Edit, rows: int = _ROWS) -> str:
+    """ "passed", "missed" where a gradient is wrong, or what the fault says."""
+    call = matrix.random_call(spec, rows, random_generator())
+    op = EmulatedLayerNormBackward(vmfb, edit=edit)
+    try:
+        found = list(verify.verify({"": call}, lambda _: op))
+    except Fault as fault:
+        return str(fault)
+    return "passed" if all(row.comparison.passed for row in found) else "missed"
+
+
+def _places(form: str, pattern: str) -> list[re.Match[str]]:
+    found = list(re.finditer(pattern, _text(form), re.MULTILINE))
+    assert found, pattern
+    return found
+
+
+def _with(form: str, place: re.Match[str], replacement: str) -> Edit:
+    text = _text(form)
+    changed = text[: place.start()] + replacement + text[place.end() :]
+    assert changed != text
+    return lambda _: changed
+
+
+def _verdicts(form: str, pattern: str, change: Callable[[re.Match[str]], str]) -> list[str]:
+    """One for each place that a pattern matches, with that place changed."""
+    return [
+        _verdict(_module(form), _SPECS[form], _with(form, place, change(place)))
+        for place in _places(form, pattern)
+    ]
+
+
+@pytest.mark.parametrize("form", _SPECS)
+class TestSabotage:
+    def test_unchanged(self, form: str) -> None:
+        assert _verdict(_module(form), _SPECS[form], lambda text: text) == "passed"
+
+    def test_dropped_barriers(self, form: str) -> None:
+        for verdict in _verdicts(form, r"^\tbar\.sync.*$", lambda _: ""):
+            assert "race in shared memory" in verdict
+
+    def test_shuffles_of_the_wrong_distance(self, form: str) -> None:
+        pattern = r"^(\tshfl\.sync\.bfly\.b32 .*, )(\d+)(, 31, -1;)$"
+        for verdict in _verdicts(form, pattern, lambda m: f"{m[1]}{int(m[2]) // 2 or 16}{m[3]}"):
+            assert verdict == "missed"
+
+    def test_shuffles_of_the_wrong_mask(self, form: str) -> None:
+        pattern = r"^(\tshfl\.sync\.bfly\.b32 .*, 31, )-1;$"
+        for verdict in _verdicts(form, pattern, lambda m: f"{m[1]}65535;"):
+            assert "does not name the thread itself" in verdict
+
+    def test_dropped_stores_to_shared_memory(self, form: str) -> None:
+        for verdict in _verdicts(form, r"^\tst\.shared.*$", lambda _: ""):
+            assert verdict == "missed" or "shared memory" in verdict
+
+    def test_dropped_stores_to_global_memory(self, form: str) -> None:
+        # But those of a zero to the statistics, which no launch takes: they only keep the compiler
+        # from assuming that the statistics are constant.
+        pattern = r"^\tst\.global(?!.* 0;$).*$"
+        for verdict in _verdicts(form, pattern, lambda _: ""):
+            assert "never written" in verdict or "which nobody wrote" in verdict
+
+    def test_bounds_of_columns_that_are_off_by_one(self, form: str) -> None:
+        pattern = r"^(\tsetp\.)(lt|gt)(\.u32 \t%p\d+, %r\d+, \d{2,};)$"
+        flipped = {"lt": "le", "gt": "ge"}
+        for verdict in _verdicts(form, pattern, lambda m: f"{m[1]}{flipped[m[2]]}{m[3]}"):
+            assert re.search("out of bounds|race in|never written", verdict), verdict
+
+    def test_bounds_of_rows_that_are_off_by_one(self, form: str) -> None:
+        """One partial row more is added up than there are."""
+        pattern = r"^(\tsetp\.)ge(\.u32 \t%p\d+, %r\d+, %r\d+;)$"
+        for verdict in _verdicts(form, pattern, lambda m: f"{m[1]}gt{m[2]}"):
+            assert "a read of transient" in verdict
+
+
+class TestSabotageOfTheStagedForm:
+    """What only vectors and asynchronous copies have."""
+
+    def test_truncated_stores(self) -> None:
+        pattern = r"^\tst\.global\.v4\.b32 (.*\{%r\d+, %r\d+), %r\d+, %r\d+\};$"
+        verdicts = _verdicts("staged", pattern, lambda m: f"\tst.global.v2.b32 {m[1]}}};")
+        for verdict in verdicts:
+            assert "bytes of grad_input were never written" in verdict
+
+    def test_copies_that_are_not_waited_for(self) -> None:
+        verdicts = _verdicts("staged", r"^\tcp\.async\.wait_group.*$", lambda _: "")
+        assert all("asynchronous copy" in verdict for verdict in verdicts)
+
+    def test_copies_that_are_waited_for_one_group_too_few(self) -> None:
+        pattern = r"^(\tcp\.async\.wait_group \t)(\d+);$"
+        verdicts = _verdicts("staged", pattern, lambda m: f"{m[1]}{int(m[2]) + 1};")
+        assert all("asynchronous copy" in verdict for verdict in verdicts)
+
+    def test_dropped_copies(self) -> None:
+        for verdict in _verdicts("staged", r"^\tcp\.async\.c[ag].*$", lambda _: ""):
+            assert "which nobody wrote" in verdict
+
+    def test_outputs_that_are_stored_twice(self) -> None:
+        pattern = r"^(\tst\.global\.v4\.b32 .*)$"
+        for verdict in _verdicts("staged", pattern, lambda m: f"{m[1]}\n{m[1]}"):
+            assert "grad_input is written twice" in verdict
+
+
+class TestIllegalSchedules:
+    """What the rules of `schedule` keep from being compiled, compiled all the same."""
+
+    @pytest.mark.parametrize(
+        ("columns", "schedule", "rule"),
+        [
+            (769, OnePass(132, groups=1, warps=4, vector=4), "N is no multiple of 4"),
+            (1000, OnePass(132, groups=1, warps=8, vector=4, ahead=2), ""),
+            (769, TwoPass(8, warps=8, vector=4, chunks=1), "N is no multiple of 4"),
+        ],
+    )
+    def test_is_caught(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        columns: int,
+        schedule: OnePass | TwoPass,
+        rule: str,
+    ) -> None:
+        spec = LayerNormSpec((columns,), "f32")
+        broken = schedule.illegal(spec, _TARGET)
+        assert (broken or "") == rule
+        monkeypatch.setattr(type(schedule), "illegal", lambda *_: None)
+        vmfb, _ = compiler.build(spec, _TARGET, how=schedule)
+        verdict = _verdict(vmfb, spec, lambda text: text)
+        assert (verdict == "passed") == (broken is None)
+
+
+def test_the_dispatches_are_what_the_host_program_says() -> None:
+    """One workgroup for each group's rows, as many as there are multiprocessors; then the sums."""
+    spec = _SPECS["staged"]
+    _, manifest = compiler.build(spec, _TARGET)
+    assert isinstance(manifest.schedule, OnePass)
+    op = EmulatedLayerNormBackward(_module("staged"))
+    for rows in (1, 3, 1000):
+        op.run(matrix.random_call(spec, rows, np.random.default_rng(0)))
+        first, second = op.launches
+        needed = -(-rows // manifest.schedule.groups)
+        assert first.workgroup_count == (min(needed, manifest.schedule.workgroups), 1, 1)
+        assert rows in first.constants
+        assert second.workgroup_count == (32, 1, 1)  # 32 columns each
+        assert second.constants == (first.workgroups,)
