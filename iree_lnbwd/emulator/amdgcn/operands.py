@@ -228,16 +228,26 @@ def _modified(read: Reader, what: Operand, kind: str) -> Reader:
     return lambda group: (read(group).view(unsigned) & keep ^ flip).view(dtype)
 
 
-def destination(instruction: Instruction, text: str, *, vector: bool) -> Operand:
+def destination(
+    instruction: Instruction, text: str, *, vector: bool, kind: str = ""
+) -> Operand:
     """Parses an operand that is written.
 
+    Args:
+        instruction: For messages.
+        text: The operand.
+        vector: It is in vector registers.
+        kind: The type of what is written; empty for any number of registers.
+
     Raises:
-        Fault: It is no register of that kind.
+        Fault: It is no register of that kind, or not as many as the type takes.
     """
     what = operand(instruction, text)
     if what.register is None or what.register.vector != vector or what.negated or what.absolute:
-        kind = "a vector" if vector else "a scalar"
-        raise instruction.fault(f"expected {kind} register to write, got {text}")
+        expected = "a vector" if vector else "a scalar"
+        raise instruction.fault(f"expected {expected} register to write, got {text}")
+    if kind:
+        _check_count(instruction, what.register, kind)
     return what
 
 

@@ -269,7 +269,7 @@ def decode_scalar(instruction: Instruction, lanes: int) -> Step | None:
     texts = list(instruction.operands)
     target = None
     if operation.result:
-        target = destination(instruction, texts[0], vector=False).register
+        target = destination(instruction, texts[0], vector=False, kind=operation.result).register
     sources = texts if target is None else texts if operation.accumulates else texts[1:]
     if len(sources) != len(operation.sources):
         raise instruction.fault(f"{len(texts)} operands were not expected")

@@ -153,7 +153,7 @@ def _general(
             half = int(selected[n]) if width(kind) == 16 else None
             readers.append(vector_reader(instruction, text, kind, half=half))
     targets = [
-        destination(instruction, text, vector=kind != "mask")
+        destination(instruction, text, vector=kind != "mask", kind=kind.replace("mask", f"u{lanes}"))
         for kind, text in zip(results, texts, strict=False)
     ]
     if clamp and results[0] != "f32":
@@ -301,7 +301,7 @@ def _packed(instruction: Instruction, count: int, compute_one: Callable[..., Arr
     ]
     negated = [_bits(instruction, modifiers.pop(name, ""), count) for name in ("neg_lo", "neg_hi")]
     _nothing_left(instruction, modifiers)
-    target = destination(instruction, instruction.operands[0], vector=True)
+    target = destination(instruction, instruction.operands[0], vector=True, kind="b64")
     texts = instruction.operands[1:]
     moves = instruction.mnemonic == "v_pk_mov_b32"
     if moves:  # half n comes of source n, as op_sel chooses
@@ -362,7 +362,7 @@ def _mixed(instruction: Instruction, half: int) -> _Decoded:
     upper = _bits(instruction, modifiers.pop("op_sel", ""), 3)
     is_f16 = _bits(instruction, modifiers.pop("op_sel_hi", ""), 3)
     _nothing_left(instruction, modifiers)
-    target = destination(instruction, instruction.operands[0], vector=True)
+    target = destination(instruction, instruction.operands[0], vector=True, kind="b32")
     texts = instruction.operands[1:]
     readers = [_f16_or_f32(instruction, *what) for what in zip(texts, is_f16, upper, strict=True)]
 
