@@ -14,6 +14,7 @@ from iree_lnbwd.emulator.amdgcn.executor import decode
 from iree_lnbwd.emulator.amdgcn.steps import Machine
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, Group, Waves, register
 from iree_lnbwd.emulator.launch import Array
+from iree_lnbwd.emulator.memory import LocalMemory
 
 WAVES = 3
 _VECTORS = 16
@@ -35,7 +36,7 @@ class Registers:
             self.group.set_scalar(EXEC + n, word)
 
     def fill(self, values: Mapping[str, Array]) -> None:
-        """Writes registers in all lanes: [waves, lanes] for vector ones, [waves] for scalar ones."""
+        """Writes registers in all lanes: vector ones [waves, lanes], scalar ones [waves]."""
         for name, value in values.items():
             target = register(name)
             assert target is not None
@@ -68,6 +69,7 @@ class Registers:
             launch,
             GlobalMemory(),
             SharedMemory(1024, workgroups=WAVES, threads=self.lanes, subgroup_size=self.lanes),
+            LocalMemory(0, lanes=WAVES * self.lanes),
             arguments(launch, 0),
             0,
         )

@@ -149,7 +149,11 @@ def test_exchanges_through_the_crossbar(lanes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["v_mov_b32_dpp v0, v1 row_bcast:7", "v_mov_b32_dpp v0, v1 quad_perm:[0,1]", "v_mov_b32_dpp v0, v1 row_shl:x"],
+    [
+        "v_mov_b32_dpp v0, v1 row_bcast:7",
+        "v_mov_b32_dpp v0, v1 quad_perm:[0,1]",
+        "v_mov_b32_dpp v0, v1 row_shl:x",
+    ],
 )
 def test_controls_that_are_not_known(text: str) -> None:
     assert "DPP control not understood" in fault_of(Registers(64), text)

@@ -21,7 +21,9 @@ def _random(rng: np.random.Generator, kind: str) -> Array:
     bits = int(kind[1:])
     edges = [0, 1, 2, 31, 33, 63, (1 << bits) - 1, 1 << bits - 1, (1 << bits - 1) - 1]
     values = rng.integers(0, (1 << bits) - 1, WAVES, np.uint64, endpoint=True)
-    values = np.where(rng.random(WAVES) < 0.5, rng.choice(np.array(edges, np.uint64), WAVES), values)
+    values = np.where(
+        rng.random(WAVES) < 0.5, rng.choice(np.array(edges, np.uint64), WAVES), values
+    )
     return values.astype(f"u{bits // 8}").view(f"{kind[0]}{bits // 8}")
 
 

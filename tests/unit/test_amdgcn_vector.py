@@ -241,8 +241,9 @@ def exact_float(name: str, kind: str, *values: Any) -> float:
 
 
 def _zero_of_fma(a: float, b: float, c: float) -> float:
-    sign = math.copysign(1, a) * math.copysign(1, b)
-    return -0.0 if sign < 0 and math.copysign(1, c) < 0 else 0.0 if a * b or sign > 0 or c else 0.0
+    """A sum is -0 where both of its terms are."""
+    negative = math.copysign(1, a) * math.copysign(1, b) < 0 and math.copysign(1, c) < 0
+    return -0.0 if negative else 0.0
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -255,8 +256,12 @@ def test_floats(name: str) -> None:
     names = [_name("v", 4 + 2 * n, kind) for n in range(count)]
     words = [v.view(np.uint16).astype(np.uint32) if v.itemsize == 2 else v for v in values]
     registers.fill(dict(zip(names, words, strict=True)))
-    registers.run(f"{name}{'_e32' if count == 2 else ''} {', '.join([_name('v', 0, kind), *names])}")
-    got = registers.read(_name("v", 0, kind), np.uint32 if kind == "f16" else f"f{int(kind[1:]) // 8}")
+    registers.run(
+        f"{name}{'_e32' if count == 2 else ''} {', '.join([_name('v', 0, kind), *names])}"
+    )
+    got = registers.read(
+        _name("v", 0, kind), np.uint32 if kind == "f16" else f"f{int(kind[1:]) // 8}"
+    )
     got = got.astype(np.uint16).view(np.float16) if kind == "f16" else got
     for at in np.ndindex(_SHAPE):
         lane = [value[at] for value in values]
@@ -384,7 +389,11 @@ def test_comparisons(kind: str) -> None:
     b = np.where(rng.random(_SHAPE) < 0.3, a, b)
     active = rng.random(_SHAPE) < 0.7
     names = _name("v", 4, kind), _name("v", 6, kind)
-    known = [n for n in _RELATIONS if (n != "ne" if floats else n in "eq lt le gt ge ne".split())]
+    known = [
+        n
+        for n in _RELATIONS
+        if (n != "ne" if floats else n in ("eq", "lt", "le", "gt", "ge", "ne"))
+    ]
     for name in known:
         registers = Registers(_LANES, active)
         registers.fill(dict(zip(names, (a, b), strict=True)))
@@ -399,7 +408,17 @@ def test_comparisons(kind: str) -> None:
 def test_classes() -> None:
     rng = random_generator()
     x = rng.integers(0, _M32, _SHAPE, np.uint32, endpoint=True)
-    edges = [0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x3F800000]
+    edges = [
+        0,
+        0x80000000,
+        1,
+        0x80000001,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        0x7F800001,
+        0x3F800000,
+    ]
     x = np.where(rng.random(_SHAPE) < 0.7, rng.choice(np.array(edges, np.uint32), _SHAPE), x)
     wanted = rng.integers(0, 1 << 10, _SHAPE, np.uint32)
     registers = Registers(_LANES)
@@ -429,7 +448,9 @@ def test_selection_and_its_signs() -> None:
     registers = Registers(_LANES)
     registers.fill({"v4": a, "v5": b, "s[8:9]": mask})
     got = registers.run("v_cndmask_b32_e64 v0, -v4, |v5|, s[8:9]").read("v0")
-    expected = np.where(registers.mask("s[8:9]"), b.view("u4") & 0x7FFFFFFF, a.view("u4") ^ (1 << 31))
+    expected = np.where(
+        registers.mask("s[8:9]"), b.view("u4") & 0x7FFFFFFF, a.view("u4") ^ (1 << 31)
+    )
     assert (got == expected).all()
 
 
@@ -472,16 +493,19 @@ def test_conversions(name: str) -> None:
         assert same(typed[at], exactly(x[at]) + 0.0 if result[0] in "ui" else exactly(x[at]))
 
 
-def test_bf16_rounding() -> None:
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_packed_conversions(kind: str) -> None:
     rng = random_generator()
     a, b = random(rng, "f32"), random(rng, "f32")
     registers = Registers(_LANES)
     registers.fill({"v4": a, "v5": b})
-    got = registers.run("v_cvt_pk_bf16_f32 v0, v4, v5").read("v0")
+    got = registers.run(f"v_cvt_pk_{kind}_f32 v0, v4, v5").read("v0")
     for half, values in enumerate((a, b)):
         for at in np.ndindex(_SHAPE):
-            bits = np.uint32((number(got[at]) >> 16 * half & 0xFFFF) << 16)
-            assert same(bits.view(np.float32), _narrowed(float(values[at]), "bf16"))
+            bits = number(got[at]) >> 16 * half & 0xFFFF
+            wide = np.uint32(bits << 16).view(np.float32)
+            value = wide if kind == "bf16" else np.uint16(bits).view(np.float16)
+            assert same(value, _narrowed(float(values[at]), kind))
 
 
 @pytest.mark.parametrize(
@@ -557,7 +581,9 @@ def test_a_dual_instruction_reads_before_it_writes() -> None:
 def test_scalars_and_constants_as_sources() -> None:
     registers = Registers(_LANES)
     registers.fill({"s4": np.arange(WAVES, dtype=np.uint32), "v4": np.ones(_SHAPE, np.uint32)})
-    registers.run("v_add_u32_e32 v0, s4, v4", "v_add_u32_e32 v1, -16, v4", "v_add_f32_e64 v2, 0.5, 4.0")
+    registers.run(
+        "v_add_u32_e32 v0, s4, v4", "v_add_u32_e32 v1, -16, v4", "v_add_f32_e64 v2, 0.5, 4.0"
+    )
     assert (registers.read("v0") == np.arange(WAVES)[:, None] + 1).all()
     assert (registers.read("v1", np.int32) == -15).all()
     assert (registers.read("v2", np.float32) == 4.5).all()
@@ -576,9 +602,7 @@ def test_sdwa_selects_bits() -> None:
     words = random(rng, "u32")
     registers = Registers(_LANES)
     registers.fill({"v4": words})
-    registers.run(
-        "v_cvt_f32_f16_sdwa v0, v4 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1"
-    )
+    registers.run("v_cvt_f32_f16_sdwa v0, v4 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1")
     expected = (words >> np.uint32(16)).astype(np.uint16).view(np.float16).astype(np.float32)
     assert np.array_equal(registers.read("v0", np.float32), expected, equal_nan=True)
 

@@ -1,4 +1,4 @@
-"""Loads and stores: global memory, buffers, LDS, scalar memory; exchanges through LDS's crossbar.
+"""Loads and stores: global and scalar memory, buffers, scratch, LDS; exchanges through LDS.
 
 Sources: AMD's ISA documents ("Vector Memory Buffer Instructions", "Flat Memory Instructions", "Data
 Share Operations", "Scalar Memory Operations").
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iree_lnbwd.emulator.amdgcn.arguments import KERNARG_ADDRESS
+from iree_lnbwd.emulator.amdgcn.arguments import ARGUMENTS_END, KERNARG_ADDRESS
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
 from iree_lnbwd.emulator.amdgcn.operands import (
     Operand,
@@ -209,7 +209,7 @@ def _lanes_of(values: Array, where: Mask) -> Lanes:
 
 def _load(machine: Machine, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
     """From global memory, or from the kernel's arguments."""
-    if addresses.size and addresses.max() < KERNARG_ADDRESS + machine.arguments.content.size:
+    if addresses.size and addresses.max() < ARGUMENTS_END:
         return _load_argument(machine, lanes, addresses, nbytes)
     alignment = _alignment(addresses, nbytes)
     return machine.memory.load(lanes, addresses, nbytes, alignment=alignment)
@@ -247,10 +247,8 @@ class _BufferAccess:
     vector_offset: Reader | None
     offset: int
 
-    def addresses(
-        self, instruction: Instruction, group: Group, nbytes: int, where: Mask
-    ) -> tuple[Lanes, Mask]:
-        """Of each lane in a mask, and whether it is within the descriptor's bounds.
+    def addresses(self, instruction: Instruction, group: Group, where: Mask) -> tuple[Lanes, Lanes]:
+        """Of each lane in a mask, and how many bytes there are from there to the end.
 
         Raises:
             Fault: The descriptor is of a kind that is not known here.
@@ -264,12 +262,19 @@ class _BufferAccess:
         if self.vector_offset is not None:
             within = within + self.vector_offset(group)
         within = within + self.scalar_offset(group).astype(np.int64)[:, None]
-        inside = within + nbytes <= words[2][:, None]
-        # A raw buffer checks each word on its own: one that straddles the end is neither.
-        straddles = ~inside & (within < words[2][:, None])
-        if (straddles & where).any():
-            raise instruction.fault("an access that straddles the end of its buffer")
-        return (base[:, None] + within)[where], inside[where]
+        return (base[:, None] + within)[where], (words[2][:, None] - within)[where]
+
+
+def _in_bounds(room: Lanes, nbytes: int) -> list[tuple[int, int, Mask]]:
+    """The pieces of an access, (offset, bytes), and the lanes for which each is in bounds.
+
+    All of it; or word by word, where it straddles the end for some lane: the bounds of a raw buffer
+    are checked for each word.
+    """
+    if not ((room > 0) & (room < nbytes)).any():
+        return [(0, nbytes, room >= nbytes)]
+    size = min(nbytes, 4)
+    return [(at, size, room >= at + size) for at in range(0, nbytes, size)]
 
 
 def _buffer(instruction: Instruction) -> tuple[_BufferAccess, list[str]]:
@@ -299,11 +304,12 @@ def _buffer_load(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            addresses, inside = access.addresses(instruction, group, item.nbytes, where)
+            addresses, room = access.addresses(instruction, group, where)
             loaded = np.zeros((len(addresses), item.nbytes), np.uint8)  # what is outside is 0
             lanes = group.lane_ids[where]
-            if inside.any():
-                loaded[inside] = _load(machine, lanes[inside], addresses[inside], item.nbytes)
+            for at, size, inside in _in_bounds(room, item.nbytes):
+                part = _load(machine, lanes[inside], addresses[inside] + at, size)
+                loaded[inside, at : at + size] = part
             _put(group, into.index, item, loaded, where)
             group.waves.waits.issue(VECTOR, group.index, written)
 
@@ -324,18 +330,93 @@ def _buffer_store(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            addresses, inside = access.addresses(instruction, group, item.nbytes, where)
+            addresses, room = access.addresses(instruction, group, where)
             values = _taken(group, source.index, item, where, data.half)
-            if inside.any():  # what is outside is dropped
-                lanes, addresses = group.lane_ids[where][inside], addresses[inside]
-                alignment = _alignment(addresses, item.nbytes)
-                machine.memory.store(lanes, addresses, values[inside], alignment=alignment)
+            lanes = group.lane_ids[where]
+            for at, size, inside in _in_bounds(room, item.nbytes):  # what is outside is dropped
+                to = addresses[inside] + at
+                part = np.ascontiguousarray(values[inside, at : at + size])
+                alignment = _alignment(to, size)
+                machine.memory.store(lanes[inside], to, part, alignment=alignment)
             group.waves.waits.issue(counter, group.index)
 
         reads = numbers([source, *(operand(instruction, text).register for text in used)])
         return Step(instruction, run, reads)
 
     return decode
+
+
+# Scratch: memory of each lane
+
+
+def _scratch_address(instruction: Instruction, at: str, base: str) -> tuple[Reader, list[str]]:
+    """An offset in a vector register, in a scalar one, or in neither."""
+    if at != "off" and base != "off":
+        raise instruction.fault("two registers for one offset")
+    if at != "off":
+        return vector_reader(instruction, at, "i32"), [at]
+    if base != "off":
+        read = scalar_reader(instruction, base, "i32")
+        return lambda group: read(group)[:, None], [base]
+    return lambda group: np.zeros((1, 1), np.int32), []
+
+
+def _scratch_load(item: Item) -> _Decoder:
+    def decode(instruction: Instruction, counts_stores: bool) -> Step:
+        modifiers = _modifiers(instruction, known=frozenset({"offset"}))
+        _count(instruction, 3)
+        into = _data(instruction, instruction.operands[0], item).register
+        read, used = _scratch_address(instruction, *instruction.operands[1:])
+        offset = _offset(instruction, modifiers)
+        assert into is not None
+
+        def run(group: Group, machine: Machine) -> None:
+            where = group.active
+            lanes = _of_these(group, machine, where)
+            first = _lanes_of(read(group), where) + offset
+            parts = [
+                machine.local.load(lanes, first + at, size) for at, size in _pieces(item.nbytes)
+            ]
+            _put(group, into.index, item, np.concatenate(parts, axis=1), where)
+            group.waves.waits.issue(VECTOR, group.index, written)
+
+        written = numbers([into])
+        reads = numbers(operand(instruction, text).register for text in used)
+        return Step(instruction, run, reads, written, VECTOR)
+
+    return decode
+
+
+def _scratch_store(item: Item) -> _Decoder:
+    def decode(instruction: Instruction, counts_stores: bool) -> Step:
+        modifiers = _modifiers(instruction, known=frozenset({"offset"}))
+        _count(instruction, 3)
+        at_text, what, base = instruction.operands
+        read, used = _scratch_address(instruction, at_text, base)
+        data = _data(instruction, what, item)
+        offset = _offset(instruction, modifiers)
+        counter = STORE if counts_stores else VECTOR
+        source = data.register
+        assert source is not None
+
+        def run(group: Group, machine: Machine) -> None:
+            where = group.active
+            lanes = _of_these(group, machine, where)
+            first = _lanes_of(read(group), where) + offset
+            values = _taken(group, source.index, item, where, data.half)
+            for at, size in _pieces(item.nbytes):
+                machine.local.store(lanes, first + at, values[:, at : at + size])
+            group.waves.waits.issue(counter, group.index)
+
+        reads = numbers([source, *(operand(instruction, text).register for text in used)])
+        return Step(instruction, run, reads)
+
+    return decode
+
+
+def _pieces(nbytes: int) -> list[tuple[int, int]]:
+    """Scratch asks for words to be aligned, no more: (offset, bytes) of each."""
+    return [(at, min(4, nbytes)) for at in range(0, nbytes, 4)]
 
 
 # LDS
@@ -506,9 +587,11 @@ def _table() -> dict[str, _Decoder]:
     for name, item in LOADS.items():
         table[f"global_load_{name}"] = _global_load(item)
         table[f"buffer_load_{name}"] = _buffer_load(item)
+        table[f"scratch_load_{name}"] = _scratch_load(item)
     for name, item in STORES.items():
         table[f"global_store_{name}"] = _global_store(item)
         table[f"buffer_store_{name}"] = _buffer_store(item)
+        table[f"scratch_store_{name}"] = _scratch_store(item)
     # gfx9's names, and those since gfx11.
     for name in ("b32", "b64", "b96", "b128", "u8", "i8", "u16", "i16"):
         for verb in ("read", "load"):

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from iree_lnbwd.emulator.launch import Bytes, Launch
 
-KERNARG_ADDRESS = 1 << 20  # below all global memory
+KERNARG_ADDRESS = 1 << 20
+ARGUMENTS_END = 1 << 32  # from here on addresses are of global memory
 _HIDDEN_BYTES = 256
 _PADDING = 64  # a load may go beyond the last argument, to the next multiple
 

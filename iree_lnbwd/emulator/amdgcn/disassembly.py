@@ -574,26 +574,28 @@ class _Code:
     def _flat(self) -> str:
         self._more()
         segment = self._bits(15, 14) if self._gfx9 else self._bits(17, 16)
-        if segment != 2:
-            raise KeyError(f"segment {segment}")
-        name = self._tables["global"][self._bits(24, 18)]
+        kind = {1: "scratch", 2: "global"}[segment]
+        name = self._tables["global"][self._bits(24, 18)].replace("global", kind)
         offset = self._bits(12, 0)
         offset -= offset >> 12 << 13
         base, data = self._bits(54, 48), self._bits(47, 40)
         address, into = self._bits(39, 32), self._bits(63, 56)
         off = base == (127 if self._gfx9 else 124)
-        at = _run("v", address, 2 if off else 1)
-        scalar = "off" if off else self._scalar(base, 2)
+        if kind == "global":
+            at = _run("v", address, 2 if off else 1)
+            scalar = "off" if off else self._scalar(base, 2)
+        else:  # a bit says whether there is an address
+            at = f"v{address}" if self._bits(*((13, 13) if self._gfx9 else (55, 55))) else "off"
+            scalar = "off" if off else self._scalar(base)
         tail = f"{scalar}" + (f" offset:{offset}" if offset else "")
-        tail += (
-            self._policy(16, 17, 25 if self._has_sc else 0)
-            if self._gfx9
-            else self._policy(14, 15, 13)
-        )
-        verb, item = _moved(name)
+        if self._gfx9:
+            tail += self._policy(16, 17, 25 if self._has_sc else 0)
+        else:
+            tail += self._policy(14, 15, 13)
+        verb, count = _moved(name)
         if verb == "load":
-            return f"{name} {_run('v', into, item)}, {at}, {tail}"
-        return f"{name} {at}, {_run('v', data, item)}, {tail}"
+            return f"{name} {_run('v', into, count)}, {at}, {tail}"
+        return f"{name} {at}, {_run('v', data, count)}, {tail}"
 
     def _mubuf(self) -> str:
         self._more()

@@ -25,7 +25,7 @@ from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
 from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Waves
 from iree_lnbwd.emulator.launch import Fault, Lanes, Launch
-from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
+from iree_lnbwd.emulator.memory import GlobalMemory, LocalMemory, SharedMemory
 
 _REGISTER_BYTES = 64 << 20  # of the vector registers of a batch
 _MOST_STEPS = 10_000_000  # of a batch: a kernel that takes more does not end
@@ -126,7 +126,12 @@ class AmdgcnExecutor:
                 subgroup_size=lanes,
                 first_lane=first * launch.threads,
             )
-            machine = Machine(launch, memory, shared, given, first)
+            local = LocalMemory(
+                kernel.number("private_segment_fixed_size"),
+                lanes=count * launch.threads,
+                first_lane=first * launch.threads,
+            )
+            machine = Machine(launch, memory, shared, local, given, first)
             workgroups = np.arange(first, first + count)
             state = _initial(kernel, launch, workgroups, lanes, vectors, given, self._generation)
             _Scheduler(steps, state, machine, waves).run(kernel.entry)
@@ -168,8 +173,8 @@ def _check(kernel: Kernel, launch: Launch) -> None:
     for directive, expected in _MODES.items():
         if (got := kernel.number(directive, expected)) != expected:
             raise Fault(f".amdhsa_{directive} {got}: only {expected} is known")
-    if kernel.number("private_segment_fixed_size") or kernel.number("uses_dynamic_stack"):
-        raise Fault("scratch memory is not known")
+    if kernel.number("uses_dynamic_stack"):
+        raise Fault("a stack of dynamic size is not known")
 
 
 def _initial(

@@ -135,10 +135,11 @@ GFX9: Mapping[str, Table] = {
         v_fma_f32=459 v_fma_f64=460 v_alignbit_b32=462 v_div_fixup_f32=478 v_div_scale_f32=480
         v_div_fmas_f32=482 v_mad_u64_u32=488 v_perm_b32=493 v_xad_u32=499 v_lshl_add_u32=509
         v_add_lshl_u32=510 v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514
-        v_lshl_add_u64=520 v_cvt_pk_bf16_f32=616 v_add_f64=640 v_mul_f64=641 v_min_f64=642
-        v_max_f64=643 v_ldexp_f64=644 v_mul_lo_u32=645 v_mul_hi_u32=646 v_ldexp_f32=648
-        v_readlane_b32=649 v_mbcnt_lo_u32_b32=652 v_mbcnt_hi_u32_b32=653 v_lshlrev_b64=655
-        v_lshrrev_b64=656 v_ashrrev_i64=657 v_pack_b32_f16=672
+        v_lshl_add_u64=520 v_cvt_pk_f16_f32=615 v_cvt_pk_bf16_f32=616 v_add_f64=640
+        v_mul_f64=641 v_min_f64=642 v_max_f64=643 v_ldexp_f64=644 v_mul_lo_u32=645
+        v_mul_hi_u32=646 v_ldexp_f32=648 v_readlane_b32=649 v_writelane_b32=650
+        v_mbcnt_lo_u32_b32=652 v_mbcnt_hi_u32_b32=653 v_lshlrev_b64=655 v_lshrrev_b64=656
+        v_ashrrev_i64=657 v_pack_b32_f16=672
         """
     ),
     "vop3p": _table(

@@ -228,9 +228,7 @@ def _modified(read: Reader, what: Operand, kind: str) -> Reader:
     return lambda group: (read(group).view(unsigned) & keep ^ flip).view(dtype)
 
 
-def destination(
-    instruction: Instruction, text: str, *, vector: bool, kind: str = ""
-) -> Operand:
+def destination(instruction: Instruction, text: str, *, vector: bool, kind: str = "") -> Operand:
     """Parses an operand that is written.
 
     Args:

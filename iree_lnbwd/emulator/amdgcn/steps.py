@@ -10,7 +10,7 @@ from iree_lnbwd.emulator.amdgcn.arguments import Arguments
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
 from iree_lnbwd.emulator.amdgcn.waves import NULL, Group, Mask, Register
 from iree_lnbwd.emulator.launch import Lanes, Launch
-from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
+from iree_lnbwd.emulator.memory import GlobalMemory, LocalMemory, SharedMemory
 
 Registers = tuple[tuple[bool, int], ...]
 
@@ -32,6 +32,7 @@ class Machine:
         launch: The dispatch.
         memory: Global memory.
         shared: LDS of the workgroups that run.
+        local: Scratch of their threads.
         arguments: The kernel's arguments in memory.
         first_workgroup: Of those that run.
     """
@@ -39,6 +40,7 @@ class Machine:
     launch: Launch
     memory: GlobalMemory
     shared: SharedMemory
+    local: LocalMemory
     arguments: Arguments
     first_workgroup: int
 

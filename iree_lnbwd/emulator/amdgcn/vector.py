@@ -153,7 +153,9 @@ def _general(
             half = int(selected[n]) if width(kind) == 16 else None
             readers.append(vector_reader(instruction, text, kind, half=half))
     targets = [
-        destination(instruction, text, vector=kind != "mask", kind=kind.replace("mask", f"u{lanes}"))
+        destination(
+            instruction, text, vector=kind != "mask", kind=kind.replace("mask", f"u{lanes}")
+        )
         for kind, text in zip(results, texts, strict=False)
     ]
     if clamp and results[0] != "f32":

@@ -377,6 +377,9 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_cvt_u32_f32": _op("u32", "f32", lambda x: _to_integer(x, np.uint32)),
         "v_cvt_i32_f32": _op("i32", "f32", lambda x: _to_integer(x, np.int32)),
         "v_cvt_pk_bf16_f32": _op("b32", "f32 f32", _pack_bf16),
+        "v_cvt_pk_f16_f32": _op(
+            "b32", "f32 f32", lambda a, b: _pack(a.astype(np.float16), b.astype(np.float16))
+        ),
         "v_pack_b32_f16": _op("b32", "f16 f16", _pack),
     }
 )
