@@ -21,7 +21,8 @@ def assembly(body: str, *, lanes: int, workgroup_ids: str = "x", extra: str = ""
         for axis in "xyz"
     )
     return (
-        f'\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"\n\t.text\n\t.type k,@function\nk:\n{body}\n'
+        f'\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"\n\t.text\n'
+        f"\t.type k,@function\nk:\n{body}\n"
         ".Lfunc_end0:\n\t.amdhsa_kernel k\n"
         f"\t.amdhsa_group_segment_fixed_size {_LDS}\n\t.amdhsa_next_free_vgpr 32\n"
         f"\t.amdhsa_user_sgpr_kernarg_segment_ptr 1\n\t.amdhsa_user_sgpr_count 2\n"

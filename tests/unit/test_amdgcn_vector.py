@@ -234,6 +234,8 @@ def exact_float(name: str, kind: str, *values: Any) -> float:
     _, exactly, approximately = _EXACT[name]
     numbers = [float(value) for value in values]
     if not all(map(math.isfinite, numbers)):
+        if name == "fma" and all(map(math.isfinite, numbers[:2])):
+            return numbers[2]  # whatever the product, which f64 may not hold
         return approximately(*numbers)
     exact = exactly(*map(Fraction, numbers))
     zero = approximately(*numbers) if name != "fma" else _zero_of_fma(*numbers)
@@ -526,36 +528,53 @@ def test_approximations_are_good_to_an_ulp(name: str, exactly: Callable[[float],
         assert abs(float(got[at]) - exact) <= abs(exact) * 2.0**-23
 
 
-def test_division() -> None:
-    """The sequence that compilers make of 1 / x gives the nearest f32, for any x."""
+@pytest.mark.parametrize("of_one", [True, False])
+def test_division(of_one: bool) -> None:
+    """The sequence that compilers make of y / x gives the nearest f32, where that is normal."""
     rng = random_generator()
-    x = np.exp(rng.uniform(-87, 88, _SHAPE)).astype(np.float32) * rng.choice([-1, 1], _SHAPE)
-    x = np.where(rng.random(_SHAPE) < 0.3, random(rng, "f32"), x.astype(np.float32))
+    x, y = (_wide_range(rng) for _ in range(2))
+    y = np.ones(_SHAPE, np.float32) if of_one else y
     registers = Registers(_LANES)
-    registers.fill({"v8": x})
+    registers.fill({"v7": y, "v8": x})
     registers.run(
-        "v_div_scale_f32 v9, s[2:3], v8, v8, 1.0",
+        "v_div_scale_f32 v9, s[2:3], v8, v8, v7",
         "v_rcp_f32_e32 v10, v9",
         "v_fma_f32 v11, -v9, v10, 1.0",
         "v_fmac_f32_e32 v10, v11, v10",
-        "v_div_scale_f32 v11, vcc, 1.0, v8, 1.0",
+        "v_div_scale_f32 v11, vcc, v7, v8, v7",
         "v_mul_f32_e32 v12, v11, v10",
         "v_fma_f32 v13, -v9, v12, v11",
         "v_fmac_f32_e32 v12, v13, v10",
         "v_fma_f32 v9, -v9, v12, v11",
         "v_div_fmas_f32 v9, v9, v10, v12",
-        "v_div_fixup_f32 v0, v9, v8, 1.0",
+        "v_div_fixup_f32 v0, v9, v8, v7",
     )
     got = registers.read("v0", np.float32)
     for at in np.ndindex(_SHAPE):
-        value = float(x[at])
-        if not math.isfinite(value):
-            expected = math.nan if math.isnan(value) else math.copysign(0, value)
-        elif value == 0:
-            expected = math.copysign(math.inf, value)
+        expected = _divided(float(y[at]), float(x[at]))
+        if math.isinf(expected) and math.isfinite(y[at]) and x[at]:
+            continue  # the documents do not say how an overflow comes out of the last two steps
+        if 0 < abs(expected) < 2.0**-126:  # is scaled, and rounded again
+            assert abs(float(got[at]) - expected) <= 2.0**-149
         else:
-            expected = rounded(1 / Fraction(value), "f32", zero=0.0)
-        assert same(got[at], expected), value
+            assert same(got[at], expected), (y[at], x[at])
+
+
+def _wide_range(rng: np.random.Generator) -> Array:
+    x = np.exp(rng.uniform(-87, 88, _SHAPE)).astype(np.float32)
+    signed = (x * rng.choice([-1, 1], _SHAPE)).astype(np.float32)
+    return np.where(rng.random(_SHAPE) < 0.3, random(rng, "f32"), signed)
+
+
+def _divided(y: float, x: float) -> float:
+    sign = math.copysign(1, x) * math.copysign(1, y)
+    if math.isnan(x) or math.isnan(y) or (x == 0 == y) or (math.isinf(x) and math.isinf(y)):
+        return math.nan
+    if x == 0 or math.isinf(y):
+        return sign * math.inf
+    if math.isinf(x) or y == 0:
+        return sign * 0.0
+    return rounded(Fraction(y) / Fraction(x), "f32", zero=sign * 0.0)
 
 
 def test_inactive_lanes_are_kept() -> None:

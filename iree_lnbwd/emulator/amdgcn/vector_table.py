@@ -122,29 +122,31 @@ def _is_subnormal_f32(x: Array) -> Array:
 def _div_scale_f32(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
     """Scales one side of a division that would leave the range; the mask says: scale it back.
 
-    The documents do not say what is returned where nothing is scaled: the value, as every division
-    needs.
+    The documents leave open what is returned where nothing is scaled: the value. Where both
+    quotients are subnormal they scale the denominator up, which overflows and helps nothing; the
+    sequence of a division comes out right if it is scaled down.
     """
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
-    up, same = np.ldexp(value, 64), value
+    up, down = np.ldexp(value, 64), np.ldexp(value, -64)
     of_denominator = value.view(_U32) == denominator.view(_U32)
     of_numerator = value.view(_U32) == numerator.view(_U32)
     exponents = _exponent_f32(numerator) - _exponent_f32(denominator)
-    zero = (numerator == 0) | (denominator == 0)
-    huge = exponents >= 96
-    tiny_denominator = _is_subnormal_f32(denominator)
+    tiny_reciprocal = _is_subnormal_f32((_F32(1) / denominator).astype(_F32))
     tiny_quotient = _is_subnormal_f32((numerator / denominator).astype(_F32))
-    tiny_numerator = _exponent_f32(numerator) <= 23
-    choices = [zero, huge, tiny_denominator, tiny_quotient, tiny_numerator]
     nan = np.full_like(value, np.nan)
-    scaled = np.select(
-        choices,
-        [nan, np.where(of_denominator, up, same), up, np.where(of_numerator, up, same), up],
-        same,
-    )
-    false = np.zeros(value.shape, np.bool_)
-    mask = np.select(choices, [false, ~false, false, ~false, false], false)
-    return scaled.astype(_F32), mask
+    yes = np.ones(value.shape, np.bool_)
+    cases = [  # the first that holds: what is returned, and the mask
+        ((numerator == 0) | (denominator == 0), nan, ~yes),
+        (exponents >= 96, np.where(of_denominator, up, value), yes),
+        (_is_subnormal_f32(denominator), up, ~yes),
+        (tiny_reciprocal & tiny_quotient, np.where(of_denominator, down, value), yes),
+        (tiny_reciprocal, down, ~yes),
+        (tiny_quotient, np.where(of_numerator, up, value), yes),
+        (_exponent_f32(numerator) <= 23, up, ~yes),
+    ]
+    conditions = [condition for condition, _, _ in cases]
+    scaled = np.select(conditions, [result for _, result, _ in cases], value)
+    return scaled.astype(_F32), np.select(conditions, [mask for _, _, mask in cases], ~yes)
 
 
 def _div_fmas_f32(a: Array, b: Array, c: Array, scale: Array) -> Array:
