@@ -9,6 +9,7 @@ from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
 from iree_lnbwd.emulator.module import Module
 from iree_lnbwd.emulator.op import EmulatedLayerNormBackward, check_target
 from iree_lnbwd.emulator.ptx import PtxExecutor
+from iree_lnbwd.emulator.ptx_parser import PtxError
 from iree_lnbwd.emulator.vm import VmError
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "GlobalMemory",
     "Launch",
     "Module",
+    "PtxError",
     "PtxExecutor",
     "SharedMemory",
     "VmError",

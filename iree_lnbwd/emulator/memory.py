@@ -71,6 +71,7 @@ class Buffer:
         nbytes: Its length.
         write_once: It is an output: no byte may be written twice.
         released: The host gave it back.
+        constant: It is part of the code: any kernel may read it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Buffer:
     _cells: _Cells
     _windows: list[tuple[int, int, bool]] = field(default_factory=list)
     released: bool = False
+    constant: bool = False
 
 
 class GlobalMemory:
@@ -134,6 +136,17 @@ class GlobalMemory:
         self._buffers.append(buffer)
         return buffer
 
+    def constant(self, name: str, data: bytes) -> Buffer:
+        """A buffer that belongs to the code; allocated once, it is the same for every launch."""
+        for buffer in self._buffers:
+            known = buffer._data[: buffer.nbytes].tobytes() if buffer.constant else None
+            if buffer.name == name and known == data:
+                return buffer
+        made = self.allocate(name, len(data), data=np.frombuffer(data, np.uint8))
+        made.constant = True
+        made._windows = [(0, made.nbytes, False)]
+        return made
+
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> Bytes:
         """A copy of what a buffer holds, for the host.
 
@@ -158,8 +171,10 @@ class GlobalMemory:
         self._check_host(buffer, offset, data.size)
         if not data.size:
             return
-        at = np.arange(offset, offset + data.size)
-        cells = np.unique(buffer._cells.index(at, 1, 1))
+        ends = offset | data.size | _WIDEST
+        unit = ends & -ends  # the largest cells that begin and end where the data does
+        at = np.arange(offset, offset + data.size, unit)
+        cells = buffer._cells.index(at, unit, unit)
         if buffer.write_once and buffer._cells.write[cells].any():
             raise Fault(f"{buffer.name} is written twice at byte {offset}")
         buffer._data[offset : offset + data.size] = data
@@ -198,7 +213,7 @@ class GlobalMemory:
         self._number += 1
         self._passed = np.zeros(launch.workgroups, np.int64)
         for buffer in self._buffers:
-            buffer._windows.clear()
+            buffer._windows = [(0, buffer.nbytes, False)] if buffer.constant else []
         for number, binding in enumerate(launch.bindings):
             buffer = self._buffer_at(binding.address)
             start = binding.address - buffer.address
@@ -306,7 +321,7 @@ class GlobalMemory:
         if not again.any():
             return np.broadcast_to(now, before.shape)
         workgroup = self._workgroup_of(now)
-        alike = self._workgroup_of(before) == workgroup
+        alike = (before // _LAUNCH == self._number) & (self._workgroup_of(before) == workgroup)
         several = np.where(alike, _FIRST_WORKGROUP + workgroup, _ANYONE)
         return np.where(again, now & ~_ANYONE | several, now)
 

@@ -77,15 +77,15 @@ class EmulatedLayerNormBackward:
         results = {result.name for result in self.spec.results}
         views: dict[str, View] = {}
         for given in self.spec.arguments:
-            if given.name in results:
-                views[given.name] = module.output(
-                    given.name,
-                    _shape(given, call.rows),
-                    DTYPES[given.dtype].numpy,
-                    write_once=self._strict,
-                )
-            else:
+            if given.name in call.arrays:
                 views[given.name] = module.input(given.name, call.arrays[given.name])
+                continue
+            views[given.name] = module.output(
+                given.name,
+                _shape(given, call.rows),
+                DTYPES[given.dtype].numpy,
+                write_once=self._strict and given.name in results,
+            )
         module.call(ENTRY, *views.values())
         self.launches = module.launches
         shape = {"grad_input": call.shape}

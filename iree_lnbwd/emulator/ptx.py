@@ -26,6 +26,9 @@ WARP = 32
 # As many threads as keep their registers in a processor's cache.
 _LANES_AT_ONCE = 1 << 16
 
+# Blocks that are run before a kernel is taken for one that does not end: a minute or so.
+_MOST_BLOCKS = 1 << 20
+
 # Generic addresses of what is not global: far above every global one.
 _SHARED_WINDOW = 1 << 60
 _LOCAL_WINDOW = 1 << 61
@@ -164,6 +167,11 @@ class _Threads:
             kernel.nbytes("local"), lanes=self.lanes, first_lane=self.first_lane
         )
         self.registers: dict[str, Array] = {}
+        self.symbols = {
+            name: memory.constant(name, variable.content).address
+            for name, variable in kernel.variables.items()
+            if variable.content
+        }
         self.arguments = dict(
             zip(
                 kernel.parameters,
@@ -183,7 +191,7 @@ class _Threads:
             return
         selection: Selection = slice(0, self.lanes)
         number, alone = 0, True
-        while True:
+        for _ in range(_MOST_BLOCKS):
             block = self._blocks[number]
             for instruction, step in block.steps:
                 try:
@@ -201,6 +209,10 @@ class _Threads:
                 return
             number, selection = chosen
             alone = _size(selection) == np.count_nonzero(self._at < self._ended)
+        raise Fault(
+            f"the kernel does not end: {_MOST_BLOCKS} blocks of instructions were run",
+            self.numbers[selection] + self.first_lane,
+        )
 
     def _perform(self, instruction: Instruction, step: Step, selection: Selection) -> None:
         if instruction.predicate:
@@ -515,7 +527,7 @@ class _Decoder:
 
     def _convert_address(self, instruction: Instruction) -> Step:
         destination, source = instruction.operands
-        windows = {"global": 0, "shared": _SHARED_WINDOW, "local": _LOCAL_WINDOW}
+        windows = {"global": 0, "const": 0, "shared": _SHARED_WINDOW, "local": _LOCAL_WINDOW}
         *way, space, type_ = instruction.modifiers
         if type_ != "u64" or way not in ([], ["to"]):
             raise UnknownInstructionError(instruction.text)
@@ -617,7 +629,7 @@ class _Decoder:
         if _SPECIAL.match(operand):
             name = operand[1:]
             return lambda threads, to: threads.special[name][to].astype(dtype)
-        if operand.startswith("%"):
+        if operand.startswith("%") or operand in self._kernel.registers:
             declared = self._dtype_of(operand)
             if declared == dtype:
                 return lambda threads, to: threads.register(operand, declared)[to]
@@ -634,6 +646,8 @@ class _Decoder:
         if operand.startswith("!"):
             inner = self._reader(operand[1:], type_)
             return lambda threads, to: ~inner(threads, to)
+        if (variable := self._kernel.variables.get(operand)) is not None and variable.content:
+            return lambda threads, to: np.array([threads.symbols[operand]], np.uint64).view(dtype)
         constant = self._constant(operand, dtype)
         return lambda threads, to: constant
 
@@ -683,8 +697,8 @@ class _Decoder:
             # 32-bit addresses of shared memory: the sum wraps around.
             low = np.uint32(offset & 0xFFFFFFFF)
             return lambda threads, to: (threads.register(base, dtype)[to] + low).astype(np.int64)
-        constant = self._constant(base, np.dtype(np.int64)) + offset
-        return lambda threads, to: constant
+        start = self._reader(base, "s64")
+        return lambda threads, to: start(threads, to) + offset
 
 
 _JUMPS = ("bra", "ret", "exit")
@@ -744,6 +758,8 @@ def _access(instruction: Instruction) -> tuple[str, str, int]:
     for word in words:
         if word in ("global", "shared", "local", "param"):
             space = word
+        elif word == "const":  # its addresses here are those of global memory
+            space = "global"
         elif word in ("v2", "v4", "v8"):
             count = int(word[1:])
         elif not _CACHE_HINTS.match(word):

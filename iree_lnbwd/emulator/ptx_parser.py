@@ -15,8 +15,8 @@ _PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,]*?([\w$]+)\s*(?:
 _MAX_THREADS = re.compile(r"\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 _REGISTERS = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<names>[^;]+);")
 _VARIABLE = re.compile(
-    r"\.(?P<space>shared|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
-    r"(?P<name>[\w$]+)(?:\[(?P<count>\d*)\])?\s*;"
+    r"\.(?P<space>shared|local|global|const)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
+    r"(?P<name>[\w$]+)(?:\[(?P<count>\d*)\])?\s*(?:=\s*\{(?P<values>[^}]*)\}\s*)?;"
 )
 _STATEMENT = re.compile(
     r"(?:@(?P<not>!?)(?P<predicate>%\w+)\s+)?(?P<opcode>[a-z][\w.:]*)(?:\s+(?P<operands>.*))?$",
@@ -59,12 +59,21 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in shared or local memory; extern ones have no length here."""
+    """A variable of a state space; extern ones have no length here.
+
+    Attributes:
+        space: "shared", "local", "global" or "const".
+        name: Of the variable.
+        offset: Of its first byte among the variables of its space.
+        nbytes: Its length.
+        content: What it holds from the start; empty where that is nothing.
+    """
 
     space: str
     name: str
     offset: int
     nbytes: int
+    content: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,9 @@ def _kernel(entry: re.Match[str], text: str, end: int, outside: str) -> Kernel:
     registers: dict[str, str] = {}
     for declared in _REGISTERS.finditer(body):
         for name in declared["names"].split(","):
-            registers[re.sub(r"<\d+>$", "", name.strip())] = declared["type"]
+            stem = re.sub(r"<\d+>$", "", name.strip())
+            if registers.setdefault(stem, declared["type"]) != declared["type"]:
+                raise PtxError(f"{stem} is declared twice, with different types")
     code, labels = _statements(body, text.count("\n", 0, entry.end()) + 1)
     return Kernel(
         name=entry["name"],
@@ -148,7 +159,7 @@ def _kernel(entry: re.Match[str], text: str, end: int, outside: str) -> Kernel:
 
 def _variables(text: str) -> dict[str, Variable]:
     """Laid out one after the other; what is extern has the memory behind them."""
-    ends = {"shared": 0, "local": 0}
+    ends = {"shared": 0, "local": 0, "global": 0, "const": 0}
     found = {}
     for declared in _VARIABLE.finditer(text):
         size = _BYTES[declared["type"][1:]]
@@ -157,7 +168,13 @@ def _variables(text: str) -> dict[str, Variable]:
         offset = -(-ends[space] // align) * align
         nbytes = size * int(count or "1") if count != "" else 0
         ends[space] = offset + nbytes
-        found[declared["name"]] = Variable(space, declared["name"], offset, nbytes)
+        content = b"".join(
+            int(value, 0).to_bytes(size, "little", signed=value.startswith("-"))
+            for value in re.findall(r"-?\w+", declared["values"] or "")
+        )
+        # Elements that are not spelled out are zero.
+        content = content.ljust(nbytes, b"\0") if content else b""
+        found[declared["name"]] = Variable(space, declared["name"], offset, nbytes, content)
     return found
 
 
@@ -166,8 +183,9 @@ def _statements(body: str, first_line: int) -> tuple[tuple[Instruction, ...], di
     labels: dict[str, int] = {}
     line = first_line
     for piece in re.split(r"(?<=[;])|(?<=:)(?=\s*\n)", body):
-        words = piece.strip()
-        at = line + piece[: len(piece) - len(piece.lstrip())].count("\n")
+        # Braces around statements scope registers, whose names differ or mean the same here.
+        words = piece.strip(" \t\n{}") if piece.strip()[:1] in ("{", "}") else piece.strip()
+        at = line + piece[: piece.index(words)].count("\n")
         line += piece.count("\n")
         if not words:
             continue

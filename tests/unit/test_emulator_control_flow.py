@@ -10,7 +10,7 @@ import pytest
 from ptx_kernels import run_kernel
 from support import random_generator
 
-from iree_lnbwd.emulator import Fault
+from iree_lnbwd.emulator import Fault, ptx
 from iree_lnbwd.emulator.ptx import shuffle_source
 
 _STORE = """
@@ -348,6 +348,16 @@ def test_narrow_loads_are_extended(type_: str, want: object) -> None:
     assert result.tolist() == [want(v) for v in values.tolist()]
 
 
+def test_registers_of_a_scope() -> None:
+    """As LLVM writes the upper half of a register for PTX below 7.1."""
+    body = f"""
+\tmov.b32 %r4, 0x00070003;
+\t{{ .reg .b16 tmp; mov.b32 {{tmp, %rs1}}, %r4; }}
+\tcvt.u32.u16 %r5, %rs1;
+{_STORE}"""
+    assert set(run_kernel(body, [1, 64])[1].tolist()) == {7}
+
+
 def test_faults_name_the_line() -> None:
     body = "\tadd.s64 %rd21, %rd1, %rd20;\n\tst.global.b32 [%rd21+4], %r0;"
     with pytest.raises(Fault) as caught:
@@ -356,6 +366,13 @@ def test_faults_name_the_line() -> None:
     assert line is not None
     assert "by workgroup 0 thread 63" in str(caught.value)
     assert "byte 256 of buffer 1" in str(caught.value)
+
+
+def test_kernels_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ptx, "_MOST_BLOCKS", 1000)
+    body = "$loop:\n\tsetp.ge.u32 %p0, %r0, 0;\n\t@%p0 bra $loop;"
+    with pytest.raises(Fault, match="the kernel does not end"):
+        run_kernel(body, [1])
 
 
 def test_launches_that_do_not_fit_the_kernel() -> None:

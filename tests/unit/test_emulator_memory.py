@@ -147,6 +147,18 @@ def test_reading_what_nobody_wrote() -> None:
         local.load(at(1), at(4), 4)
 
 
+@pytest.mark.parametrize(("offset", "length"), [(0, 64), (4, 8), (3, 5), (16, 32)])
+def test_the_host_writes(offset: int, length: int) -> None:
+    rng = random_generator()
+    memory = GlobalMemory()
+    buffer = memory.allocate("buffer", 64)
+    data = rng.integers(0, 256, length).astype(np.uint8)
+    memory.write(buffer, offset, data)
+    assert memory.read(buffer, offset, length).tolist() == data.tolist()
+    outside = set(range(64)) - set(range(offset, offset + length))
+    assert set(memory.unwritten(buffer, 0, 64).tolist()) == outside
+
+
 def test_the_host_reads_only_what_was_written() -> None:
     memory = GlobalMemory()
     buffer = memory.allocate("result", 64)
@@ -266,6 +278,17 @@ class TestRacesInGlobalMemory:
                 continue
             with pytest.raises(Fault, match="another dispatch, with no barrier between"):
                 memory.load(at(1), at(buffer.address), 4)
+
+    def test_readers_of_two_launches(self) -> None:
+        """A barrier of the last reader's workgroup does not order the first one."""
+        memory = GlobalMemory()
+        buffer = memory.allocate("buffer", 64, data=np.zeros(16, np.uint32))
+        for reader in (1, 2):
+            memory.begin(launch(Binding(buffer.address, 64)))
+            memory.load(at(reader), at(buffer.address), 4)
+        memory.workgroup_barrier(at(0))
+        with pytest.raises(Fault, match=r"race in buffer at byte 0.*writes what was read by"):
+            memory.store(at(3), at(buffer.address), words(1))
 
 
 class TestRacesInSharedMemory:

@@ -1,0 +1,83 @@
+"""``scripts/emulate``: evidence, and the comparison with what another machine computed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from iree_lnbwd import LayerNormSpec, artifact, bits, compile, npz
+from iree_lnbwd.emulator import EmulatedLayerNormBackward
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(_SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_evidence(tmp_path: Path) -> None:
+    output = tmp_path / "evidence.json"
+    run = _run("evidence", "--target=a100", f"--output={output}", "--only=n64_f32", "--jobs=1")
+    assert run.returncode == 0, run.stderr
+    assert "ok   1/1 layer_norm_backward_n64_f32_sm_80: grad_input 0." in run.stdout
+    values = json.loads(output.read_text(encoding="utf-8"))
+    assert values["target"] == "sm_80"
+    assert values["emulated"] is True
+    (module,) = values["modules"]
+    assert module["passed"]
+    assert set(module["worst_error_over_tolerance"]) == {"grad_input", "grad_weight", "grad_bias"}
+    made = compile(LayerNormSpec((64,), "f32"), "sm_80", tmp_path)
+    assert module["vmfb_sha256"] == made.manifest.vmfb_sha256
+
+
+def test_comparison(tmp_path: Path) -> None:
+    made = compile(LayerNormSpec((64,), "bf16"), "sm_90", tmp_path / "modules")
+    vmfb, _ = artifact.read(made.path)
+    op = EmulatedLayerNormBackward(vmfb)
+    kept = tmp_path / "bits"
+    bits.save(kept, made.path.stem, op.spec, artifact.digest(vmfb), op.run)
+    run = _run("compare", tmp_path / "modules", kept)
+    assert run.returncode == 0, run.stderr
+    assert "1 of 1 modules equal to the last bit" in run.stdout
+
+    (path,) = kept.glob("*.npz")
+    arrays = npz.read(path)
+    arrays["5/grad_weight"].view(np.uint16)[7] ^= 1
+    npz.write(path, arrays)
+    run = _run("compare", tmp_path / "modules", kept)
+    assert run.returncode == 1
+    assert "grad_weight of 5 rows: 1 of 64 elements differ, by 1 steps at most" in run.stdout
+
+
+def test_instructions_whose_bits_are_the_gpus(tmp_path: Path) -> None:
+    made = compile(LayerNormSpec((64,), "f32", recompute_eps=1e-5), "sm_90", tmp_path / "modules")
+    vmfb, _ = artifact.read(made.path)
+    op = EmulatedLayerNormBackward(vmfb)
+    kept = tmp_path / "bits"
+    bits.save(kept, made.path.stem, op.spec, artifact.digest(vmfb), op.run)
+    (path,) = kept.glob("*.npz")
+    arrays = npz.read(path)
+    arrays["1/grad_input"].view(np.uint32)[0, 3] += 2
+    npz.write(path, arrays)
+    run = _run("compare", tmp_path / "modules", kept)
+    assert run.returncode == 1
+    assert "1 of 64 elements differ, by 2 steps at most" in run.stdout
+    assert "its bits depend on the GPU's rsqrt.approx.f32" in run.stdout
+
+
+def test_errors(tmp_path: Path) -> None:
+    for arguments, message in (
+        (("compare", tmp_path, tmp_path), "emulate: error: BITS: expected .npz files in"),
+        (
+            ("evidence", "--target=sm_1", f"--output={tmp_path}/x"),
+            "emulate: error: target: expected",
+        ),
+    ):
+        run = _run(*arguments)
+        assert run.returncode == 2
+        assert message in run.stderr

@@ -1,0 +1,72 @@
+"""What `targets` and `inspect` say was run, and whether it speaks of the modules of today."""
+
+from __future__ import annotations
+
+import pytest
+
+from iree_lnbwd import LayerNormSpec, compiler, evidence
+from iree_lnbwd.evidence import Record
+from iree_lnbwd.targets import find_target
+
+_H200 = Record("sm_90", "H200, driver 1", frozenset({"a", "b"}), frozenset({"c"}))
+_EMULATED = Record("sm_90", "", frozenset({"a", "d"}), frozenset({"b"}))
+
+# One module of each form of the fast path and of each kind of option.
+_SAMPLE = [
+    LayerNormSpec((columns,), dtype)
+    for columns in (64, 769, 1024, 4096, 16384)
+    for dtype in ("f32", "bf16")
+] + [
+    LayerNormSpec((4096,), "f64"),
+    LayerNormSpec((4096,), "bf16", has_weight=False),
+    LayerNormSpec((769,), "f32", recompute_eps=1e-5),
+    LayerNormSpec((769,), "bf16", output_mask=(False, True, True)),
+]
+
+
+@pytest.mark.parametrize(
+    ("sha", "said"),
+    [
+        ("a", "verified on H200, driver 1; emulated"),
+        ("b", "verified on H200, driver 1; FAILED in emulation"),
+        ("c", "FAILED on H200, driver 1"),
+        ("d", "emulated"),
+        ("e", "compiled only: this very module was never run"),
+    ],
+)
+def test_what_is_said_of_a_module(sha: str, said: str) -> None:
+    assert evidence.of_module(sha, (_H200, _EMULATED)) == said
+
+
+def test_what_is_said_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "records", lambda: (_H200, _EMULATED))
+    assert evidence.of_target("sm_90") == (
+        "2 of 3 modules verified on H200, driver 1; 2 of 3 modules emulated"
+    )
+    assert evidence.of_target("sm_80") == "compiled only, never run"
+
+
+def test_records_of_the_package() -> None:
+    """They are of targets that exist, and those of hardware come first."""
+    records = evidence.records()
+    assert records
+    for record in records:
+        assert find_target(record.target).backend in ("cuda", "rocm")
+        assert record.passed
+    assert [not record.device for record in records] == sorted(not r.device for r in records)
+
+
+@pytest.mark.parametrize("record", evidence.records(), ids=lambda r: f"{r.target} {r.device}")
+def test_modules_without_evidence(record: Record) -> None:
+    """A record speaks of the modules that this checkout compiles.
+
+    Where it does not, the kernels or their compiler changed after it was written: run
+    scripts/gpu_verify or scripts/emulate again.
+    """
+    target = find_target(record.target)
+    without = [
+        spec.name
+        for spec in _SAMPLE
+        if compiler.build(spec, target)[1].vmfb_sha256 not in record.passed
+    ]
+    assert not without, f"{target.name}: no evidence for the modules {', '.join(without)}"
