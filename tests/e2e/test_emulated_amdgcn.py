@@ -83,6 +83,17 @@ def test_inf_and_nan_stay_in_their_rows(dtype: str, target: str) -> None:
     assert all(row.comparison.ratio <= 1 for row in verify.verify(calls, lambda _: op))
 
 
+def test_firmware_that_does_not_preload_arguments() -> None:
+    """The code ahead of the entry loads them."""
+
+    def edit(text: str) -> str:
+        text, count = re.subn(r"(kernarg_preload_length) [1-9]\d*", r"\1 0", text)
+        assert count == 2
+        return text
+
+    assert passes(LayerNormSpec((1000,), "f32"), "gfx942", 7, edit=edit)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_more_rows_than_workgroups(target: str) -> None:
     assert passes(LayerNormSpec((64,), "f32"), target, 5000)
