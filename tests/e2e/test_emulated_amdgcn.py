@@ -173,7 +173,8 @@ def test_broken_code_is_caught(what: str, target: str) -> None:
 def test_every_wait_is_needed(columns: int, target: str) -> None:
     """Without any one wait for loads, something touches a register too early."""
     spec = LayerNormSpec((columns,), "bf16")
-    waits = r"\ts_waitcnt (?:vmcnt|lgkmcnt)[^\n]*\n"
+    # Those ahead of the padding for preloaded arguments are never come by.
+    waits = r"\ts_waitcnt (?:vmcnt|lgkmcnt)[^\n]*\n(?!\ts_branch \S+\n\ts_nop)"
     texts: list[str] = []
 
     def look(text: str) -> str:
@@ -182,9 +183,7 @@ def test_every_wait_is_needed(columns: int, target: str) -> None:
 
     assert passes(spec, target, 3, edit=look)
     places = [match.span() for match in re.finditer(waits, texts[0])]
-    # Ahead of the padding for preloaded arguments nothing runs.
-    after = texts[0].find("s_nop", texts[0].find("s_branch")) if target == "gfx942" else 0
-    for start, stop in random_generator().permutation([p for p in places if p[0] > after])[:5]:
+    for start, stop in random_generator().permutation(places)[:10]:
         assert not passes(spec, target, 3, edit=lambda text: text[:start] + text[stop:]), (  # noqa: B023
             texts[0][start:stop]
         )
