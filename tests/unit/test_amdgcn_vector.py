@@ -672,3 +672,15 @@ def test_unwritten_registers() -> None:
     registers.run("v_mad_u64_u32 v[6:7], s[10:11], v1, v1, v[4:5]", "v_readlane_b32 s0, v6, 0")
     assert "v7" in fault_of(registers, "v_readlane_b32 s0, v7, 0")
     assert "s10" in fault_of(registers, "s_mov_b64 s[0:1], s[10:11]")
+
+
+def test_unwritten_lanes_move() -> None:
+    """What one lane left unwritten is unknown in the lane that reads it."""
+    first_only = np.zeros(_SHAPE, np.bool_)
+    first_only[:, 0] = True
+    registers = Registers(_LANES, first_only)
+    registers.run("v_mov_b32_e32 v1, 7", "s_mov_b64 exec, -1")
+    registers.run("v_mov_b32_dpp v0, v1 quad_perm:[1,0,0,0] row_mask:0xf bank_mask:0xf")
+    registers.run("v_readlane_b32 s0, v0, 2")
+    assert (registers.read("s0") == 7).all()
+    assert "v0 is used" in fault_of(registers, "v_readlane_b32 s0, v0, 0")

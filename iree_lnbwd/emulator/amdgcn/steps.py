@@ -9,7 +9,7 @@ from enum import Enum, auto
 from iree_lnbwd.emulator.amdgcn.arguments import Arguments
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
 from iree_lnbwd.emulator.amdgcn.waves import NULL, Group, Mask, Register
-from iree_lnbwd.emulator.launch import Lanes, Launch
+from iree_lnbwd.emulator.launch import Launch
 from iree_lnbwd.emulator.memory import GlobalMemory, LocalMemory, SharedMemory
 
 Registers = tuple[tuple[bool, int], ...]
@@ -82,9 +82,3 @@ def numbers(registers: Iterable[Register | None]) -> Registers:
 
 def nothing(group: Group, machine: Machine) -> None:
     """What an instruction does that says something to the hardware alone."""
-
-
-def flat(group: Group) -> tuple[Lanes, Mask]:
-    """The active threads of the launch, and which lanes they are."""
-    active = group.active
-    return group.lane_ids[active], active

@@ -172,6 +172,8 @@ def _general(
             sources, unknown = group.trace(readers)
         where = None
         if dpp is not None:
+            if unknown is not None:
+                unknown = _moved_unknown(group, readers, dpp)
             sources[0] = dpp.move(group, sources[0])
             where = dpp.where(group)
         values = compute_values(*sources)
@@ -205,6 +207,15 @@ def _read_selected(group: Group, readers: list[Reader]) -> tuple[list[Array], Ma
             if of_source is not None:
                 unknown = unknown | of_source & selected
     return values, unknown
+
+
+def _moved_unknown(group: Group, readers: list[Reader], dpp: Dpp) -> Mask:
+    """Where sources are unknown, the first of which comes from other lanes."""
+    _, of_first = group.trace(readers[:1])
+    _, of_others = group.trace(readers[1:])
+    nowhere = np.zeros_like(group.active)
+    moved: Mask = dpp.move(group, nowhere if of_first is None else of_first)
+    return moved | (nowhere if of_others is None else of_others)
 
 
 def _low_word(instruction: Instruction, text: str) -> Reader:

@@ -55,10 +55,6 @@ class Register:
         """One of the run."""
         return Register(self.vector, self.index + offset, 1)
 
-    def same(self, other: Register) -> bool:
-        """They name the same registers."""
-        return (self.vector, self.index) == (other.vector, other.index)
-
 
 def register(text: str) -> Register | None:
     """The registers that an operand names; None where it names none."""
