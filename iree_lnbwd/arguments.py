@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,35 @@ from iree_lnbwd.spec import (
 
 Array = npt.NDArray[Any]
 
+
+@dataclass(frozen=True)
+class GpuArray:
+    """What is known of an array in a GPU's memory, whoever's it is.
+
+    Attributes:
+        shape: Its dimensions.
+        dtype: NumPy's name of the element type; another library's where NumPy has none.
+        device: IREE device URI, e.g. "cuda://0".
+        contiguous: Whether its elements follow each other, the last dimension fastest.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: str
+    contiguous: bool
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def reshape(self, shape: tuple[int, ...]) -> GpuArray:
+        """The same memory as an array of another shape."""
+        return replace(self, shape=shape)
+
+
+AnyArray = npt.NDArray[Any] | GpuArray
+
 DEFAULT_EPS = 1e-5  # PyTorch's
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 
@@ -34,9 +64,9 @@ class LayerNormGrads(NamedTuple):
             ``weight``, else of ``input``.
     """
 
-    grad_input: Array | None
-    grad_weight: Array | None
-    grad_bias: Array | None
+    grad_input: Any
+    grad_weight: Any
+    grad_bias: Any
 
 
 @dataclass(frozen=True)
@@ -46,12 +76,13 @@ class Call:
     Attributes:
         spec: With dynamic rows. None where the mask leaves nothing to compute.
         shape: Of ``input``; M rows and N columns in all.
-        arrays: By ATen's name, C-contiguous, as [M, N], [M] or [N].
+        arrays: By ATen's name, C-contiguous, as [M, N], [M] or [N]; all of them NumPy's,
+            or all of them `GpuArray`.
     """
 
     spec: LayerNormSpec | None
     shape: tuple[int, ...]
-    arrays: dict[str, Array]
+    arrays: Mapping[str, Any]
 
     @property
     def rows(self) -> int:
@@ -60,13 +91,13 @@ class Call:
 
 
 def bind(
-    grad_output: Array,
-    input: Array,
+    grad_output: AnyArray,
+    input: AnyArray,
     normalized_shape: int | Sequence[int],
-    mean: Array | None,
-    rstd: Array | None,
-    weight: Array | None,
-    bias: Array | None,
+    mean: AnyArray | None,
+    rstd: AnyArray | None,
+    weight: AnyArray | None,
+    bias: AnyArray | None,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     eps: float = DEFAULT_EPS,
 ) -> Call:
@@ -92,7 +123,7 @@ def bind(
 
     dy = _array("grad_output", grad_output)
     _expect_shape("grad_output", dy, x.shape)
-    arrays = {"grad_output": dy, "input": x}
+    arrays: dict[str, AnyArray] = {"grad_output": dy, "input": x}
     if (mean is None) != (rstd is None):
         given, missing = ("rstd", "mean") if mean is None else ("mean", "rstd")
         raise ValueError(f"{missing}: expected both mean and rstd or neither, got only {given}")
@@ -107,16 +138,24 @@ def bind(
 
     flat = {"grad_output": (rows, columns), "input": (rows, columns), "weight": (columns,)}
     arrays = {
-        name: np.ascontiguousarray(array).reshape(flat.get(name, (rows,)))
+        name: _contiguous(name, array).reshape(flat.get(name, (rows,)))
         for name, array in arrays.items()
     }
+    places = {array.device for array in arrays.values() if isinstance(array, GpuArray)}
+    if len(places) > 1:
+        where = ", ".join(
+            f"{name} on {array.device}"
+            for name, array in arrays.items()
+            if isinstance(array, GpuArray)
+        )
+        raise ValueError(f"input: expected all arrays on one device, got {where}")
     dy_dtype = _dtype("grad_output", dy)
     weight_dtype = None if weight is None else _dtype("weight", weight)
     bias_dtype = None if bias is None else _dtype("bias", bias)
     asked = (mask[0], mask[1] and weight is not None, mask[2])
     if not any(asked):
         return Call(None, x.shape, arrays)
-    spec = LayerNormSpec(
+    spec = _spec(
         normalized_shape=dims,
         dtype=dtype,
         grad_output_dtype=dy_dtype,
@@ -129,13 +168,27 @@ def bind(
     return Call(spec, x.shape, arrays)
 
 
-def _array(name: str, value: object) -> Array:
-    if not isinstance(value, np.ndarray):
+_spec = functools.lru_cache(LayerNormSpec)  # calls are alike, and a spec takes microseconds
+
+
+def _array(name: str, value: object) -> AnyArray:
+    if not isinstance(value, np.ndarray | GpuArray):
         raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
     return value
 
 
-def _dtype(name: str, array: Array) -> str:
+def _contiguous(name: str, array: AnyArray) -> AnyArray:
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    if not array.contiguous:
+        raise ValueError(
+            f"{name}: expected a contiguous array on {array.device}, got one that would have to be "
+            "copied"
+        )
+    return array
+
+
+def _dtype(name: str, array: AnyArray) -> str:
     known = dtypes.name_of(array.dtype)
     if known is None:
         raise TypeError(
@@ -144,14 +197,14 @@ def _dtype(name: str, array: Array) -> str:
     return known
 
 
-def _expect_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
+def _expect_shape(name: str, array: AnyArray, shape: tuple[int, ...]) -> None:
     if array.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
 
 
 def _statistic(
     name: str, value: object, leading: tuple[int, ...], normalized_rank: int, dtype: str
-) -> Array:
+) -> AnyArray:
     array = _array(name, value)
     with_ones = (*leading, *(1,) * normalized_rank)
     if array.shape not in (leading, with_ones):

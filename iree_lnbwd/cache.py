@@ -9,7 +9,7 @@ from pathlib import Path
 from iree_lnbwd import artifact, compiler
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import host_cpu
-from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 
@@ -21,31 +21,45 @@ def directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iree-lnbwd"
 
 
+def find(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
+    """What `build` built before; None where there is nothing, or it is damaged."""
+    try:
+        vmfb, manifest = artifact.read(_path(spec, target))
+    except ArtifactError:
+        return None
+    if manifest is None or (manifest.spec, manifest.target) != (spec, target.name):
+        return None
+    return (vmfb, manifest) if manifest.host_cpu in (None, host_cpu()) else None
+
+
 def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
     """As `compiler.build`, once for each spec, target, compiler version, flags and IR.
 
     A damaged entry is compiled again. A folder that cannot be written costs a warning, no more.
     """
-    text = compiler.source_text(spec, target)
-    key = "\n".join(
-        (
-            text,
-            *compiler.flags(target),
-            compiler.compiler_version(),
-            host_cpu() if target.name == "host" else "",
-        )
-    )
-    folder = directory() / artifact.digest(key.encode())[:16]
-    path = folder / f"{artifact.stem(spec, target.name)}.vmfb"
-    try:
-        vmfb, manifest = artifact.read(path)
-        if manifest is not None:
-            return vmfb, manifest
-    except ArtifactError:
-        pass  # not there yet, or damaged
+    if (found := find(spec, target)) is not None:
+        return found
     vmfb, manifest = compiler.build(spec, target)
     try:
-        artifact.write(folder, vmfb, manifest)
+        artifact.write(_path(spec, target).parent, vmfb, manifest)
     except ArtifactError as error:
         warnings.warn(f"compiled module not cached: {error}", RuntimeWarning, stacklevel=2)
     return vmfb, manifest
+
+
+def _path(spec: LayerNormSpec, target: Target) -> Path:
+    name = f"{artifact.stem(spec, target.name)}.vmfb"
+    try:
+        version = compiler.compiler_version()
+    except CompileError:
+        # No compiler, so no key: what `iree-lnbwd compile` put into the folder itself.
+        return directory() / name
+    key = "\n".join(
+        (
+            compiler.source_text(spec, target),
+            *compiler.flags(target),
+            version,
+            host_cpu() if target.name == "host" else "",
+        )
+    )
+    return directory() / artifact.digest(key.encode())[:16] / name

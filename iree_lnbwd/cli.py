@@ -31,10 +31,13 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.inspection import Kernel
 from iree_lnbwd.runtime import Description
+from iree_lnbwd.schedule import WholeTensors
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verify import Runs
 from iree_lnbwd.version import __version__
+
+_CALLS = ("through IREE's device, waiting for the result", "on the caller's stream, not waiting")
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -83,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--target", default="host", help="a name of 'targets' (default: host)")
     _add_spec_options(sub)
+    sub.add_argument(
+        "--whole-tensors",
+        action="store_true",
+        help="the algorithm as it stands, lowered by IREE alone (default: the best schedule)",
+    )
     sub.add_argument("-o", "--output-dir", default=".", type=Path, help="made if need be")
     shown = sub.add_mutually_exclusive_group()
     shown.add_argument("--print-ir", action="store_true", help="print the MLIR, compile nothing")
@@ -201,14 +209,15 @@ def _verified(target: Target) -> str:
 
 def _compile(options: argparse.Namespace) -> int:
     spec, target = _spec(options), find_target(options.target)
+    how = WholeTensors("asked for") if options.whole_tensors else None
     if options.print_ir:
-        print(compiler.source_text(spec, target), end="")
+        print(compiler.source_text(spec, target, how=how), end="")
     elif options.print_command:
         print(compiler.command_line(spec, target, extra_flags=options.extra_flags))
     else:
         start = time.perf_counter()
         made = compiler.compile(
-            spec, target.name, options.output_dir, extra_flags=options.extra_flags
+            spec, target.name, options.output_dir, how=how, extra_flags=options.extra_flags
         )
         size = made.path.stat().st_size
         print(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")
@@ -270,8 +279,8 @@ def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], R
         if options.modules is not None:
             name = f"{artifact.stem(spec, target.name)}.vmfb"
             return runtime.load(options.modules / name, str(uri))
-        vmfb, manifest = compiler.build(spec, target, extra_flags=options.extra_flags)
-        return runtime.load_built(vmfb, manifest, str(uri))
+        vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
+        return runtime.load_built(vmfb, str(uri))
 
     return load, f"for {target.name} on {uri}"
 
@@ -354,7 +363,7 @@ def _inspect(options: argparse.Namespace) -> int:
 def _facts(
     described: Description, manifest: Manifest | None, vmfb_sha256: str
 ) -> list[tuple[str, object]]:
-    spec, target, schedule = described
+    spec, target, schedule, launches = described
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
         ("target", f"{target.name} ({target.backend}): {_verified(target)}"),
@@ -362,6 +371,7 @@ def _facts(
         ("takes", ", ".join(f"{a.name} {a}" for a in spec.inputs)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
         ("path", schedule.path),
+        *((("calls", _CALLS[launches is not None]),) if target.backend != "cpu" else ()),
     ]
     if manifest is None:
         return [*facts, ("manifest", "none beside the .vmfb; the above is from the module itself")]

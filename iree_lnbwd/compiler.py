@@ -29,6 +29,7 @@ def compile(
     target: str = "host",
     output_dir: str | os.PathLike[str] = ".",
     *,
+    how: Schedule | None = None,
     extra_flags: Sequence[str] = (),
 ) -> Artifact:
     """Compiles a spec for a target and writes the .vmfb and its manifest.
@@ -37,17 +38,18 @@ def compile(
         spec: What to compute.
         target: A name or alias of `iree_lnbwd.targets`.
         output_dir: Made if need be. Both files appear whole or not at all.
+        how: The schedule; None takes `schedule.choose`'s.
         extra_flags: Further flags for iree-compile, recorded in the manifest.
 
     Returns:
         The artifact; the same arguments give the same bytes.
 
     Raises:
-        ValueError: ``target`` is unknown.
+        ValueError: ``target`` is unknown, or the schedule is illegal for it and the spec.
         CompileError: The compiler is missing or failed.
         ArtifactError: ``output_dir`` cannot be written.
     """
-    vmfb, manifest = build(spec, find_target(target), extra_flags=extra_flags)
+    vmfb, manifest = build(spec, find_target(target), how=how, extra_flags=extra_flags)
     return artifact.write(Path(output_dir), vmfb, manifest)
 
 

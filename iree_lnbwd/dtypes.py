@@ -69,4 +69,7 @@ _NAMES = {dtype.numpy: dtype.name for dtype in DTYPES.values()}
 
 def name_of(dtype: npt.DTypeLike) -> str | None:
     """MLIR's name of a NumPy type, or None where the op does not know it."""
-    return _NAMES.get(np.dtype(dtype))
+    try:
+        return _NAMES.get(np.dtype(dtype))
+    except TypeError:  # another library's type
+        return None

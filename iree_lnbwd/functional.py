@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
-from iree_lnbwd import runtime
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, LayerNormGrads, bind
+from iree_lnbwd import interop, runtime
+from iree_lnbwd.arguments import DEFAULT_EPS, LayerNormGrads, bind
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.spec import LayerNormSpec
@@ -15,13 +16,13 @@ _LOADED_MODULES = 64
 
 
 def layer_norm_backward(
-    grad_output: Array,
-    input: Array,
+    grad_output: Any,
+    input: Any,
     normalized_shape: int | Sequence[int],
-    mean: Array | None = None,
-    rstd: Array | None = None,
-    weight: Array | None = None,
-    bias: Array | None = None,
+    mean: Any = None,
+    rstd: Any = None,
+    weight: Any = None,
+    bias: Any = None,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     *,
     eps: float = DEFAULT_EPS,
@@ -36,6 +37,9 @@ def layer_norm_backward(
     The first call for a spec and device compiles it (about a second) and keeps the module in an
     on-disk cache, ``$IREE_LNBWD_CACHE``.
 
+    Arrays may be NumPy's, PyTorch's, or any that speak DLPack, all of one kind and in one place;
+    how a call on a GPU is ordered is said at `LayerNormBackward`.
+
     Args:
         grad_output: [..., *normalized_shape], the gradient that reached the output.
         input: [..., *normalized_shape], any number of rows, zero too.
@@ -47,10 +51,11 @@ def layer_norm_backward(
         bias: [*normalized_shape]; only its element type matters, to ``grad_bias``.
         output_mask: Which of the three gradients to compute.
         eps: Used where the statistics are recomputed; finite.
-        device: IREE device URI: "local-task" (the CPU; the default), "cuda", "hip", "cuda://1".
+        device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes the
+            one where ``input`` is.
 
     Returns:
-        The gradients, in new arrays; None where not asked for.
+        The gradients, in new arrays of ``input``'s library; None where not asked for.
 
     Raises:
         TypeError, ValueError: Before anything is compiled or run, naming the argument, what came
@@ -58,16 +63,31 @@ def layer_norm_backward(
         DeviceError: The device is absent or no target fits it.
         CompileError: The compiler is missing or failed.
     """
-    uri = DeviceUri.parse(device or DEFAULT_DEVICE)
-    call = bind(grad_output, input, normalized_shape, mean, rstd, weight, bias, output_mask, eps)
+    arrays: dict[str, Any] = {
+        "grad_output": grad_output,
+        "input": input,
+        "mean": mean,
+        "rstd": rstd,
+        "weight": weight,
+        "bias": bias,
+    }
+    framework = interop.on_gpu("input", input)
+    views: dict[str, Any] = interop.views(framework, arrays)
+    call = bind(normalized_shape=normalized_shape, output_mask=output_mask, eps=eps, **views)
+    where = DEFAULT_DEVICE if framework is None else call.arrays["input"].device
+    uri = DeviceUri.parse(device or where)
     if call.spec is None:
         return LayerNormGrads(None, None, None)
-    return _loaded(call.spec, uri).run(call)
+    op = loaded(call.spec, uri)
+    if framework is not None:
+        return op(**arrays)
+    return interop.from_numpy(op.run(call), like=input)
 
 
 @functools.lru_cache(maxsize=_LOADED_MODULES)
-def _loaded(spec: LayerNormSpec, uri: DeviceUri) -> LayerNormBackward:
+def loaded(spec: LayerNormSpec, uri: DeviceUri) -> LayerNormBackward:
+    """The module for a spec on a device: from memory, the cache on disk, or the compiler."""
     from iree_lnbwd import cache  # the compiler is not needed to import the package
 
-    vmfb, manifest = cache.build(spec, target_of(uri))
-    return runtime.load_built(vmfb, manifest, str(uri))
+    vmfb, _ = cache.build(spec, target_of(uri))
+    return runtime.load_built(vmfb, str(uri))

@@ -20,6 +20,8 @@ _PTXAS_REPORT = re.compile(
     r"Function properties for (?P<name>\w+)\s+(?P<stack>\d+) bytes stack frame[^\n]*\n"
     r"[^\n]*Used (?P<registers>\d+) registers(?:[^\n]*?(?P<shared>\d+) bytes smem)?"
 )
+# What IREE names the kernels that it makes, and what ir/row_blocks.mlir names its own.
+_CPU_NAMES = re.compile(rb"(\w+_dispatch_\d+_\w+|finalize|row_statistics|rows)\0")
 _METADATA_BEGIN = b"\xaeamdhsa.kernels"  # a MessagePack string of 14 characters
 
 
@@ -52,7 +54,7 @@ def kernels(vmfb: bytes, target: Target) -> tuple[Kernel, ...]:
         case "rocm":
             return _of_code_object(code)
         case _:
-            names = re.findall(rb"\w+_dispatch_\d+_\w+", code)
+            names = _CPU_NAMES.findall(code)
             return tuple(Kernel(name.decode()) for name in sorted(set(names)))
 
 

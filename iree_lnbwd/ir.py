@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import OnePass, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.launches import launches
+from iree_lnbwd.schedule import OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
 from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
 from iree_lnbwd.targets import Target
@@ -19,6 +20,7 @@ LINALG = "layer_norm_backward.mlir"
 STABLEHLO = "layer_norm_backward.stablehlo.mlir"
 ONE_PASS = "one_pass.mlir"
 TWO_PASS = "two_pass.mlir"
+ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 
 _HEADER = re.compile(
@@ -53,6 +55,8 @@ def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     if isinstance(schedule, WholeTensors):
         return (LINALG,)
+    if isinstance(schedule, RowBlocks):
+        return (ROW_BLOCKS,)
     kernels = ONE_PASS if isinstance(schedule, OnePass) else TWO_PASS
     return (kernels, FINALIZE) if spec.recompute_eps is None else (kernels, FINALIZE, LINALG)
 
@@ -71,7 +75,9 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
     """
     aliases = _spec_aliases(spec)
     text = texts[0]
-    if not isinstance(schedule, WholeTensors):
+    if isinstance(schedule, RowBlocks):
+        aliases |= _row_blocks_aliases(spec, schedule)
+    elif not isinstance(schedule, WholeTensors):
         if isinstance(schedule, OnePass):
             chunks = schedule.chunks(spec, target)
             aliases |= _one_pass_aliases(spec, target, schedule)
@@ -131,10 +137,32 @@ def _shared(shape: str) -> str:
     return f"memref<{shape}, #gpu.address_space<workgroup>>"
 
 
+def _bindings(cols: int) -> dict[str, str]:
+    """The tensors as kernels see them."""
+    return {
+        "!dy_rows": _storage(f"?x{cols}x!dy"),
+        "!x_rows": _storage(f"?x{cols}x!x"),
+        "!acc_rows": _storage(f"?x{cols}x!acc"),
+        "!acc_column": _storage("?x!acc"),
+        "!gamma_row": _storage(f"{cols}x!gamma"),
+        "!beta_row": _storage(f"{cols}x!beta"),
+    }
+
+
+def _chunks(vector: int) -> dict[str, str]:
+    """Neighbouring elements of a row."""
+    return {
+        "!dy_chunk": f"vector<{vector}x!dy>",
+        "!x_chunk": f"vector<{vector}x!x>",
+        "!gamma_chunk": f"vector<{vector}x!gamma>",
+        "!chunk": f"vector<{vector}x!acc>",
+    }
+
+
 def _kernel_aliases(
     spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass, chunks: int
 ) -> dict[str, str]:
-    """What both forms' kernels speak of."""
+    """What the kernels of both forms for GPUs speak of."""
     cols, vector = spec.columns, schedule.vector
     return {
         "#columns": f"{cols} : index",
@@ -143,18 +171,27 @@ def _kernel_aliases(
         "#subgroup": f"{target.subgroup_size} : index",
         "#finalize_kernel": _kernel(_FINALIZE_THREADS, target),
         "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
-        "!dy_rows": _storage(f"?x{cols}x!dy"),
-        "!x_rows": _storage(f"?x{cols}x!x"),
-        "!acc_rows": _storage(f"?x{cols}x!acc"),
-        "!acc_column": _storage("?x!acc"),
-        "!gamma_row": _storage(f"{cols}x!gamma"),
-        "!beta_row": _storage(f"{cols}x!beta"),
+        **_bindings(cols),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
-        "!dy_chunk": f"vector<{vector}x!dy>",
-        "!x_chunk": f"vector<{vector}x!x>",
-        "!gamma_chunk": f"vector<{vector}x!gamma>",
-        "!chunk": f"vector<{vector}x!acc>",
+        **_chunks(vector),
         "!share": f"vector<{chunks}x{vector}x!acc>",
+    }
+
+
+def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, str]:
+    cols, vector, block = spec.columns, schedule.vector, schedule.block
+    share = f"(m ceildiv {block}) ceildiv {schedule.workgroups} * {block}"
+    return {
+        "#columns": f"{cols} : index",
+        "#vector": f"{vector} : index",
+        "#block": f"{block} : index",
+        "#share": f"affine_map<()[m] -> ({share})>",
+        "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
+        **_bindings(cols),
+        "!means": f"memref<{block}x2x!acc>",
+        **_chunks(vector),
+        "!beta_chunk": f"vector<{vector}x!beta>",
+        "!lanes": f"vector<{vector}xi1>",
     }
 
 
@@ -301,6 +338,8 @@ def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
         "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),
         "iree_lnbwd.target": target.name,
     }
+    if (kernels := launches(spec, target, schedule)) is not None:
+        reflection["iree_lnbwd.launches"] = json.dumps(kernels.to_dict(), sort_keys=True)
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
     lines = [
         "",

@@ -2,167 +2,148 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import operator
 import os
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import iree.runtime as rt
 import numpy as np
-from iree.runtime.dtypes import map_dtype_to_hal_element_type
 
-from iree_lnbwd import artifact, dtypes
-from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
+from iree_lnbwd import artifact, dtypes, interop
+from iree_lnbwd.arguments import Call, GpuArray, LayerNormGrads, bind
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
 from iree_lnbwd.errors import ZIP_ERRORS, ArtifactError, DeviceError
-from iree_lnbwd.schedule import Schedule
+from iree_lnbwd.gpu_driver import Driver
+from iree_lnbwd.interop import Framework
+from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device, open_module
+from iree_lnbwd.launches import Launches
+from iree_lnbwd.schedule import Schedule, host_alignment
 from iree_lnbwd.schedule import from_dict as schedule_from_dict
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec, TensorType
+from iree_lnbwd.stream_call import ACCESS_BYTES, StreamCall, StreamModule, are_aligned
 from iree_lnbwd.targets import Target, find_target
 
-# What IREE's CPU code may assume of a buffer (IREE_HAL_HEAP_BUFFER_ALIGNMENT); an aligned load
-# from less than that ends the process.
-_ALIGNMENT = 64
-
-
-class _Buffer(NamedTuple):
-    """An array as a device sees it.
-
-    Attributes:
-        view: What the module gets.
-        array: The host's side. Where it is the memory behind ``view``, nothing else keeps it.
-    """
-
-    view: rt.HalBufferView
-    array: Array
-
-
-class _Memory(Protocol):
-    """How arrays get to a device and back."""
-
-    def send(self, array: Array) -> _Buffer:
-        """A buffer with the array's content."""
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Buffer:
-        """A buffer for a result."""
-
-    def receive(self, buffer: _Buffer) -> Array:
-        """The buffer's content on the host."""
-
-
-class _HostMemory:
-    """The CPU sees the arrays where they are; only misaligned or read-only ones are copied."""
-
-    def __init__(self, device: rt.HalDevice) -> None:
-        self._device = device
-
-    def send(self, array: Array) -> _Buffer:
-        if array.ctypes.data % _ALIGNMENT == 0 and array.flags.writeable:
-            return self._import(array)
-        aligned = _aligned_empty(array.shape, array.dtype)
-        np.copyto(aligned, array)
-        return self._import(aligned)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Buffer:
-        return self._import(_aligned_empty(shape, dtype))
-
-    def receive(self, buffer: _Buffer) -> Array:
-        return buffer.array
-
-    def _import(self, array: Array) -> _Buffer:
-        buffer = self._device.allocator.import_host_allocation(
-            array,
-            memory_type=int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
-        )
-        return _Buffer(_view(buffer, array.shape, array.dtype), array)
-
-
-class _DeviceMemory:
-    """A GPU gets copies in its own memory."""
-
-    def __init__(self, device: rt.HalDevice) -> None:
-        self._device = device
-
-    def send(self, array: Array) -> _Buffer:
-        view = self._device.allocator.allocate_buffer_copy(
-            memory_type=rt.MemoryType.DEVICE_LOCAL,
-            allowed_usage=rt.BufferUsage.DEFAULT,
-            device=self._device,
-            buffer=array,
-            element_type=map_dtype_to_hal_element_type(array.dtype),
-        )
-        return _Buffer(view, array)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Buffer:
-        array = np.empty(shape, dtype)
-        buffer = self._device.allocator.allocate_buffer(
-            memory_type=rt.MemoryType.DEVICE_LOCAL,
-            allowed_usage=rt.BufferUsage.DEFAULT,
-            allocation_size=array.nbytes,
-        )
-        return _Buffer(_view(buffer, shape, dtype), array)
-
-    def receive(self, buffer: _Buffer) -> Array:
-        received: Array = rt.DeviceArray(self._device, buffer.view).to_host()
-        return received
+_KINDS_KEPT = 1024  # kinds of call, by shapes and the like, that are not checked again
+_BYTE = np.dtype(np.uint8)
+_ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+_INPUT = _ARRAYS.index("input")
 
 
 class Description(NamedTuple):
-    """What a module says of itself, without its manifest."""
+    """What a module says of itself, without its manifest.
+
+    Attributes:
+        spec: What it computes.
+        target: Where.
+        schedule: How.
+        launches: Its kernels' order, where a caller's stream can run them.
+    """
 
     spec: LayerNormSpec
     target: Target
     schedule: Schedule
+    launches: Launches | None
+
+
+@dataclass(frozen=True)
+class _GpuCall:
+    """A kind of call that was checked: everything but the addresses.
+
+    Attributes:
+        rows: M.
+        inputs: Picks what the module reads from the arguments of a call.
+        results: Makes an array for each gradient that is computed, from the arguments of a call.
+        output_mask: Which these are.
+        launches: Of the module's kernels; None where IREE runs it.
+    """
+
+    rows: int
+    inputs: Callable[[Sequence[Any]], Sequence[Any]]
+    results: tuple[Callable[[Sequence[Any]], Any], ...]
+    output_mask: tuple[bool, bool, bool]
+    launches: StreamCall | None
+
+    def gradients(self, results: Sequence[Any]) -> LayerNormGrads:
+        """The computed gradients in ATen's places."""
+        if len(results) == len(self.output_mask):
+            return LayerNormGrads(*results)
+        computed = iter(results)
+        return LayerNormGrads(*[next(computed) if asked else None for asked in self.output_mask])
+
+
+class _Scratch(NamedTuple):
+    """Memory that the kernels of a stream use, one call after another.
+
+    It is kept for the stream. A graph's kernels run when we do not know, so they get memory of
+    their own, which the framework keeps with the graph.
+    """
+
+    size: int
+    address: int
+    keeper: object
+
+
+def _new_scratch(framework: Framework, like: Any, size: int) -> _Scratch:
+    (address,), keeper = framework.addresses((framework.empty(like, (size,), _BYTE),))
+    return _Scratch(size, address, keeper)
 
 
 class LayerNormBackward:
     """A module on a device: call it with the arrays, get the gradients.
 
-    Calls from several threads take turns.
+    Arrays may be NumPy's, PyTorch's, or any that speak DLPack. What is in the device's memory is
+    used where it is; a GPU's module takes NumPy arrays too and copies them.
+
+    On a GPU a call with PyTorch's tensors returns when its kernels are in the queue of PyTorch's
+    current stream, and can be captured into a graph. With other libraries' arrays, or where
+    `iree-lnbwd inspect` says that calls go through IREE's device, it returns when they are done.
+
+    Any number of threads may call.
 
     Attributes:
         spec: What it computes.
         target: Name of the target that it was compiled for.
         device: Where it runs.
+        alignment: Bytes of which a GPU's array must begin at a multiple.
     """
 
-    def __init__(self, spec: LayerNormSpec, target: str, device: DeviceUri, vmfb: bytes) -> None:
+    def __init__(self, module: Description, device: DeviceUri, vmfb: bytes) -> None:
         """Use `load`, which checks what it is given."""
-        self.spec = spec
-        self.target = target
+        self.spec = module.spec
+        self.target = module.target.name
         self.device = device
-        self._lock = threading.Lock()
-        instance = rt.VmInstance()
-        hal_device = _open_device(device)
-        module = _open_module(instance, vmfb, source=spec.name)
-        memory = _HostMemory if device.backend == "cpu" else _DeviceMemory
-        self._memory: _Memory = memory(hal_device)
-        try:
-            hal_module = rt.create_hal_module(instance, hal_device)
-            self._context = rt.VmContext(instance, modules=[hal_module, module])
-        except RuntimeError as error:
-            raise DeviceError(
-                f"device: {device} cannot run this module for {target}: {_reason(error)}"
-            ) from error
-        self._function = module.lookup_function(ENTRY)
+        self._launches = module.launches
+        self.alignment = ACCESS_BYTES if self._launches else host_alignment(module.schedule)
+        self._vmfb = vmfb
+        self._kinds: dict[Any, _GpuCall] = {}
+        self._scratch: dict[int, _Scratch] = {}
+        self._launching = threading.Lock()
+        if self._launches is None:
+            self._iree  # noqa: B018 - a device that cannot run the module is found out now
+        else:
+            self._streamed  # noqa: B018
 
     def __call__(
         self,
-        grad_output: Array,
-        input: Array,
-        mean: Array | None = None,
-        rstd: Array | None = None,
-        weight: Array | None = None,
-        bias: Array | None = None,
+        grad_output: Any,
+        input: Any,
+        mean: Any = None,
+        rstd: Any = None,
+        weight: Any = None,
+        bias: Any = None,
         output_mask: tuple[bool, bool, bool] | None = None,
         *,
         eps: float | None = None,
+        out: LayerNormGrads | None = None,
     ) -> LayerNormGrads:
         """Computes the gradients that the module was compiled for.
 
@@ -177,55 +158,206 @@ class LayerNormBackward:
             bias: [*normalized_shape] or None; only its element type matters.
             output_mask: None, or the mask that the module was compiled for.
             eps: None, or the eps that the module was compiled for.
+            out: Arrays to write the gradients to; None makes new ones, of ``input``'s library.
+
+        Returns:
+            The gradients; None where the module computes none.
 
         Raises:
-            TypeError, ValueError: Naming the argument, what came and what was expected.
+            TypeError, ValueError: Naming the argument, what came and what was expected: also a
+                GPU's array that is on another device, not contiguous, or misaligned.
+            DeviceError: The GPU's driver refuses.
         """
+        given = (grad_output, input, mean, rstd, weight, bias)
+        framework = interop.on_gpu("input", input)
+        if framework is not None:
+            return self._on_gpu(framework, given, output_mask, eps, out)
+        arrays = dict(zip(_ARRAYS, given, strict=True))
+        call = self._bind(interop.views(None, arrays), output_mask, eps)
+        if out is not None:
+            storage = self._checked_storage(None, out, self._shapes(call))
+            self.run(call, storage)
+            return out
+        return interop.from_numpy(self.run(call), like=input)
+
+    def run(self, call: Call, out: LayerNormGrads | None = None) -> LayerNormGrads:
+        """Computes a call on NumPy arrays that `arguments.bind` has checked, for this spec."""
+        shapes = self._shapes(call)
+        gradients = {
+            result.name: aligned_empty(
+                shapes[result.name], dtypes.DTYPES[result.dtype].numpy, self.alignment
+            )
+            if out is None
+            else getattr(out, result.name)
+            for result in self.spec.results
+        }
+        if call.rows == 0:
+            for gradient in gradients.values():
+                gradient.fill(0)  # an empty sum
+        else:
+            self._iree.run(
+                [call.arrays[given.name] for given in self.spec.inputs],
+                [gradients[r.name].reshape(_flat(r, call.rows)) for r in self.spec.results],
+            )
+        return LayerNormGrads(*map(gradients.get, GRADIENTS))
+
+    @functools.cached_property
+    def _iree(self) -> IreeModule:
+        source = f"{self.spec.name} for {self.target}"
+        return IreeModule(self.device, self._vmfb, source=source, alignment=self.alignment)
+
+    @functools.cached_property
+    def _driver(self) -> Driver:
+        return Driver(self.device)
+
+    @functools.cached_property
+    def _streamed(self) -> StreamModule | None:
+        if self._launches is None:
+            return None
+        return StreamModule(self.spec, self._launches, self._driver, self._vmfb)
+
+    def _on_gpu(
+        self,
+        framework: Framework,
+        given: tuple[Any, ...],
+        output_mask: tuple[bool, bool, bool] | None,
+        eps: float | None,
+        out: LayerNormGrads | None,
+    ) -> LayerNormGrads:
+        kind = (output_mask, eps, framework.signature(given if out is None else (*given, *out)))
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._checked(framework, given, output_mask, eps, out)
+            if len(self._kinds) >= _KINDS_KEPT:
+                self._kinds.clear()
+            self._kinds[kind] = known
+        results = (
+            [make(given) for make in known.results]
+            if out is None
+            else [g for g, asked in zip(out, self.spec.output_mask, strict=True) if asked]
+        )
+        used = [*known.inputs(given), *results]
+        if known.rows == 0:
+            for result in results:
+                framework.clear(result)
+            return known.gradients(results)
+        queue = framework.stream(self.device)
+        if known.launches is None:
+            self._driver.synchronize(queue)
+            self._iree.run_in_place(
+                [
+                    (argument, framework.capsule(array), _flat(argument, known.rows))
+                    for argument, array in zip(self.spec.arguments, used, strict=True)
+                ],
+                len(results),
+            )
+            return known.gradients(results)
+        addresses, keeper = framework.addresses(used)
+        if not are_aligned(addresses):
+            raise ValueError(_misaligned(self.spec, addresses))
+        captured = framework.is_captured()
+        with self._launching:
+            kept = None if captured else self._scratch.get(queue)
+            if kept is None or kept.size < known.launches.scratch_bytes:
+                kept = _new_scratch(framework, given[_INPUT], known.launches.scratch_bytes)
+                if not captured:
+                    self._scratch[queue] = kept
+            known.launches.run(addresses, kept.address, queue, captured=captured)
+        if framework.waits:
+            self._driver.synchronize(queue)
+        del keeper  # the kernels are in the queue, or done
+        return known.gradients(results)
+
+    def _checked(
+        self,
+        framework: Framework,
+        given: tuple[Any, ...],
+        output_mask: tuple[bool, bool, bool] | None,
+        eps: float | None,
+        out: LayerNormGrads | None,
+    ) -> _GpuCall:
+        arrays = dict(zip(_ARRAYS, given, strict=True))
+        views = interop.views(framework, arrays)
+        call = self._bind(views, output_mask, eps)
+        where = call.arrays["input"].device
+        if where != str(self.device):
+            raise ValueError(f"input: this module is on {self.device}, got an array on {where}")
+        shapes = self._shapes(call)
+        if out is not None:
+            self._checked_storage(framework, out, shapes)
+        return _GpuCall(
+            rows=call.rows,
+            inputs=operator.itemgetter(*(_ARRAYS.index(a.name) for a in self.spec.inputs)),
+            results=tuple(
+                _maker(framework, views, (shapes[r.name], dtypes.DTYPES[r.dtype].numpy))
+                for r in self.spec.results
+            ),
+            output_mask=self.spec.output_mask,
+            launches=self._streamed.call(call.rows) if self._streamed and call.rows else None,
+        )
+
+    def _bind(
+        self,
+        arrays: Mapping[str, Any],
+        output_mask: tuple[bool, bool, bool] | None,
+        eps: float | None,
+    ) -> Call:
+        """The arguments checked against each other, and against what this module computes."""
         for name, asked, ours in (
             ("output_mask", output_mask, self.spec.output_mask),
             ("eps", eps, self.spec.recompute_eps),
         ):
             if asked is not None and asked != ours:
                 raise ValueError(f"{name}: this module was compiled for {ours}, got {asked}")
+        mean = arrays["mean"]
         if (mean is None) != (self.spec.recompute_eps is not None):
             raise ValueError(
                 "mean: this module "
                 + ("takes mean and rstd, got None" if mean is None else "recomputes mean and rstd")
             )
         call = bind(
-            grad_output,
-            input,
-            self.spec.normalized_shape,
-            mean,
-            rstd,
-            weight,
-            bias,
-            self.spec.output_mask,
-            self.spec.recompute_eps or 0.0,
+            normalized_shape=self.spec.normalized_shape,
+            output_mask=self.spec.output_mask,
+            eps=self.spec.recompute_eps or 0.0,
+            **arrays,
         )
-        self._expect(call, bias_given=bias is not None)
-        return self.run(call)
+        self._expect(call, bias_given=arrays["bias"] is not None)
+        return call
 
-    def run(self, call: Call) -> LayerNormGrads:
-        """Computes a call that `arguments.bind` has checked and that is for this spec."""
-        if call.rows == 0:
-            return _of_no_rows(self.spec, call.shape)
-        results = self.spec.results
-        sent = [self._memory.send(call.arrays[given.name]) for given in self.spec.inputs]
-        received = [
-            self._memory.empty(_shape(result, call.rows), dtypes.DTYPES[result.dtype].numpy)
-            for result in results
-        ]
-        arguments = rt.VmVariantList(len(sent) + len(received))
-        for buffer in (*sent, *received):
-            arguments.push_ref(buffer.view)
-        with self._lock:
-            self._context.invoke(self._function, arguments, rt.VmVariantList(len(results)))
-        gradients = {
-            result.name: self._memory.receive(buffer)
-            for result, buffer in zip(results, received, strict=True)
+    def _shapes(self, call: Call) -> dict[str, tuple[int, ...]]:
+        """Of the gradients, as the caller sees them."""
+        return {
+            result.name: call.shape if result.name == "grad_input" else self.spec.normalized_shape
+            for result in self.spec.results
         }
-        return _as_grads(self.spec, gradients, call.shape)
+
+    def _checked_storage(
+        self,
+        framework: Framework | None,
+        out: LayerNormGrads,
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> LayerNormGrads:
+        """The caller's arrays for the gradients, as `interop.views` has them."""
+        named = {f"out.{name}": array for name, array in out._asdict().items()}
+        arrays = interop.views(framework, named)
+        for result in self.spec.results:
+            name = f"out.{result.name}"
+            array = arrays[name]
+            dtype = dtypes.DTYPES[result.dtype].numpy
+            if array is None:
+                raise ValueError(f"{name}: expected an array, got None")
+            if array.shape != shapes[result.name]:
+                raise ValueError(f"{name}: expected shape {shapes[result.name]}, got {array.shape}")
+            if array.dtype != dtype:
+                raise TypeError(f"{name}: expected element type {result.dtype}, got {array.dtype}")
+            if isinstance(array, GpuArray):
+                if not array.contiguous:
+                    raise ValueError(f"{name}: expected a contiguous array")
+                if array.device != str(self.device):
+                    raise ValueError(f"{name}: expected one on {self.device}, got {array.device}")
+            elif not array.flags.writeable:
+                raise ValueError(f"{name}: expected an array that can be written")
+        return LayerNormGrads(*arrays.values())
 
     def _expect(self, call: Call, *, bias_given: bool) -> None:
         """The call's spec is this module's, apart from what a module is free about."""
@@ -264,9 +396,11 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
     """
     uri = DeviceUri.parse(device)
     vmfb, manifest = artifact.read(path)
-    spec, target, how = describe(vmfb, source=str(path))
+    module = describe(vmfb, source=str(path))
+    target = module.target
     if manifest is not None and (
-        (manifest.spec, manifest.target, manifest.schedule) != (spec, target.name, how)
+        (manifest.spec, manifest.target, manifest.schedule)
+        != (module.spec, target.name, module.schedule)
     ):
         raise ArtifactError(f"{path}: the manifest describes another module than the .vmfb holds")
     if target.backend != uri.backend:
@@ -274,12 +408,12 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
             f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
         )
     _check_host_cpu(manifest, path)
-    return LayerNormBackward(spec, target.name, uri, vmfb)
+    return LayerNormBackward(module, uri, vmfb)
 
 
-def load_built(vmfb: bytes, manifest: Manifest, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
+def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
     """As `load`, for a module in memory."""
-    return LayerNormBackward(manifest.spec, manifest.target, DeviceUri.parse(device), vmfb)
+    return LayerNormBackward(describe(vmfb, source="module"), DeviceUri.parse(device), vmfb)
 
 
 def probe(device: DeviceUri) -> None:
@@ -288,7 +422,7 @@ def probe(device: DeviceUri) -> None:
     Raises:
         DeviceError: It is absent.
     """
-    _open_device(device)
+    open_device(device)
 
 
 def describe(vmfb: bytes, *, source: str) -> Description:
@@ -308,38 +442,20 @@ def describe(vmfb: bytes, *, source: str) -> Description:
         raise ArtifactError(f"{source}: truncated, altered or not a .vmfb: {error}") from error
     if damaged is not None:
         raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
-    module = _open_module(rt.VmInstance(), vmfb, source=source)
+    module = open_module(rt.VmInstance(), vmfb, source=source)
     if ENTRY not in module.function_names:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: it has no function {ENTRY}")
     reflection: Mapping[str, str] = module.lookup_function(ENTRY).reflection
+    launches = reflection.get("iree_lnbwd.launches")
     try:
         return Description(
             LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"])),
             find_target(reflection["iree_lnbwd.target"]),
             schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
+            None if launches is None else Launches.from_dict(json.loads(launches)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error
-
-
-def _open_device(uri: DeviceUri) -> rt.HalDevice:
-    try:
-        return rt.get_driver(uri.driver).create_device_by_uri(str(uri))
-    except (RuntimeError, ValueError) as error:
-        raise DeviceError(f"device: {uri} is absent: {_reason(error)}") from error
-
-
-def _open_module(instance: rt.VmInstance, vmfb: bytes, *, source: str) -> rt.VmModule:
-    try:
-        return rt.VmModule.copy_buffer(instance, vmfb)
-    except (RuntimeError, ValueError) as error:
-        raise ArtifactError(f"{source}: truncated or altered: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """IREE's status message without its file names: "CODE; what happened"."""
-    first_line = str(error).strip().splitlines()[0]
-    return first_line.rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:300]
 
 
 def _check_host_cpu(manifest: Manifest | None, path: str | os.PathLike[str]) -> None:
@@ -350,39 +466,30 @@ def _check_host_cpu(manifest: Manifest | None, path: str | os.PathLike[str]) -> 
         )
 
 
-def _view(buffer: rt.HalBuffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> rt.HalBufferView:
-    return rt.HalBufferView(buffer, shape, map_dtype_to_hal_element_type(dtype))
+def _flat(argument: TensorType, rows: int) -> tuple[int, ...]:
+    """Its shape, as the module sees it."""
+    return tuple(rows if dim is None else dim for dim in argument.shape)
 
 
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    size = int(np.prod(shape)) * dtype.itemsize
-    storage = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -storage.ctypes.data % _ALIGNMENT
-    return storage[start : start + size].view(dtype).reshape(shape)
+def _maker(
+    framework: Framework,
+    views: Mapping[str, Any],
+    kind: tuple[tuple[int, ...], np.dtype[Any]],
+) -> Callable[[Sequence[Any]], Any]:
+    """What makes a gradient from the arguments of a call: like one of them, if one is alike."""
+    for place, name in enumerate(_ARRAYS):
+        if views[name] is not None and (views[name].shape, views[name].dtype) == kind:
+            return lambda given: framework.empty_like(given[place])
+    return lambda given: framework.empty(given[_INPUT], *kind)
 
 
-def _shape(result: TensorType, rows: int) -> tuple[int, ...]:
-    return tuple(rows if dim is None else dim for dim in result.shape)
-
-
-def _of_no_rows(spec: LayerNormSpec, shape: tuple[int, ...]) -> LayerNormGrads:
-    """An empty sum is zero."""
-    zeros = {
-        result.name: np.zeros(_shape(result, 0), dtypes.DTYPES[result.dtype].numpy)
-        for result in spec.results
-    }
-    return _as_grads(spec, zeros, shape)
-
-
-def _as_grads(
-    spec: LayerNormSpec, gradients: Mapping[str, Array], shape: tuple[int, ...]
-) -> LayerNormGrads:
-    shapes = {"grad_input": shape}
-    return LayerNormGrads(
-        *(
-            gradients[name].reshape(shapes.get(name, spec.normalized_shape))
-            if name in gradients
-            else None
-            for name in GRADIENTS
-        )
+def _misaligned(spec: LayerNormSpec, addresses: Sequence[int]) -> str:
+    name = next(
+        argument.name
+        for argument, address in zip(spec.arguments, addresses, strict=False)
+        if not are_aligned([address])
+    )
+    return (
+        f"{name}: expected memory that begins at a multiple of {ACCESS_BYTES} bytes, got one that "
+        "would have to be copied"
     )

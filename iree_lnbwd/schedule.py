@@ -25,6 +25,11 @@ _REGISTERS_AN_ELEMENT = 4  # two accumulators, and the row itself
 _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
 _TWO_PASS_WORKGROUPS = 4  # to a multiprocessor
+_CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
+_BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
+_MOST_BLOCK_ROWS = 4
+_CHUNK_OVERHEAD = 8  # elements' worth
+_IREE_ALIGNMENT = 64  # IREE_HAL_HEAP_BUFFER_ALIGNMENT: what the CPU code that it generates assumes
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,43 @@ class TwoPass:
         return next((why for broken, why in rules if broken), None)
 
 
-Schedule = WholeTensors | OnePass | TwoPass
+@dataclass(frozen=True)
+class RowBlocks:
+    """Workgroups take blocks of rows, which stay in the cache (``ir/row_blocks.mlir``): for a CPU.
+
+    Attributes:
+        workgroups: At most how many the rows are shared out to; also the most partial rows that are
+            added up at the end.
+        block: Rows that a worker keeps in its cache between their sums and dx.
+        vector: Neighbouring elements that a worker handles together.
+    """
+
+    workgroups: int
+    block: int
+    vector: int
+
+    @property
+    def path(self) -> str:
+        """What it does with memory, in words."""
+        return (
+            f"row blocks: x and dy come from memory once, {self.block} rows at a time; at most "
+            f"{self.workgroups} workgroups, {self.vector} elements at a time"
+        )
+
+    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+        """Why it cannot be compiled for a spec and a target; None where it can."""
+        if min(self.workgroups, self.block, self.vector) < 1:
+            return "a number below 1"
+        rules = (
+            (target.backend != "cpu", "it is for a CPU's threads and caches"),
+            (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
+            (self.vector > spec.columns, f"{self.vector} elements, a row has {spec.columns}"),
+            (spec.columns == 1, "a single column, whose dx is 0 and not a rounding error"),
+        )
+        return next((why for broken, why in rules if broken), None)
+
+
+Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
 
 
 def _gpu_rules(
@@ -184,12 +225,12 @@ def _gpu_rules(
 
 def choose(spec: LayerNormSpec, target: Target) -> Schedule:
     """The schedule for a spec on a target."""
-    if target.backend == "cpu":
-        return WholeTensors()
-    if spec.acc_dtype == "f64":
-        return WholeTensors("f64")
     if not spec.output_mask[0]:
         return WholeTensors("grad_input is not asked for")
+    if target.backend == "cpu":
+        return _row_blocks(spec, target) if spec.columns > 1 else WholeTensors("a single column")
+    if spec.acc_dtype == "f64":
+        return WholeTensors("f64")
     reasoned = (*_staged(spec, target), *_direct(spec, target))
     for candidate in (
         *_tuned(spec, target),
@@ -254,6 +295,18 @@ def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
     return replace(one, workgroups=workgroups)
 
 
+def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
+    """Rows wait in the cache; more of them at a time mean fewer trips of the column sums to it."""
+    acc = DTYPES[spec.acc_dtype].numpy.itemsize
+    widest = target.accumulator_bytes // acc
+    vectors = [1 << i for i in range(widest.bit_length()) if 1 << i <= spec.columns]
+    # A last chunk that overlaps is work done twice; a narrow vector is work done slowly.
+    vector = min(reversed(vectors), key=lambda v: -(-spec.columns // v) * (v + _CHUNK_OVERHEAD))
+    sums = 2 * spec.columns * acc
+    block = next((rows for cache, rows in _BLOCK_ROWS if sums <= cache), _MOST_BLOCK_ROWS)
+    return RowBlocks(_CPU_WORKGROUPS, block, vector)
+
+
 def _fits_registers(schedule: OnePass, spec: LayerNormSpec, target: Target) -> bool:
     """A careful estimate, from what ptxas reports: it may reject what would fit."""
     elements = schedule.chunks(spec, target) * schedule.vector
@@ -266,6 +319,14 @@ def _warps(spec: LayerNormSpec, target: Target, vector: int, chunks: int) -> int
     return -(-spec.columns // (vector * chunks * target.subgroup_size))
 
 
+def host_alignment(schedule: Schedule) -> int:
+    """Bytes: what a schedule's code assumes of the host's memory beyond elements' own alignment.
+
+    An aligned load from less than that ends the process.
+    """
+    return 1 if isinstance(schedule, RowBlocks) else _IREE_ALIGNMENT
+
+
 def to_dict(schedule: Schedule) -> dict[str, Any]:
     """The schedule as JSON values."""
     return {"form": type(schedule).__name__, **asdict(schedule)}
@@ -273,7 +334,7 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Schedule:
     """The inverse of `to_dict`."""
-    forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass)}
+    forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass, RowBlocks)}
     fields = dict(values)
     schedule: Schedule = forms[fields.pop("form")](**fields)
     return schedule

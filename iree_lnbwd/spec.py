@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -135,7 +136,7 @@ class LayerNormSpec:
         """Element type of statistics and sums: f32, or f64 for f64 data."""
         return DTYPES[self.dtype].accumulator
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[TensorType, ...]:
         """What a module reads, in order."""
         rows, cols = self.rows, self.columns
@@ -155,7 +156,7 @@ class LayerNormSpec:
         """What a module takes, in order: inputs, then the caller's storage for the gradients."""
         return (*self.inputs, *self.results)
 
-    @property
+    @functools.cached_property
     def results(self) -> tuple[TensorType, ...]:
         """What a module computes, in order: the gradients that ``output_mask`` asks for."""
         gradients = (

@@ -24,6 +24,7 @@ class Target:
         shared_bytes: Shared memory (LDS) that a workgroup may have.
         max_threads: Of a workgroup.
         registers: 32-bit registers that the threads of a multiprocessor share.
+        accumulator_bytes: Of a CPU's vector registers, what one accumulator shall take up.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Target:
     shared_bytes: int = 0
     max_threads: int = 1
     registers: int = 0
+    accumulator_bytes: int = 0
 
     @property
     def has_cp_async(self) -> bool:
@@ -43,12 +45,19 @@ class Target:
         return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 80
 
 
-def _cpu(name: str, *flags: str) -> Target:
+def _cpu(name: str, accumulator_bytes: int, *flags: str) -> Target:
     common = (
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
     )
-    return Target(name, "cpu", "local-task", (*common, *flags), ())
+    return Target(
+        name,
+        "cpu",
+        "local-task",
+        (*common, *flags),
+        (),
+        accumulator_bytes=accumulator_bytes,
+    )
 
 
 def _cuda(name: str, ptx: int, processors: int, shared_bytes: int, *aliases: str) -> Target:
@@ -82,11 +91,12 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
     {
         target.name: target
         for target in (
-            _cpu("host", "--iree-llvmcpu-target-cpu=host"),
+            _cpu("host", 256, "--iree-llvmcpu-target-cpu=host"),
             # Any x86-64 CPU since 2013. Without F16C, IREE converts f16 in software, and flushes
             # its subnormals to zero.
             _cpu(
                 "generic",
+                64,
                 "--iree-llvmcpu-target-triple=x86_64-unknown-linux-gnu",
                 "--iree-llvmcpu-target-cpu=generic",
                 "--iree-llvmcpu-target-cpu-features=+f16c",

@@ -28,12 +28,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from pydoc_data import topics
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
+from small_gpt import Config, Gpt, batches, corpus, next_byte_loss, optimizer_of, train_step
 from torch import Tensor, nn
 
 _DEFAULT_OUTPUT = Path(__file__).resolve().parents[1] / "iree_lnbwd" / "data" / "training_step.npz"
@@ -60,127 +59,20 @@ class CaptureError(Exception):
     """The run did not produce data worth saving."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """Shape of the model and of its training batches, and the optimizer's settings."""
-
-    vocab_size: int = 256
-    n_layer: int = 4
-    n_head: int = 4
-    d_model: int = 192
-    context: int = 96
-    batch_size: int = 16
-    layer_norm_eps: float = 1e-5
-    learning_rate: float = 1e-3
-    warmup_steps: int = 30
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
-
-    def captured_norms(self) -> dict[str, tuple[str, ...]]:
-        """Returns, for each precision, the module names of the layer norms to save."""
-        middle = f"h.{self.n_layer // 2}.ln_1"
-        every = ("h.0.ln_1", middle, f"h.{self.n_layer - 1}.ln_2", "ln_f")
-        return {"f32": every, "bf16": every, "bf16_f32weight": (middle,)}
-
-
-class Block(nn.Module):
-    """A pre-LN transformer block: [batch, seq, d_model] to the same shape."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        d = config.d_model
-        self.n_head = config.n_head
-        self.ln_1 = nn.LayerNorm(d, eps=config.layer_norm_eps)
-        self.qkv = nn.Linear(d, 3 * d)
-        self.proj = nn.Linear(d, d)
-        self.ln_2 = nn.LayerNorm(d, eps=config.layer_norm_eps)
-        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activations [batch, seq, d_model] to activations of the same shape."""
-        # [batch, seq, 3 * d_model] to three of [batch, n_head, seq, d_model / n_head].
-        q, k, v = (
-            part.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-            for part in self.qkv(self.ln_1(x)).chunk(3, dim=-1)
-        )
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(attended.transpose(1, 2).flatten(-2))
-        out: Tensor = x + self.mlp(self.ln_2(x))
-        return out
-
-
-class Gpt(nn.Module):
-    """A decoder-only language model: tokens [batch, seq] to logits [batch, seq, vocab_size]."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.position_embedding = nn.Embedding(config.context, config.d_model)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.apply(_init_weights)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [batch, seq] to logits [batch, seq, vocab_size]."""
-        positions = torch.arange(tokens.shape[1])
-        x = self.token_embedding(tokens) + self.position_embedding(positions)
-        for block in self.h:
-            x = block(x)
-        logits: Tensor = self.head(self.ln_f(x))
-        return logits
-
-
-def _init_weights(module: nn.Module) -> None:
-    """Initializes as GPT-2 does: small normal weights and zero biases."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-
-
-def batches(text: bytes, config: Config, seed: int) -> Iterator[Tensor]:
-    """Yields random windows of the text without end, each int64 [batch, context + 1]."""
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    generator = torch.Generator().manual_seed(seed)
-    window = torch.arange(config.context + 1)
-    while True:
-        starts = torch.randint(
-            len(data) - config.context, (config.batch_size, 1), generator=generator
-        )
-        yield data[starts + window]
-
-
-def next_byte_loss(model: Gpt, batch: Tensor) -> Tensor:
-    """Returns the mean cross entropy, in nats, of predicting each next byte."""
-    logits: Tensor = model(batch[:, :-1])
-    # The loss is taken in f32 in every precision, as training code commonly does.
-    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+def captured_norms(config: Config) -> dict[str, tuple[str, ...]]:
+    """Returns, for each precision, the module names of the layer norms to save."""
+    middle = f"h.{config.n_layer // 2}.ln_1"
+    every = ("h.0.ln_1", middle, f"h.{config.n_layer - 1}.ln_2", "ln_f")
+    return {"f32": every, "bf16": every, "bf16_f32weight": (middle,)}
 
 
 def train(model: Gpt, data: Iterator[Tensor], config: Config, steps: int) -> list[float]:
     """Trains the model in place and returns the loss of each step."""
-    # Weight decay is for matrices: it would pull layer-norm weights away from 1 towards 0.
-    parameters = list(model.parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.dim() >= 2]},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
-    )
+    optimizer = optimizer_of(model, config)
     losses: list[float] = []
     start = time.monotonic()
     for step, batch in enumerate(itertools.islice(data, steps), start=1):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * min(1.0, step / config.warmup_steps)
-        optimizer.zero_grad()
-        loss = next_byte_loss(model, batch)
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(train_step(model, optimizer, batch, step, config).item())
         if step == 1 or step == steps or step % _REPORT_EVERY == 0:
             elapsed = time.monotonic() - start
             print(f"step {step:4d}/{steps}  loss {losses[-1]:.4f}  {elapsed:5.0f} s", flush=True)
@@ -348,7 +240,7 @@ def run(steps: int, seed: int) -> bytes:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     config = Config()
-    text = "".join(topics.topics[key] for key in sorted(topics.topics)).encode()
+    text = corpus()
     model = Gpt(config)
     data = batches(text, config, seed)
     losses = train(model, data, config, steps)
@@ -358,7 +250,7 @@ def run(steps: int, seed: int) -> bytes:
     captured_losses: dict[str, float] = {}
     case_names: list[str] = []
     batch = next(data)
-    for precision, names in config.captured_norms().items():
+    for precision, names in captured_norms(config).items():
         captured_losses[precision], cases = capture(cast_copy(model, precision), batch, names)
         for name, case in cases.items():
             case_names.append(f"step{steps}.{name.replace('h.', 'h')}.{precision}")

@@ -1,8 +1,7 @@
 """Kernel and whole-call times on an NVIDIA GPU, for `scripts/benchmark` and `scripts/tune`.
 
-A kernel's time is what CUPTI reports through torch.profiler, which sees IREE's kernels and
-PyTorch's alike. Contenders take turns, call by call, in one profile; buffers rotate so that a call
-finds none of its data in the L2 cache.
+A kernel's time is what CUPTI reports through torch.profiler. Contenders take turns on one stream,
+call by call, in one profile; buffers rotate so that a call finds none of its data in the L2 cache.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import iree.runtime as rt
 import torch
 from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from iree_lnbwd.spec import ENTRY
+from iree_lnbwd import runtime
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _ROTATED_BYTES = 400_000_000  # several times the L2 cache of any GPU
@@ -32,7 +30,7 @@ Contender = Callable[[int], object]  # calls itself on the i-th set of buffers
 class Operands:
     """One set of buffers on the GPU: what a backward takes and fills.
 
-    Shapes: dy, x, dx [M, N]; mean, rstd [M] f32; gamma, beta, dgamma, dbeta [N].
+    Shapes: dy, x, dx [M, N]; mean, rstd [M] f32; gamma, beta [N].
     """
 
     dy: Tensor
@@ -42,8 +40,6 @@ class Operands:
     gamma: Tensor
     beta: Tensor
     dx: Tensor
-    dgamma: Tensor
-    dbeta: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,32 +52,15 @@ class Times:
     kernels: tuple[float, ...]
 
 
-class Device:
-    """IREE's side of the GPU."""
+def load(path: Path, sets: Sequence[Operands]) -> Contender:
+    """A compiled module as a contender, with new arrays for the gradients in each call."""
+    op = runtime.load(path, "cuda")
 
-    def __init__(self) -> None:
-        """Opens the first CUDA device."""
-        self.instance = rt.VmInstance()
-        self.hal = rt.get_driver("cuda").create_default_device()
-        self.hal_module = rt.create_hal_module(self.instance, self.hal)
+    def call(i: int) -> object:
+        s = sets[i % len(sets)]
+        return op(s.dy, s.x, s.mean, s.rstd, s.gamma, s.beta)
 
-    def load(self, path: Path, sets: Sequence[Operands]) -> Contender:
-        """A compiled module as a contender."""
-        module = rt.VmModule.copy_buffer(self.instance, path.read_bytes())
-        context = rt.VmContext(self.instance, modules=[self.hal_module, module])
-        function = module.lookup_function(ENTRY)
-        arguments = []
-        for s in sets:
-            tensors = (s.dy, s.x, s.mean, s.rstd, s.gamma, s.dx, s.dgamma, s.dbeta)
-            packed = rt.VmVariantList(len(tensors))
-            for tensor in tensors:
-                packed.push_ref(self.hal.from_dlpack_capsule(tensor.__dlpack__()))
-            arguments.append(packed)
-
-        def call(i: int) -> None:
-            context.invoke(function, arguments[i % len(arguments)], rt.VmVariantList(3))
-
-        return call
+    return call
 
 
 def operands(rows: int, columns: int, dtype: str) -> list[Operands]:
@@ -105,8 +84,6 @@ def _random_operands(rows: int, columns: int, dtype: torch.dtype) -> Operands:
         gamma=gamma.contiguous(),
         beta=beta.contiguous(),
         dx=torch.empty_like(x),
-        dgamma=torch.empty_like(gamma),
-        dbeta=torch.empty_like(beta),
     )
 
 
@@ -117,7 +94,7 @@ def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[
         for i in range(rounds):
             for contender in contenders.values():
                 contender(i)
-                torch.cuda.synchronize()  # IREE has a stream of its own: nobody shall overlap
+            torch.cuda.synchronize()
     events = iter(_kernel_events(profiled))
     samples: dict[str, list[list[float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
@@ -153,13 +130,15 @@ def _times(calls: Sequence[Sequence[float]]) -> Times:
     )
 
 
-def whole_call_time(contender: Contender, calls: int = 200) -> float:
-    """Microseconds a call, of many in a row from Python, the last one's work included."""
+def whole_call_times(contender: Contender, calls: int = 200) -> tuple[float, float]:
+    """Microseconds a call, of many in a row: of the host alone, and until all is done."""
     for i in range(5):
         contender(i)
     torch.cuda.synchronize()
     start = time.perf_counter()
     for i in range(calls):
         contender(i)
+    issued = time.perf_counter()
     torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls * 1e6
+    done = time.perf_counter()
+    return (issued - start) / calls * 1e6, (done - start) / calls * 1e6

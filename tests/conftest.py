@@ -27,6 +27,12 @@ def gpu() -> DeviceUri:
     return device
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """A device of PyTorch's, for the tests that run on every one that this machine has."""
+    return str(request.param)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     device, reason = _find_gpu() if item.get_closest_marker("gpu") else (None, "")
     if device is None and reason:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iree_lnbwd.emulator import executable
-from iree_lnbwd.emulator.executable import Executable, Export
 from iree_lnbwd.emulator.launch import Binding, Bytes, Executor, Launch
 from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
 from iree_lnbwd.emulator.vm import Imports, VmError
+from iree_lnbwd.executables import Export, exports_of_executable
 
 _WHOLE = (1 << 64) - 1  # a length that means "to the end"
 _DRIVERS = {"cuda-nvptx-fb": "cuda", "rocm-hsaco-fb": "hip"}
@@ -65,8 +64,8 @@ class View:
 
 @dataclass(eq=False)
 class _Loaded:
-    executable: Executable
-    executors: list[Executor]
+    exports: tuple[Export, ...]
+    executors: dict[bytes, Executor]  # by code
 
 
 @dataclass(eq=False)
@@ -175,13 +174,12 @@ class Hal:
     ) -> _Loaded:
         if constants:
             raise VmError("executables with specialization constants are not known")
-        read = executable.read(data)
-        if read.format != name.decode():
-            raise VmError(f"an executable of {read.format}, announced as {name.decode()}")
-        return _Loaded(read, [self._make_executor(read.format, code) for code in read.codes])
+        exports = exports_of_executable(data)
+        codes = {export.code for export in exports}
+        return _Loaded(exports, {code: self._make_executor(name.decode(), code) for code in codes})
 
     def _look_up(self, loaded: _Loaded, name: bytes) -> int:
-        names = [export.name for export in loaded.executable.exports]
+        names = [export.kernel for export in loaded.exports]
         if name.decode() not in names:
             raise VmError(f"no kernel {name.decode()}; the executable has {', '.join(names)}")
         return names.index(name.decode())
@@ -234,7 +232,7 @@ class Hal:
         constants: list[int],
         bindings: list[tuple[int, int, Span | None, int, int]],
     ) -> None:
-        export = loaded.executable.exports[function]
+        export = loaded.exports[function]
         executor = loaded.executors[export.code]
 
         def dispatch(table: Sequence[Span]) -> None:
@@ -309,16 +307,16 @@ class Hal:
         constants: list[int],
         spans: list[Span],
     ) -> None:
-        if len(constants) != export.constants or len(spans) != len(export.writable):
+        if len(constants) != export.constants or len(spans) != export.bindings:
             raise VmError(
-                f"{export.name}: {len(constants)} constants and {len(spans)} bindings, expected "
-                f"{export.constants} and {len(export.writable)}"
+                f"{export.kernel}: {len(constants)} constants and {len(spans)} bindings, expected "
+                f"{export.constants} and {export.bindings}"
             )
         launch = Launch(
-            kernel=export.name,
+            kernel=export.kernel,
             workgroup_count=counts,
-            workgroup_size=export.workgroup_size,
-            subgroup_size=executor.subgroup_size(export.name),
+            workgroup_size=export.threads,
+            subgroup_size=executor.subgroup_size(export.kernel),
             shared_bytes=export.shared_bytes,
             constants=tuple(constants),
             bindings=tuple(

@@ -28,7 +28,7 @@ Edit = Callable[[str], str]
 
 
 def _ptx(code: bytes, edit: Edit) -> Executor:
-    return PtxExecutor(edit(code.decode()))
+    return PtxExecutor(edit(code.rstrip(b"\0").decode()))
 
 
 def _amdgcn(code: bytes, edit: Edit) -> Executor:

@@ -49,15 +49,16 @@ class EmulatedLayerNormBackward:
             ArtifactError: It is damaged or no module of this package.
             ValueError: There is no emulator for its target.
         """
-        self.spec, target, schedule = runtime.describe(vmfb, source=source)
-        check_target(target)
-        self.target = target.name
+        described = runtime.describe(vmfb, source=source)
+        check_target(described.target)
+        self.spec = described.spec
+        self.target = described.target.name
         self.launches: list[Launch] = []
         self._vmfb = vmfb
-        self._backend = target.backend
+        self._backend = described.target.backend
         self._edit = edit
         self._progress = progress
-        self._strict = not isinstance(schedule, WholeTensors)
+        self._strict = not isinstance(described.schedule, WholeTensors)
 
     def run(self, call: Call) -> LayerNormGrads:
         """Computes a call that `arguments.bind` has checked and that is for this spec.

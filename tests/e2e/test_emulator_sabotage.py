@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import io
 import re
-import zipfile
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +11,9 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import compiler, matrix, verify
-from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault, executable
+from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
+from iree_lnbwd.executables import exports
+from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedule import OnePass, TwoPass
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target
@@ -37,10 +37,9 @@ def _module(form: str) -> bytes:
 @functools.cache
 def _text(form: str) -> str:
     """The PTX of a module, as the emulator sees it."""
-    with zipfile.ZipFile(io.BytesIO(_module(form))) as archive:
-        (name,) = (name for name in archive.namelist() if name != "module.fb")
-        (code,) = executable.read(archive.read(name)).codes
-    return code.decode()
+    codes = {export.code for export in exports(_module(form))}
+    (code,) = codes
+    return code.rstrip(b"\0").decode()
 
 
 def _verdict(vmfb: bytes, spec: LayerNormSpec, edit: Edit, rows: int = _ROWS) -> str:
@@ -164,17 +163,22 @@ def test_a_rule_of_schedules_that_is_switched_off(
     assert re.search("misaligned|out of bounds", verdict), verdict
 
 
-def test_the_dispatches_are_what_the_host_program_says() -> None:
-    """One workgroup for each group's rows, as many as there are multiprocessors; then the sums."""
-    spec = _SPECS["staged"]
-    _, manifest = compiler.build(spec, _TARGET)
-    assert isinstance(manifest.schedule, OnePass)
-    op = EmulatedLayerNormBackward(_module("staged"))
-    for rows in (1, 3, 1000):
+@pytest.mark.parametrize("columns", [769, 1024, 65536])
+@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (True, False, True)])
+def test_the_host_program_launches_what_the_module_says(
+    columns: int, mask: tuple[bool, bool, bool]
+) -> None:
+    """`iree_lnbwd.launches` is what callers with a stream of their own launch."""
+    spec = LayerNormSpec((columns,), "bf16", output_mask=mask)
+    vmfb, manifest = compiler.build(spec, _TARGET)
+    planned = launches(spec, _TARGET, manifest.schedule)
+    assert planned is not None
+    op = EmulatedLayerNormBackward(vmfb)
+    for rows in (1, 3, 20 if columns > 2000 else 300):
         op.run(matrix.random_call(spec, rows, np.random.default_rng(0)))
-        first, second = op.launches
-        needed = -(-rows // manifest.schedule.groups)
-        assert first.workgroup_count == (min(needed, manifest.schedule.workgroups), 1, 1)
-        assert rows in first.constants
-        assert second.workgroup_count == (32, 1, 1)  # 32 columns each
-        assert second.constants == (first.workgroups,)
+        assert len(op.launches) == len(planned.kernels)
+        for launch, plan in zip(op.launches, planned.kernels, strict=True):
+            assert launch.kernel == plan.kernel
+            assert launch.workgroup_count == tuple(count_of(n, rows) for n in plan.workgroups)
+            assert launch.constants == tuple(count_of(n, rows) for n in plan.constants)
+            assert len(launch.bindings) == len(plan.bindings)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import iree.runtime
 import ml_dtypes
 import numpy as np
 import pytest
@@ -153,13 +154,17 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weight": ones(4, 5, dtype=SWAPPED)}, TypeError, "weight: expected .*, got >f4"),
     ({"bias": ones(4, 5, dtype=SWAPPED)}, TypeError, "bias: expected .*, got >f4"),
     # no array
-    ({"input": [[1.0]]}, TypeError, "input: expected a NumPy array, got list"),
-    ({"input": None}, TypeError, "input: expected a NumPy array, got NoneType"),
-    ({"grad_output": 1.0}, TypeError, "grad_output: expected a NumPy array, got float"),
-    ({"mean": [1.0] * 6}, TypeError, "mean: expected a NumPy array, got list"),
-    ({"rstd": (1.0,)}, TypeError, "rstd: expected a NumPy array, got tuple"),
-    ({"weight": [1.0] * 20}, TypeError, "weight: expected a NumPy array, got list"),
-    ({"bias": True}, TypeError, "bias: expected a NumPy array, got bool"),
+    (
+        {"input": [[1.0]]},
+        TypeError,
+        "input: expected a NumPy array, .* another array with DLPack, got list",
+    ),
+    ({"input": None}, TypeError, "input: expected a NumPy array, .*, got NoneType"),
+    ({"grad_output": 1.0}, TypeError, "grad_output: expected a NumPy array, .*, got float"),
+    ({"mean": [1.0] * 6}, TypeError, "mean: expected a NumPy array, .*, got list"),
+    ({"rstd": (1.0,)}, TypeError, "rstd: expected a NumPy array, .*, got tuple"),
+    ({"weight": [1.0] * 20}, TypeError, "weight: expected a NumPy array, .*, got list"),
+    ({"bias": True}, TypeError, "bias: expected a NumPy array, .*, got bool"),
     # half-given statistics
     ({"mean": None}, ValueError, "mean: expected both mean and rstd or neither, got only rstd"),
     ({"rstd": None}, ValueError, "rstd: expected both mean and rstd or neither, got only mean"),
@@ -208,7 +213,11 @@ def test_the_good_arguments_are_good() -> None:
         ({"grad_output": ones(3, 8, dtype=F16)}, TypeError, "grad_output: .* f32, got f16"),
         ({"mean": None, "rstd": None}, ValueError, "mean: this module takes mean and rstd"),
         ({"rstd": None}, ValueError, "rstd: expected both mean and rstd or neither"),
-        ({"input": [1.0]}, TypeError, "input: expected a NumPy array, got list"),
+        (
+            {"input": [1.0]},
+            TypeError,
+            "input: expected a NumPy array, .* another array with DLPack, got list",
+        ),
         (
             {"input": ones(3, 8, dtype=F16), "grad_output": ones(3, 8, dtype=F16)},
             TypeError,
@@ -667,3 +676,46 @@ def test_a_cached_module_needs_no_compiler(tmp_path: Path) -> None:
     again = python(NO_COMPILER + CALL + call, IREE_LNBWD_CACHE=str(tmp_path))
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout == first.stdout
+
+
+@pytest.fixture(scope="module")
+def runtime_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This environment's packages less the compiler: a folder of links to them."""
+    folder = tmp_path_factory.mktemp("runtime_only")
+    site = Path(iree.runtime.__file__).parents[2]
+    (folder / "iree").mkdir()
+    for path in (*site.iterdir(), *(site / "iree").iterdir()):
+        if path.name not in ("iree", "compiler", "build") and "iree_base_compiler" not in path.name:
+            (folder / path.relative_to(site)).symlink_to(path)
+    return folder
+
+
+def python_with(packages: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A script that finds these packages and the checkout, and nothing that is installed."""
+    checkout = Path(lnbwd.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-S", "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{packages}", **env},
+    )
+
+
+def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_path: Path) -> None:
+    """What `compile` writes into the folder itself is found by the function, where it fits."""
+    call = "print(lnbwd.layer_norm_backward(x, x, 8, mean, rstd).grad_bias.tolist())\n"
+    environment = {"IREE_LNBWD_CACHE": str(tmp_path)}
+    missing = python_with(runtime_only, CALL + call, **environment)
+    assert missing.returncode == 1
+    assert "compiling needs iree-base-compiler, which is not installed" in missing.stderr
+
+    made = lnbwd.compile(LayerNormSpec((8,), has_weight=False), "host", tmp_path)
+    ended = python_with(runtime_only, CALL + call, **environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == python(CALL + call).stdout
+
+    manifest = made.manifest_path.read_text(encoding="utf-8")
+    made.manifest_path.write_text(manifest.replace("host", "generic"), encoding="utf-8")
+    assert python_with(runtime_only, CALL + call, **environment).returncode == 1

@@ -1,10 +1,10 @@
 // Sums are f32 whatever the data is: accumulators are f32, and so is all arithmetic. The data is
 // widened as it is read, and gradients are narrowed once, as they are stored.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=generic | %{to-input} > %t.bf16
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --whole-tensors --target=generic | %{to-input} > %t.bf16
 // RUN: filecheck %s --input-file=%t.bf16
 // RUN: filecheck %s --input-file=%t.bf16 --check-prefix=NARROW
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=f16 --target=generic | %{to-input} | filecheck %s --check-prefix=NARROW
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=f16 --whole-tensors --target=generic | %{to-input} | filecheck %s --check-prefix=NARROW
 
 // CHECK-LABEL: func private @backward(
 

@@ -1,7 +1,7 @@
 // A reduction's parallel dimensions come before its reduced ones: IREE's GPU code generation expects
 // that, of the column sums too. They therefore read x and dy through a transposed map.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --recompute-statistics=1e-5 --target=generic | %{to-input} > %t
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --recompute-statistics=1e-5 --whole-tensors --target=generic | %{to-input} > %t
 // RUN: filecheck %s --input-file=%t
 // RUN: filecheck %s --input-file=%t --check-prefix=NEVER
 

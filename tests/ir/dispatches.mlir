@@ -2,11 +2,11 @@
 // sums and dx, one for the column sums, and one that rounds dgamma, then dbeta, where they are narrower
 // than the accumulator.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=f32 --target=generic > %t.f32.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=f32 --whole-tensors --target=generic > %t.f32.mlir
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --dtype=f32 --target=generic | %{to-flow} > %t.f32.sh
 // RUN: sh %t.f32.sh < %t.f32.mlir | filecheck %s --check-prefixes=CHECK,F32
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=bf16 --target=generic > %t.bf16.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=bf16 --whole-tensors --target=generic > %t.bf16.mlir
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --dtype=bf16 --target=generic | %{to-flow} > %t.bf16.sh
 // RUN: sh %t.bf16.sh < %t.bf16.mlir | filecheck %s --check-prefixes=CHECK,BF16
 

@@ -1,6 +1,6 @@
 // f64 stays f64: nothing on the way is narrower, and the compiler is told not to demote it.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=f64 --recompute-statistics=1e-5 --target=generic > %t.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=f64 --recompute-statistics=1e-5 --whole-tensors --target=generic > %t.mlir
 // RUN: filecheck %s --input-file=%t.mlir
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --dtype=f64 --recompute-statistics=1e-5 --target=generic | %{to-flow} > %t.sh
 // RUN: sh %t.sh < %t.mlir > %t.flow

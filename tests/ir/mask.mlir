@@ -1,7 +1,7 @@
 // What the mask does not ask for is neither computed nor returned.
 
 // dx alone: no column sums.
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --output-mask=100 --target=generic > %t.100.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --output-mask=100 --whole-tensors --target=generic > %t.100.mlir
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --output-mask=100 --target=generic | %{to-flow} > %t.100.sh
 // RUN: sh %t.100.sh < %t.100.mlir | filecheck %s --check-prefix=DX
 
@@ -15,7 +15,7 @@
 // DX-NOT: flow.dispatch
 
 // dgamma and dbeta: no row sums, no dx.
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --output-mask=011 --target=generic > %t.011.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --output-mask=011 --whole-tensors --target=generic > %t.011.mlir
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --output-mask=011 --target=generic | %{to-flow} > %t.011.sh
 // RUN: sh %t.011.sh < %t.011.mlir | filecheck %s --check-prefix=PARAMETERS
 
@@ -29,7 +29,7 @@
 // PARAMETERS-NOT: flow.dispatch
 
 // dbeta alone: the columns of dy are summed, and x is not read.
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --output-mask=001 --target=generic > %t.001.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --output-mask=001 --whole-tensors --target=generic > %t.001.mlir
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --output-mask=001 --target=generic | %{to-flow} > %t.001.sh
 // RUN: sh %t.001.sh < %t.001.mlir | filecheck %s --check-prefix=DBETA
 

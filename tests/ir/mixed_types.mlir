@@ -1,7 +1,7 @@
 // Each argument is widened from its own type, each gradient narrowed to its own; equal types need no
 // cast. Here: f16 input, bf16 grad_output, f32 weight, bf16 bias.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=64 --dtype=f16 --grad-output-dtype=bf16 --weight-dtype=f32 --bias-dtype=bf16 --target=generic | %{to-input} | filecheck %s
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=64 --dtype=f16 --grad-output-dtype=bf16 --weight-dtype=f32 --bias-dtype=bf16 --whole-tensors --target=generic | %{to-input} | filecheck %s
 
 // CHECK-LABEL: func private @backward(
 // CHECK-SAME: -> (tensor<?x64xf16>, tensor<64xf32>, tensor<64xbf16>)

@@ -1,7 +1,7 @@
 // The number of rows is dynamic unless the spec fixes it; then no type is dynamic any more.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=64 --target=generic | %{to-input} | filecheck %s --check-prefix=DYNAMIC
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=64 --rows=37 --target=generic | %{to-input} | filecheck %s
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=64 --whole-tensors --target=generic | %{to-input} | filecheck %s --check-prefix=DYNAMIC
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=64 --rows=37 --whole-tensors --target=generic | %{to-input} | filecheck %s
 
 // DYNAMIC: func private @backward(%{{.+}}: tensor<?x64xf32>, %{{.+}}: tensor<?x64xf32>, %{{.+}}: tensor<?xf32>, %{{.+}}: tensor<?xf32>, %{{.+}}: tensor<64xf32>)
 // DYNAMIC: %[[M:.+]] = tensor.dim %{{.+}}, %{{.+}} : tensor<?x64xf32>

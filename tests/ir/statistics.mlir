@@ -1,6 +1,6 @@
 // mean and rstd are arguments, or recomputed from the input, with the spec's eps, of centred values.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --target=generic > %t.given.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --whole-tensors --target=generic > %t.given.mlir
 // RUN: filecheck %s --input-file=%t.given.mlir --check-prefix=GIVEN
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --target=generic | %{to-flow} > %t.given.sh
 // RUN: sh %t.given.sh < %t.given.mlir | filecheck %s --check-prefix=GIVEN-FLOW
@@ -17,7 +17,7 @@
 // GIVEN-FLOW-NOT: arith.divf
 // GIVEN-FLOW: func public @layer_norm_backward(
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --recompute-statistics=0.125 --target=generic > %t.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --recompute-statistics=0.125 --whole-tensors --target=generic > %t.mlir
 // RUN: filecheck %s --input-file=%t.mlir
 // RUN: %{to-input} < %t.mlir | filecheck %s --check-prefix=INPUT
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --recompute-statistics=0.125 --target=generic | %{to-flow} > %t.sh

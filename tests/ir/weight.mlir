@@ -1,6 +1,6 @@
 // Without a weight gamma is one, no multiplication by it is left, and there is no dgamma.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --no-weight --target=generic > %t.mlir
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --no-weight --whole-tensors --target=generic > %t.mlir
 // RUN: filecheck %s --input-file=%t.mlir
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --no-weight --target=generic | %{to-flow} > %t.sh
 // RUN: sh %t.sh < %t.mlir | filecheck %s --check-prefix=FLOW

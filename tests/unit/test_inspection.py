@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, compiler, inspection
+from iree_lnbwd import LayerNormSpec, compiler, inspection, ir
 from iree_lnbwd.inspection import Kernel
+from iree_lnbwd.schedule import WholeTensors
 from iree_lnbwd.targets import Target, find_target
 
 SPEC = LayerNormSpec((1000,), "bf16")
@@ -83,10 +84,30 @@ def test_without_ptxas_needs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("name", ["host", "generic"])
 def test_cpu_kernels_have_names_alone(name: str) -> None:
-    found = inspection.kernels(built(find_target(name)), find_target(name))
+    """Those of ir/row_blocks.mlir, or those that IREE makes of whole tensors."""
+    target = find_target(name)
+    spec = LayerNormSpec((64,), recompute_eps=1e-5)
+    text = compiler.read_ir(ir.ROW_BLOCKS)
+    exported = re.findall(r"hal\.executable\.export public @(\w+)", text)
+    vmfb, _ = compiler.build(spec, target)
+    assert inspection.kernels(vmfb, target) == tuple(map(Kernel, sorted(exported)))
+
+    vmfb, _ = compiler.build(spec, target, how=WholeTensors())
+    found = inspection.kernels(vmfb, target)
     assert len(found) >= 2
     assert all(re.fullmatch(r"layer_norm_backward_dispatch_\d+_\w+", k.name) for k in found)
     assert all(k == Kernel(k.name) for k in found)
+
+
+@pytest.mark.parametrize("name", ["host", "generic"])
+def test_cpu_kernels_that_nobody_needs_are_left_out(name: str) -> None:
+    target = find_target(name)
+    for mask, expected in (
+        ((True, True, True), ["finalize", "rows"]),
+        ((True, False, False), ["rows"]),
+    ):
+        vmfb, _ = compiler.build(LayerNormSpec((64,), output_mask=mask), target)
+        assert [kernel.name for kernel in inspection.kernels(vmfb, target)] == expected
 
 
 def test_ptx_is_whole() -> None:

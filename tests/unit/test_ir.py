@@ -10,10 +10,11 @@ import pytest
 from iree.compiler.tools import compile_file, compile_str
 
 from iree_lnbwd import LayerNormSpec, compiler, ir
+from iree_lnbwd.schedule import WholeTensors
 from iree_lnbwd.targets import find_target
 
 FOLDER = Path(compiler.__file__).parent.parent / "ir"
-CPU = find_target("generic")  # which has the algorithm as it stands
+CPU = find_target("generic")
 
 SPECS = (
     LayerNormSpec((4096,), "bf16"),
@@ -31,7 +32,8 @@ SPECS = (
 
 
 def specialized(spec: LayerNormSpec) -> str:
-    return compiler.source_text(spec, CPU)
+    """The algorithm as it stands."""
+    return compiler.source_text(spec, CPU, how=WholeTensors())
 
 
 def entry_of(text: str) -> str:
@@ -51,8 +53,10 @@ def test_files_have_no_public_function_of_their_own(source: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_specialized_text_parses(spec: LayerNormSpec) -> None:
-    parsed = compile_str(specialized(spec), extra_args=["--compile-to=input"])
+@pytest.mark.parametrize("how", [None, WholeTensors()], ids=["chosen", "whole tensors"])
+def test_specialized_text_parses(spec: LayerNormSpec, how: WholeTensors | None) -> None:
+    text = compiler.source_text(spec, CPU, how=how)
+    parsed = compile_str(text, extra_args=[*compiler.flags(CPU), "--compile-to=input"])
     assert b"@layer_norm_backward(" in parsed
 
 

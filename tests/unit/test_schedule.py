@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from iree_lnbwd import compiler, schedule
-from iree_lnbwd.schedule import OnePass, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.schedule import OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.tuning import TUNED
 
 GPUS = [target for target in targets() if target.backend != "cpu"]
+CPUS = [target for target in targets() if target.backend == "cpu"]
 SPEC = LayerNormSpec((4096,), "bf16")
 LEGAL = OnePass(
     workgroups=132, groups=2, warps=8, vector=8, ahead=2, rereads=True, stages_weight=True
@@ -110,8 +111,65 @@ def test_what_falls_off_the_fast_path_says_why(spec: LayerNormSpec, reason: str)
     assert reason in chosen.path
 
 
-def test_the_cpu_runs_whole_tensors() -> None:
-    assert schedule.choose(SPEC, gpu("host")) == WholeTensors()
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+@pytest.mark.parametrize("target", CPUS, ids=lambda target: target.name)
+def test_cpus_run_row_blocks_of_every_width(target: Target, dtype: str) -> None:
+    for columns in (2, 3, 7, 64, 65, 769, 1000, 1024, 4096, 65536, 1000003):
+        spec = LayerNormSpec((columns,), dtype)
+        chosen = schedule.choose(spec, target)
+        assert isinstance(chosen, RowBlocks)
+        assert chosen.illegal(spec, target) is None
+        covered = -(-columns // chosen.vector) * chosen.vector
+        assert covered < 1.5 * columns  # what a last chunk does twice
+
+
+@pytest.mark.parametrize("target", CPUS, ids=lambda target: target.name)
+def test_wider_vectors_of_narrower_accumulators(target: Target) -> None:
+    for dtype, acc_bytes in (("bf16", 4), ("f32", 4), ("f64", 8)):
+        chosen = schedule.choose(LayerNormSpec((4096,), dtype), target)
+        assert isinstance(chosen, RowBlocks)
+        assert chosen.vector * acc_bytes == target.accumulator_bytes
+
+
+@pytest.mark.parametrize(
+    ("how", "spec", "target", "why"),
+    [
+        (RowBlocks(64, 2, 16), SPEC, "sm_90", "it is for a CPU's threads and caches"),
+        (RowBlocks(64, 2, 16), LayerNormSpec((15,)), "host", "16 elements, a row has 15"),
+        (RowBlocks(64, 2, 1), LayerNormSpec((1,)), "host", "a single column"),
+        (
+            RowBlocks(64, 2, 16),
+            LayerNormSpec((64,), output_mask=(False, True, True)),
+            "host",
+            "grad_input, which is not asked for",
+        ),
+        (RowBlocks(0, 2, 16), SPEC, "host", "a number below 1"),
+        (RowBlocks(64, 0, 16), SPEC, "host", "a number below 1"),
+        (RowBlocks(64, 2, 0), SPEC, "host", "a number below 1"),
+        (LEGAL, SPEC, "host", "workgroups of threads need a GPU"),
+    ],
+)
+def test_rules_of_row_blocks(how: Schedule, spec: LayerNormSpec, target: str, why: str) -> None:
+    assert not isinstance(how, WholeTensors)
+    illegal = how.illegal(spec, gpu(target))
+    assert illegal is not None
+    assert why in illegal
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (LayerNormSpec((1,)), "a single column"),
+        (LayerNormSpec((64,), output_mask=(False, True, True)), "grad_input is not asked for"),
+    ],
+)
+def test_what_a_cpu_has_no_kernel_for_says_why(spec: LayerNormSpec, reason: str) -> None:
+    assert schedule.choose(spec, gpu("generic")) == WholeTensors(reason)
+
+
+def test_what_is_assumed_of_the_hosts_memory() -> None:
+    assert schedule.host_alignment(RowBlocks(64, 2, 16)) == 1
+    assert schedule.host_alignment(WholeTensors()) == 64
 
 
 @pytest.mark.parametrize("key", sorted(TUNED), ids=str)
@@ -123,6 +181,8 @@ def test_every_measured_schedule_is_legal_and_chosen(key: tuple[str, int, int]) 
     assert dataclasses.astuple(chosen) == TUNED[key]
 
 
-@pytest.mark.parametrize("how", [LEGAL, TwoPass(66, 8, 8, 1), WholeTensors("why")])
+@pytest.mark.parametrize(
+    "how", [LEGAL, TwoPass(66, 8, 8, 1), WholeTensors("why"), RowBlocks(64, 2, 16)]
+)
 def test_schedules_survive_a_manifest(how: Schedule) -> None:
     assert schedule.from_dict(schedule.to_dict(how)) == how

@@ -1,0 +1,347 @@
+// Layer normalization, backward, in one pass over memory: how the algorithm runs on a CPU.
+//
+// Every workgroup has a share of neighbouring rows, which one thread takes in blocks of a few rows. The
+// block's rows come from memory once, for their two sums; dx, dgamma and dbeta find them in the cache.
+// dgamma and dbeta accumulate in the workgroup's partial rows, which stay in the cache too, and
+// @finalize adds up. How rows are shared out depends on M alone, not on the threads that there are: the
+// same bits every time.
+//
+// A row has N columns, in chunks of V neighbours. Where V does not divide N, the last chunk begins V
+// columns before the end, and what it has in common with the one before counts for nothing in sums.
+//
+// Nothing is assumed of the caller's memory but that elements are aligned to their own size: a binding
+// without alignment(...).
+
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
+// the rules of README.md.
+!dy = bf16
+!x = bf16
+!gamma = bf16
+!beta = bf16
+!acc = f32
+!dy_mn = tensor<?x4096x!dy>
+!x_mn = tensor<?x4096x!x>
+!acc_mn = tensor<?x4096x!acc>
+!acc_m = tensor<?x!acc>
+!acc_n = tensor<4096x!acc>
+!gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+#columns = 4096 : index
+#vector = 64 : index         // V
+#block = 4 : index           // rows that are in the cache at once
+#share = affine_map<()[m] -> ((m ceildiv 4) ceildiv 64 * 4)>  // rows of each of at most 64 workgroups
+!partials_pn = tensor<64x4096x!acc>
+!dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
+!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
+!acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
+!gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
+!means = memref<4x2x!acc>
+!dy_chunk = vector<64x!dy>
+!x_chunk = vector<64x!x>
+!gamma_chunk = vector<64x!gamma>
+!beta_chunk = vector<64x!beta>
+!chunk = vector<64x!acc>
+!lanes = vector<64xi1>
+// End of what is replaced.
+
+#worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
+
+#rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
+  #hal.pipeline.binding<storage_buffer>,            // dx
+  #hal.pipeline.binding<storage_buffer>,            // partial dgamma
+  #hal.pipeline.binding<storage_buffer>             // partial dbeta
+]>
+
+hal.executable.source private @rows {
+  hal.executable.export public @rows ordinal(0) layout(#rows_layout)
+      count(%device: !hal.device, %m: index) -> (index, index, index) {
+    %share = affine.apply #share()[%m]
+    %p = arith.ceildivui %m, %share : index
+    %one = arith.constant 1 : index
+    hal.return %p, %one, %one : index, index, index
+  }
+  builtin.module {
+    func.func @rows() attributes {translation_info = #worker} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %block = arith.constant #block
+      %last_chunk = arith.subi %n, %v : index
+      %zeros = arith.constant dense<0.0> : !chunk
+      %inv_n = arith.constant #inv_n
+
+      %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
+      %m = arith.index_castui %m_i32 : i32 to index
+      %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) offset(%c0) flags(ReadOnly) : !x_rows{%m}
+      %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) offset(%c0) flags(ReadOnly) : !acc_column{%m}
+      %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) offset(%c0) flags(ReadOnly) : !acc_column{%m}
+      %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) offset(%c0) flags(ReadOnly) : !gamma_row
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(5) offset(%c0) : !x_rows{%m}
+      %p = hal.interface.workgroup.count[0] : index
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) : !acc_rows{%p}
+
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %share = affine.apply #share()[%m]
+      %first = arith.muli %workgroup, %share : index
+      %first_after = arith.addi %first, %share : index
+      %end = arith.minui %first_after, %m : index
+      %means = memref.alloca() : !means  // mean_N(h) and mean_N(h * xhat) of the block's rows
+
+      scf.for %chunk = %c0 to %n step %v {
+        %col = arith.minui %chunk, %last_chunk : index
+        vector.store %zeros, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
+        vector.store %zeros, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+      }
+
+      scf.for %block_row = %first to %end step %block {
+        %left = arith.subi %end, %block_row : index
+        %rows = arith.minui %left, %block : index
+
+        // Row sums, a row at a time: h and h * xhat.
+        scf.for %i = %c0 to %rows step %c1 {
+          %row = arith.addi %block_row, %i : index
+          %mean_row = memref.load %mean[%row] : !acc_column
+          %rstd_row = memref.load %rstd[%row] : !acc_column
+          %mean_v = vector.broadcast %mean_row : !acc to !chunk
+          %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
+          %sum_h, %sum_hx = scf.for %chunk = %c0 to %n step %v
+              iter_args(%h_ = %zeros, %hx_ = %zeros) -> (!chunk, !chunk) {
+            %col = arith.minui %chunk, %last_chunk : index
+            %seen = arith.subi %chunk, %col : index
+            %again = vector.create_mask %seen : !lanes
+            %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+            %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
+            %dya = arith.extf %dy_ : !dy_chunk to !chunk
+            %xa = arith.extf %x_ : !x_chunk to !chunk
+            %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
+            %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
+            %centred = arith.subf %xa, %mean_v : !chunk
+            %xhat = arith.mulf %centred, %rstd_v : !chunk
+            %h = arith.mulf %dy_new, %ga : !chunk
+            %hx = arith.mulf %h, %xhat : !chunk
+            %h1 = arith.addf %h_, %h : !chunk
+            %hx1 = arith.addf %hx_, %hx : !chunk
+            scf.yield %h1, %hx1 : !chunk, !chunk
+          }
+          // Any order of these additions will do, as long as it is always the same one.
+          %row_h = vector.reduction <add>, %sum_h fastmath<reassoc> : !chunk into !acc
+          %row_hx = vector.reduction <add>, %sum_hx fastmath<reassoc> : !chunk into !acc
+          %mean_h = arith.mulf %row_h, %inv_n : !acc
+          %mean_hx = arith.mulf %row_hx, %inv_n : !acc
+          memref.store %mean_h, %means[%i, %c0] : !means
+          memref.store %mean_hx, %means[%i, %c1] : !means
+        }
+
+        // dx, and the column sums: a chunk of columns at a time, down the block's rows.
+        scf.for %chunk = %c0 to %n step %v {
+          %col = arith.minui %chunk, %last_chunk : index
+          %seen = arith.subi %chunk, %col : index
+          %again = vector.create_mask %seen : !lanes
+          %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
+          %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
+          %dgamma_sum = vector.load %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
+          %dbeta_sum = vector.load %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+          %dgamma, %dbeta = scf.for %i = %c0 to %rows step %c1
+              iter_args(%dgamma_ = %dgamma_sum, %dbeta_ = %dbeta_sum) -> (!chunk, !chunk) {
+            %row = arith.addi %block_row, %i : index
+            %mean_row = memref.load %mean[%row] : !acc_column
+            %rstd_row = memref.load %rstd[%row] : !acc_column
+            %mean_h = memref.load %means[%i, %c0] : !means
+            %mean_hx = memref.load %means[%i, %c1] : !means
+            %mean_v = vector.broadcast %mean_row : !acc to !chunk
+            %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
+            %mean_h_v = vector.broadcast %mean_h : !acc to !chunk
+            %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
+            %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+            %dya = arith.extf %dy_ : !dy_chunk to !chunk
+            %xa = arith.extf %x_ : !x_chunk to !chunk
+            %centred = arith.subf %xa, %mean_v : !chunk
+            %xhat = arith.mulf %centred, %rstd_v : !chunk
+            %h = arith.mulf %dya, %ga : !chunk
+            %t0 = arith.subf %h, %mean_h_v : !chunk
+            %t1 = arith.mulf %xhat, %mean_hx_v : !chunk
+            %t2 = arith.subf %t0, %t1 : !chunk
+            %dxa = arith.mulf %t2, %rstd_v : !chunk
+            %dx_ = arith.truncf %dxa : !chunk to !x_chunk
+            vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
+            %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
+            %dg = arith.mulf %dy_new, %xhat : !chunk
+            %dgamma1 = arith.addf %dgamma_, %dg : !chunk
+            %dbeta1 = arith.addf %dbeta_, %dy_new : !chunk
+            scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
+          }
+          vector.store %dgamma, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
+          vector.store %dbeta, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+        }
+      }
+      return
+    }
+  }
+}
+
+#finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta
+  #hal.pipeline.binding<storage_buffer>,            // dgamma
+  #hal.pipeline.binding<storage_buffer>             // dbeta
+]>
+
+// A workgroup adds up a chunk of columns, and rounds it once to the types of the caller's parameters.
+hal.executable.source private @finalize {
+  hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
+      count(%device: !hal.device) -> (index, index, index) {
+    %n = arith.constant #columns
+    %v = arith.constant #vector
+    %chunks = arith.ceildivui %n, %v : index
+    %one = arith.constant 1 : index
+    hal.return %chunks, %one, %one : index, index, index
+  }
+  builtin.module {
+    func.func @finalize() attributes {translation_info = #worker} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %last_chunk = arith.subi %n, %v : index
+      %zeros = arith.constant dense<0.0> : !chunk
+      %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
+      %p = arith.index_castui %p_i32 : i32 to index
+      %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
+      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) offset(%c0) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%c0) : !beta_row
+
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %chunk = arith.muli %workgroup, %v : index
+      %col = arith.minui %chunk, %last_chunk : index
+      %dgamma_sum, %dbeta_sum = scf.for %i = %c0 to %p step %c1
+          iter_args(%dgamma_ = %zeros, %dbeta_ = %zeros) -> (!chunk, !chunk) {
+        %dgamma_i = vector.load %dgamma_partials[%i, %col] : !acc_rows, !chunk
+        %dbeta_i = vector.load %dbeta_partials[%i, %col] : !acc_rows, !chunk
+        %dgamma1 = arith.addf %dgamma_, %dgamma_i : !chunk
+        %dbeta1 = arith.addf %dbeta_, %dbeta_i : !chunk
+        scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
+      }
+      %dgamma_total = arith.truncf %dgamma_sum : !chunk to !gamma_chunk
+      %dbeta_total = arith.truncf %dbeta_sum : !chunk to !beta_chunk
+      vector.store %dgamma_total, %dgamma[%col] : !gamma_row, !gamma_chunk
+      vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
+      return
+    }
+  }
+}
+
+func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
+    -> (!x_mn, !gamma_n, !beta_n) {
+  %c0 = arith.constant 0 : index
+  %m = tensor.dim %x, %c0 : !x_mn
+  %m_i32 = arith.index_cast %m : index to i32
+  %share = affine.apply #share()[%m]
+  %p = arith.ceildivui %m, %share : index
+  %p_i32 = arith.index_cast %p : index to i32
+  %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
+      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%m}, !partials_pn, !partials_pn)
+  %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
+      : (i32, !partials_pn, !partials_pn) -> (!gamma_n, !beta_n)
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
+}
+
+#statistics_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
+  #hal.pipeline.binding<storage_buffer>,            // mean
+  #hal.pipeline.binding<storage_buffer>             // rstd
+]>
+
+// mean and rstd = 1 / sqrt(var + eps) of every row, where the caller has none. The variance is the
+// biased one, of centred values, for which the row is still in the cache.
+hal.executable.source private @row_statistics {
+  hal.executable.export public @row_statistics ordinal(0) layout(#statistics_layout)
+      count(%device: !hal.device, %m: index) -> (index, index, index) {
+    %share = affine.apply #share()[%m]
+    %p = arith.ceildivui %m, %share : index
+    %one = arith.constant 1 : index
+    hal.return %p, %one, %one : index, index, index
+  }
+  builtin.module {
+    func.func @row_statistics() attributes {translation_info = #worker} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %last_chunk = arith.subi %n, %v : index
+      %one = arith.constant 1.0 : !acc
+      %zeros = arith.constant dense<0.0> : !chunk
+      %inv_n = arith.constant #inv_n
+      %eps = arith.constant #eps
+      %m_i32 = hal.interface.constant.load layout(#statistics_layout) ordinal(0) : i32
+      %m = arith.index_castui %m_i32 : i32 to index
+      %x = hal.interface.binding.subspan layout(#statistics_layout) binding(0) offset(%c0) flags(ReadOnly) : !x_rows{%m}
+      %mean = hal.interface.binding.subspan layout(#statistics_layout) binding(1) offset(%c0) : !acc_column{%m}
+      %rstd = hal.interface.binding.subspan layout(#statistics_layout) binding(2) offset(%c0) : !acc_column{%m}
+
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %share = affine.apply #share()[%m]
+      %first = arith.muli %workgroup, %share : index
+      %first_after = arith.addi %first, %share : index
+      %end = arith.minui %first_after, %m : index
+      scf.for %row = %first to %end step %c1 {
+        %sum_x = scf.for %chunk = %c0 to %n step %v iter_args(%sum_ = %zeros) -> (!chunk) {
+          %col = arith.minui %chunk, %last_chunk : index
+          %seen = arith.subi %chunk, %col : index
+          %again = vector.create_mask %seen : !lanes
+          %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+          %xa = arith.extf %x_ : !x_chunk to !chunk
+          %x_new = arith.select %again, %zeros, %xa : !lanes, !chunk
+          %sum1 = arith.addf %sum_, %x_new : !chunk
+          scf.yield %sum1 : !chunk
+        }
+        %row_x = vector.reduction <add>, %sum_x fastmath<reassoc> : !chunk into !acc
+        %mean_row = arith.mulf %row_x, %inv_n : !acc
+        %mean_v = vector.broadcast %mean_row : !acc to !chunk
+        %sum_xx = scf.for %chunk = %c0 to %n step %v iter_args(%sum_ = %zeros) -> (!chunk) {
+          %col = arith.minui %chunk, %last_chunk : index
+          %seen = arith.subi %chunk, %col : index
+          %again = vector.create_mask %seen : !lanes
+          %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+          %xa = arith.extf %x_ : !x_chunk to !chunk
+          %centred = arith.subf %xa, %mean_v : !chunk
+          %centred_new = arith.select %again, %zeros, %centred : !lanes, !chunk
+          %square = arith.mulf %centred_new, %centred_new : !chunk
+          %sum1 = arith.addf %sum_, %square : !chunk
+          scf.yield %sum1 : !chunk
+        }
+        %row_xx = vector.reduction <add>, %sum_xx fastmath<reassoc> : !chunk into !acc
+        %var = arith.mulf %row_xx, %inv_n : !acc
+        %var_eps = arith.addf %var, %eps : !acc
+        %std = math.sqrt %var_eps : !acc
+        %rstd_row = arith.divf %one, %std : !acc
+        memref.store %mean_row, %mean[%row] : !acc_column
+        memref.store %rstd_row, %rstd[%row] : !acc_column
+      }
+      return
+    }
+  }
+}
+
+func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
+  %c0 = arith.constant 0 : index
+  %m = tensor.dim %x, %c0 : !x_mn
+  %m_i32 = arith.index_cast %m : index to i32
+  %mean, %rstd = flow.dispatch @row_statistics::@row_statistics[%m](%m_i32, %x)
+      : (i32, !x_mn{%m}) -> (!acc_m{%m}, !acc_m{%m})
+  return %mean, %rstd : !acc_m, !acc_m
+}

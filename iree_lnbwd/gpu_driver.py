@@ -1,0 +1,335 @@
+"""Kernels on a stream of the caller's, through the GPU vendor's driver library.
+
+Why not through IREE's device: it has one stream, of its own, and in IREE 3.13 the CUDA driver can
+neither wait for another stream's event nor give out one of its own (``import_timepoint`` and
+``export_timepoint`` are not implemented), so order with the caller's stream would cost a host wait
+at both ends of a call. A kernel that is launched on the caller's stream is in order by itself, and
+can be captured into a graph.
+
+CUDA's driver API, and HIP's, which mirrors it. The HIP half has never run: it is written from HIP's
+reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.errors import DeviceError
+from iree_lnbwd.executables import Export
+
+_LIBRARIES = MappingProxyType({"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"})
+
+_P, _I, _U = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+
+# What each driver calls a function, and what the function takes. What is called often is given
+# ready-made C values, which saves their conversion.
+_FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...] | None]] = MappingProxyType(
+    {
+        "init": ("cuInit", "hipInit", (_U,)),
+        "device": ("cuDeviceGet", "hipDeviceGet", (_P, _I)),
+        "context": ("cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain", (_P, _I)),
+        "push": ("cuCtxPushCurrent_v2", "hipCtxPushCurrent", (_P,)),
+        "get": ("cuCtxGetCurrent", "hipCtxGetCurrent", (_P,)),
+        "pop": ("cuCtxPopCurrent_v2", "hipCtxPopCurrent", (_P,)),
+        "synchronize": ("cuStreamSynchronize", "hipStreamSynchronize", (_P,)),
+        "settle": ("cuCtxSynchronize", "hipDeviceSynchronize", ()),
+        "load": ("cuModuleLoadData", "hipModuleLoadData", (_P, _P)),
+        "unload": ("cuModuleUnload", "hipModuleUnload", (_P,)),
+        "function": ("cuModuleGetFunction", "hipModuleGetFunction", (_P, _P, ctypes.c_char_p)),
+        "attribute": ("cuFuncSetAttribute", "hipFuncSetAttribute", (_P, _I, _I)),
+        "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", None),
+        "allocate": ("cuMemAlloc_v2", "hipMalloc", (_P, ctypes.c_size_t)),
+        "free": ("cuMemFree_v2", "hipFree", (_P,)),
+        "upload": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD", (_P, _P, ctypes.c_size_t)),
+    }
+)
+# Of CUDA alone: HIP's graphs take other structures, which nobody here could try.
+_GRAPH_FUNCTIONS: Mapping[str, tuple[str, tuple[Any, ...] | None]] = MappingProxyType(
+    {
+        "new graph": ("cuGraphCreate", (_P, _U)),
+        "add": ("cuGraphAddKernelNode_v2", (_P, _P, _P, ctypes.c_size_t, _P)),
+        "instantiate": ("cuGraphInstantiateWithFlags", (_P, _P, ctypes.c_ulonglong)),
+        "set": ("cuGraphExecKernelNodeSetParams_v2", None),
+        "run": ("cuGraphLaunch", None),
+        "forget": ("cuGraphDestroy", (_P,)),
+        "destroy": ("cuGraphExecDestroy", (_P,)),
+    }
+)
+_MOST_DYNAMIC_SHARED_BYTES = 8  # the attribute's number, in both
+# How a launch says that its arguments are in one buffer, in both.
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
+
+
+class Driver:
+    """One GPU, by its vendor's driver.
+
+    Attributes:
+        uri: Which GPU.
+    """
+
+    def __init__(self, uri: DeviceUri) -> None:
+        """Opens the GPU.
+
+        Raises:
+            DeviceError: It is absent.
+        """
+        self.uri = uri
+        name = _LIBRARIES[uri.backend]
+        try:
+            library = ctypes.CDLL(name)
+        except OSError as error:
+            raise DeviceError(f"device: {uri} is absent: {name} is not on this machine") from error
+        vendor = list(_LIBRARIES).index(uri.backend)
+        self._functions: dict[str, Any] = {}
+        for ours, (*names, parameters) in _FUNCTIONS.items():
+            self._functions[ours] = getattr(library, names[vendor])
+            self._functions[ours].argtypes = parameters
+        if self.has_graphs:
+            for ours, (theirs, parameters) in _GRAPH_FUNCTIONS.items():
+                self._functions[ours] = getattr(library, theirs)
+                self._functions[ours].argtypes = parameters
+        device, context = _I(), _P()
+        self._call("init", 0)
+        self._call("device", ctypes.byref(device), uri.index)
+        self._call("context", ctypes.byref(context), device)
+        self._context, self._context_value = context, context.value
+        self._get, self._seen = self._functions["get"], _P()
+        self._seen_at = ctypes.byref(self._seen)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether a `Graph` can be made."""
+        return self.uri.backend == "cuda"
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes this GPU the calling thread's, for a while."""
+        self._call("push", self._context)
+        try:
+            yield
+        finally:
+            self._call("pop", ctypes.byref(_P()))
+
+    def is_current(self) -> bool:
+        """Whether this GPU is the calling thread's. For one thread at a time."""
+        self._get(self._seen_at)
+        return self._seen.value == self._context_value
+
+    def kernels(self, exports: Sequence[Export]) -> dict[str, Kernel]:
+        """Loads code. It stays loaded as long as one of its kernels is referenced.
+
+        Raises:
+            DeviceError: The driver refuses the code: it is for another GPU.
+        """
+        with self.current():
+            images = {export.code: _Image(self, export.code) for export in exports}
+            return {export.kernel: Kernel(self, images[export.code], export) for export in exports}
+
+    def upload(self, data: bytes) -> Memory:
+        """A copy in the GPU's memory, there when this returns."""
+        with self.current():
+            memory = Memory(self, len(data))
+            self._call("upload", memory.pointer, data, len(data))
+            self._call("synchronize", None)
+        return memory
+
+    def synchronize(self, stream: int) -> None:
+        """Waits until everything on a stream is done."""
+        with self.current():
+            self._call("synchronize", stream)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        status = self._functions[function](*arguments)
+        if status:
+            name = self._functions[function].__name__
+            raise DeviceError(f"device: {self.uri}: {name} failed with {status}")
+
+    def _release(self, function: str, handle: ctypes.c_void_p) -> None:
+        """Lets go of what queued work may still use; of no interest where the driver fails."""
+        if not self._functions["push"](self._context):
+            self._functions["settle"]()
+            self._functions[function](handle)
+            self._functions["pop"](ctypes.byref(_P()))
+
+
+class Memory:
+    """Memory of the GPU, until this object is gone.
+
+    Attributes:
+        pointer: Its address.
+    """
+
+    def __init__(self, driver: Driver, size: int) -> None:
+        """Allocates; the GPU is the current one."""
+        address = _P()
+        driver._call("allocate", ctypes.byref(address), size)
+        self.pointer = address.value or 0
+        weakref.finalize(self, driver._release, "free", address).atexit = False
+
+
+class _Image:
+    """Loaded code, until this object is gone."""
+
+    def __init__(self, driver: Driver, code: bytes) -> None:
+        self.module = _P()
+        driver._call("load", ctypes.byref(self.module), code)
+        weakref.finalize(self, driver._release, "unload", self.module).atexit = False
+
+
+class Kernel:
+    """One kernel, in loaded code.
+
+    Attributes:
+        export: What the module says of it.
+    """
+
+    def __init__(self, driver: Driver, image: _Image, export: Export) -> None:
+        """Looks the kernel up; the GPU is the current one."""
+        self.export = export
+        self._driver = driver
+        self._image = image
+        self._function = _P()
+        driver._call("function", ctypes.byref(self._function), image.module, export.kernel.encode())
+        if export.shared_bytes:
+            driver._call(
+                "attribute", self._function, _MOST_DYNAMIC_SHARED_BYTES, export.shared_bytes
+            )
+
+    def launch(self, workgroups: tuple[int, int, int], constants: Sequence[int]) -> Launch:
+        """A launch that lacks its pointers and its stream.
+
+        Args:
+            workgroups: Along x, y and z.
+            constants: 32 bits each.
+        """
+        return Launch(self, self._driver, self._function, workgroups, constants)
+
+
+class _KernelNode(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS_v2`` of cuda.h."""
+
+    _fields_ = (
+        ("function", _P),
+        ("workgroups", _U * 3),
+        ("threads", _U * 3),
+        ("shared_bytes", _U),
+        ("parameters", _P),
+        ("extra", _P),
+        ("kernel", _P),
+        ("context", _P),
+    )
+
+
+class Launch:
+    """A launch, made once and used often, by one thread at a time.
+
+    Its arguments lie where the driver reads them, so a call only fills in the pointers.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        driver: Driver,
+        function: ctypes.c_void_p,
+        workgroups: tuple[int, int, int],
+        constants: Sequence[int],
+    ) -> None:
+        """Use `Kernel.launch`."""
+        export = kernel.export
+        numbers = (_U * len(constants))(*constants)
+        size = 8 * export.bindings + ctypes.sizeof(numbers)
+        self._arguments = ctypes.create_string_buffer(bytes(8 * export.bindings) + bytes(numbers))
+        self._pointers = (ctypes.c_uint64 * export.bindings).from_buffer(self._arguments)
+        self._size = ctypes.c_size_t(size)
+        self._extra = (_P * 5)(
+            _BUFFER_POINTER,
+            ctypes.addressof(self._arguments),
+            _BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            _END,
+        )
+        self._shape = tuple(map(_U, (*workgroups, *export.threads, export.shared_bytes)))
+        self._function = function
+        self._launch = driver._functions["launch"]
+        self._kernel = kernel  # which keeps the code
+        self._node = _KernelNode(
+            function=function,
+            workgroups=workgroups,
+            threads=export.threads,
+            shared_bytes=export.shared_bytes,
+            extra=ctypes.addressof(self._extra),
+        )
+        self.node_at = ctypes.byref(self._node)
+
+    def fill(self, pointers: Sequence[int]) -> None:
+        """Sets the arguments.
+
+        Args:
+            pointers: One for each binding.
+        """
+        self._pointers[:] = pointers  # type: ignore[call-overload] # takes any sequence
+
+    def run(self, stream: int) -> None:
+        """Puts the kernel on a stream; the GPU is the current one.
+
+        Args:
+            stream: The driver's handle of it.
+
+        Raises:
+            DeviceError: The driver refuses.
+        """
+        shape = (self._function, *self._shape)
+        if status := self._launch(*shape, _P(stream), None, self._extra):
+            name = self._kernel.export.kernel
+            raise DeviceError(f"device: launching {name} failed with {status}")
+
+
+class Graph:
+    """Launches of the same kernels one after another, put on a stream at once.
+
+    That takes the driver half the time of launching them one by one. For one thread at a time.
+    """
+
+    def __init__(self, driver: Driver, launches: Sequence[Launch]) -> None:
+        """Makes the graph; the GPU is the current one.
+
+        Args:
+            driver: The GPU, which is a CUDA one.
+            launches: Any of the kernels, in order.
+        """
+        graph, self._runnable = _P(), _P()
+        driver._call("new graph", ctypes.byref(graph), 0)
+        self._nodes: list[ctypes.c_void_p] = []
+        for launch in launches:
+            node, before = _P(), (_P * 1)(*self._nodes[-1:])
+            driver._call(
+                "add", ctypes.byref(node), graph, before, len(self._nodes[-1:]), launch.node_at
+            )
+            self._nodes.append(node)
+        driver._call("instantiate", ctypes.byref(self._runnable), graph, 0)
+        self._set, self._run = driver._functions["set"], driver._functions["run"]
+        # Its nodes are named when their arguments are set, so the graph stays as long as what runs.
+        weakref.finalize(self, driver._release, "forget", graph).atexit = False
+        weakref.finalize(self, driver._release, "destroy", self._runnable).atexit = False
+
+    def run(self, launches: Sequence[Launch], stream: int) -> None:
+        """Puts the kernels on a stream; the GPU is the current one.
+
+        Args:
+            launches: Of the graph's kernels, filled in.
+            stream: The driver's handle of it.
+
+        Raises:
+            DeviceError: The driver refuses.
+        """
+        status = 0
+        for node, launch in zip(self._nodes, launches, strict=True):
+            status = status or self._set(self._runnable, node, launch.node_at)
+        if status := status or self._run(self._runnable, _P(stream)):
+            raise DeviceError(f"device: running a graph of kernels failed with {status}")

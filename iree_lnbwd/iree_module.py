@@ -1,0 +1,224 @@
+"""A .vmfb in IREE's runtime: its context on a device, and the memory that its function works on."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import iree.runtime as rt
+import numpy as np
+from iree.runtime.dtypes import map_dtype_to_hal_element_type
+
+from iree_lnbwd.arguments import Array
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import ArtifactError, DeviceError
+from iree_lnbwd.spec import ENTRY, TensorType
+
+_HOST_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
+_HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
+
+
+class IreeModule:
+    """A module on a device. Calls from several threads take turns."""
+
+    def __init__(self, uri: DeviceUri, vmfb: bytes, *, source: str, alignment: int) -> None:
+        """Opens the device and loads the module on it.
+
+        Args:
+            uri: The device.
+            vmfb: The module.
+            source: Where it came from, for messages.
+            alignment: Bytes; what the module assumes of the host's memory, where it works there.
+
+        Raises:
+            ArtifactError: The module is damaged.
+            DeviceError: The device is absent or cannot run it.
+        """
+        self._lock = threading.Lock()
+        instance = rt.VmInstance()
+        self._device = open_device(uri)
+        module = open_module(instance, vmfb, source=source)
+        self._memory: _Memory = (
+            _HostMemory(self._device, alignment)
+            if uri.backend == "cpu"
+            else _DeviceMemory(self._device)
+        )
+        try:
+            hal_module = rt.create_hal_module(instance, self._device)
+            self._context = rt.VmContext(instance, modules=[hal_module, module])
+        except RuntimeError as error:
+            raise DeviceError(f"device: {uri} cannot run {source}: {reason(error)}") from error
+        self._function = module.lookup_function(ENTRY)
+
+    def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
+        """Computes from NumPy arrays, into NumPy arrays."""
+        sent = [self._memory.send(array) for array in inputs]
+        received = [self._memory.room_for(array) for array in results]
+        self._invoke([buffer.view for buffer in (*sent, *received)], len(results))
+        for buffer, array in zip(received, results, strict=True):
+            self._memory.receive(buffer, array)
+
+    def run_in_place(
+        self, arrays: Sequence[tuple[TensorType, object, tuple[int, ...]]], results: int
+    ) -> None:
+        """Computes on arrays in the device's memory, and returns when that is done.
+
+        Args:
+            arrays: Each argument, its DLPack capsule, and its shape as the module sees it; the last
+                of them are the results.
+            results: How many are results.
+
+        Raises:
+            ValueError: IREE does not take the memory, naming the argument.
+        """
+        views = []
+        for argument, capsule, shape in arrays:
+            try:
+                buffer = self._device.from_dlpack_capsule(capsule).get_buffer()
+            except (RuntimeError, ValueError) as error:
+                raise ValueError(f"{argument.name}: {reason(error)}") from error
+            views.append(_view(buffer, shape, DTYPES[argument.dtype].numpy))
+        self._invoke(views, results)
+
+    def _invoke(self, views: Sequence[rt.HalBufferView], results: int) -> None:
+        arguments = rt.VmVariantList(len(views))
+        for view in views:
+            arguments.push_ref(view)
+        with self._lock:
+            self._context.invoke(self._function, arguments, rt.VmVariantList(results))
+
+
+class _Buffer(NamedTuple):
+    """An array as a device sees it.
+
+    Attributes:
+        view: What the module gets.
+        array: The memory behind ``view`` where that is the host's; nothing else keeps it.
+    """
+
+    view: rt.HalBufferView
+    array: Array
+
+
+class _Memory(Protocol):
+    """How arrays get to a device and back."""
+
+    def send(self, array: Array) -> _Buffer:
+        """A buffer with the array's content."""
+
+    def room_for(self, array: Array) -> _Buffer:
+        """A buffer for what the array shall hold in the end."""
+
+    def receive(self, buffer: _Buffer, array: Array) -> None:
+        """The buffer's content, in the array that it was made for."""
+
+
+class _HostMemory:
+    """The CPU sees the arrays where they are; only misaligned or read-only ones are copied."""
+
+    def __init__(self, device: rt.HalDevice, alignment: int) -> None:
+        self._allocator = device.allocator
+        self._alignment = alignment
+
+    def send(self, array: Array) -> _Buffer:
+        if self._is_aligned(array) and array.flags.writeable:
+            return self._import(array)
+        aligned = aligned_empty(array.shape, array.dtype, self._alignment)
+        np.copyto(aligned, array)
+        return self._import(aligned)
+
+    def room_for(self, array: Array) -> _Buffer:
+        direct = self._is_aligned(array) and array.flags.c_contiguous
+        return self._import(
+            array if direct else aligned_empty(array.shape, array.dtype, self._alignment)
+        )
+
+    def receive(self, buffer: _Buffer, array: Array) -> None:
+        if buffer.array is not array:
+            np.copyto(array, buffer.array)
+
+    def _is_aligned(self, array: Array) -> bool:
+        if not array.flags.aligned:
+            return False
+        return self._alignment == 1 or array.ctypes.data % self._alignment == 0
+
+    def _import(self, array: Array) -> _Buffer:
+        buffer = self._allocator.import_host_allocation(
+            array, memory_type=_HOST_MEMORY, allowed_usage=_HOST_USAGE
+        )
+        return _Buffer(_view(buffer, array.shape, array.dtype), array)
+
+
+class _DeviceMemory:
+    """A GPU gets copies in its own memory."""
+
+    def __init__(self, device: rt.HalDevice) -> None:
+        self._device = device
+
+    def send(self, array: Array) -> _Buffer:
+        view = self._device.allocator.allocate_buffer_copy(
+            memory_type=rt.MemoryType.DEVICE_LOCAL,
+            allowed_usage=rt.BufferUsage.DEFAULT,
+            device=self._device,
+            buffer=array,
+            element_type=map_dtype_to_hal_element_type(array.dtype),
+        )
+        return _Buffer(view, array)
+
+    def room_for(self, array: Array) -> _Buffer:
+        buffer = self._device.allocator.allocate_buffer(
+            memory_type=rt.MemoryType.DEVICE_LOCAL,
+            allowed_usage=rt.BufferUsage.DEFAULT,
+            allocation_size=array.nbytes,
+        )
+        return _Buffer(_view(buffer, array.shape, array.dtype), array)
+
+    def receive(self, buffer: _Buffer, array: Array) -> None:
+        np.copyto(array, rt.DeviceArray(self._device, buffer.view).to_host())
+
+
+def open_device(uri: DeviceUri) -> rt.HalDevice:
+    """A device of IREE's.
+
+    Raises:
+        DeviceError: It is absent.
+    """
+    try:
+        return rt.get_driver(uri.driver).create_device_by_uri(str(uri))
+    except (RuntimeError, ValueError) as error:
+        raise DeviceError(f"device: {uri} is absent: {reason(error)}") from error
+
+
+def open_module(instance: rt.VmInstance, vmfb: bytes, *, source: str) -> rt.VmModule:
+    """A module, not yet on a device.
+
+    Raises:
+        ArtifactError: It is damaged.
+    """
+    try:
+        return rt.VmModule.copy_buffer(instance, vmfb)
+    except (RuntimeError, ValueError) as error:
+        raise ArtifactError(f"{source}: truncated or altered: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """IREE's status message without its file names: "CODE; what happened"."""
+    first_line = str(error).strip().splitlines()[0]
+    return first_line.rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:300]
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Array:
+    """A new array whose address is a multiple of ``alignment``, and of its elements' own."""
+    if alignment <= dtype.alignment:
+        return np.empty(shape, dtype)
+    size = math.prod(shape) * dtype.itemsize
+    storage = np.empty(size + alignment, np.uint8)
+    start = -storage.ctypes.data % alignment
+    return storage[start : start + size].view(dtype).reshape(shape)
+
+
+def _view(buffer: rt.HalBuffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> rt.HalBufferView:
+    return rt.HalBufferView(buffer, shape, map_dtype_to_hal_element_type(dtype))

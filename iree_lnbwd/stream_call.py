@@ -1,0 +1,132 @@
+"""A module's kernels for one kind of call, on a stream of the caller's: no copy, no host wait."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.executables import exports
+from iree_lnbwd.gpu_driver import Driver, Graph, Launch
+from iree_lnbwd.launches import Launches, count_of
+from iree_lnbwd.spec import LayerNormSpec
+
+ACCESS_BYTES = 16  # what kernels may assume of the address of a row
+_SCRATCH_BYTES = 256  # what each piece of scratch is rounded up to
+
+
+@dataclass(frozen=True)
+class StreamCall:
+    """All launches of a call with M rows. Not for two threads at a time.
+
+    Attributes:
+        driver: The GPU.
+        launches: In order.
+        picks: For each launch, what picks its pointers among those of `run`.
+        graph: Of these launches, where the GPU has graphs.
+        fixed: Addresses that are the module's own.
+        scratch: Where each piece begins in the call's scratch memory.
+        scratch_bytes: Of all pieces.
+    """
+
+    driver: Driver
+    launches: tuple[Launch, ...]
+    picks: tuple[Callable[[Sequence[int]], Sequence[int]], ...]
+    graph: Graph | None
+    fixed: tuple[int, ...]
+    scratch: tuple[int, ...]
+    scratch_bytes: int
+
+    def run(self, addresses: Sequence[int], scratch: int, stream: int, *, captured: bool) -> None:
+        """Puts the kernels on a stream.
+
+        Args:
+            addresses: Of the spec's arguments, in its order.
+            scratch: Address of `scratch_bytes` bytes.
+            stream: The driver's handle of it.
+            captured: What is put on the stream goes into a graph of the caller's.
+
+        Raises:
+            DeviceError: The driver refuses.
+        """
+        if not self.driver.is_current():
+            with self.driver.current():
+                return self.run(addresses, scratch, stream, captured=captured)
+        pointers = [*addresses, *self.fixed, *[scratch + start for start in self.scratch]]
+        for launch, pick in zip(self.launches, self.picks, strict=True):
+            launch.fill(pick(pointers))
+        if self.graph is not None and not captured:
+            return self.graph.run(self.launches, stream)
+        for launch in self.launches:
+            launch.run(stream)
+        return None
+
+
+def are_aligned(addresses: Sequence[int]) -> bool:
+    """Whether kernels can use rows at these addresses."""
+    return functools.reduce(operator.or_, addresses, 0) % ACCESS_BYTES == 0
+
+
+class StreamModule:
+    """A module's kernels, loaded on a GPU."""
+
+    def __init__(
+        self, spec: LayerNormSpec, launches: Launches, driver: Driver, vmfb: bytes
+    ) -> None:
+        """Loads the code.
+
+        Raises:
+            ArtifactError: The module lacks a kernel that its launches name.
+            DeviceError: The GPU does not take the code.
+        """
+        self._spec = spec
+        self._launches = launches
+        self._driver = driver
+        self._kernels = driver.kernels(exports(vmfb))
+        missing = {launch.kernel for launch in launches.kernels} - set(self._kernels)
+        if missing:
+            raise ArtifactError(
+                f"{spec.name}: no kernel {', '.join(sorted(missing))} in the module"
+            )
+        # Kernels multiply by gamma also where the op has none.
+        self._graph: Graph | None = None  # the same for any M: only numbers change
+        self._ones = None if spec.has_weight else driver.upload(_ones(spec))
+
+    def call(self, rows: int) -> StreamCall:
+        """The launches for M rows, M >= 1."""
+        names = [argument.name for argument in self._spec.arguments]
+        names += ["weight"] if self._ones else []
+        starts, end = [], 0
+        for piece in self._launches.scratch:
+            names.append(piece.name)
+            starts.append(end)
+            size = piece.bytes * count_of(piece.count, rows)
+            end += -(-size // _SCRATCH_BYTES) * _SCRATCH_BYTES
+        places = {name: place for place, name in enumerate(names)}
+        launches, picks = [], []
+        for planned in self._launches.kernels:
+            x, y, z = (count_of(count, rows) for count in planned.workgroups)
+            constants = [count_of(count, rows) for count in planned.constants]
+            launches.append(self._kernels[planned.kernel].launch((x, y, z), constants))
+            picks.append(operator.itemgetter(*(places[name] for name in planned.bindings)))
+        if self._graph is None and self._driver.has_graphs:
+            with self._driver.current():
+                self._graph = Graph(self._driver, launches)
+        return StreamCall(
+            driver=self._driver,
+            launches=tuple(launches),
+            picks=tuple(picks),
+            graph=self._graph,
+            fixed=(self._ones.pointer,) if self._ones else (),
+            scratch=tuple(starts),
+            scratch_bytes=end,
+        )
+
+
+def _ones(spec: LayerNormSpec) -> bytes:
+    return np.ones(spec.columns, DTYPES[spec.gamma_dtype].numpy).tobytes()

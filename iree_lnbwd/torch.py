@@ -1,0 +1,438 @@
+"""Layer normalization in PyTorch: PyTorch's forward, this package's backward.
+
+``layer_norm`` is a drop-in for ``torch.nn.functional.layer_norm``, ``LayerNorm`` for
+``torch.nn.LayerNorm``, and ``replace_layer_norm`` swaps the ones that a model has.
+
+Both directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd.layer_norm`` and
+``.layer_norm_backward``. They are registered with ``torch.library.Library`` and a
+``torch.autograd.Function``: of the ways that ``torch.compile`` and ``torch.export`` can see
+through, the one that costs a call the least.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from iree_lnbwd import cache, functional
+from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
+from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.spec import LayerNormSpec
+
+__all__ = ["LayerNorm", "layer_norm", "replace_layer_norm", "warmup"]
+
+_DTYPES = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float64: "f64",
+}
+_HALF = (torch.float16, torch.bfloat16)
+_DEVICE_TYPES = ("cpu", "cuda", "meta")  # PyTorch calls AMD GPUs "cuda" too
+
+# Where a tensor is and what it holds; None where it is not there.
+_Kind = tuple[torch.device, torch.dtype] | None
+
+_log = logging.getLogger(__name__)
+
+_LOADED_MODULES = 256
+_loading = threading.Lock()
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = DEFAULT_EPS,
+) -> Tensor:
+    """Normalizes ``input`` over its trailing dimensions, as ``torch.nn.functional.layer_norm``.
+
+    The forward is PyTorch's own, so the output has its bits; the backward is this package's. The
+    first backward for a row length, element types and a device compiles a module, which takes about
+    a second, is logged and is kept on disk; `warmup` does it ahead.
+
+    Where the backward is itself to be differentiated (``create_graph=True``), and under the
+    transforms of ``torch.func``, PyTorch's own takes its place.
+
+    Args:
+        input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides;
+            what is not contiguous is copied.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: [*normalized_shape], on the same device; None means ones. Its element type may be
+            another than ``input``'s, unless one is f64.
+        bias: As ``weight``; None means zeros.
+        eps: Added to the variance.
+
+    Returns:
+        The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU).
+
+    Raises:
+        TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
+    """
+    dims = (
+        (normalized_shape,)
+        if isinstance(normalized_shape, int | torch.SymInt)
+        else normalized_shape
+    )
+    output: Tensor = torch.ops.iree_lnbwd.layer_norm.default(input, dims, weight, bias, eps)
+    return output
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm`` whose backward is this package's: same arguments, same state_dict."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., *normalized_shape] to the same shape."""
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def replace_layer_norm(model: nn.Module) -> nn.Module:
+    """Makes every ``torch.nn.LayerNorm`` of a model a `LayerNorm`, in place.
+
+    The modules stay the same objects: parameters, hooks, and whatever refers to them, are kept.
+    Subclasses of ``torch.nn.LayerNorm`` are left alone, for they may compute something else. Do it
+    before what captures the modules' methods, such as ``torch.compile``.
+
+    Returns:
+        The model.
+    """
+    for module in model.modules():
+        if type(module) is nn.LayerNorm:
+            module.__class__ = LayerNorm
+    return model
+
+
+def warmup(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | int | None = None,
+) -> None:
+    """Compiles and loads what the backward of a model's `LayerNorm` modules needs.
+
+    It runs each of them on a row of zeros, forward and backward; no parameter's ``grad`` changes.
+    Under ``torch.autocast``, it warms up what runs there.
+
+    Args:
+        model: With `LayerNorm` modules, or one itself.
+        dtype: Of the layer norms' inputs; None: that of their weights, or PyTorch's default.
+        device: Of the inputs; None: that of their weights, or PyTorch's default.
+    """
+    for norm in model.modules():
+        if not isinstance(norm, LayerNorm):
+            continue
+        weight, bias = (
+            None if p is None else p.detach().requires_grad_(p.requires_grad)
+            for p in (norm.weight, norm.bias)
+        )
+        row = torch.zeros(
+            1,
+            *norm.normalized_shape,
+            dtype=dtype or (None if weight is None else weight.dtype),
+            device=(None if weight is None else weight.device) if device is None else device,
+            requires_grad=True,
+        )
+        output = layer_norm(row, norm.normalized_shape, weight, bias, norm.eps)
+        torch.autograd.backward(output, torch.zeros_like(output))
+
+
+def _forward(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's forward: output, mean and rstd."""
+    kind = (input.device, input.dtype)
+    weight_kind, bias_kind = _kind(weight), _kind(bias)
+    _check_kinds(kind, weight=weight_kind, bias=bias_kind)
+    if _takes_kinds(kind, weight_kind, bias_kind):
+        return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
+    wide = (None if tensor is None else tensor.float() for tensor in (weight, bias))
+    output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, *wide, eps)
+    return output.to(input.dtype), mean, rstd
+
+
+class _LayerNormFunction(torch.autograd.Function):
+    """The autograd formula of ``iree_lnbwd::layer_norm``.
+
+    The forward calls ATen and not the operator once more, so that a compiler may fuse it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        output, mean, rstd = _forward(input, normalized_shape, weight, bias, eps)
+        if mean.dtype in _HALF:
+            # On the CPU, and too coarse to be of use: the backward recomputes them.
+            ctx.save_for_backward(input, weight, bias, None, None)
+        else:
+            ctx.save_for_backward(input, weight, bias, mean, rstd)
+        ctx.normalized_shape = normalized_shape
+        ctx.eps = eps
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, bias, mean, rstd = ctx.saved_tensors
+        of_input, _, of_weight, of_bias, _ = ctx.needs_input_grad
+        mask = (of_input, of_weight, of_bias)
+        if torch.is_grad_enabled():
+            dx, dgamma, dbeta = _differentiable_backward(
+                grad_output, (input, weight, bias), ctx.normalized_shape, ctx.eps, mask
+            )
+        else:
+            dx, dgamma, dbeta = torch.ops.iree_lnbwd.layer_norm_backward.default(
+                grad_output,
+                input,
+                ctx.normalized_shape,
+                mean,
+                rstd,
+                weight,
+                bias,
+                mask,
+                ctx.eps,
+            )
+        return dx, None, dgamma, dbeta, None
+
+
+def _differentiable_backward(
+    grad_output: Tensor,
+    differentiated: tuple[Tensor, Tensor | None, Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float,
+    mask: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, ...]:
+    """The gradients by PyTorch's own operators, which can be differentiated again."""
+    output, _, _ = _forward(differentiated[0], normalized_shape, *differentiated[1:], eps)
+    wanted = [tensor for tensor, asked in zip(differentiated, mask, strict=True) if asked]
+    gradients = iter(torch.autograd.grad(output, wanted, grad_output, create_graph=True))
+    return tuple(next(gradients) if asked else None for asked in mask)
+
+
+def _layer_norm_with_autograd(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """``iree_lnbwd::layer_norm`` where autograd is on."""
+    if torch._C._are_functorch_transforms_active():
+        # torch.func differentiates and batches ATen's operators.
+        return _forward(input, normalized_shape, weight, bias, eps)[0]
+    return _LayerNormFunction.apply(input, normalized_shape, weight, bias, eps)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """``iree_lnbwd::layer_norm`` where autograd is off."""
+    return _forward(input, normalized_shape, weight, bias, eps)[0]
+
+
+def _layer_norm_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+    eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``iree_lnbwd::layer_norm_backward``."""
+    asked = (output_mask[0], output_mask[1] and weight is not None, output_mask[2])
+    if not any(asked):
+        return None, None, None
+    kinds = (
+        (grad_output.device, grad_output.dtype),
+        (input.device, input.dtype),
+        _kind(mean),
+        _kind(rstd),
+        _kind(weight),
+        _kind(bias),
+    )
+    if input.numel() == 0:  # an empty sum is zero
+        gradients = _empty_gradients(input, normalized_shape, weight, bias, asked)
+        return tuple(None if g is None else g.zero_() for g in gradients)  # type: ignore[return-value]
+    op = _loaded(tuple(normalized_shape), kinds, asked, None if mean is not None else eps)
+    alignment = op.alignment
+    return op(
+        _usable(grad_output, alignment),
+        _usable(input, alignment),
+        _usable(mean, alignment),
+        _usable(rstd, alignment),
+        _usable(weight, alignment),
+        bias,
+    )
+
+
+def _usable(tensor: Tensor | None, alignment: int) -> Tensor | None:
+    """The tensor, or a copy where a module cannot use it where it is."""
+    if tensor is None or (tensor.is_contiguous() and not tensor.data_ptr() % alignment):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _empty_gradients(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    asked: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Storage for the gradients."""
+    of_weight = input if weight is None else weight
+    of_bias = of_weight if bias is None else bias
+    return (
+        input.new_empty(input.shape) if asked[0] else None,
+        of_weight.new_empty(normalized_shape) if asked[1] and weight is not None else None,
+        of_bias.new_empty(normalized_shape) if asked[2] else None,
+    )
+
+
+def _kind(tensor: Tensor | None) -> _Kind:
+    return None if tensor is None else (tensor.device, tensor.dtype)
+
+
+@functools.lru_cache
+def _takes_kinds(input: _Kind, weight: _Kind, bias: _Kind) -> bool:
+    """Whether PyTorch's forward takes these together: on GPUs, it takes one element type only."""
+    assert input is not None
+    parameters = {kind[1] for kind in (weight, bias) if kind is not None}
+    mixed_on_cpu = input[0].type == "cpu" and parameters == {torch.float32}
+    return parameters <= {input[1]} or mixed_on_cpu
+
+
+@functools.lru_cache
+def _check_kinds(input: _Kind, **others: _Kind) -> None:
+    """Raises where the op has no module for such tensors.
+
+    Raises:
+        TypeError, ValueError: Naming the tensor, what came and what was expected.
+    """
+    assert input is not None
+    device, dtype = input
+    if device.type not in _DEVICE_TYPES:
+        raise ValueError(f"input: expected a tensor on the CPU or on a GPU, got one on {device}")
+    for name, kind in {"input": input, **others}.items():
+        if kind is None:
+            continue
+        if kind[0] != device:
+            raise ValueError(f"{name}: expected a tensor on {device} like input, got {kind[0]}")
+        if kind[1] not in _DTYPES:
+            expected = ", ".join(map(str, _DTYPES))
+            raise TypeError(f"{name}: expected an element type of {expected}, got {kind[1]}")
+        if kind[1] != dtype and torch.float64 in (kind[1], dtype):
+            raise TypeError(f"{name}: expected {dtype} like input, got {kind[1]}")
+
+
+@functools.lru_cache(maxsize=_LOADED_MODULES)
+def _loaded(
+    normalized_shape: tuple[int, ...],
+    kinds: tuple[_Kind, ...],
+    output_mask: tuple[bool, bool, bool],
+    recompute_eps: float | None,
+) -> LayerNormBackward:
+    """The module for a backward, compiled and loaded the first time.
+
+    Args:
+        normalized_shape: As of the operator.
+        kinds: Of grad_output, input, mean, rstd, weight and bias.
+        output_mask: As of the operator, with no gradient of a weight that is not there.
+        recompute_eps: None where mean and rstd are given.
+    """
+    grad_output, input, mean, rstd, weight, bias = kinds
+    _check_kinds(input, grad_output=grad_output, mean=mean, rstd=rstd, weight=weight, bias=bias)
+    assert input is not None
+    assert grad_output is not None
+    spec = LayerNormSpec(
+        normalized_shape=normalized_shape,
+        dtype=_DTYPES[input[1]],
+        grad_output_dtype=_DTYPES[grad_output[1]],
+        weight_dtype=None if weight is None else _DTYPES[weight[1]],
+        bias_dtype=None if bias is None else _DTYPES[bias[1]],
+        has_weight=weight is not None,
+        output_mask=output_mask,
+        recompute_eps=recompute_eps,
+    )
+    uri = _uri(input[0])
+    target = target_of(uri)
+    with _loading:  # threads that need the same module wait for the one that compiles it
+        if cache.find(spec, target) is None:
+            _log.warning("compiling %s for %s; it is kept on disk", spec.name, target.name)
+        return functional.loaded(spec, uri)
+
+
+# PyTorch keeps its operators' kernels, and so this module, past the interpreter's end. What IREE
+# has opened must be closed before that.
+atexit.register(functional.loaded.cache_clear)
+atexit.register(_loaded.cache_clear)
+
+
+def _uri(device: torch.device) -> DeviceUri:
+    """IREE's name of a device of PyTorch's."""
+    if device.type == "cpu":
+        return DeviceUri.parse(DEFAULT_DEVICE)
+    return DeviceUri("hip" if torch.version.hip else "cuda", device.index)
+
+
+def _fake_layer_norm_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+    eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return _empty_gradients(input, normalized_shape, weight, bias, output_mask)
+
+
+# No defaults in these: PyTorch leaves arguments that have their default value out of a call.
+_library = torch.library.Library("iree_lnbwd", "DEF")
+_library.define(
+    "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) "
+    "-> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "layer_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
+    "Tensor? mean, Tensor? rstd, Tensor? weight, Tensor? bias, bool[3] output_mask, "
+    "float eps) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("layer_norm", _layer_norm, "CompositeExplicitAutograd")
+_library.impl("layer_norm", _layer_norm_with_autograd, "Autograd")
+_library.impl("layer_norm", _layer_norm, "FuncTorchBatchedDecomposition")
+_library.impl("layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
+# As PyTorch's own layer norm: in f32 under autocast on GPUs, as it comes on the CPU.
+torch.library.register_autocast("iree_lnbwd::layer_norm", "cuda", torch.float32, lib=_library)
+torch.library.register_fake("iree_lnbwd::layer_norm", _layer_norm, lib=_library)
+torch.library.register_fake(
+    "iree_lnbwd::layer_norm_backward", _fake_layer_norm_backward, lib=_library
+)

@@ -1,0 +1,228 @@
+"""Other libraries' arrays on the GPU: no copy, no host wait, in the order of their stream."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import (
+    Arguments,
+    assert_matches_reference,
+    assert_same_bits,
+    random_arguments,
+    random_generator,
+)
+
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, layer_norm_backward
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.functional import loaded
+from iree_lnbwd.runtime import LayerNormBackward
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.gpu
+
+ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+SPECS = (
+    LayerNormSpec((1024,), "f32"),
+    LayerNormSpec((4096,), "bf16"),
+    LayerNormSpec((769,), "f16"),
+    LayerNormSpec((4, 256), "bf16", weight_dtype="f32", bias_dtype="f32"),
+    LayerNormSpec((65536,), "bf16"),
+    LayerNormSpec((1024,), "f32", has_weight=False),
+    LayerNormSpec((1024,), "bf16", output_mask=(True, False, True)),
+    LayerNormSpec((1024,), "bf16", output_mask=(True, False, False)),
+    LayerNormSpec((1024,), "f32", output_mask=(False, True, True)),
+    LayerNormSpec((1024,), "f32", recompute_eps=1e-5),
+    LayerNormSpec((1024,), "f64"),
+)
+SLEEP_CYCLES = 200_000_000  # a tenth of a second or more
+
+
+def tensors(arguments: Arguments) -> dict[str, Any]:
+    """The arguments as tensors on the GPU, by name."""
+    made: dict[str, Any] = {}
+    for name in ARRAYS:
+        array = getattr(arguments, name)
+        if array is None:
+            made[name] = None
+        elif array.dtype.name == "bfloat16":
+            made[name] = torch.from_numpy(array.view(np.uint16)).cuda().view(torch.bfloat16)
+        else:
+            made[name] = torch.from_numpy(array).cuda()
+    return made
+
+
+def on_host(gradients: LayerNormGrads) -> LayerNormGrads:
+    """Tensors as NumPy arrays."""
+
+    def numpy(tensor: Any) -> Any:
+        if tensor is None or tensor.dtype != torch.bfloat16:
+            return None if tensor is None else tensor.cpu().numpy()
+        import ml_dtypes
+
+        return tensor.cpu().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+
+    return LayerNormGrads(*map(numpy, gradients))
+
+
+def op_and_tensors(
+    gpu: DeviceUri, spec: LayerNormSpec, rows: int
+) -> tuple[LayerNormBackward, dict[str, Any], Arguments]:
+    arguments = random_arguments(random_generator(), spec, (rows,))
+    return loaded(spec, gpu), tensors(arguments), arguments
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_tensors_give_what_arrays_give(gpu: DeviceUri, spec: LayerNormSpec) -> None:
+    for rows in (0, 1, 37, 300):
+        op, given, arguments = op_and_tensors(gpu, spec, rows)
+        gradients = on_host(op(**given))
+        assert_matches_reference(gradients, arguments)
+        assert_same_bits(gradients, arguments.backward_by(op))
+    function = layer_norm_backward(
+        given["grad_output"],
+        given["input"],
+        spec.normalized_shape,
+        given["mean"],
+        given["rstd"],
+        given["weight"],
+        given["bias"],
+        spec.output_mask,
+    )
+    assert_same_bits(on_host(function), gradients)
+
+
+def test_nothing_is_copied(gpu: DeviceUri) -> None:
+    op, given, arguments = op_and_tensors(gpu, LayerNormSpec((4096,), "bf16"), 4096)
+    op(**given)
+    row = 4096 * 4
+    scratch = 2 * 132 * 4 * row  # far more than the partial sums, far less than x
+    x_bytes = given["input"].nbytes
+    assert scratch < x_bytes
+    out = LayerNormGrads(*(torch.full_like(given[n], 7) for n in ("input", "weight", "bias")))
+    places = [gradient.data_ptr() for gradient in out]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    returned = op(**given, out=out)
+    assert torch.cuda.max_memory_allocated() - before < scratch
+    assert free - torch.cuda.mem_get_info()[0] < x_bytes
+    assert [gradient.data_ptr() for gradient in returned] == places
+    assert_matches_reference(on_host(out), arguments)
+
+
+def test_a_call_does_not_wait_and_keeps_the_order_of_its_stream(gpu: DeviceUri) -> None:
+    op, given, arguments = op_and_tensors(gpu, LayerNormSpec((1024,), "f32"), 300)
+    op(**given)
+    filled = {name: torch.empty_like(tensor) for name, tensor in given.items()}
+    stream, before = torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.stream(stream):
+        op(**given)  # PyTorch asks the driver for memory now, which may wait
+        stream.synchronize()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        before.record()
+        for name, tensor in given.items():
+            filled[name].copy_(tensor)
+        gradients = op(**filled)
+        assert not before.query(), "the call waited for what was on the stream before it"
+        doubled = [gradient * 2 for gradient in gradients]
+    stream.synchronize()
+    assert_matches_reference(on_host(LayerNormGrads(*(g / 2 for g in doubled))), arguments)
+
+
+def test_threads_on_two_streams_give_the_same_bits(gpu: DeviceUri) -> None:
+    op, given, _ = op_and_tensors(gpu, LayerNormSpec((4096,), "bf16"), 1023)
+    expected = on_host(op(**given))
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            with torch.cuda.stream(streams[number % 2]):
+                results = [op(**given) for _ in range(100)]
+                streams[number % 2].synchronize()
+                for result in results:
+                    assert_same_bits(on_host(result), expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+def test_a_call_can_be_captured_into_a_graph(gpu: DeviceUri) -> None:
+    op, given, _ = op_and_tensors(gpu, LayerNormSpec((1024,), "bf16"), 128)
+    op(**given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gradients = op(**given)
+    arguments = random_arguments(random_generator(), op.spec, (128,))
+    for name, tensor in tensors(arguments).items():
+        given[name].copy_(tensor)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_matches_reference(on_host(gradients), arguments)
+
+
+@pytest.mark.parametrize("library", ["cupy", "jax.numpy"])
+def test_other_libraries(gpu: DeviceUri, library: str) -> None:
+    xp = pytest.importorskip(library, reason=f"{library} is not installed")
+    spec = LayerNormSpec((1024,), "f32")
+    arguments = random_arguments(random_generator(), spec, (37,))
+    given = {name: xp.asarray(getattr(arguments, name)) for name in ARRAYS}
+    gradients = loaded(spec, gpu)(**given)
+    assert {type(gradient).__module__ for gradient in gradients} == {
+        type(given["input"]).__module__
+    }
+    moved = LayerNormGrads(*(g.get() if hasattr(g, "get") else np.asarray(g) for g in gradients))
+    assert_matches_reference(moved, arguments)
+
+
+def test_bad_tensors_are_named(gpu: DeviceUri) -> None:
+    op, given, arguments = op_and_tensors(gpu, LayerNormSpec((1024,), "f32"), 37)
+    x, w = given["input"], given["weight"]
+    shifted = torch.empty(37 * 1024 + 1, device="cuda")[1:].view(37, 1024)
+    out = LayerNormGrads(torch.empty_like(x), torch.empty_like(w), torch.empty_like(w))
+    for wrong, error, said in (
+        ({"grad_output": x.cpu()}, ValueError, "grad_output: expected a tensor on a GPU.* cpu"),
+        ({"weight": arguments.weight}, TypeError, "weight: expected a PyTorch tensor"),
+        ({"input": x.t().contiguous().t()}, ValueError, "input: expected a contiguous"),
+        ({"grad_output": shifted}, ValueError, "grad_output: expected memory that begins at"),
+        ({"input": x.int()}, TypeError, "input: expected an element type.*int32"),
+        ({"weight": w.half()}, TypeError, "weight: this module was compiled for f32, got f16"),
+        ({"out": out._replace(grad_bias=None)}, ValueError, "out.grad_bias: expected an array"),
+        ({"out": out._replace(grad_input=x[:5])}, ValueError, "out.grad_input: expected shape"),
+        ({"out": out._replace(grad_weight=w.cpu())}, ValueError, "out.grad_weight: .* on a GPU"),
+        ({"out": out._replace(grad_weight=w.half())}, TypeError, "out.grad_weight: .* f32"),
+    ):
+        with pytest.raises(error, match=said):
+            op(**(given | wrong))
+    with pytest.raises(ValueError, match="input: this module is on local-task"):
+        loaded(replace(op.spec), DeviceUri.parse("local-task"))(**given)
+
+
+def test_code_stays_until_the_queue_is_done_with_it(gpu: DeviceUri) -> None:
+    spec = LayerNormSpec((1024,), "f32")
+    arguments = random_arguments(random_generator(), spec, (300,))
+    given = tensors(arguments)
+    op = LayerNormBackward(*_parts(spec, gpu))
+    torch.cuda._sleep(SLEEP_CYCLES)
+    gradients = op(**given)
+    del op
+    assert_matches_reference(on_host(gradients), arguments)
+
+
+def _parts(spec: LayerNormSpec, gpu: DeviceUri) -> tuple[Any, DeviceUri, bytes]:
+    from iree_lnbwd import cache, runtime
+    from iree_lnbwd.devices import target_of
+
+    vmfb, _ = cache.build(spec, target_of(gpu))
+    return runtime.describe(vmfb, source=spec.name), gpu, vmfb

@@ -1,0 +1,38 @@
+// On a CPU rows come from memory once: one kernel over blocks of rows, and one that adds up partial
+// rows. Sums are f32 whatever the data is, and nothing is assumed of the caller's memory but that
+// elements are aligned to their own size.
+
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=bf16 --target=generic > %t.mlir
+// RUN: filecheck %s --input-file=%t.mlir
+// RUN: filecheck %s --input-file=%t.mlir --check-prefix=NEVER
+// RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --dtype=bf16 --target=generic | %{to-flow} > %t.sh
+// RUN: sh %t.sh < %t.mlir | filecheck %s --check-prefix=FLOW
+
+// CHECK: !acc = f32
+// CHECK: #columns = 1000 : index
+// CHECK: #vector = 16 : index
+// CHECK: #block = 1 : index
+// CHECK: #share = affine_map<()[m] -> ((m ceildiv 1) ceildiv 64 * 1)>
+// CHECK: !partials_pn = tensor<64x1000x!acc>
+// CHECK: !chunk = vector<16x!acc>
+// CHECK: hal.executable.source private @rows {
+// The row sums: a chunk that overlaps the one before counts what is new.
+// CHECK: %col = arith.minui %chunk, %last_chunk : index
+// CHECK: %seen = arith.subi %chunk, %col : index
+// CHECK-NEXT: %again = vector.create_mask %seen : !lanes
+// CHECK-NEXT: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+// CHECK: arith.select %again, %zeros, %dya : !lanes, !chunk
+// CHECK: arith.addf {{.*}} : !chunk
+// dx is narrowed as it is stored, and the row is read from the cache for it.
+// CHECK: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+// CHECK: arith.truncf %dxa : !chunk to !x_chunk
+// CHECK-NEXT: vector.store {{.*}}, %dx[%row, %col]
+
+// NEVER: hal.executable.source private @rows {
+// NEVER-NOT: alignment({{.*}})
+// NEVER-NOT: {{(addf|subf|mulf|fma) .*b?f16}}
+
+// FLOW: func public @layer_norm_backward(
+// FLOW: flow.dispatch @rows::@rows[
+// FLOW: flow.dispatch @finalize::@finalize(
+// FLOW-NOT: flow.dispatch

@@ -1,0 +1,63 @@
+"""Kernels out of a .vmfb: held against what the code itself says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from iree_lnbwd import LayerNormSpec, compiler, inspection, schedule
+from iree_lnbwd.executables import exports, exports_of_executable
+from iree_lnbwd.launches import launches
+from iree_lnbwd.schedule import OnePass
+from iree_lnbwd.targets import find_target
+
+PARAMETERS = re.compile(r"\.entry (\w+)\((.*?)\)", re.DOTALL)
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("columns", [769, 4096, 65536])
+def test_exports_are_what_the_code_and_the_launches_say(columns: int, target: str) -> None:
+    spec, found = LayerNormSpec((columns,), "bf16"), find_target(target)
+    vmfb, _ = compiler.build(spec, found)
+    by_name = {export.kernel: export for export in exports(vmfb)}
+    planned = launches(spec, found, schedule.choose(spec, found))
+    assert planned is not None
+    assert set(by_name) == {launch.kernel for launch in planned.kernels}
+    for launch in planned.kernels:
+        export = by_name[launch.kernel]
+        assert export.bindings == len(launch.bindings)
+        assert export.constants == len(launch.constants)
+    for kernel in inspection.kernels(vmfb, found):
+        x, y, z = by_name[kernel.name].threads
+        assert kernel.threads == x * y * z
+    if found.backend == "cuda":
+        for name, parameters in PARAMETERS.findall(
+            inspection.ptx(by_name[next(iter(by_name))].code)
+        ):
+            assert parameters.count(".u64") == by_name[name].bindings
+            assert parameters.count(".b32") == by_name[name].constants
+
+
+def test_dynamic_shared_memory_is_what_the_schedule_reckons() -> None:
+    spec, target = LayerNormSpec((4096,), "bf16"), find_target("sm_90")
+    how = schedule.choose(spec, target)
+    assert isinstance(how, OnePass)
+    (rows,) = (e for e in exports(compiler.build(spec, target)[0]) if e.kernel == "rows_cp_async")
+    assert rows.shared_bytes <= how.shared_bytes(spec, target) <= target.shared_bytes
+    assert rows.shared_bytes > how.shared_bytes(spec, target) * 0.9
+
+
+def test_what_a_kernel_may_write() -> None:
+    vmfb, _ = compiler.build(LayerNormSpec((4096,), "bf16"), find_target("sm_90"))
+    (finalize,) = (export for export in exports(vmfb) if export.kernel == "finalize")
+    assert finalize.writable == (False, False, True, True)
+
+
+def test_what_is_no_executable() -> None:
+    with pytest.raises(ValueError, match="executable: expected one of"):
+        exports_of_executable(b"nothing of the kind")
+
+
+def test_a_module_for_the_cpu_has_none() -> None:
+    assert exports(compiler.build(LayerNormSpec((64,)), find_target("generic"))[0]) == ()

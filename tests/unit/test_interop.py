@@ -1,0 +1,110 @@
+"""Arrays of other libraries, as far as no GPU is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import assert_matches_reference, assert_same_bits, random_arguments, random_generator
+
+import iree_lnbwd as lnbwd
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, interop
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.functional import loaded
+
+HOST = DeviceUri.parse("local-task")
+
+
+def test_numpy_arrays_pass_as_they_are() -> None:
+    array = np.ones((2, 3), np.float32)
+    assert interop.on_gpu("input", array) is None
+    assert interop.to_numpy("input", array) is array
+
+
+@pytest.mark.parametrize("wrong", [[1.0], 3, "text", object()])
+def test_what_is_no_array_is_named(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=f"input: expected a NumPy array.* {type(wrong).__name__}"):
+        interop.on_gpu("input", wrong)
+
+
+def test_storage_of_the_caller_is_filled() -> None:
+    arguments = random_arguments(random_generator(), LayerNormSpec((96,), "bf16"), (37,))
+    op = loaded(LayerNormSpec((96,), "bf16"), HOST)
+    expected = arguments.backward_by(op)
+    # In the middle of a larger array: aligned for the CPU's code, or not.
+    for start in (0, 1, 32):
+        x = np.full(37 * 96 + 64, 7, ml_dtypes.bfloat16)
+        out = LayerNormGrads(
+            x[start : start + 37 * 96].reshape(37, 96),
+            np.empty(96, ml_dtypes.bfloat16),
+            np.empty(96, ml_dtypes.bfloat16),
+        )
+        returned = op(
+            arguments.grad_output, arguments.input, arguments.mean, arguments.rstd,
+            arguments.weight, arguments.bias, out=out,
+        )  # fmt: skip
+        assert returned is out
+        assert_same_bits(out, expected)
+        assert (x[:start] == 7).all()
+        assert (x[start + 37 * 96 :] == 7).all()
+
+
+def test_bad_storage_is_named() -> None:
+    spec = LayerNormSpec((96,), "f32")
+    arguments = random_arguments(random_generator(), spec, (5,))
+    op = loaded(spec, HOST)
+    row = np.empty(96, np.float32)
+    good = LayerNormGrads(np.empty((5, 96), np.float32), row.copy(), row.copy())
+    read_only = row.copy()
+    read_only.flags.writeable = False
+    for wrong, error, said in (
+        ({"grad_bias": None}, ValueError, "out.grad_bias: expected an array, got None"),
+        ({"grad_input": row}, ValueError, r"out.grad_input: expected shape \(5, 96\), got \(96,\)"),
+        (
+            {"grad_weight": row.astype(np.float64)},
+            TypeError,
+            "out.grad_weight: .* f32, got float64",
+        ),
+        ({"grad_weight": read_only}, ValueError, "out.grad_weight: .* can be written"),
+        ({"grad_weight": [1.0]}, TypeError, "out.grad_weight: expected a NumPy array"),
+    ):
+        with pytest.raises(error, match=said):
+            op(
+                arguments.grad_output, arguments.input, arguments.mean, arguments.rstd,
+                arguments.weight, arguments.bias, out=good._replace(**wrong),
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
+def test_tensors_in_tensors_out(dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    arguments = random_arguments(random_generator(), LayerNormSpec((96,), dtype), (37,))
+
+    def tensor(array: Any) -> Any:
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+    given = {name: tensor(getattr(arguments, name)) for name in names}
+    for name in names:
+        array = interop.to_numpy(name, given[name].requires_grad_())
+        assert array.ctypes.data == given[name].data_ptr()  # nothing was copied
+    gradients = lnbwd.layer_norm_backward(
+        given["grad_output"], given["input"], 96, *(given[name] for name in names[2:])
+    )
+    assert all(isinstance(gradient, torch.Tensor) for gradient in gradients)
+    numpy = LayerNormGrads(*(interop.to_numpy("gradient", gradient) for gradient in gradients))
+    assert_matches_reference(numpy, arguments)
+    assert_same_bits(numpy, arguments.backward())
+    out = LayerNormGrads(*(torch.full_like(gradient, 7) for gradient in gradients))
+    assert loaded(LayerNormSpec((96,), dtype), HOST)(**given, out=out) is out
+    assert_same_bits(LayerNormGrads(*(interop.to_numpy("out", g) for g in out)), numpy)
+
+
+def test_a_tensor_that_is_nowhere_is_named() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(ValueError, match=r"input: expected a tensor on the CPU or a GPU.* meta"):
+        interop.on_gpu("input", torch.empty(3, device="meta"))

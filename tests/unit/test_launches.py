@@ -1,0 +1,67 @@
+"""The launches of a module: what follows from the rows, and that they survive JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from iree_lnbwd import LayerNormSpec, schedule
+from iree_lnbwd.launches import Launches, RowCount, count_of, launches
+from iree_lnbwd.schedule import OnePass, WholeTensors
+from iree_lnbwd.targets import find_target
+
+SM_90 = find_target("sm_90")
+SPECS = [
+    LayerNormSpec((4096,), "bf16"),
+    LayerNormSpec((769,), "f32"),
+    LayerNormSpec((65536,), "bf16"),
+    LayerNormSpec((1024,), "f32", has_weight=False),
+    LayerNormSpec((1024,), "f32", output_mask=(True, False, True)),
+    LayerNormSpec((1024,), "f32", output_mask=(True, False, False)),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "numbers"),
+    [
+        (RowCount(), [1, 2, 37, 1000]),
+        (RowCount(2), [1, 1, 19, 500]),
+        (RowCount(1, 132), [1, 2, 37, 132]),
+        (RowCount(4, 10), [1, 1, 10, 10]),
+        (5, [5, 5, 5, 5]),
+    ],
+)
+def test_counts_follow_the_rows(count: RowCount | int, numbers: list[int]) -> None:
+    assert [count_of(count, rows) for rows in (1, 2, 37, 1000)] == numbers
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942", "gfx1100"])
+def test_every_pointer_has_a_source_and_json_keeps_all(spec: LayerNormSpec, target: str) -> None:
+    found = find_target(target)
+    planned = launches(spec, found, schedule.choose(spec, found))
+    assert planned is not None
+    given = {argument.name for argument in spec.arguments} | {"weight"}
+    scratch = [piece.name for piece in planned.scratch]
+    assert len(set(scratch)) == len(scratch)
+    assert not given & set(scratch)
+    for launch in planned.kernels:
+        assert set(launch.bindings) <= given | set(scratch)
+    written = {name for launch in planned.kernels for name in launch.bindings}
+    assert {result.name for result in spec.results} <= written
+    assert Launches.from_dict(json.loads(json.dumps(planned.to_dict()))) == planned
+
+
+def test_only_iree_knows_the_kernels_that_it_made() -> None:
+    assert launches(LayerNormSpec((64,), "f64"), SM_90, WholeTensors("f64")) is None
+    recomputes = LayerNormSpec((4096,), "bf16", recompute_eps=1e-5)
+    assert isinstance(schedule.choose(recomputes, SM_90), OnePass)
+    assert launches(recomputes, SM_90, schedule.choose(recomputes, SM_90)) is None
+
+
+def test_without_gradients_of_the_parameters_nothing_is_added_up() -> None:
+    spec = LayerNormSpec((4096,), "bf16", output_mask=(True, False, False))
+    planned = launches(spec, SM_90, schedule.choose(spec, SM_90))
+    assert planned is not None
+    assert [launch.kernel for launch in planned.kernels] == ["rows_cp_async"]
