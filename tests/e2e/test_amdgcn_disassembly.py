@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 import tempfile
-import zipfile
 from pathlib import Path
 
 import pytest
 from iree.compiler.tools import CompilerToolError, compile_str
 
-from iree_lnbwd import compiler
-from iree_lnbwd.emulator import Fault, executable
+from iree_lnbwd import compiler, executables
+from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import symbols
 from iree_lnbwd.spec import LayerNormSpec
@@ -53,11 +51,9 @@ def assemble(text: str, target: str) -> dict[str, bytes]:
         return symbols(file.read_bytes())
 
 
-def code_objects(spec: LayerNormSpec, target: str) -> tuple[bytes, ...]:
+def code_objects(spec: LayerNormSpec, target: str) -> set[bytes]:
     vmfb, _ = compiler.build(spec, find_target(target))
-    with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
-        names = [name for name in archive.namelist() if name != "module.fb"]
-        return tuple(code for name in names for code in executable.read(archive.read(name)).codes)
+    return {export.code for export in executables.exports(vmfb)}
 
 
 @pytest.mark.parametrize("target", TARGETS)
