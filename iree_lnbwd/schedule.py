@@ -93,10 +93,11 @@ class OnePass:
     @property
     def path(self) -> str:
         """What it does with memory, in words."""
-        how = f"rows {'copied by cp.async' if self.slots else 'read'} {self.ahead} steps ahead"
+        fetched = "copied by cp.async" if self.slots else "read"
+        ahead = f"{self.ahead} steps ahead" if self.ahead else "where they are used"
         return (
             f"one pass: x and dy are read once; {self.workgroups} workgroups of {self.groups} x "
-            f"{self.warps} subgroups, {how}, {self.vector} elements an access"
+            f"{self.warps} subgroups, rows {fetched} {ahead}, {self.vector} elements an access"
         )
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor, disassemble
 from iree_lnbwd.emulator.hal import Hal, Span, View
 from iree_lnbwd.emulator.launch import Array, Executor, Launch
 from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
@@ -30,8 +31,15 @@ def _ptx(code: bytes, edit: Edit) -> Executor:
     return PtxExecutor(edit(code.rstrip(b"\0").decode()))
 
 
+def _amdgcn(code: bytes, edit: Edit) -> Executor:
+    return AmdgcnExecutor(edit(disassemble(code)))
+
+
 # From an executable's format to what makes executors of its codes.
-EXECUTORS: Mapping[str, Callable[[bytes, Edit], Executor]] = {"cuda-nvptx-fb": _ptx}
+EXECUTORS: Mapping[str, Callable[[bytes, Edit], Executor]] = {
+    "cuda-nvptx-fb": _ptx,
+    "rocm-hsaco-fb": _amdgcn,
+}
 
 FORMATS: Mapping[str, str] = {"cuda": "cuda-nvptx-fb", "rocm": "rocm-hsaco-fb"}
 

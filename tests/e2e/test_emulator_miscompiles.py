@@ -65,7 +65,7 @@ def _largest_error(name: str, form: str, target: str) -> float:
     return worst
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942", "gfx1100"])
 @pytest.mark.parametrize("name", _CASES)
 class TestMiscompiles:
     def test_the_wrong_form_is_noticed(self, name: str, target: str) -> None:

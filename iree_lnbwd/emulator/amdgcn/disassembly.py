@@ -1,0 +1,649 @@
+"""From a code object to assembly: the encodings of gfx9 (CDNA) and gfx11 (RDNA3).
+
+A module holds machine code; what runs here is text. The compiler's own listing of a module will
+not do: it comes from a second run of the code generator, on a copy of the module, and that chooses
+other registers, another order, even other instructions. So the machine code itself is read.
+
+The text is what LLVM's assembler makes the same bytes of (tests put it to the proof). Whatever is
+not understood is a fault, to the last bit of an instruction.
+
+Sources: AMD's ISA documents, "Microcode Formats"; LLVM's AMDGPU guide, "Kernel Descriptor".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+
+from iree_lnbwd.emulator.amdgcn.accesses import LOADS, STORES
+from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11
+from iree_lnbwd.emulator.amdgcn.operands import width
+from iree_lnbwd.emulator.amdgcn.scalar import SCALAR
+from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
+from iree_lnbwd.emulator.launch import Fault
+
+# EF_AMDGPU_MACH of the ELF header's flags (LLVM AMDGPU guide, "Header").
+_TARGETS = {0x3F: "gfx90a", 0x41: "gfx1100", 0x4C: "gfx942", 0x4F: "gfx950"}
+_PRELOAD_PADDING = 256
+_LITERAL, _DPP, _SDWA, _ZERO = 255, 250, 249, 128
+_FLOATS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0", "0.15915494")
+_SELECTORS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
+# Vector instructions with operands of their own kind; "s32" is in a scalar register.
+_SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "v_readlane_b32": (("s32",), ("b32", "s32")),
+    "v_readfirstlane_b32": (("s32",), ("b32",)),
+    "v_writelane_b32": (("b32",), ("s32", "s32")),
+    "v_permlane16_b32": (("b32",), ("b32", "s32", "s32")),
+    "v_permlanex16_b32": (("b32",), ("b32", "s32", "s32")),
+    "v_mbcnt_lo_u32_b32": (("b32",), ("b32", "b32")),
+    "v_mbcnt_hi_u32_b32": (("b32",), ("b32", "b32")),
+    "v_pk_add_f32": (("b64",), ("b64", "b64")),
+    "v_pk_mul_f32": (("b64",), ("b64", "b64")),
+    "v_pk_fma_f32": (("b64",), ("b64", "b64", "b64")),
+    "v_pk_mov_b32": (("b64",), ("b64", "b64")),
+    "v_fma_mix_f32": (("b32",), ("b32", "b32", "b32")),
+    "v_fma_mixlo_f16": (("b32",), ("b32", "b32", "b32")),
+    "v_fma_mixhi_f16": (("b32",), ("b32", "b32", "b32")),
+    "v_div_fmas_f32": (("f32",), ("f32", "f32", "f32")),  # VCC goes without saying
+}
+_DUAL_X = {0: "fmac_f32", 3: "mul_f32", 4: "add_f32", 5: "sub_f32", 6: "subrev_f32", 8: "mov_b32"}
+_DUAL_X |= {9: "cndmask_b32", 10: "max_f32", 11: "min_f32"}
+_DUAL_Y = _DUAL_X | {16: "add_nc_u32", 17: "lshlrev_b32", 18: "and_b32"}
+_BRANCHES = re.compile(r"s_c?branch")
+
+
+def disassemble(code_object: bytes) -> str:
+    """The kernels of a code object, an ELF file, as assembly, with their descriptors.
+
+    Raises:
+        Fault: Something in it is not known here.
+    """
+    found = symbols(code_object)
+    (flags,) = struct.unpack_from("<I", code_object, 0x30)
+    target = _TARGETS.get(flags & 0xFF)
+    if target is None:
+        raise Fault(f"a code object for a processor that is not known: flags {flags:#x}")
+    parts = []
+    for name, descriptor in found.items():
+        kernel = name.removesuffix(".kd")
+        if kernel == name:
+            continue
+        directives = _descriptor(descriptor)
+        preloads = bool(directives["user_sgpr_kernarg_preload_length"])
+        lanes = 32 if directives["wavefront_size32"] else 64
+        code = _Code(kernel, found[kernel], target, lanes)
+        body = code.text(_PRELOAD_PADDING if preloads else None)
+        lines = (f"\t\t.amdhsa_{key} {value}" for key, value in directives.items())
+        parts.append(
+            f"\t.globl {kernel}\n\t.p2align 8\n\t.type {kernel},@function\n{kernel}:\n{body}"
+            f".Lfunc_end_{kernel}:\n\t.size {kernel}, .Lfunc_end_{kernel}-{kernel}\n"
+            f"\t.amdhsa_kernel {kernel}\n" + "\n".join(lines) + "\n\t.end_amdhsa_kernel\n"
+        )
+    return f'\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"\n\t.text\n' + "".join(parts)
+
+
+def symbols(elf: bytes) -> dict[str, bytes]:
+    """The content of the functions and objects of an ELF file, by name.
+
+    Raises:
+        Fault: It is no 64-bit little-endian ELF file.
+    """
+    if elf[:6] != b"\x7fELF\x02\x01":
+        raise Fault("a code object: no ELF file of 64 bits, little end first")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count = struct.unpack_from("<HH", elf, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, table + n * size) for n in range(count)]
+    found = {}
+    for _, kind, _, _, start, length, link, _, _, each in sections:
+        if kind not in (2, 11):  # SHT_SYMTAB, SHT_DYNSYM
+            continue
+        names = sections[link][4]
+        for at in range(start, start + length, each):
+            name, info, _, section, value, nbytes = struct.unpack_from("<IBBHQQ", elf, at)
+            if not nbytes or info & 15 not in (1, 2) or not 0 < section < count:
+                continue  # neither an object nor a function with a content
+            _, _, _, address, offset, *_ = sections[section]
+            begin = value - address + offset
+            label = elf[names + name : elf.index(b"\0", names + name)].decode()
+            found[label] = elf[begin : begin + nbytes]
+    return found
+
+
+def _descriptor(content: bytes) -> dict[str, int]:
+    """The directives that a kernel descriptor was made from."""
+    shared, private, arguments = struct.unpack_from("<III", content, 0)
+    rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIHH", content, 48)
+
+    def bits(word: int, high: int, low: int) -> int:
+        return word >> low & (1 << (high - low + 1)) - 1
+
+    return {
+        "group_segment_fixed_size": shared,
+        "private_segment_fixed_size": private,
+        "kernarg_size": arguments,
+        "next_free_vgpr": 8 * (bits(rsrc1, 5, 0) + 1),  # or a few less
+        "float_round_mode_32": bits(rsrc1, 13, 12),
+        "float_round_mode_16_64": bits(rsrc1, 15, 14),
+        "float_denorm_mode_32": bits(rsrc1, 17, 16),
+        "float_denorm_mode_16_64": bits(rsrc1, 19, 18),
+        "enable_private_segment": bits(rsrc2, 0, 0),
+        "user_sgpr_count": bits(rsrc2, 5, 1),
+        "system_sgpr_workgroup_id_x": bits(rsrc2, 7, 7),
+        "system_sgpr_workgroup_id_y": bits(rsrc2, 8, 8),
+        "system_sgpr_workgroup_id_z": bits(rsrc2, 9, 9),
+        "system_sgpr_workgroup_info": bits(rsrc2, 10, 10),
+        "system_vgpr_workitem_id": bits(rsrc2, 12, 11),
+        "user_sgpr_private_segment_buffer": bits(properties, 0, 0),
+        "user_sgpr_dispatch_ptr": bits(properties, 1, 1),
+        "user_sgpr_queue_ptr": bits(properties, 2, 2),
+        "user_sgpr_kernarg_segment_ptr": bits(properties, 3, 3),
+        "user_sgpr_dispatch_id": bits(properties, 4, 4),
+        "user_sgpr_flat_scratch_init": bits(properties, 5, 5),
+        "user_sgpr_private_segment_size": bits(properties, 6, 6),
+        "wavefront_size32": bits(properties, 10, 10),
+        "uses_dynamic_stack": bits(properties, 11, 11),
+        "user_sgpr_kernarg_preload_length": bits(preload, 6, 0),
+        "user_sgpr_kernarg_preload_offset": bits(preload, 15, 7),
+    }
+
+
+def _run(letter: str, first: int, count: int) -> str:
+    return f"{letter}{first}" if count == 1 else f"{letter}[{first}:{first + count - 1}]"
+
+
+class _Code:
+    """The machine code of a function while it is read."""
+
+    def __init__(self, name: str, code: bytes, target: str, lanes: int) -> None:
+        self._name = name
+        self._words = struct.unpack(f"<{len(code) // 4}I", code)
+        self._gfx9 = target.startswith("gfx9")
+        self._has_sc = target in ("gfx942", "gfx950")
+        self._tables = GFX9 if self._gfx9 else GFX11
+        self._lanes = lanes
+        self._at = 0
+        self._used = 0  # bits of the current instruction that were looked at
+        self._value = 0  # the current instruction
+        self._length = 0  # in words
+        self._has_literal = False
+        self._literal_at = 0
+        self._labels: set[int] = set()
+
+    def text(self, padding: int | None) -> str:
+        """All of it, with a mark where the padding for preloaded arguments ends."""
+        lines = []
+        while self._at < len(self._words):
+            at = 4 * self._at
+            lines.append((at, self._instruction()))
+        marks = {} if padding is None else {padding: "\t.p2align 8\n"}
+        return "".join(
+            marks.get(at, "")
+            + (f"{self._label(at)}:\n" if at in self._labels else "")
+            + f"\t{line}\n"
+            for at, line in lines
+        )
+
+    def _label(self, at: int) -> str:
+        return f".L{self._name}_{at:x}"
+
+    def _instruction(self) -> str:
+        at = 4 * self._at
+        self._used, self._length = 0, 0
+        self._value = 0
+        self._more()
+        try:
+            text = self._decode()
+        except (KeyError, IndexError) as error:
+            text = ""
+            reason = f"number not known: {error}"
+        else:
+            left = self._value & ~self._used
+            reason = f"bits not understood: {left:#x}" if left else ""
+        if reason:
+            raise Fault(f"the instruction {self._value:#x} at byte {at}: {reason} {text}")
+        self._at += self._length
+        return text
+
+    def _more(self) -> None:
+        """One word more belongs to the instruction."""
+        word = self._words[self._at + self._length]
+        self._value |= word << 32 * self._length
+        self._length += 1
+
+    def _bits(self, high: int, low: int) -> int:
+        mask = (1 << high - low + 1) - 1
+        self._used |= mask << low
+        return self._value >> low & mask
+
+    def _peek(self, high: int, low: int) -> int:
+        return self._value >> low & (1 << high - low + 1) - 1
+
+    def _literal(self) -> str:
+        """The word behind an instruction."""
+        if not self._has_literal:
+            self._literal_at = 32 * self._length
+            self._more()
+            self._has_literal = True
+        return hex(self._bits(self._literal_at + 31, self._literal_at))
+
+    def _decode(self) -> str:
+        self._has_literal = False
+        for prefix, low, decode in self._formats():
+            if self._peek(31, low) == prefix:
+                self._bits(31, low)
+                return decode()
+        raise KeyError("encoding")
+
+    def _formats(self) -> Iterable[tuple[int, int, Callable[[], str]]]:
+        """Prefix, its lowest bit, and what reads the rest: the longer prefixes first."""
+        yield 0b101111111, 23, self._sopp
+        yield 0b101111110, 23, self._sopc
+        yield 0b101111101, 23, self._sop1
+        yield 0b1011, 28, self._sopk
+        yield 0b10, 30, self._sop2
+        yield 0b0111111, 25, self._vop1
+        yield 0b0111110, 25, self._vopc
+        yield 0b0, 31, self._vop2
+        yield (0b110100111, 23, self._vop3p) if self._gfx9 else (0b11001100, 24, self._vop3p)
+        yield (0b110100 if self._gfx9 else 0b110101), 26, self._vop3
+        yield (0b110000 if self._gfx9 else 0b111101), 26, self._smem
+        yield 0b110110, 26, self._ds
+        yield 0b110111, 26, self._flat
+        yield 0b111000, 26, self._mubuf
+        if not self._gfx9:
+            yield 0b110010, 26, self._vopd
+
+    # Operands
+
+    def _scalar(self, code: int, count: int = 1) -> str:
+        """A scalar register by its number."""
+        m0, null = (124, None) if self._gfx9 else (125, 124)
+        if code < 106:
+            return _run("s", code, count)
+        if 108 <= code < 124:
+            return _run("ttmp", code - 108, count)
+        if code == null:
+            return "null"
+        pairs = {106: "vcc", 126: "exec"}
+        if count == 2:
+            return pairs[code]
+        return {106: "vcc_lo", 107: "vcc_hi", m0: "m0", 126: "exec_lo", 127: "exec_hi"}[code]
+
+    def _source(self, code: int, kind: str) -> str:
+        """A source operand by its number."""
+        if code >= 256:
+            return self._vector(code - 256, kind)
+        if code < 128:
+            count = self._lanes // 32 if kind == "mask" else max(1, width(kind) // 32)
+            return self._scalar(code, count)
+        if code <= 192:
+            return str(code - 128)
+        if code <= 208:
+            return str(192 - code)
+        if 240 <= code <= 248:
+            return _FLOATS[code - 240]
+        if code == _LITERAL:
+            return self._literal()
+        raise KeyError(f"source {code}")
+
+    def _vector(self, number: int, kind: str, *, half: int | None = None) -> str:
+        """A vector register; of 16 bits on gfx11, a half of one."""
+        if kind != "mask" and width(kind) == 16 and not self._gfx9:
+            if half is None:  # in the short encodings: 128 registers, and which half
+                number, half = number & 127, number >> 7
+            return f"v{number}.{'lh'[half]}"
+        return _run("v", number, max(1, width(kind) // 32))
+
+    # Scalar instructions
+
+    def _sop1(self) -> str:
+        name = self._tables["sop1"][self._bits(15, 8)]
+        result, (kind,) = self._scalar_signature(name)
+        target = self._scalar(self._bits(22, 16), width(result) // 32)
+        return f"{name} {target}, {self._source(self._bits(7, 0), kind)}"
+
+    def _scalar_signature(self, name: str) -> tuple[str, tuple[str, ...]]:
+        if "_saveexec_" in name:
+            kind = f"u{name[-2:]}"
+            return kind, (kind,)
+        return SCALAR[name].result, SCALAR[name].sources
+
+    def _sop2(self) -> str:
+        name = self._tables["sop2"][self._bits(29, 23)]
+        result, kinds = self._scalar_signature(name)
+        target = self._scalar(self._bits(22, 16), width(result) // 32)
+        codes = (self._bits(7, 0), self._bits(15, 8))
+        sources = [self._source(code, kind) for code, kind in zip(codes, kinds, strict=True)]
+        return f"{name} {target}, {', '.join(sources)}"
+
+    def _sopc(self) -> str:
+        name = self._tables["sopc"][self._bits(22, 16)]
+        codes = (self._bits(7, 0), self._bits(15, 8))
+        kinds = SCALAR[name].sources
+        sources = [self._source(code, kind) for code, kind in zip(codes, kinds, strict=True)]
+        return f"{name} {', '.join(sources)}"
+
+    def _sopk(self) -> str:
+        name = self._tables["sopk"][self._bits(27, 23)]
+        register = self._scalar(self._bits(22, 16))
+        return f"{name} {register}, {self._bits(15, 0):#x}"
+
+    def _sopp(self) -> str:
+        name = self._tables["sopp"][self._bits(22, 16)]
+        value = self._bits(15, 0)
+        if _BRANCHES.match(name):
+            target = 4 * (self._at + 1 + value - (value >> 15 << 16))
+            self._labels.add(target)
+            return f"{name} {self._label(target)}"
+        if name == "s_waitcnt":
+            return f"{name} {self._waits(value)}"
+        if name == "s_sendmsg":
+            return f"{name} {'sendmsg(MSG_DEALLOC_VGPRS)' if value == 3 else hex(value)}"
+        if name in ("s_barrier", "s_endpgm", "s_code_end") and value == 0:
+            return name
+        return f"{name} {value:#x}"
+
+    def _waits(self, value: int) -> str:
+        if self._gfx9:
+            fields = {"vmcnt": (value & 15 | value >> 14 << 4, 63)}
+            fields |= {"expcnt": (value >> 4 & 7, 7), "lgkmcnt": (value >> 8 & 15, 15)}
+        else:
+            fields = {"vmcnt": (value >> 10, 63)}
+            fields |= {"expcnt": (value & 7, 7), "lgkmcnt": (value >> 4 & 63, 63)}
+        said = [f"{name}({count})" for name, (count, most) in fields.items() if count != most]
+        return " ".join(said) or "vmcnt(63)"
+
+    def _smem(self) -> str:
+        self._more()
+        name = self._tables["smem"][self._bits(25, 18)]
+        words = self._words_of(name.removeprefix("s_load_"))
+        base = self._scalar(2 * self._bits(5, 0), 2)
+        into = self._scalar(self._bits(12, 6), words)
+        number = self._bits(52, 32)
+        number -= number >> 20 << 21
+        has_number, has_register = True, self._peek(63, 57) != 124
+        if self._gfx9:
+            has_number, has_register = bool(self._bits(17, 17)), bool(self._bits(14, 14))
+        register = self._scalar(self._bits(63, 57)) if has_register else ""
+        self._bits(63, 57)
+        offset = register or hex(number)
+        extra = f" offset:{number:#x}" if register and has_number and number else ""
+        return f"{name} {into}, {base}, {offset}{extra}"
+
+    def _words_of(self, name: str) -> int:
+        if name.startswith("b"):
+            return int(name[1:]) // 32
+        return int(name.removeprefix("dword").removeprefix("x") or 1)
+
+    # Vector instructions
+
+    def _vector_signature(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if name in _SIGNATURES:
+            return _SIGNATURES[name]
+        operation = VECTOR[name.replace("v_cmpx_", "v_cmp_")]
+        sources = operation.sources[:-1] if operation.accumulates else operation.sources
+        return (() if name.startswith("v_cmpx_") else operation.results), sources
+
+    def _implicit_mask(self) -> str:
+        return "vcc" if self._lanes == 64 else "vcc_lo"
+
+    def _vop1(self) -> str:
+        name = self._tables["vop1"][self._bits(16, 9)]
+        results, kinds = self._vector_signature(name)
+        number = self._bits(24, 17)
+        is_scalar = results == ("s32",)
+        target = self._scalar(number) if is_scalar else self._vector(number, results[0])
+        return self._short(name, [target], kinds, second=None)
+
+    def _vop2(self) -> str:
+        name = self._tables["vop2"][self._bits(30, 25)]
+        results, kinds = self._vector_signature(name)
+        targets = [self._vector(self._bits(24, 17), results[0])]
+        targets += [self._implicit_mask()] * (len(results) - 1)
+        return self._short(name, targets, kinds, second=self._bits(16, 9))
+
+    def _vopc(self) -> str:
+        name = self._tables["vopc"][self._bits(24, 17)]
+        results, kinds = self._vector_signature(name)
+        targets = [self._implicit_mask()] if results else []
+        return self._short(name, targets, kinds, second=self._bits(16, 9))
+
+    def _short(
+        self, name: str, targets: list[str], kinds: tuple[str, ...], *, second: int | None
+    ) -> str:
+        """VOP1, VOP2 or VOPC, perhaps with DPP or SDWA behind it."""
+        form, modifiers, signs = "e32", "", ["{}", "{}"]
+        code = self._bits(8, 0)
+        if code == _DPP or (code == _SDWA and self._gfx9):
+            self._more()
+            form = "dpp" if code == _DPP else "sdwa"
+            modifiers = self._dpp() if code == _DPP else self._sdwa(len(kinds))
+            first = self._vector(self._bits(39, 32), kinds[0])
+            flags = [self._bits(52 + n, 52 + n) for n in range(4)]
+            signs = [
+                "-" * neg + "|{}|" * absolute or "{}" for neg, absolute in (flags[:2], flags[2:])
+            ]
+            signs = [sign if "{}" in sign else sign + "{}" for sign in signs]
+        else:
+            first = self._source(code, kinds[0])
+        sources = [signs[0].format(first)]
+        if second is not None:
+            sources.append(signs[1].format(self._vector(second, kinds[1])))
+        sources += [self._implicit_mask()] * (len(kinds) - len(sources))
+        return f"{name}_{form} {', '.join(targets + sources)}{modifiers}"
+
+    def _dpp(self) -> str:
+        control = self._bits(48, 40)
+        text = f"{_dpp_control(control, self._gfx9)} row_mask:{self._bits(63, 60):#x}"
+        text += f" bank_mask:{self._bits(59, 56):#x}"
+        text += " bound_ctrl:1" if self._bits(51, 51) else ""
+        if not self._gfx9 and self._bits(50, 50):
+            text += " fi:1"
+        return f" {text}"
+
+    def _sdwa(self, sources: int) -> str:
+        selector = _SELECTORS[self._bits(42, 40)]
+        unused = ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")[self._bits(44, 43)]
+        text = f" dst_sel:{selector} dst_unused:{unused} src0_sel:{_SELECTORS[self._bits(50, 48)]}"
+        second = _SELECTORS[self._bits(58, 56)]
+        return text + (f" src1_sel:{second}" if sources > 1 else "")
+
+    def _unused(self, sources: int) -> None:
+        """What stands where sources are not there: nothing, or the constant 0."""
+        for n in range(sources, 3):
+            if self._peek(40 + 9 * n, 32 + 9 * n) in (0, _ZERO):
+                self._bits(40 + 9 * n, 32 + 9 * n)
+
+    def _vop3(self) -> str:
+        self._more()
+        name = self._tables["vop3"][self._bits(25, 16)]
+        results, kinds = self._vector_signature(name)
+        number = self._bits(7, 0)
+        selected = 0
+        sixteen = [kind != "mask" and width(kind) == 16 for kind in (*kinds, *results)]
+        if len(results) < 2:
+            if any(sixteen) or "permlane" in name:
+                selected = self._bits(14, 11)
+            absolute = self._bits(10, 8)
+        else:
+            absolute = 0
+        targets = []
+        if results and results[0] in ("mask", "s32"):
+            targets = [self._scalar(number, self._lanes // 32 if results[0] == "mask" else 1)]
+        elif results:
+            targets = [self._vector(number, results[0], half=selected >> 3)]
+        elif number != 126:
+            raise KeyError(f"compares to {number}")
+        if len(results) == 2:
+            targets.append(self._scalar(self._bits(14, 8), self._lanes // 32))
+        modifiers = " clamp" if self._bits(15, 15) else ""
+        modifiers += ("", " mul:2", " mul:4", " div:2")[self._bits(60, 59)]
+        negated = self._bits(63, 61)
+        sources = []
+        for n, kind in enumerate(kinds):
+            code = self._bits(40 + 9 * n, 32 + 9 * n)
+            if code >= 256 and sixteen[n]:
+                text = self._vector(code - 256, kind, half=selected >> n & 1)
+            else:
+                text = self._source(code, kind)
+            sources.append(_signed(text, negated >> n & 1, absolute >> n & 1))
+        if selected and (self._gfx9 or "permlane" in name):
+            count = 2 if "permlane" in name else len(kinds) + 1
+            chosen = [selected >> n & 1 for n in range(count - 1)]
+            chosen.append(selected >> 1 & 1 if "permlane" in name else selected >> 3)
+            modifiers += f" op_sel:[{','.join(map(str, chosen))}]"
+        self._unused(len(kinds))
+        short = any(name in self._tables[form].values() for form in ("vop1", "vop2", "vopc"))
+        return f"{name}{'_e64' if short else ''} {', '.join(targets + sources)}{modifiers}"
+
+    def _vop3p(self) -> str:
+        self._more()
+        name = self._tables["vop3p"][self._bits(22, 16)]
+        (result,), kinds = self._vector_signature(name)
+        count = len(kinds)
+        target = self._vector(self._bits(7, 0), result)
+        low = [self._bits(11 + n, 11 + n) for n in range(3)]
+        high = [self._bits(59, 59), self._bits(60, 60), self._bits(14, 14)]
+        negated_high, negated = self._bits(10, 8), self._bits(63, 61)
+        sources = [self._source(self._bits(40 + 9 * n, 32 + 9 * n), kinds[n]) for n in range(count)]
+        self._unused(count)
+        mixed = "_mix" in name
+        if mixed:
+            sources = [
+                _signed(text, negated >> n & 1, negated_high >> n & 1)
+                for n, text in enumerate(sources)
+            ]
+        modifiers = f" op_sel:{_list(low[:count])}" if any(low[:count]) else ""
+        if high[:count] != [int(not mixed)] * count:
+            modifiers += f" op_sel_hi:{_list(high[:count])}"
+        for label, bits in (("neg_lo", negated), ("neg_hi", negated_high)):
+            if bits and not mixed:
+                modifiers += f" {label}:{_list(bits >> n & 1 for n in range(count))}"
+        modifiers += " clamp" if self._bits(15, 15) else ""
+        return f"{name} {', '.join([target, *sources])}{modifiers}"
+
+    def _vopd(self) -> str:
+        self._more()
+        x, y = _DUAL_X[self._bits(25, 22)], _DUAL_Y[self._bits(21, 17)]
+        target_x, target_y = self._bits(63, 56), self._bits(55, 49)
+        target_y = target_y << 1 | (target_x & 1 ^ 1)
+        halves = []
+        for name, target, code, second in (
+            (x, target_x, self._bits(8, 0), self._bits(16, 9)),
+            (y, target_y, self._bits(40, 32), self._bits(48, 41)),
+        ):
+            operands = [f"v{target}", self._source(code, "b32")]
+            if name != "mov_b32":
+                operands.append(f"v{second}")
+            halves.append(f"v_dual_{name} {', '.join(operands)}")
+        return " :: ".join(halves)
+
+    # Memory
+
+    def _ds(self) -> str:
+        self._more()
+        name = self._tables["ds"][self._bits(24, 17) if self._gfx9 else self._bits(25, 18)]
+        address = f"v{self._bits(39, 32)}"
+        data = [self._bits(47, 40), self._bits(55, 48)]
+        into, low, high = self._bits(63, 56), self._bits(7, 0), self._bits(15, 8)
+        two = re.search(r"(read|write|load_|store_)2", name) is not None
+        offset = f" offset:{high << 8 | low}" if high or low else ""
+        if two:
+            offset = "".join(f" offset{n}:{v}" for n, v in enumerate((low, high)) if v)
+        if name == "ds_swizzle_b32":
+            return f"{name} v{into}, {address}{offset}"
+        if name == "ds_bpermute_b32":
+            return f"{name} v{into}, {address}, v{data[0]}{offset}"
+        item = (LOADS | STORES)[name.rpartition("_")[2]]
+        if "read" in name or "load" in name:
+            moved = [_run("v", into, (1 + two) * item.registers)]
+            return f"{name} {', '.join([*moved, address])}{offset}"
+        moved = [_run("v", number, item.registers) for number in data[: 1 + two]]
+        return f"{name} {', '.join([address, *moved])}{offset}"
+
+    def _policy(self, sc0: int, nt: int, sc1: int) -> str:
+        """Cache policies, by the bits that say them."""
+        names = ("sc0", "nt", "sc1") if self._has_sc else ("glc", "slc", "dlc")
+        return "".join(
+            f" {name}"
+            for name, bit in zip(names, (sc0, nt, sc1), strict=True)
+            if bit and self._bits(bit, bit)
+        )
+
+    def _flat(self) -> str:
+        self._more()
+        segment = self._bits(15, 14) if self._gfx9 else self._bits(17, 16)
+        kind = {1: "scratch", 2: "global"}[segment]
+        name = self._tables["global"][self._bits(24, 18)].replace("global", kind)
+        offset = self._bits(12, 0)
+        offset -= offset >> 12 << 13
+        base, data = self._bits(54, 48), self._bits(47, 40)
+        address, into = self._bits(39, 32), self._bits(63, 56)
+        off = base == (127 if self._gfx9 else 124)
+        if kind == "global":
+            at = _run("v", address, 2 if off else 1)
+            scalar = "off" if off else self._scalar(base, 2)
+        else:  # a bit says whether there is an address
+            at = f"v{address}" if self._bits(*((13, 13) if self._gfx9 else (55, 55))) else "off"
+            scalar = "off" if off else self._scalar(base)
+        tail = f"{scalar}" + (f" offset:{offset}" if offset else "")
+        if self._gfx9:
+            tail += self._policy(16, 17, 25 if self._has_sc else 0)
+        else:
+            tail += self._policy(14, 15, 13)
+        verb, count = _moved(name)
+        if verb == "load":
+            return f"{name} {_run('v', into, count)}, {at}, {tail}"
+        return f"{name} {at}, {_run('v', data, count)}, {tail}"
+
+    def _mubuf(self) -> str:
+        self._more()
+        number = self._bits(24, 18) if self._gfx9 else self._bits(25, 18)
+        name = self._tables["mubuf"][number]
+        if self._gfx9:
+            policy = self._policy(14, 17, 15 if self._has_sc else 0)
+        else:
+            policy = self._policy(14, 12, 13)
+        if not name.startswith(("buffer_load", "buffer_store")):
+            return name + policy
+        offen = self._bits(12, 12) if self._gfx9 else self._bits(54, 54)
+        offset, soffset = self._bits(11, 0), self._bits(63, 56)
+        descriptor = self._scalar(4 * self._bits(52, 48), 4)
+        data, at = self._bits(47, 40), self._bits(39, 32)
+        _, count = _moved(name)
+        where = f"v{at}" if offen else "off"
+        text = f"{name} {_run('v', data, count)}, {where}, {descriptor}, "
+        text += self._source(soffset, "u32") + (" offen" if offen else "")
+        return text + (f" offset:{offset}" if offset else "") + policy
+
+
+def _moved(name: str) -> tuple[str, int]:
+    """Load or store, and how many registers a lane moves."""
+    _, verb, what = name.split("_", 2)
+    return verb, (LOADS if verb == "load" else STORES)[what].registers
+
+
+def _list(bits: Iterable[int]) -> str:
+    return f"[{','.join(map(str, bits))}]"
+
+
+def _signed(text: str, negated: int, absolute: int) -> str:
+    if absolute:
+        text = f"|{text}|"
+    if not negated:
+        return text
+    return f"-{text}" if text[0] in "sv|" else f"neg({text})"
+
+
+def _dpp_control(control: int, gfx9: bool) -> str:
+    if control < 0x100:
+        return f"quad_perm:{_list(control >> 2 * n & 3 for n in range(4))}"
+    fixed = {0x140: "row_mirror", 0x141: "row_half_mirror"}
+    if gfx9:
+        fixed |= {0x142: "row_bcast:15", 0x143: "row_bcast:31"}
+    if control in fixed:
+        return fixed[control]
+    ranges = {0x10: "row_shl", 0x11: "row_shr", 0x12: "row_ror"}
+    ranges |= {0x15: "row_newbcast"} if gfx9 else {0x15: "row_share", 0x16: "row_xmask"}
+    return f"{ranges[control >> 4]}:{control & 15}"

@@ -1,0 +1,335 @@
+"""Runs kernels: sets up registers as the hardware does, and takes the waves through the code.
+
+All waves of a batch of workgroups run together. Waves that are at the same instruction run it at
+once; where they part, those that are furthest behind go on until the others are met again. At a
+barrier a wave waits for its workgroup.
+
+Source: LLVM's AMDGPU guide, "Initial Kernel Execution State".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES
+from iree_lnbwd.emulator.amdgcn.arguments import KERNARG_ADDRESS, Arguments, arguments
+from iree_lnbwd.emulator.amdgcn.assembly import Instruction, Kernel, kernels
+from iree_lnbwd.emulator.amdgcn.control import decode_control
+from iree_lnbwd.emulator.amdgcn.lanes import LANES
+from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
+from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
+from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
+from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
+from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Waves
+from iree_lnbwd.emulator.launch import Fault, Lanes, Launch
+from iree_lnbwd.emulator.memory import GlobalMemory, LocalMemory, SharedMemory
+
+_REGISTER_BYTES = 64 << 20  # of the vector registers of a batch
+_MOST_STEPS = 10_000_000  # of a batch: a kernel that takes more does not end
+_TARGET = re.compile(r'\.amdgcn_target ".*gfx(\d+)\w\w"')  # the generation, stepping left out
+_FOREVER = np.iinfo(np.int64).max
+
+# What user registers hold, in their order: directive, and how many.
+_USER_REGISTERS = (
+    ("user_sgpr_private_segment_buffer", 4),
+    ("user_sgpr_dispatch_ptr", 2),
+    ("user_sgpr_queue_ptr", 2),
+    ("user_sgpr_kernarg_segment_ptr", 2),
+    ("user_sgpr_dispatch_id", 2),
+    ("user_sgpr_flat_scratch_init", 2),
+    ("user_sgpr_private_segment_size", 1),
+)
+_KERNARG = "user_sgpr_kernarg_segment_ptr"
+# What must be as it is here: to nearest even, subnormals kept, IEEE's NaN.
+_MODES = {
+    "float_round_mode_32": 0,
+    "float_round_mode_16_64": 0,
+    "float_denorm_mode_32": 3,
+    "float_denorm_mode_16_64": 3,
+}
+
+
+class AmdgcnExecutor:
+    """The kernels of one code object, from their assembly."""
+
+    def __init__(self, assembly: str) -> None:
+        """Reads the assembly: `disassembly.disassemble`'s, or LLVM's.
+
+        Raises:
+            Fault: A line is not understood.
+        """
+        self._kernels = kernels(assembly)
+        found = _TARGET.search(assembly)
+        if found is None:
+            raise Fault("the assembly does not say what it is for (.amdgcn_target)")
+        self._generation = int(found[1])
+        self._steps: dict[str, tuple[Step, ...]] = {}
+
+    def subgroup_size(self, kernel: str) -> int:
+        """Threads of a wave of a kernel.
+
+        Raises:
+            Fault: There is no such kernel.
+        """
+        return _lanes(self._kernel(kernel))
+
+    def _kernel(self, name: str) -> Kernel:
+        if name not in self._kernels:
+            raise Fault(f"no such kernel: {name}")
+        return self._kernels[name]
+
+    def run(self, launch: Launch, memory: GlobalMemory) -> None:
+        """Runs a kernel to its end on global memory.
+
+        Raises:
+            Fault: With the instruction and the launch filled in.
+        """
+        try:
+            kernel = self._kernel(launch.kernel)
+            _check(kernel, launch)
+            with np.errstate(all="ignore"):
+                self._run(kernel, launch, memory)
+        except Fault as fault:
+            raise fault.of(launch)  # noqa: B904 - it is the same one
+
+    def decode(self, name: str) -> tuple[Step, ...]:
+        """The instructions of a kernel, ready to run.
+
+        Raises:
+            Fault: An instruction is not known.
+        """
+        if name not in self._steps:
+            kernel = self._kernel(name)
+            lanes = _lanes(kernel)
+            self._steps[name] = tuple(
+                decode(instruction, kernel.labels, lanes, self._generation)
+                for instruction in kernel.instructions
+            )
+        return self._steps[name]
+
+    def _run(self, kernel: Kernel, launch: Launch, memory: GlobalMemory) -> None:
+        steps = self.decode(kernel.name)
+        given = arguments(launch, kernel.number("kernarg_size"))
+        lanes = _lanes(kernel)
+        vectors = kernel.number("next_free_vgpr")
+        waves = -(-launch.threads // lanes)
+        batch = max(1, _REGISTER_BYTES // (4 * waves * lanes * vectors))
+        for first in range(0, launch.workgroups, batch):
+            count = min(batch, launch.workgroups - first)
+            shared = SharedMemory(
+                kernel.number("group_segment_fixed_size") + launch.shared_bytes,
+                workgroups=count,
+                threads=launch.threads,
+                subgroup_size=lanes,
+                first_lane=first * launch.threads,
+            )
+            local = LocalMemory(
+                kernel.number("private_segment_fixed_size"),
+                lanes=count * launch.threads,
+                first_lane=first * launch.threads,
+            )
+            machine = Machine(launch, memory, shared, local, given, first)
+            workgroups = np.arange(first, first + count)
+            state = _initial(kernel, launch, workgroups, lanes, vectors, given, self._generation)
+            _Scheduler(steps, state, machine, waves).run(kernel.entry)
+
+
+def decode(
+    instruction: Instruction, labels: Mapping[str, int], lanes: int, generation: int
+) -> Step:
+    """An instruction, ready to run.
+
+    Args:
+        instruction: From `assembly`.
+        labels: Where branches may go.
+        lanes: Of a wave.
+        generation: 9, 10, 11 or 12.
+
+    Raises:
+        Fault: It is not known.
+    """
+    name = base_name(instruction)
+    step = decode_control(instruction, labels, lanes)
+    step = step or decode_scalar(instruction, lanes) or decode_vector(instruction, lanes)
+    if step is not None:
+        return step
+    if name in LANES:
+        return LANES[name](instruction, lanes)
+    if name in ACCESSES:
+        return ACCESSES[name](instruction, generation >= 10)
+    raise instruction.fault(f"instruction not known: {instruction.mnemonic}")
+
+
+def _lanes(kernel: Kernel) -> int:
+    return 32 if kernel.number("wavefront_size32") else 64
+
+
+def _check(kernel: Kernel, launch: Launch) -> None:
+    if launch.subgroup_size != _lanes(kernel):
+        raise Fault(f"waves of {_lanes(kernel)} lanes, launched with {launch.subgroup_size}")
+    for directive, expected in _MODES.items():
+        if (got := kernel.number(directive, expected)) != expected:
+            raise Fault(f".amdhsa_{directive} {got}: only {expected} is known")
+    if kernel.number("uses_dynamic_stack"):
+        raise Fault("a stack of dynamic size is not known")
+
+
+def _initial(
+    kernel: Kernel,
+    launch: Launch,
+    workgroups: Lanes,
+    lanes: int,
+    vectors: int,
+    given: Arguments,
+    generation: int,
+) -> Waves:
+    """The waves of some workgroups before their first instruction."""
+    waves = -(-launch.threads // lanes)
+    thread = np.tile(np.arange(waves * lanes).reshape(waves, lanes), (len(workgroups), 1))
+    exists = thread < launch.threads
+    workgroup = np.repeat(workgroups, waves)
+    state = Waves(workgroup[:, None] * launch.threads + thread, exists, max(1, vectors))
+    group = Group(state, np.arange(state.count))
+    for n, word in enumerate(_words(exists)):
+        group.set_scalar(EXEC + n, word)
+    _set_user_registers(kernel, group, given)
+    _set_workgroup_ids(kernel, group, launch, workgroup, generation)
+    x, y, _ = launch.workgroup_size
+    # Packed: x, y and z of a thread, 10 bits each (gfx90a, gfx11 and later).
+    packed = thread % x | thread // x % y << 10 | thread // (x * y) << 20
+    group.set_vector(0, packed.astype(np.uint32))
+    return state
+
+
+def _words(exists: np.typing.NDArray[np.bool_]) -> np.typing.NDArray[np.uint32]:
+    return np.packbits(exists, axis=1, bitorder="little").view(np.uint32).T
+
+
+def _set_user_registers(kernel: Kernel, group: Group, given: Arguments) -> None:
+    at = 0
+    for directive, count in _USER_REGISTERS:
+        if not kernel.number(directive):
+            continue
+        if directive == _KERNARG:
+            group.set_scalar(at, np.array(KERNARG_ADDRESS))
+            group.set_scalar(at + 1, np.array(0))
+        at += count  # the others stay unknown: to read them is a fault
+    length = kernel.number("user_sgpr_kernarg_preload_length")
+    start = kernel.number("user_sgpr_kernarg_preload_offset")
+    words = given.content.view(np.uint32)[start : start + length]
+    for n, word in enumerate(words):
+        if given.known[4 * (start + n) : 4 * (start + n + 1)].all():
+            group.set_scalar(at + n, word)
+
+
+def _set_workgroup_ids(
+    kernel: Kernel, group: Group, launch: Launch, workgroup: Lanes, generation: int
+) -> None:
+    x, y, _ = launch.workgroup_count
+    ids = [workgroup % x, workgroup // x % y, workgroup // (x * y)]
+    if generation >= 12:  # in trap temporaries: x, and y and z in halves of one
+        group.set_scalar(TTMP + 9, ids[0].astype(np.uint32))
+        group.set_scalar(TTMP + 7, (ids[1] | ids[2] << 16).astype(np.uint32))
+        return
+    at = kernel.number("user_sgpr_count")
+    for axis, number in zip("xyz", ids, strict=True):
+        if kernel.number(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")):
+            group.set_scalar(at, number.astype(np.uint32))
+            at += 1
+
+
+class _Scheduler:
+    """Takes waves through the code."""
+
+    def __init__(
+        self, steps: tuple[Step, ...], waves: Waves, machine: Machine, of_workgroup: int
+    ) -> None:
+        self._steps = steps
+        self._waves = waves
+        self._machine = machine
+        self._of_workgroup = of_workgroup  # waves
+        self._budget = _MOST_STEPS
+
+    def run(self, entry: int) -> None:
+        """Until every wave has ended."""
+        waves = self._waves
+        waves.pc[:] = entry
+        group: Group | None = None
+        while True:
+            running = ~(waves.ended | waves.waiting)
+            if not running.any():
+                if not waves.waiting.any():
+                    return
+                self._release()
+                continue
+            behind = waves.pc[running].min()
+            members = np.flatnonzero(running & (waves.pc == behind))
+            ahead = waves.pc[running & (waves.pc != behind)]
+            if group is None or not np.array_equal(group.members, members):
+                group = Group(waves, members)
+            self._go(group, int(behind), int(ahead.min()) if ahead.size else _FOREVER)
+
+    def _go(self, group: Group, pc: int, meet: int) -> None:
+        """Runs waves until they part, wait or end, or come to where others are."""
+        waves, steps = self._waves, self._steps
+        while True:
+            if pc >= len(steps):
+                raise Fault("a wave runs past the end of its kernel", group.lane_ids[:, 0])
+            step = steps[pc]
+            self._budget -= 1
+            try:
+                if self._budget < 0:
+                    raise Fault(f"no end after {_MOST_STEPS} instructions", group.lane_ids[:, 0])
+                waves.waits.check(group.index, step.reads)
+                waves.waits.check(group.index, step.writes, loads=step.loads)
+                step.run(group, self._machine)
+                pc += 1
+                if step.then is Then.BRANCH:
+                    chosen = None if step.taken is None else step.taken(group)
+                    if chosen is None or chosen.all():
+                        pc = step.target
+                    elif chosen.any():
+                        waves.pc[group.index] = np.where(chosen, step.target, pc)
+                        return
+            except Fault as fault:
+                if not fault.instruction:
+                    fault.instruction = step.instruction.where
+                raise
+            if step.then is Then.END:
+                waves.ended[group.index] = True
+                return
+            if step.then is Then.BARRIER:
+                waves.waiting[group.index] = True
+                waves.pc[group.index] = pc
+                return
+            if pc >= meet:
+                waves.pc[group.index] = pc
+                return
+
+    def _release(self) -> None:
+        """Every wave that has not ended waits: workgroups whose waves all wait go on."""
+        waves = self._waves
+        by_workgroup = (-1, self._of_workgroup)
+        waiting, pc = waves.waiting.reshape(by_workgroup), waves.pc.reshape(by_workgroup)
+        missing = waiting.any(axis=1) & ~waiting.all(axis=1)
+        apart = waiting.all(axis=1) & (pc != pc[:, :1]).any(axis=1)
+        for wrong, what in (
+            (missing, "a barrier that waves of the workgroup never reach: they have ended"),
+            (apart, "waves of a workgroup wait at different barriers"),
+        ):
+            if wrong.any():
+                first = int(np.flatnonzero(waiting.reshape(-1))[0])
+                lanes = waves.lane_ids.reshape(*by_workgroup, waves.lanes)[wrong][:, :, 0]
+                fault = Fault(what, lanes.reshape(-1))
+                fault.instruction = self._steps[waves.pc[first] - 1].instruction.where
+                raise fault
+        met = np.flatnonzero(waiting.all(axis=1))
+        self._machine.shared.barrier(met)
+        # What is still on its way to global memory is not ordered by a barrier.
+        idle = waves.waits.idle(VECTOR) & waves.waits.idle(STORE)
+        done = met[idle.reshape(by_workgroup)[met].all(axis=1)]
+        self._machine.memory.workgroup_barrier(done + self._machine.first_workgroup)
+        waves.waiting[:] = False

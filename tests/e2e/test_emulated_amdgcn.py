@@ -1,0 +1,189 @@
+"""The machine code of our modules for AMD GPUs, in the emulator: it passes, and broken it fails."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+import pytest
+from support import random_generator
+
+from iree_lnbwd import compiler, matrix, verify
+from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import find_target
+
+TARGETS = ("gfx942", "gfx1100")
+ROWS = (1, 7, 64)
+Edit = Callable[[str], str]
+
+
+@functools.cache
+def module(spec: LayerNormSpec, target: str) -> bytes:
+    vmfb, _ = compiler.build(spec, find_target(target))
+    return vmfb
+
+
+def passes(spec: LayerNormSpec, target: str, *rows: int, edit: Edit = lambda text: text) -> bool:
+    """Every gradient is within its tolerance, and nothing is a fault."""
+    op = EmulatedLayerNormBackward(module(spec, target), edit=edit)
+    rng = random_generator()
+    calls = {str(count): matrix.random_call(spec, count, rng) for count in rows}
+    try:
+        results = list(verify.verify(calls, lambda _: op))
+    except Fault as fault:
+        print(fault)
+        return False
+    for result in results:
+        print(result.case, result.gradient, result.comparison.ratio)
+    return all(result.comparison.ratio <= 1 for result in results)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("columns", [64, 769, 1000, 1024, 4096])
+def test_one_pass(columns: int, dtype: str, target: str) -> None:
+    assert passes(LayerNormSpec((columns,), dtype), target, *ROWS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LayerNormSpec((16384,), "f32"),
+        LayerNormSpec((65536,), "bf16"),
+        LayerNormSpec((769,), "f16"),
+        LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
+        LayerNormSpec((769,), "f32", has_weight=False),
+        LayerNormSpec((769,), "f32", output_mask=(True, False, False)),
+        LayerNormSpec((64,), "bf16", output_mask=(True, False, True)),
+        LayerNormSpec((769,), "f32", output_mask=(False, True, True)),
+        LayerNormSpec((769,), "bf16", recompute_eps=1e-5),
+        LayerNormSpec((192,), "f32", rows=7),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_other_homes(spec: LayerNormSpec, target: str) -> None:
+    assert passes(spec, target, *((7,) if spec.rows or spec.columns > 4096 else (1, 7)))
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx950"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_relatives_of_gfx942(dtype: str, target: str) -> None:
+    assert passes(LayerNormSpec((769,), dtype), target, 7)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_inf_and_nan_stay_in_their_rows(dtype: str, target: str) -> None:
+    spec = LayerNormSpec((1000,), dtype)
+    op = EmulatedLayerNormBackward(module(spec, target))
+    calls = {"adversarial": matrix.adversarial_call(spec, random_generator())}
+    assert all(row.comparison.ratio <= 1 for row in verify.verify(calls, lambda _: op))
+
+
+def test_firmware_that_does_not_preload_arguments() -> None:
+    """The code ahead of the entry loads them."""
+
+    def edit(text: str) -> str:
+        text, count = re.subn(r"(kernarg_preload_length) [1-9]\d*", r"\1 0", text)
+        assert count == 2
+        return text
+
+    assert passes(LayerNormSpec((1000,), "f32"), "gfx942", 7, edit=edit)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_more_rows_than_workgroups(target: str) -> None:
+    assert passes(LayerNormSpec((64,), "f32"), target, 5000)
+
+
+# Each is a small change of what the machine code says, and N of a module that has such code. What a
+# wave32 target writes otherwise is written for it.
+# 769 columns: 448 or 416 threads have one each, and the first of them another.
+COLUMNS_LEFT = r"(s_movk_i32 s\d+, |v_cmp_gt_u32_e32 vcc\w*, )(0x14|0x16)1"
+COLUMNS = r"(s_movk_i32 s0, |v_cmp_gt_u32_e32 vcc\w*, )(0x30)1"
+BROKEN: dict[str, tuple[int, str, str]] = {
+    "a barrier is dropped": (4096, r"\ts_barrier\n", ""),
+    "rows are done twice": (4096, r"(s_addk_i32 s\d+), (0x4c0|0x180)", r"\1, 0x1"),
+    "a column too many": (769, COLUMNS_LEFT, r"\g<1>\g<2>2"),
+    "a column too many at the end": (769, COLUMNS, r"\g<1>\g<2>2"),
+    "a column too few at the end": (769, COLUMNS, r"\g<1>\g<2>0"),
+    "a store is truncated": (
+        4096,
+        r"global_store_(?:dwordx4|b128) (v\[\d+:\d+\]), v\[(\d+):\d+\], off",
+        r"GLOBAL_STORE \1, v\2, off",
+    ),
+    "lanes exchange with their own": (4096, r"quad_perm:\[1,0,3,2\]", "quad_perm:[0,1,2,3]"),
+    "lanes exchange with others": (4096, r"row_mirror", "row_half_mirror"),
+    "lanes that were off stay off": (4096, r"\ts_or_b\d\d EXEC, EXEC, \S+\n", ""),
+    "lanes that must be off stay on": (
+        769,
+        r"s_and_saveexec_(b\d\d) (\S+), \S+",
+        r"s_mov_\1 \2, EXEC",
+    ),
+    "another lane is read (wave64)": (4096, r"(v_readlane_b32\w* \S+ v\d+), 63", r"\1, 30"),
+    "rows of lanes are not exchanged (wave32)": (4096, r"v_permlanex16_b32", "v_permlane16_b32"),
+    "the sum of a wave is not shared": (
+        4096,
+        r"\t(ds_write2_b32|ds_store_2addr_b32) [^\n]*\n",
+        "",
+    ),
+    "a mean is scaled wrongly": (4096, r"0xb9800000", "0xb9a00000"),
+    "a sum is a difference": (
+        4096,
+        r"v_add_f32_e32 (v\d+), (v\d+), (v\d+)",
+        r"v_sub_f32_e32 \1, \2, \3",
+    ),
+    "an instruction is not known": (4096, r"v_add_f32_e32", "v_add_f33_e32"),
+}
+_WORDS = {
+    "gfx942": {"EXEC": "exec", "GLOBAL_STORE": "global_store_dword"},
+    "gfx1100": {"EXEC": "exec_lo", "GLOBAL_STORE": "global_store_b32"},
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "target"),
+    [
+        (what, target)
+        for what in BROKEN
+        for target, other in (("gfx942", "(wave32)"), ("gfx1100", "(wave64)"))
+        if other not in what
+    ],
+)
+def test_broken_code_is_caught(what: str, target: str) -> None:
+    columns, pattern, changed = BROKEN[what]
+    for word, meaning in _WORDS[target].items():
+        pattern, changed = pattern.replace(word, meaning), changed.replace(word, meaning)
+    broken = 0
+
+    def edit(text: str) -> str:
+        nonlocal broken
+        text, broken = re.subn(pattern, changed, text, count=1)
+        return text
+
+    assert not passes(LayerNormSpec((columns,), "f32"), target, 7, edit=edit)
+    assert broken == 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [769, 1024])
+def test_every_wait_is_needed(columns: int, target: str) -> None:
+    """Without any one wait for loads, something touches a register too early."""
+    spec = LayerNormSpec((columns,), "bf16")
+    # Those ahead of the padding for preloaded arguments are never come by.
+    waits = r"\ts_waitcnt (?:vmcnt|lgkmcnt)[^\n]*\n(?!\ts_branch \S+\n\ts_nop)"
+    texts: list[str] = []
+
+    def look(text: str) -> str:
+        texts.append(text)
+        return text
+
+    assert passes(spec, target, 3, edit=look)
+    places = [match.span() for match in re.finditer(waits, texts[0])]
+    for start, stop in random_generator().permutation(places)[:10]:
+        assert not passes(spec, target, 3, edit=lambda text: text[:start] + text[stop:]), (  # noqa: B023
+            texts[0][start:stop]
+        )

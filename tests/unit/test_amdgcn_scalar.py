@@ -1,0 +1,253 @@
+"""Each scalar instruction against Python's integers, wave by wave, with SCC."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from amdgcn_waves import WAVES, Registers, fault_of
+from support import random_generator
+
+from iree_lnbwd.arguments import Array
+
+_REPEATS = 40
+_M32 = (1 << 32) - 1
+
+
+def _random(rng: np.random.Generator, kind: str) -> Array:
+    bits = int(kind[1:])
+    edges = [0, 1, 2, 31, 33, 63, (1 << bits) - 1, 1 << bits - 1, (1 << bits - 1) - 1]
+    values = rng.integers(0, (1 << bits) - 1, WAVES, np.uint64, endpoint=True)
+    values = np.where(
+        rng.random(WAVES) < 0.5, rng.choice(np.array(edges, np.uint64), WAVES), values
+    )
+    return values.astype(f"u{bits // 8}").view(f"{kind[0]}{bits // 8}")
+
+
+def _name(first: int, kind: str) -> str:
+    return f"s{first}" if kind.endswith("32") else f"s[{first}:{first + 1}]"
+
+
+def _overflows(exact: int) -> bool:
+    return not -(1 << 31) <= exact < 1 << 31
+
+
+def _first_set(value: int) -> int:
+    return (value & -value).bit_length() - 1
+
+
+def _bits(value: int, field: int) -> int:
+    return value >> (field & 31) & (1 << min(field >> 16 & 0x7F, 32)) - 1
+
+
+# Result, sources, the result of Python's integers before it is cut, and SCC of sources and the
+# result as it was cut; None where SCC is kept.
+_Case = tuple[str, str, Callable[..., int], Callable[..., bool] | None]
+
+
+def _cases() -> dict[str, _Case]:
+    def not_zero(*values: int) -> bool:
+        return values[-1] != 0
+
+    logic: dict[str, Callable[[int, int], int]] = {
+        "and": operator.and_,
+        "or": operator.or_,
+        "xor": operator.xor,
+        "andn2": lambda a, b: a & ~b,
+        "orn2": lambda a, b: a | ~b,
+        "nand": lambda a, b: ~(a & b),
+        "nor": lambda a, b: ~(a | b),
+        "xnor": lambda a, b: ~(a ^ b),
+        "and_not1": lambda a, b: a & ~b,
+        "or_not1": lambda a, b: a | ~b,
+    }
+    cases: dict[str, _Case] = {}
+    for bits in (32, 64):
+        u, i, most = f"u{bits}", f"i{bits}", bits - 1
+        for name, function in logic.items():
+            cases[f"s_{name}_b{bits}"] = (u, f"{u} {u}", function, not_zero)
+        cases[f"s_not_b{bits}"] = (u, u, lambda a: ~a, not_zero)
+        cases[f"s_mov_b{bits}"] = (u, u, lambda a: a, None)
+        cases[f"s_ff1_i32_b{bits}"] = ("i32", u, _first_set, None)
+        cases[f"s_ctz_i32_b{bits}"] = ("i32", u, _first_set, None)
+        cases[f"s_bcnt1_i32_b{bits}"] = ("u32", u, lambda a: a.bit_count(), not_zero)
+        shifts: tuple[tuple[str, str, Callable[..., int]], ...] = (
+            (f"s_lshl_b{bits}", u, lambda a, b, most=most: a << (b & most)),
+            (f"s_lshr_b{bits}", u, lambda a, b, most=most: a >> (b & most)),
+            (f"s_ashr_i{bits}", i, lambda a, b, most=most: a >> (b & most)),
+        )
+        for name, kind, function in shifts:
+            cases[name] = (kind, f"{kind} u32", function, not_zero)
+    return cases | {
+        "s_add_u32": ("u32", "u32 u32", operator.add, lambda a, b, _: a + b > _M32),
+        "s_sub_u32": ("u32", "u32 u32", operator.sub, lambda a, b, _: b > a),
+        "s_add_i32": ("i32", "i32 i32", operator.add, lambda a, b, _: _overflows(a + b)),
+        "s_sub_i32": ("i32", "i32 i32", operator.sub, lambda a, b, _: _overflows(a - b)),
+        "s_add_nc_u64": ("u64", "u64 u64", operator.add, None),
+        "s_sub_nc_u64": ("u64", "u64 u64", operator.sub, None),
+        "s_mul_i32": ("i32", "i32 i32", operator.mul, None),
+        "s_mul_u64": ("u64", "u64 u64", operator.mul, None),
+        "s_mul_hi_u32": ("u32", "u32 u32", lambda a, b: a * b >> 32, None),
+        "s_mul_hi_i32": ("i32", "i32 i32", lambda a, b: a * b >> 32, None),
+        "s_min_u32": ("u32", "u32 u32", min, lambda a, b, _: a < b),
+        "s_max_u32": ("u32", "u32 u32", max, lambda a, b, _: a > b),
+        "s_min_i32": ("i32", "i32 i32", min, lambda a, b, _: a < b),
+        "s_max_i32": ("i32", "i32 i32", max, lambda a, b, _: a > b),
+        "s_abs_i32": ("i32", "i32", abs, not_zero),
+        "s_bfe_u32": ("u32", "u32 u32", _bits, not_zero),
+        "s_sext_i32_i16": ("i32", "i32", lambda a: (a & 0xFFFF ^ 0x8000) - 0x8000, None),
+        "s_sext_i32_i8": ("i32", "i32", lambda a: (a & 0xFF ^ 0x80) - 0x80, None),
+        "s_pack_ll_b32_b16": ("u32", "u32 u32", lambda a, b: a & 0xFFFF | b << 16, None),
+        **{
+            f"s_lshl{n}_add_u32": (
+                "u32",
+                "u32 u32",
+                lambda a, b, n=n: (a << n) + b,
+                lambda a, b, _, n=n: (a << n) + b > _M32,
+            )
+            for n in range(1, 5)
+        },
+    }
+
+
+_CASES = _cases()
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_arithmetic(name: str) -> None:
+    result, sources, exactly, scc = _CASES[name]
+    rng = random_generator()
+    bits = int(result[1:])
+    for _ in range(_REPEATS):
+        values = [_random(rng, kind) for kind in sources.split()]
+        names = [_name(4 + 2 * n, kind) for n, kind in enumerate(sources.split())]
+        registers = Registers(64)
+        registers.fill(dict(zip(names, values, strict=True)))
+        before = rng.random(WAVES) < 0.5
+        registers.group.set_scc(before)
+        registers.run(f"{name} {', '.join([_name(0, result), *names])}")
+        got = registers.read(_name(0, result), f"u{bits // 8}")
+        for wave in range(WAVES):
+            numbers = [value[wave].item() for value in values]
+            expected = exactly(*numbers) & (1 << bits) - 1
+            assert got[wave] == expected, numbers
+            flag = before[wave] if scc is None else scc(*numbers, expected)
+            assert registers.group.scc()[wave] == flag, numbers
+
+
+@pytest.mark.parametrize("name", ["s_addc_u32", "s_subb_u32", "s_add_co_ci_u32", "s_sub_co_ci_u32"])
+def test_carries(name: str) -> None:
+    rng = random_generator()
+    sign = 1 if "add" in name else -1
+    for _ in range(_REPEATS):
+        a, b, carry = _random(rng, "u32"), _random(rng, "u32"), rng.random(WAVES) < 0.5
+        registers = Registers(64)
+        registers.fill({"s4": a, "s5": b})
+        registers.group.set_scc(carry)
+        got = registers.run(f"{name} s0, s4, s5").read("s0")
+        for wave in range(WAVES):
+            exact = int(a[wave]) + sign * (int(b[wave]) + int(carry[wave]))
+            assert got[wave] == exact & _M32
+            assert registers.group.scc()[wave] == (not 0 <= exact <= _M32)
+
+
+_RELATIONS = {
+    "eq": operator.eq,
+    "lg": operator.ne,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+}
+
+
+@pytest.mark.parametrize("name", _RELATIONS)
+@pytest.mark.parametrize("kind", ["u32", "i32", "u64"])
+def test_comparisons(kind: str, name: str) -> None:
+    rng = random_generator()
+    for _ in range(_REPEATS):
+        a, b = _random(rng, kind), _random(rng, kind)
+        registers = Registers(64)
+        registers.fill({_name(4, kind): a, _name(6, kind): b})
+        registers.run(f"s_cmp_{name}_{kind} {_name(4, kind)}, {_name(6, kind)}")
+        assert (registers.group.scc() == _RELATIONS[name](a, b)).all()
+
+
+@pytest.mark.parametrize("name", _RELATIONS)
+def test_comparisons_with_16_bits(name: str) -> None:
+    """Of i32 they have a sign, of u32 they have not."""
+    for kind, immediate in (("i32", -2), ("u32", 0xFFFE)):
+        a = np.array([immediate & _M32, 0, 0x7FFFFFFF], np.uint32)
+        registers = Registers(64)
+        registers.fill({"s4": a})
+        registers.run(f"s_cmpk_{name}_{kind} s4, 0xfffe")
+        typed = a.view(np.int32) if kind == "i32" else a
+        assert (registers.group.scc() == _RELATIONS[name](typed.astype(np.int64), immediate)).all()
+
+
+def test_arithmetic_with_16_bits() -> None:
+    start = np.array([5, 0x7FFFFFFF, 0x80000000], np.uint32)
+    registers = Registers(64)
+    registers.fill({"s4": start, "s5": start})
+    registers.run("s_movk_i32 s0, 0x8000", "s_mulk_i32 s5, 0xfffe", "s_addk_i32 s4, 0xffff")
+    assert (registers.read("s0", np.int32) == -0x8000).all()
+    assert (registers.read("s4") == start - np.uint32(1)).all()
+    assert registers.group.scc().tolist() == [False, False, True]
+    assert (registers.read("s5") == start * np.uint32(_M32 - 1)).all()
+
+
+def test_selection() -> None:
+    registers = Registers(64)
+    a, b = np.arange(3, dtype=np.uint32), np.arange(3, 6, dtype=np.uint32)
+    registers.fill({"s4": a, "s5": b})
+    chosen = np.array([True, False, True])
+    registers.group.set_scc(chosen)
+    registers.run("s_cselect_b32 s0, s4, s5", "s_cselect_b64 s[2:3], -1, 0")
+    assert (registers.read("s0") == np.where(chosen, a, b)).all()
+    assert (registers.mask("s[2:3]") == chosen[:, None]).all()
+
+
+_SAVES: dict[str, Callable[[Any, Any], Any]] = {
+    "and": lambda source, mask: source & mask,
+    "or": lambda source, mask: source | mask,
+    "xor": lambda source, mask: source ^ mask,
+    "andn2": lambda source, mask: source & ~mask,
+    "and_not1": lambda source, mask: source & ~mask,
+}
+
+
+@pytest.mark.parametrize("lanes", [32, 64])
+@pytest.mark.parametrize("name", _SAVES)
+def test_exec_is_saved_and_combined(name: str, lanes: int) -> None:
+    rng = random_generator()
+    active = rng.random((WAVES, lanes)) < 0.5
+    mask = rng.integers(0, (1 << lanes) - 1, WAVES, np.uint64).astype(f"u{lanes // 8}")
+    mask[0] = 0
+    registers = Registers(lanes, active)
+    source, target = ("s4", "s0") if lanes == 32 else ("s[4:5]", "s[0:1]")
+    registers.fill({source: mask})
+    given = registers.mask(source)
+    registers.run(f"s_{name}_saveexec_b{lanes} {target}, {source}")
+    expected = _SAVES[name](given, active)
+    assert (registers.mask(target) == active).all()
+    assert (registers.group.active == expected).all()
+    assert (registers.group.scc() == expected.any(axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("s_frob_b32 s0, s1", "instruction not known"),
+        ("s_mov_b32 s0, v1", "expected a scalar operand"),
+        ("s_mov_b32 s0, -s1", "takes no modifier"),
+        ("s_mov_b64 s0, 0", "u64 takes 2 registers"),
+        ("s_add_u32 s0, s1", "operands were not expected"),
+        ("s_mov_b32 s0, s9", "s9 is used and was never written"),
+        ("s_addc_u32 s0, 0, 0", "scc is read and was never written"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, what: str) -> None:
+    assert what in fault_of(Registers(64), text)
