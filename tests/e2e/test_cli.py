@@ -28,6 +28,7 @@ from iree_lnbwd import LayerNormGrads, LayerNormSpec, artifact, compiler, npz, r
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.errors import DeviceError
+from iree_lnbwd.schedule import WholeTensors
 from iree_lnbwd.targets import find_target
 
 BINARIES = Path(sys.executable).parent
@@ -333,10 +334,11 @@ def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
     """A module that was really compiled, from IR with a mistake in it."""
     spec, target = LayerNormSpec((64,), "bf16"), find_target("generic")
     right, wrong, spoiled = WRONG[mistake]
-    text = compiler.source_text(spec, target)
+    how = WholeTensors()
+    text = compiler.source_text(spec, target, how=how)
     assert text.count(right) == 1
     text = text.replace(right, wrong)
-    manifest = compiler.build(spec, target)[1]
+    manifest = compiler.build(spec, target, how=how)[1]
     vmfb = compile_str(text, input_type="none", extra_args=list(manifest.flags))
     manifest = replace(
         manifest,
