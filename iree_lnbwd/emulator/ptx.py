@@ -756,6 +756,7 @@ def _access(instruction: Instruction) -> tuple[str, str, int]:
     *words, type_ = instruction.modifiers
     space, count = "generic", 1
     for word in words:
+        word = word.removesuffix("::entry")  # PTX 8.3 and later may say whose parameter it is
         if word in ("global", "shared", "local", "param"):
             space = word
         elif word == "const":  # its addresses here are those of global memory

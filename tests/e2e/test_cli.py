@@ -81,7 +81,9 @@ def test_targets_prints_the_table() -> None:
     assert [row.split()[:2] for row in rows] == [[t.name, t.backend] for t in lnbwd.targets()]
     for row, target in zip(rows, lnbwd.targets(), strict=True):
         assert " ".join(target.aliases) in row
-        assert re.search(r"(compiled only, never run|verified on .+|run by the tests .+)$", row)
+        assert re.search(
+            r"(compiled only, never run|verified on .+|emulated|run by the tests .+)$", row
+        )
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
