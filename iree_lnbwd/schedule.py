@@ -28,7 +28,7 @@ _WIDE_FETCHES = ((1, 2, False), (1, 1, False))
 _WIDE_VECTOR = 4  # elements; more of them at a time spill, and store partial rows in half lines
 _QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255
-_REGISTERS_FIXED = 40
+_REGISTERS_FIXED = {"cuda": 40, "rocm": 64}  # AMD's hold addresses, of 64 bits, for each lane
 _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
 _TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
@@ -145,7 +145,9 @@ class OnePass:
             an_element += gamma
         if self.ahead and not self.slots:
             an_element += dy + x
-        return _REGISTERS_FIXED + self.chunks(spec, target) * self.vector * an_element
+        return (
+            _REGISTERS_FIXED[target.backend] + self.chunks(spec, target) * self.vector * an_element
+        )
 
     def registers_available(self, target: Target) -> int:
         """To a thread, where as many workgroups fit a multiprocessor as shall.

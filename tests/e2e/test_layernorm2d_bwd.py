@@ -85,16 +85,16 @@ def test_without_verification_says_so() -> None:
 
 def test_a_wrong_answer_fails(tmp_path: Path) -> None:
     """The same script on an IR that scales dgamma by 1 + 2**-10."""
-    text = (SCRIPT.parents[1] / "ir" / "layer_norm_backward.mlir").read_text()
-    right = "%dg = arith.mulf %dya, %xhat : !acc"
+    text = (SCRIPT.parents[1] / "ir" / "row_blocks.mlir").read_text()
+    right = "%dg = arith.mulf %dy_new, %xhat : !chunk"
     assert text.count(right) == 1
     wrong = (
-        "%factor = arith.constant 1.0009765625 : !acc\n"
-        "    %dg0 = arith.mulf %dya, %xhat : !acc\n"
-        "    %dg = arith.mulf %dg0, %factor : !acc"
+        "%factor = arith.constant dense<1.0009765625> : !chunk\n"
+        "            %dg0 = arith.mulf %dy_new, %xhat : !chunk\n"
+        "            %dg = arith.mulf %dg0, %factor : !chunk"
     )
     (tmp_path / "ir").mkdir()
-    (tmp_path / "ir" / "layer_norm_backward.mlir").write_text(text.replace(right, wrong))
+    (tmp_path / "ir" / "row_blocks.mlir").write_text(text.replace(right, wrong))
     program = (
         "import runpy, sys; from iree_lnbwd import compiler;"
         f"compiler.__file__ = {str(tmp_path / 'iree_lnbwd' / 'compiler.py')!r};"
