@@ -12,7 +12,7 @@ off by the ulps that the manual states, so their results are not comparable bit 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16),
     "f16x2": np.dtype(np.uint32),
     "bf16x2": np.dtype(np.uint32),
+    "f32x2": np.dtype(np.uint64),
 }
 
 Function = Callable[..., Array]
@@ -318,6 +319,8 @@ def _count_bits(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
 
 def _float_arithmetic(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     *how, type_ = modifiers
+    if how[-1:] == ["f32"]:
+        return _mixed_arithmetic(opcode, how[:-1], type_)
     if set(how) - {"rn", "ftz", "sat"}:
         raise UnknownInstructionError(opcode)
     count = 3 if opcode == "fma" else 2
@@ -335,6 +338,19 @@ def _float_arithmetic(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     if "sat" in how and type_ != "f32":
         raise UnknownInstructionError(opcode)
     return Semantics(type_, (type_,) * count, saturated if "sat" in how else function)
+
+
+def _mixed_arithmetic(opcode: str, how: Sequence[str], half: str) -> Semantics:
+    """With the last operand and the result in f32, what is before it in two-byte floats."""
+    widen = {"f16": _f16_to_f32, "bf16": floats.from_bf16}.get(half)
+    if widen is None or opcode not in ("add", "sub", "fma") or set(how) - {"rn"}:
+        raise UnknownInstructionError(opcode)
+    plain = _ARITHMETIC["f32", opcode]
+
+    def function(*operands: Array) -> Array:
+        return plain(*map(widen, operands[:-1]), operands[-1])
+
+    return Semantics("f32", (*(half,) * (2 if opcode == "fma" else 1), "f32"), function)
 
 
 def _canonical(function: Function) -> Function:
@@ -364,13 +380,16 @@ def _fma_half(a: Array, b: Array, c: Array) -> Array:
     return np.where(inexact, cut | np.uint32(1), kept.view(np.uint32)).view(np.float32)
 
 
-def _by_halves(function: Function) -> Function:
-    """Of both halves of a register."""
+def _by_halves(function: Function, half: str) -> Function:
+    """Of both halves of a register, each of the type ``half``."""
+    dtype = DTYPES[half]
+    bits, word = f"u{dtype.itemsize}", np.dtype(f"u{2 * dtype.itemsize}").type
+    width = word(8 * dtype.itemsize)
 
     def both(*operands: Array) -> Array:
-        low = function(*((o & np.uint32(0xFFFF)).astype(np.uint16) for o in operands))
-        high = function(*((o >> np.uint32(16)).astype(np.uint16) for o in operands))
-        return low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
+        low = function(*(o.astype(bits).view(dtype) for o in operands))
+        high = function(*((o >> width).astype(bits).view(dtype) for o in operands))
+        return low.view(bits).astype(word) | high.view(bits).astype(word) << width
 
     return both
 
@@ -390,7 +409,9 @@ def _arithmetic() -> dict[tuple[str, str], Function]:
     ):
         for name in (*simple, "fma"):
             table[type_, name] = _half(to_f32, from_f32, simple.get(name, _fma_half))
-            table[f"{type_}x2", name] = _by_halves(table[type_, name])
+            table[f"{type_}x2", name] = _by_halves(table[type_, name], type_)
+    for name in (*simple, "fma"):
+        table["f32x2", name] = _by_halves(table["f32", name], "f32")
     return table
 
 

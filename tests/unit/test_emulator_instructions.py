@@ -409,7 +409,7 @@ def test_negate_and_absolute_of_floats(type_: str) -> None:
     assert absolute.view(unsigned).tolist() == [x & sign - 1 for x in a.view(unsigned).tolist()]
 
 
-@pytest.mark.parametrize("type_", ["f16", "bf16"])
+@pytest.mark.parametrize("type_", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("opcode", ["add", "mul", "fma"])
 def test_pairs_of_halves(opcode: str, type_: str) -> None:
     """The two halves are computed like two numbers."""
@@ -417,9 +417,25 @@ def test_pairs_of_halves(opcode: str, type_: str) -> None:
     operands = [np.resize(floats(rng, type_), 64) for _ in range(3 if opcode == "fma" else 2)]
     names = ", ".join(f"{{{n}}}" for n in range(len(operands)))
     single = evaluate(f"{opcode}.rn.{type_} {{d}}, {names}", operands, operands[0].dtype)
-    packed = [operand.view(np.uint32) for operand in operands]
-    double = evaluate(f"{opcode}.rn.{type_}x2 {{d}}, {names}", packed, np.uint32)
-    assert double.view(np.uint16).tolist() == single.view(np.uint16).tolist()
+    half = f"u{single.itemsize}"
+    both = np.dtype(f"u{2 * single.itemsize}")
+    packed = [operand.view(both) for operand in operands]
+    double = evaluate(f"{opcode}.rn.{type_}x2 {{d}}, {names}", packed, both)
+    assert double.view(half).tolist() == single.view(half).tolist()
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+@pytest.mark.parametrize("opcode", ["add", "sub", "fma"])
+def test_halves_with_f32(opcode: str, half: str) -> None:
+    """A half is what it is in f32."""
+    rng = random_generator()
+    narrow = [np.resize(floats(rng, half), 64) for _ in range(2 if opcode == "fma" else 1)]
+    wide = np.resize(floats(rng, "f32"), 64)
+    names = ", ".join(f"{{{n}}}" for n in range(len(narrow) + 1))
+    mixed = evaluate(f"{opcode}.rn.f32.{half} {{d}}, {names}", [*narrow, wide], np.float32)
+    widened = [evaluate(f"cvt.f32.{half} {{d}}, {{0}}", [a], np.float32) for a in narrow]
+    single = evaluate(f"{opcode}.rn.f32 {{d}}, {names}", [*widened, wide], np.float32)
+    assert mixed.view(np.uint32).tolist() == single.view(np.uint32).tolist()
 
 
 def test_flush_to_zero() -> None:
