@@ -23,8 +23,12 @@ def directory() -> Path:
 
 def find(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     """What `build` built before; None where there is nothing, or it is damaged."""
+    return _find(_path(spec, target), spec, target)
+
+
+def _find(path: Path, spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     try:
-        vmfb, manifest = artifact.read(_path(spec, target))
+        vmfb, manifest = artifact.read(path)
     except ArtifactError:
         return None
     if manifest is None or (manifest.spec, manifest.target) != (spec, target.name):
@@ -37,11 +41,12 @@ def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
 
     A damaged entry is compiled again. A folder that cannot be written costs a warning, no more.
     """
-    if (found := find(spec, target)) is not None:
+    path = _path(spec, target)
+    if (found := _find(path, spec, target)) is not None:
         return found
     vmfb, manifest = compiler.build(spec, target)
     try:
-        artifact.write(_path(spec, target).parent, vmfb, manifest)
+        artifact.write(path.parent, vmfb, manifest)
     except ArtifactError as error:
         warnings.warn(f"compiled module not cached: {error}", RuntimeWarning, stacklevel=2)
     return vmfb, manifest
