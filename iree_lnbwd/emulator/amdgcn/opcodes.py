@@ -16,7 +16,24 @@ def _table(text: str) -> Table:
     return {int(number): name for name, number in pairs}
 
 
-GFX9: Mapping[str, Table] = {
+def _with_long_forms(tables: Mapping[str, Table], *, first_vop1: int) -> Mapping[str, Table]:
+    """With VOP3's numbers of what has a short form as well: they follow from the short ones.
+
+    Args:
+        tables: Where VOP3 has its own instructions alone.
+        first_vop1: VOP3's number for VOP1's 0; VOPC begins at 0, VOP2 at 256.
+    """
+    short = (("vopc", 0), ("vop2", 256), ("vop1", first_vop1))
+    vop3 = {
+        first + number: name
+        for encoding, first in short
+        for number, name in tables[encoding].items()
+        if name != "v_readfirstlane_b32"  # has no long form
+    }
+    return {**tables, "vop3": {**vop3, **tables["vop3"]}}
+
+
+_GFX9: Mapping[str, Table] = {
     "sop1": _table(
         """
         s_mov_b32=0 s_mov_b64=1 s_not_b32=4 s_not_b64=5 s_bcnt1_i32_b32=12 s_bcnt1_i32_b64=13
@@ -105,41 +122,14 @@ GFX9: Mapping[str, Table] = {
     ),
     "vop3": _table(
         """
-        v_cmp_class_f32=16 v_cmp_lt_f16=33 v_cmp_eq_f16=34 v_cmp_le_f16=35 v_cmp_gt_f16=36
-        v_cmp_lg_f16=37 v_cmp_ge_f16=38 v_cmp_o_f16=39 v_cmp_u_f16=40 v_cmp_nge_f16=41
-        v_cmp_nlg_f16=42 v_cmp_ngt_f16=43 v_cmp_nle_f16=44 v_cmp_neq_f16=45 v_cmp_nlt_f16=46
-        v_cmp_lt_f32=65 v_cmp_eq_f32=66 v_cmp_le_f32=67 v_cmp_gt_f32=68 v_cmp_lg_f32=69
-        v_cmp_ge_f32=70 v_cmp_o_f32=71 v_cmp_u_f32=72 v_cmp_nge_f32=73 v_cmp_nlg_f32=74
-        v_cmp_ngt_f32=75 v_cmp_nle_f32=76 v_cmp_neq_f32=77 v_cmp_nlt_f32=78 v_cmp_lt_f64=97
-        v_cmp_eq_f64=98 v_cmp_le_f64=99 v_cmp_gt_f64=100 v_cmp_lg_f64=101 v_cmp_ge_f64=102
-        v_cmp_o_f64=103 v_cmp_u_f64=104 v_cmp_nge_f64=105 v_cmp_nlg_f64=106 v_cmp_ngt_f64=107
-        v_cmp_nle_f64=108 v_cmp_neq_f64=109 v_cmp_nlt_f64=110 v_cmp_lt_i16=161 v_cmp_eq_i16=162
-        v_cmp_le_i16=163 v_cmp_gt_i16=164 v_cmp_ne_i16=165 v_cmp_ge_i16=166 v_cmp_lt_u16=169
-        v_cmp_eq_u16=170 v_cmp_le_u16=171 v_cmp_gt_u16=172 v_cmp_ne_u16=173 v_cmp_ge_u16=174
-        v_cmp_lt_i32=193 v_cmp_eq_i32=194 v_cmp_le_i32=195 v_cmp_gt_i32=196 v_cmp_ne_i32=197
-        v_cmp_ge_i32=198 v_cmp_lt_u32=201 v_cmp_eq_u32=202 v_cmp_le_u32=203 v_cmp_gt_u32=204
-        v_cmp_ne_u32=205 v_cmp_ge_u32=206 v_cmp_lt_i64=225 v_cmp_eq_i64=226 v_cmp_le_i64=227
-        v_cmp_gt_i64=228 v_cmp_ne_i64=229 v_cmp_ge_i64=230 v_cmp_lt_u64=233 v_cmp_eq_u64=234
-        v_cmp_le_u64=235 v_cmp_gt_u64=236 v_cmp_ne_u64=237 v_cmp_ge_u64=238 v_cndmask_b32=256
-        v_add_f32=257 v_sub_f32=258 v_subrev_f32=259 v_fmac_f64=260 v_mul_f32=261
-        v_mul_u32_u24=264 v_mul_hi_u32_u24=265 v_min_f32=266 v_max_f32=267 v_min_i32=268
-        v_max_i32=269 v_min_u32=270 v_max_u32=271 v_lshrrev_b32=272 v_ashrrev_i32=273
-        v_lshlrev_b32=274 v_and_b32=275 v_or_b32=276 v_xor_b32=277 v_add_co_u32=281
-        v_sub_co_u32=282 v_subrev_co_u32=283 v_addc_co_u32=284 v_subb_co_u32=285
-        v_subbrev_co_u32=286 v_add_f16=287 v_sub_f16=288 v_subrev_f16=289 v_mul_f16=290
-        v_max_f16=301 v_min_f16=302 v_add_u32=308 v_sub_u32=309 v_subrev_u32=310 v_fmac_f32=315
-        v_xnor_b32=317 v_mov_b32=321 v_cvt_f64_i32=324 v_cvt_f32_i32=325 v_cvt_f32_u32=326
-        v_cvt_u32_f32=327 v_cvt_i32_f32=328 v_cvt_f16_f32=330 v_cvt_f32_f16=331
-        v_cvt_f32_f64=335 v_cvt_f64_f32=336 v_cvt_f64_u32=342 v_rcp_f32=354 v_rsq_f32=356
-        v_sqrt_f32=359 v_not_b32=363 v_mov_b64=376 v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458
-        v_fma_f32=459 v_fma_f64=460 v_alignbit_b32=462 v_div_fixup_f32=478 v_div_scale_f32=480
-        v_div_fmas_f32=482 v_mad_u64_u32=488 v_perm_b32=493 v_xad_u32=499 v_lshl_add_u32=509
-        v_add_lshl_u32=510 v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514
-        v_lshl_add_u64=520 v_cvt_pk_f16_f32=615 v_cvt_pk_bf16_f32=616 v_add_f64=640
-        v_mul_f64=641 v_min_f64=642 v_max_f64=643 v_ldexp_f64=644 v_mul_lo_u32=645
-        v_mul_hi_u32=646 v_ldexp_f32=648 v_readlane_b32=649 v_writelane_b32=650
-        v_mbcnt_lo_u32_b32=652 v_mbcnt_hi_u32_b32=653 v_lshlrev_b64=655 v_lshrrev_b64=656
-        v_ashrrev_i64=657 v_pack_b32_f16=672
+        v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458 v_fma_f32=459 v_fma_f64=460
+        v_alignbit_b32=462 v_div_fixup_f32=478 v_div_scale_f32=480 v_div_fmas_f32=482
+        v_mad_u64_u32=488 v_perm_b32=493 v_xad_u32=499 v_lshl_add_u32=509 v_add_lshl_u32=510
+        v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514 v_lshl_add_u64=520
+        v_cvt_pk_f16_f32=615 v_cvt_pk_bf16_f32=616 v_add_f64=640 v_mul_f64=641 v_min_f64=642
+        v_max_f64=643 v_ldexp_f64=644 v_mul_lo_u32=645 v_mul_hi_u32=646 v_ldexp_f32=648
+        v_readlane_b32=649 v_writelane_b32=650 v_mbcnt_lo_u32_b32=652 v_mbcnt_hi_u32_b32=653
+        v_lshlrev_b64=655 v_lshrrev_b64=656 v_ashrrev_i64=657 v_pack_b32_f16=672
         """
     ),
     "vop3p": _table(
@@ -176,7 +166,7 @@ GFX9: Mapping[str, Table] = {
     ),
 }
 
-GFX11: Mapping[str, Table] = {
+_GFX11: Mapping[str, Table] = {
     "sop1": _table(
         """
         s_mov_b32=0 s_mov_b64=1 s_ctz_i32_b32=8 s_ctz_i32_b64=9 s_sext_i32_i8=14
@@ -286,60 +276,15 @@ GFX11: Mapping[str, Table] = {
     ),
     "vop3": _table(
         """
-        v_cmp_lt_f16=1 v_cmp_eq_f16=2 v_cmp_le_f16=3 v_cmp_gt_f16=4 v_cmp_lg_f16=5
-        v_cmp_ge_f16=6 v_cmp_o_f16=7 v_cmp_u_f16=8 v_cmp_nge_f16=9 v_cmp_nlg_f16=10
-        v_cmp_ngt_f16=11 v_cmp_nle_f16=12 v_cmp_neq_f16=13 v_cmp_nlt_f16=14 v_cmp_lt_f32=17
-        v_cmp_eq_f32=18 v_cmp_le_f32=19 v_cmp_gt_f32=20 v_cmp_lg_f32=21 v_cmp_ge_f32=22
-        v_cmp_o_f32=23 v_cmp_u_f32=24 v_cmp_nge_f32=25 v_cmp_nlg_f32=26 v_cmp_ngt_f32=27
-        v_cmp_nle_f32=28 v_cmp_neq_f32=29 v_cmp_nlt_f32=30 v_cmp_lt_f64=33 v_cmp_eq_f64=34
-        v_cmp_le_f64=35 v_cmp_gt_f64=36 v_cmp_lg_f64=37 v_cmp_ge_f64=38 v_cmp_o_f64=39
-        v_cmp_u_f64=40 v_cmp_nge_f64=41 v_cmp_nlg_f64=42 v_cmp_ngt_f64=43 v_cmp_nle_f64=44
-        v_cmp_neq_f64=45 v_cmp_nlt_f64=46 v_cmp_lt_i16=49 v_cmp_eq_i16=50 v_cmp_le_i16=51
-        v_cmp_gt_i16=52 v_cmp_ne_i16=53 v_cmp_ge_i16=54 v_cmp_lt_u16=57 v_cmp_eq_u16=58
-        v_cmp_le_u16=59 v_cmp_gt_u16=60 v_cmp_ne_u16=61 v_cmp_ge_u16=62 v_cmp_lt_i32=65
-        v_cmp_eq_i32=66 v_cmp_le_i32=67 v_cmp_gt_i32=68 v_cmp_ne_i32=69 v_cmp_ge_i32=70
-        v_cmp_lt_u32=73 v_cmp_eq_u32=74 v_cmp_le_u32=75 v_cmp_gt_u32=76 v_cmp_ne_u32=77
-        v_cmp_ge_u32=78 v_cmp_lt_i64=81 v_cmp_eq_i64=82 v_cmp_le_i64=83 v_cmp_gt_i64=84
-        v_cmp_ne_i64=85 v_cmp_ge_i64=86 v_cmp_lt_u64=89 v_cmp_eq_u64=90 v_cmp_le_u64=91
-        v_cmp_gt_u64=92 v_cmp_ne_u64=93 v_cmp_ge_u64=94 v_cmp_class_f32=126 v_cmpx_lt_f16=129
-        v_cmpx_eq_f16=130 v_cmpx_le_f16=131 v_cmpx_gt_f16=132 v_cmpx_lg_f16=133
-        v_cmpx_ge_f16=134 v_cmpx_o_f16=135 v_cmpx_u_f16=136 v_cmpx_nge_f16=137
-        v_cmpx_nlg_f16=138 v_cmpx_ngt_f16=139 v_cmpx_nle_f16=140 v_cmpx_neq_f16=141
-        v_cmpx_nlt_f16=142 v_cmpx_lt_f32=145 v_cmpx_eq_f32=146 v_cmpx_le_f32=147
-        v_cmpx_gt_f32=148 v_cmpx_lg_f32=149 v_cmpx_ge_f32=150 v_cmpx_o_f32=151 v_cmpx_u_f32=152
-        v_cmpx_nge_f32=153 v_cmpx_nlg_f32=154 v_cmpx_ngt_f32=155 v_cmpx_nle_f32=156
-        v_cmpx_neq_f32=157 v_cmpx_nlt_f32=158 v_cmpx_lt_f64=161 v_cmpx_eq_f64=162
-        v_cmpx_le_f64=163 v_cmpx_gt_f64=164 v_cmpx_lg_f64=165 v_cmpx_ge_f64=166 v_cmpx_o_f64=167
-        v_cmpx_u_f64=168 v_cmpx_nge_f64=169 v_cmpx_nlg_f64=170 v_cmpx_ngt_f64=171
-        v_cmpx_nle_f64=172 v_cmpx_neq_f64=173 v_cmpx_nlt_f64=174 v_cmpx_lt_i16=177
-        v_cmpx_eq_i16=178 v_cmpx_le_i16=179 v_cmpx_gt_i16=180 v_cmpx_ne_i16=181
-        v_cmpx_ge_i16=182 v_cmpx_lt_u16=185 v_cmpx_eq_u16=186 v_cmpx_le_u16=187
-        v_cmpx_gt_u16=188 v_cmpx_ne_u16=189 v_cmpx_ge_u16=190 v_cmpx_lt_i32=193
-        v_cmpx_eq_i32=194 v_cmpx_le_i32=195 v_cmpx_gt_i32=196 v_cmpx_ne_i32=197
-        v_cmpx_ge_i32=198 v_cmpx_lt_u32=201 v_cmpx_eq_u32=202 v_cmpx_le_u32=203
-        v_cmpx_gt_u32=204 v_cmpx_ne_u32=205 v_cmpx_ge_u32=206 v_cmpx_lt_i64=209
-        v_cmpx_eq_i64=210 v_cmpx_le_i64=211 v_cmpx_gt_i64=212 v_cmpx_ne_i64=213
-        v_cmpx_ge_i64=214 v_cmpx_lt_u64=217 v_cmpx_eq_u64=218 v_cmpx_le_u64=219
-        v_cmpx_gt_u64=220 v_cmpx_ne_u64=221 v_cmpx_ge_u64=222 v_cmpx_class_f32=254
-        v_cndmask_b32=257 v_add_f32=259 v_sub_f32=260 v_subrev_f32=261 v_mul_f32=264
-        v_mul_u32_u24=267 v_mul_hi_u32_u24=268 v_min_f32=271 v_max_f32=272 v_min_i32=273
-        v_max_i32=274 v_min_u32=275 v_max_u32=276 v_lshlrev_b32=280 v_lshrrev_b32=281
-        v_ashrrev_i32=282 v_and_b32=283 v_or_b32=284 v_xor_b32=285 v_xnor_b32=286
-        v_add_co_ci_u32=288 v_sub_co_ci_u32=289 v_subrev_co_ci_u32=290 v_add_nc_u32=293
-        v_sub_nc_u32=294 v_subrev_nc_u32=295 v_fmac_f32=299 v_add_f16=306 v_sub_f16=307
-        v_subrev_f16=308 v_mul_f16=309 v_max_f16=313 v_min_f16=314 v_mov_b32=385
-        v_cvt_f64_i32=388 v_cvt_f32_i32=389 v_cvt_f32_u32=390 v_cvt_u32_f32=391
-        v_cvt_i32_f32=392 v_cvt_f16_f32=394 v_cvt_f32_f16=395 v_cvt_f32_f64=399
-        v_cvt_f64_f32=400 v_cvt_f64_u32=406 v_mov_b16=412 v_rcp_f32=426 v_rsq_f32=430
-        v_sqrt_f32=435 v_not_b32=439 v_mad_u32_u24=523 v_bfe_u32=528 v_bfi_b32=530 v_fma_f32=531
-        v_fma_f64=532 v_alignbit_b32=534 v_div_fixup_f32=551 v_div_fmas_f32=567 v_perm_b32=580
-        v_xad_u32=581 v_lshl_add_u32=582 v_add_lshl_u32=583 v_add3_u32=597 v_lshl_or_b32=598
-        v_and_or_b32=599 v_or3_b32=600 v_permlane16_b32=603 v_permlanex16_b32=604
-        v_div_scale_f32=764 v_mad_u64_u32=766 v_add_co_u32=768 v_sub_co_u32=769
-        v_subrev_co_u32=770 v_pack_b32_f16=785 v_ldexp_f32=796 v_mbcnt_lo_u32_b32=799
-        v_mbcnt_hi_u32_b32=800 v_add_f64=807 v_mul_f64=808 v_min_f64=809 v_max_f64=810
-        v_ldexp_f64=811 v_mul_lo_u32=812 v_mul_hi_u32=813 v_lshlrev_b64=828 v_lshrrev_b64=829
-        v_ashrrev_i64=830 v_readlane_b32=864 v_writelane_b32=865
+        v_mad_u32_u24=523 v_bfe_u32=528 v_bfi_b32=530 v_fma_f32=531 v_fma_f64=532
+        v_alignbit_b32=534 v_div_fixup_f32=551 v_div_fmas_f32=567 v_perm_b32=580 v_xad_u32=581
+        v_lshl_add_u32=582 v_add_lshl_u32=583 v_add3_u32=597 v_lshl_or_b32=598 v_and_or_b32=599
+        v_or3_b32=600 v_permlane16_b32=603 v_permlanex16_b32=604 v_div_scale_f32=764
+        v_mad_u64_u32=766 v_add_co_u32=768 v_sub_co_u32=769 v_subrev_co_u32=770 v_pack_b32_f16=785
+        v_ldexp_f32=796 v_mbcnt_lo_u32_b32=799 v_mbcnt_hi_u32_b32=800 v_add_f64=807 v_mul_f64=808
+        v_min_f64=809 v_max_f64=810 v_ldexp_f64=811 v_mul_lo_u32=812 v_mul_hi_u32=813
+        v_lshlrev_b64=828 v_lshrrev_b64=829 v_ashrrev_i64=830 v_readlane_b32=864
+        v_writelane_b32=865
         """
     ),
     "vop3p": _table(
@@ -376,3 +321,6 @@ GFX11: Mapping[str, Table] = {
         """
     ),
 }
+
+GFX9 = _with_long_forms(_GFX9, first_vop1=320)
+GFX11 = _with_long_forms(_GFX11, first_vop1=384)
