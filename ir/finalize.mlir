@@ -1,8 +1,8 @@
 // The last kernel of one_pass.mlir and of two_pass.mlir: adds up partial rows of dgamma and dbeta, and
 // rounds them once to the types of the caller's parameters.
 //
-// A workgroup has 32 columns, and its threads take the partial rows in slices, several rows at a time:
-// the lines between "Each row" and "End" stand for as many copies as rows are under way.
+// A workgroup has a few columns, and its threads take the partial rows in slices, several rows at a
+// time: the lines between "Each row" and "End" stand for as many copies as rows are under way.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -10,6 +10,7 @@
 !beta = bf16
 !acc = f32
 #columns = 4096 : index
+#width = 32 : index  // columns of a workgroup
 #slices = 16 : index
 #partials_at_once = 1 : index
 #finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
@@ -30,7 +31,7 @@ hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
       count(%device: !hal.device) -> (index, index, index) {
     %n = arith.constant #columns
-    %width = arith.constant 32 : index
+    %width = arith.constant #width
     %tiles = arith.ceildivui %n, %width : index
     %one = arith.constant 1 : index
     hal.return %tiles, %one, %one : index, index, index
@@ -40,7 +41,7 @@ hal.executable.source private @finalize {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %n = arith.constant #columns
-      %width = arith.constant 32 : index
+      %width = arith.constant #width
       %slices = arith.constant #slices
       %rows_at_once = arith.constant #partials_at_once
       %zero = arith.constant 0.0 : !acc
@@ -61,25 +62,33 @@ hal.executable.source private @finalize {
       %last_column = arith.subi %n, %c1 : index
       %column_in = arith.minui %column, %last_column : index
 
-      %last = arith.subi %p, %c1 : index
+      // All rows of a step exist, so that their loads wait for nothing; what is left goes one by one.
       %stride = arith.muli %slices, %rows_at_once : index
-      %sums:2 = scf.for %i = %ty to %p step %stride iter_args(%dgamma_sum_0 = %zero, %dbeta_sum_0 = %zero) -> (!acc, !acc) {
+      %last_skips = arith.subi %stride, %slices : index
+      %steps_end = arith.subi %p, %last_skips : index
+      %steps:3 = scf.for %i = %ty to %steps_end step %stride
+          iter_args(%dgamma_sum_0 = %zero, %dbeta_sum_0 = %zero, %next = %ty) -> (!acc, !acc, index) {
         // Each row
         %k_0 = arith.constant 0 : index
         %skipped_0 = arith.muli %k_0, %slices : index
         %row_0 = arith.addi %i, %skipped_0 : index
-        %live_0 = arith.cmpi ule, %row_0, %last : index
-        %row_in_0 = arith.minui %row_0, %last : index
-        %dgamma_read_0 = memref.load %dgamma_partials[%row_in_0, %column_in] : !acc_rows
-        %dbeta_read_0 = memref.load %dbeta_partials[%row_in_0, %column_in] : !acc_rows
-        %dgamma_0 = arith.select %live_0, %dgamma_read_0, %zero : !acc
-        %dbeta_0 = arith.select %live_0, %dbeta_read_0, %zero : !acc
+        %dgamma_0 = memref.load %dgamma_partials[%row_0, %column_in] : !acc_rows
+        %dbeta_0 = memref.load %dbeta_partials[%row_0, %column_in] : !acc_rows
         // End
         // Each row
         %dgamma_sum_1 = arith.addf %dgamma_sum_0, %dgamma_0 : !acc
         %dbeta_sum_1 = arith.addf %dbeta_sum_0, %dbeta_0 : !acc
         // End
-        scf.yield %dgamma_sum_1, %dbeta_sum_1 : !acc, !acc
+        %after = arith.addi %i, %stride : index
+        scf.yield %dgamma_sum_1, %dbeta_sum_1, %after : !acc, !acc, index
+      }
+      %sums:2 = scf.for %row = %steps#2 to %p step %slices
+          iter_args(%dgamma_sum = %steps#0, %dbeta_sum = %steps#1) -> (!acc, !acc) {
+        %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows
+        %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
+        %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
+        %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
+        scf.yield %dgamma_more, %dbeta_more : !acc, !acc
       }
       %dgamma_slices = memref.alloc() : !slices
       %dbeta_slices = memref.alloc() : !slices

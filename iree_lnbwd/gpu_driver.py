@@ -103,6 +103,19 @@ class Driver:
         self._seen_at = ctypes.byref(self._seen)
 
     @property
+    def entry_points(self) -> tuple[int, int, int, int, int]:
+        """Addresses, for code that launches by itself.
+
+        Of the functions that tell, push and pop the current context, and that launch; and of this
+        GPU's context.
+        """
+        get, push, pop, launch = (
+            ctypes.cast(self._functions[name], _P).value or 0
+            for name in ("get", "push", "pop", "launch")
+        )
+        return get, push, pop, launch, self._context_value or 0
+
+    @property
     def has_graphs(self) -> bool:
         """Whether a `Graph` can be made."""
         return self.uri.backend == "cuda"
@@ -230,6 +243,13 @@ class Launch:
     """A launch, made once and used often, by one thread at a time.
 
     Its arguments lie where the driver reads them, so a call only fills in the pointers.
+
+    Attributes:
+        function: The driver's handle of the kernel.
+        workgroups: Along x, y and z.
+        threads: The same of each workgroup.
+        shared_bytes: Of each workgroup.
+        constants: 32 bits each.
     """
 
     def __init__(
@@ -242,6 +262,11 @@ class Launch:
     ) -> None:
         """Use `Kernel.launch`."""
         export = kernel.export
+        self.function = function.value or 0
+        self.workgroups = workgroups
+        self.threads = export.threads
+        self.shared_bytes = export.shared_bytes
+        self.constants = tuple(constants)
         numbers = (_U * len(constants))(*constants)
         size = 8 * export.bindings + ctypes.sizeof(numbers)
         self._arguments = ctypes.create_string_buffer(bytes(8 * export.bindings) + bytes(numbers))

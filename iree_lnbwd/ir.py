@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import launches
 from iree_lnbwd.schedule import (
-    FINALIZE_COLUMNS,
     OnePass,
     RowBlocks,
     Schedule,
@@ -176,9 +175,10 @@ def _kernel_aliases(
         "#subgroup": f"{target.subgroup_size} : index",
         "#resident": f"{schedule.resident} : i32",
         "#partials_at_once": f"{schedule.finalize_rows} : index",
+        "#width": f"{schedule.finalize_columns} : index",
         "#slices": f"{schedule.finalize_slices} : index",
-        "#finalize_kernel": _kernel(FINALIZE_COLUMNS * schedule.finalize_slices, target),
-        "!slices": _shared(f"{schedule.finalize_slices}x{FINALIZE_COLUMNS}x!acc"),
+        "#finalize_kernel": _kernel(schedule.finalize_columns * schedule.finalize_slices, target),
+        "!slices": _shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
         "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
         **_bindings(cols),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import FINALIZE_COLUMNS, OnePass, Schedule, TwoPass
+from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
 
@@ -136,7 +136,7 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
         ]
     unasked = [] if spec.output_mask[0] else [Scratch("grad_input", 0, 1)]
     if any(spec.output_mask[1:]):
-        tiles = math.ceil(spec.columns / FINALIZE_COLUMNS)
+        tiles = math.ceil(spec.columns / schedule.finalize_columns)
         kernels.append(
             Launch("finalize", (tiles, 1, 1), (*partials, "grad_weight", "grad_bias"), (walkers,))
         )

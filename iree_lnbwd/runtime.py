@@ -180,6 +180,10 @@ class LayerNormBackward:
             return out
         return interop.from_numpy(self.run(call), like=input)
 
+    def stream_call(self, rows: int) -> StreamCall | None:
+        """What a call with M rows, M >= 1, puts on a stream; None where IREE's device runs it."""
+        return None if self._streamed is None else self._streamed.call(rows)
+
     def run(self, call: Call, out: LayerNormGrads | None = None) -> LayerNormGrads:
         """Computes a call on NumPy arrays that `arguments.bind` has checked, for this spec."""
         shapes = self._shapes(call)
@@ -293,7 +297,7 @@ class LayerNormBackward:
                 for r in self.spec.results
             ),
             output_mask=self.spec.output_mask,
-            launches=self._streamed.call(call.rows) if self._streamed and call.rows else None,
+            launches=self.stream_call(call.rows) if call.rows else None,
         )
 
     def _bind(

@@ -15,7 +15,6 @@ from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 from iree_lnbwd.tuning import TUNED
 
-FINALIZE_COLUMNS = 32  # of a workgroup of the last kernel
 
 _ACCESS_BYTES = 16  # the widest global access that GPUs have
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy
@@ -75,6 +74,7 @@ class OnePass:
         resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
+        finalize_columns: Of a workgroup of that kernel.
     """
 
     workgroups: int
@@ -89,6 +89,7 @@ class OnePass:
     resident: int = 1
     finalize_slices: int = 8
     finalize_rows: int = 8
+    finalize_columns: int = 32
 
     @property
     def path(self) -> str:
@@ -206,6 +207,7 @@ class TwoPass:
         resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
+        finalize_columns: Of a workgroup of that kernel.
     """
 
     workgroups: int
@@ -216,6 +218,7 @@ class TwoPass:
     resident: int = 1
     finalize_slices: int = 4
     finalize_rows: int = 4
+    finalize_columns: int = 32
 
     @property
     def path(self) -> str:
@@ -286,7 +289,8 @@ Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
 
 def _least(schedule: OnePass | TwoPass, *own: str) -> int:
     """Of the numbers that must be there: those of every schedule of a GPU, and its own."""
-    common = ("workgroups", "warps", "vector", "resident", "finalize_slices", "finalize_rows")
+    finalize = ("finalize_slices", "finalize_rows", "finalize_columns")
+    common = ("workgroups", "warps", "vector", "resident", *finalize)
     numbers = asdict(schedule)
     return int(min(numbers[name] for name in (*common, *own)))
 
@@ -295,7 +299,7 @@ def _gpu_rules(
     spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass, threads: int
 ) -> tuple[tuple[bool, str], ...]:
     """What every schedule of a GPU asks for: (is broken, why)."""
-    finalize_threads = FINALIZE_COLUMNS * schedule.finalize_slices
+    finalize_threads = schedule.finalize_columns * schedule.finalize_slices
     return (
         (target.backend == "cpu", "workgroups of threads need a GPU"),
         (spec.acc_dtype == "f64", "subgroups reduce no f64"),

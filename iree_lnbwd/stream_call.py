@@ -32,6 +32,8 @@ class StreamCall:
         fixed: Addresses that are the module's own.
         scratch: Where each piece begins in the call's scratch memory.
         scratch_bytes: Of all pieces.
+        scratch_names: What launches call the pieces.
+        bindings: What the pointers of each launch point to.
     """
 
     driver: Driver
@@ -41,6 +43,8 @@ class StreamCall:
     fixed: tuple[int, ...]
     scratch: tuple[int, ...]
     scratch_bytes: int
+    scratch_names: tuple[str, ...]
+    bindings: tuple[tuple[str, ...], ...]
 
     def run(self, addresses: Sequence[int], scratch: int, stream: int, *, captured: bool) -> None:
         """Puts the kernels on a stream.
@@ -125,6 +129,8 @@ class StreamModule:
             fixed=(self._ones.pointer,) if self._ones else (),
             scratch=tuple(starts),
             scratch_bytes=end,
+            scratch_names=tuple(piece.name for piece in self._launches.scratch),
+            bindings=tuple(planned.bindings for planned in self._launches.kernels),
         )
 
 

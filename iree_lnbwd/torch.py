@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd import cache, functional
+from iree_lnbwd import cache, functional, torch_native
 from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
@@ -252,6 +252,11 @@ def _layer_norm_with_autograd(
     if torch._C._are_functorch_transforms_active():
         # torch.func differentiates and batches ATen's operators.
         return _forward(input, normalized_shape, weight, bias, eps)[0]
+    if input.is_cuda and torch.cuda.is_available() and torch_native.load():
+        # From now on the dispatcher takes the C++ ones, which are registered for CUDA by name.
+        return torch.ops.iree_lnbwd.layer_norm.default(  # type: ignore[no-any-return]
+            input, normalized_shape, weight, bias, eps
+        )
     return _LayerNormFunction.apply(input, normalized_shape, weight, bias, eps)
 
 
@@ -295,9 +300,24 @@ def _layer_norm_backward(
     op = _loaded(tuple(normalized_shape), kinds, asked, None if mean is not None else eps)
     tensors = (grad_output, input, mean, rstd, weight, bias)
     try:
-        return op(*tensors)
+        gradients = op(*tensors)
     except ValueError:  # strides or an address that the module cannot use, if nothing worse
         return op(*(_usable(tensor, op.alignment) for tensor in tensors))
+    if mean is not None and input.is_cuda and torch_native.load():
+        torch_native.remember(
+            torch_native.Kind(
+                input.device,
+                input.numel() // op.spec.columns,
+                op.spec.columns,
+                grad_output.dtype,
+                input.dtype,
+                None if weight is None else weight.dtype,
+                None if bias is None else bias.dtype,
+                (output_mask[0], output_mask[1], output_mask[2]),
+            ),
+            op,
+        )
+    return gradients
 
 
 def _usable(tensor: Tensor | None, alignment: int) -> Tensor | None:
@@ -431,16 +451,23 @@ _library.define(
     "-> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+_BACKWARD = (
+    "(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor? mean, Tensor? rstd, "
+    "Tensor? weight, Tensor? bias, bool[3] output_mask, float eps) -> (Tensor, Tensor, Tensor)"
+)
+_library.define("layer_norm_backward" + _BACKWARD, tags=(torch.Tag.pt2_compliant_tag,))
+# Where the C++ operators turn to: what they have not seen yet, and mixed types.
+_library.define("layer_norm_backward_checked" + _BACKWARD)
 _library.define(
-    "layer_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
-    "Tensor? mean, Tensor? rstd, Tensor? weight, Tensor? bias, bool[3] output_mask, "
-    "float eps) -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    "layer_norm_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
+    "float eps) -> (Tensor, Tensor, Tensor)"
 )
 _library.impl("layer_norm", _layer_norm, "CompositeExplicitAutograd")
 _library.impl("layer_norm", _layer_norm_with_autograd, "Autograd")
 _library.impl("layer_norm", _layer_norm, "FuncTorchBatchedDecomposition")
 _library.impl("layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
+_library.impl("layer_norm_backward_checked", _layer_norm_backward, "CompositeExplicitAutograd")
+_library.impl("layer_norm_forward", _forward, "CompositeImplicitAutograd")
 # As PyTorch's own layer norm: in f32 under autocast on GPUs, as it comes on the CPU.
 torch.library.register_autocast("iree_lnbwd::layer_norm", "cuda", torch.float32, lib=_library)
 torch.library.register_fake("iree_lnbwd::layer_norm", _layer_norm, lib=_library)
