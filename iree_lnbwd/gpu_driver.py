@@ -57,6 +57,7 @@ _GRAPH_FUNCTIONS: Mapping[str, tuple[str, tuple[Any, ...] | None]] = MappingProx
         "instantiate": ("cuGraphInstantiateWithFlags", (_P, _P, ctypes.c_ulonglong)),
         "set": ("cuGraphExecKernelNodeSetParams_v2", None),
         "run": ("cuGraphLaunch", None),
+        "captures": ("cuStreamIsCapturing", (_P, _P)),
         "forget": ("cuGraphDestroy", (_P,)),
         "destroy": ("cuGraphExecDestroy", (_P,)),
     }
@@ -103,17 +104,17 @@ class Driver:
         self._seen_at = ctypes.byref(self._seen)
 
     @property
-    def entry_points(self) -> tuple[int, int, int, int, int]:
-        """Addresses, for code that launches by itself.
+    def context(self) -> int:
+        """The driver's handle of this GPU's context."""
+        return self._context_value or 0
 
-        Of the functions that tell, push and pop the current context, and that launch; and of this
-        GPU's context.
+    def entry_point(self, function: str) -> int:
+        """Address of one of the driver's functions, for code that calls it by itself.
+
+        Args:
+            function: Our name of it.
         """
-        get, push, pop, launch = (
-            ctypes.cast(self._functions[name], _P).value or 0
-            for name in ("get", "push", "pop", "launch")
-        )
-        return get, push, pop, launch, self._context_value or 0
+        return ctypes.cast(self._functions[function], _P).value or 0
 
     @property
     def has_graphs(self) -> bool:
@@ -342,6 +343,11 @@ class Graph:
         # Its nodes are named when their arguments are set, so the graph stays as long as what runs.
         weakref.finalize(self, driver._release, "forget", graph).atexit = False
         weakref.finalize(self, driver._release, "destroy", self._runnable).atexit = False
+
+    @property
+    def handles(self) -> tuple[int, ...]:
+        """The driver's handles of what runs and, in order, of its nodes."""
+        return tuple(handle.value or 0 for handle in (self._runnable, *self._nodes))
 
     def run(self, launches: Sequence[Launch], stream: int) -> None:
         """Puts the kernels on a stream; the GPU is the current one.

@@ -15,7 +15,6 @@ from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 from iree_lnbwd.tuning import TUNED
 
-
 _ACCESS_BYTES = 16  # the widest global access that GPUs have
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy
 _WARPS_OF_A_PROCESSOR = 16

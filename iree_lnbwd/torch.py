@@ -254,9 +254,10 @@ def _layer_norm_with_autograd(
         return _forward(input, normalized_shape, weight, bias, eps)[0]
     if input.is_cuda and torch.cuda.is_available() and torch_native.load():
         # From now on the dispatcher takes the C++ ones, which are registered for CUDA by name.
-        return torch.ops.iree_lnbwd.layer_norm.default(  # type: ignore[no-any-return]
+        output: Tensor = torch.ops.iree_lnbwd.layer_norm.default(
             input, normalized_shape, weight, bias, eps
         )
+        return output
     return _LayerNormFunction.apply(input, normalized_shape, weight, bias, eps)
 
 

@@ -37,14 +37,38 @@ using Statistics = std::tuple<Tensor, Tensor, Tensor>;  // output, mean, rstd
 
 // What one call launches.
 
-// The driver's functions that a launch takes: CUDA's, or HIP's, which have the same signatures.
+// What a graph is told of a kernel: CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h.
+struct KernelNode {
+  void* function;
+  unsigned workgroups[3];
+  unsigned threads[3];
+  unsigned shared_bytes;
+  void** parameters;
+  void** extra;
+  void* kernel;
+  void* context;
+};
+
+// A GPU's context, and functions of its driver: CUDA's, or HIP's, whose signatures are the same.
+// Those of graphs are CUDA's alone.
 struct Driver {
+  void* context;
   int (*get_context)(void**);
   int (*push_context)(void*);
   int (*pop_context)(void**);
   int (*launch)(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
                 unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
                 void** parameters, void** extra);
+  int (*is_capturing)(void* stream, int* status);
+  int (*set_node)(void* graph, void* node, const KernelNode* kernel);
+  int (*launch_graph)(void* graph, void* stream);
+};
+
+// Kernels one after another that the driver takes at once, which is faster.
+struct Graph {
+  std::mutex mutex;  // of its nodes' arguments
+  void* runnable;
+  std::vector<void*> nodes;
 };
 
 struct Launch {
@@ -58,11 +82,11 @@ struct Launch {
 
 struct Call {
   Driver driver;
-  void* context;
   int64_t ones;  // address of a weight of ones, for an op that has none
   int64_t scratch_bytes;
   std::vector<int64_t> scratch;  // where each piece begins
   std::vector<Launch> launches;
+  std::shared_ptr<Graph> graph;  // of these launches, if there is one
 };
 
 // What calls have in common that launch the same kernels.
@@ -106,6 +130,16 @@ class Calls {
     std::lock_guard<std::mutex> lock(mutex_);
     calls_[kind] = std::make_shared<const Call>(std::move(call));
   }
+  std::shared_ptr<Graph> graph(at::IntArrayRef handles) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& graph = graphs_[handles[0]];
+    if (!graph) {
+      graph = std::make_shared<Graph>();
+      graph->runnable = reinterpret_cast<void*>(handles[0]);
+      for (int64_t node : handles.slice(1)) graph->nodes.push_back(reinterpret_cast<void*>(node));
+    }
+    return graph;
+  }
   void clear() {
     std::lock_guard<std::mutex> lock(mutex_);
     calls_.clear();
@@ -113,6 +147,7 @@ class Calls {
 
  private:
   std::mutex mutex_;
+  std::unordered_map<int64_t, std::shared_ptr<Graph>> graphs_;
   std::unordered_map<Kind, std::shared_ptr<const Call>, HashOfKind> calls_;
 };
 
@@ -126,17 +161,25 @@ void remember(at::Device device, int64_t rows, int64_t columns, at::ScalarType g
               at::ScalarType input, std::optional<at::ScalarType> weight,
               std::optional<at::ScalarType> bias, std::array<bool, 3> output_mask,
               at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
-              at::IntArrayRef launches) {
-  TORCH_CHECK(driver.size() == 5, "driver: expected 5 addresses, got ", driver.size());
-  Call call{{reinterpret_cast<decltype(Driver::get_context)>(driver[0]),
-             reinterpret_cast<decltype(Driver::push_context)>(driver[1]),
-             reinterpret_cast<decltype(Driver::pop_context)>(driver[2]),
-             reinterpret_cast<decltype(Driver::launch)>(driver[3])},
-            reinterpret_cast<void*>(driver[4]),
-            ones,
-            scratch_bytes,
-            scratch.vec(),
-            {}};
+              at::IntArrayRef launches, at::IntArrayRef graph) {
+  const size_t addresses = graph.empty() ? 5 : 8;
+  TORCH_CHECK(driver.size() == addresses, "driver: expected ", addresses, " addresses, got ",
+              driver.size());
+  Call call{{}, ones, scratch_bytes, scratch.vec(), {}, nullptr};
+  call.driver.context = reinterpret_cast<void*>(driver[0]);
+  const auto function = [&](auto& function, size_t at) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(driver[at]);
+  };
+  function(call.driver.get_context, 1);
+  function(call.driver.push_context, 2);
+  function(call.driver.pop_context, 3);
+  function(call.driver.launch, 4);
+  if (!graph.empty()) {
+    function(call.driver.is_capturing, 5);
+    function(call.driver.set_node, 6);
+    function(call.driver.launch_graph, 7);
+    call.graph = calls().graph(graph);
+  }
   size_t at = 0;
   auto next = [&] {
     TORCH_CHECK(at < launches.size(), "launches: expected more than ", at, " numbers");
@@ -163,14 +206,14 @@ void check(int status, const char* what) {
   TORCH_CHECK(status == 0, "device: ", what, " failed with ", status);
 }
 
-// Makes a context the thread's for a while; a new thread of PyTorch's may have none.
+// Makes a GPU's context the thread's for a while; a new thread of PyTorch's may have none.
 class CurrentContext {
  public:
-  CurrentContext(const Driver& driver, void* context) : driver_(driver) {
+  explicit CurrentContext(const Driver& driver) : driver_(driver) {
     void* current = nullptr;
     check(driver.get_context(&current), "looking up the context");
-    if (current != context) {
-      check(driver.push_context(context), "setting the context");
+    if (current != driver.context) {
+      check(driver.push_context(driver.context), "setting the context");
       pushed_ = true;
     }
   }
@@ -186,26 +229,69 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-void run(const Call& call, at::ArrayRef<int64_t> pointers, void* stream) {
-  CurrentContext current(call.driver, call.context);
-  // As the driver reads them: pointers, then constants of 32 bits.
-  std::vector<uint32_t> arguments;
-  for (const Launch& launch : call.launches) {
-    arguments.clear();
+// A launch's arguments as the driver reads them: pointers, then constants of 32 bits.
+class Arguments {
+ public:
+  Arguments(const Launch& launch, at::ArrayRef<int64_t> pointers) {
     for (int64_t place : launch.places) {
       const auto pointer = static_cast<uint64_t>(pointers[place]);
-      arguments.push_back(static_cast<uint32_t>(pointer));
-      arguments.push_back(static_cast<uint32_t>(pointer >> 32));
+      values_.push_back(static_cast<uint32_t>(pointer));
+      values_.push_back(static_cast<uint32_t>(pointer >> 32));
     }
-    arguments.insert(arguments.end(), launch.constants.begin(), launch.constants.end());
-    size_t size = arguments.size() * sizeof(uint32_t);
+    values_.append(launch.constants.begin(), launch.constants.end());
+    size_ = values_.size() * sizeof(uint32_t);
     void* const buffer_pointer = reinterpret_cast<void*>(1);  // the driver's names of what follows
     void* const buffer_size = reinterpret_cast<void*>(2);
-    void* extra[] = {buffer_pointer, arguments.data(), buffer_size, &size, nullptr};
+    extra_ = {buffer_pointer, values_.data(), buffer_size, &size_, nullptr};
+  }
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  void** extra() { return extra_.data(); }
+
+ private:
+  c10::SmallVector<uint32_t, 32> values_;
+  size_t size_;
+  std::array<void*, 5> extra_;
+};
+
+bool is_capturing(const Driver& driver, void* stream) {
+  int status = 0;
+  check(driver.is_capturing(stream, &status), "asking for a stream's capture");
+  return status != 0;
+}
+
+void run_graph(const Call& call, at::ArrayRef<int64_t> pointers, void* stream) {
+  Graph& graph = *call.graph;
+  std::lock_guard<std::mutex> lock(graph.mutex);
+  for (size_t i = 0; i < call.launches.size(); ++i) {
+    const Launch& launch = call.launches[i];
     const auto& [x, y, z] = launch.workgroups;
     const auto& [threads_x, threads_y, threads_z] = launch.threads;
+    Arguments arguments(launch, pointers);
+    const KernelNode node = {launch.function,
+                             {x, y, z},
+                             {threads_x, threads_y, threads_z},
+                             launch.shared_bytes,
+                             nullptr,
+                             arguments.extra(),
+                             nullptr,
+                             nullptr};
+    check(call.driver.set_node(graph.runnable, graph.nodes[i], &node), "setting a kernel");
+  }
+  check(call.driver.launch_graph(graph.runnable, stream), "launching kernels");
+}
+
+void run(const Call& call, at::ArrayRef<int64_t> pointers, void* stream) {
+  const CurrentContext current(call.driver);
+  // What a caller captures becomes part of the caller's graph, with these pointers.
+  if (call.graph && !is_capturing(call.driver, stream)) return run_graph(call, pointers, stream);
+  for (const Launch& launch : call.launches) {
+    const auto& [x, y, z] = launch.workgroups;
+    const auto& [threads_x, threads_y, threads_z] = launch.threads;
+    Arguments arguments(launch, pointers);
     check(call.driver.launch(launch.function, x, y, z, threads_x, threads_y, threads_z,
-                             launch.shared_bytes, stream, nullptr, extra),
+                             launch.shared_bytes, stream, nullptr, arguments.extra()),
           "launching a kernel");
   }
 }
@@ -416,7 +502,7 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
   library.def(
       "remember(Device device, int rows, int columns, ScalarType grad_output, ScalarType input, "
       "ScalarType? weight, ScalarType? bias, bool[3] output_mask, int[] driver, int ones, "
-      "int scratch_bytes, int[] scratch, int[] launches) -> ()",
+      "int scratch_bytes, int[] scratch, int[] launches, int[] graph) -> ()",
       remember);
   library.def("forget() -> ()", forget);
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import os
 import tempfile
 import threading
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.utils import cpp_extension
 
 from iree_lnbwd import cache
 from iree_lnbwd.artifact import digest
+from iree_lnbwd.gpu_driver import Graph
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.spec import GRADIENTS
 
@@ -28,10 +28,15 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = ("-O2",)
 # The C++ names of a call's pointers, before those of its scratch.
 _POINTERS = ("grad_output", "input", "mean", "rstd", "weight", *GRADIENTS)
+# The fields of Driver in C++, which is given no more of them than a call takes.
+_FUNCTIONS: tuple[str, ...] = ("get", "push", "pop", "launch")
+_GRAPH_FUNCTIONS = ("captures", "set", "run")
 _KINDS_KEPT = 4096
 
 _log = logging.getLogger(__name__)
-_remembered: dict[Kind, LayerNormBackward] = {}
+_remembered: set[Kind] = set()
+_modules: set[LayerNormBackward] = set()  # whose kernels C++ may launch
+_graphs: dict[Graph, Graph] = {}  # by the one that `LayerNormBackward` uses for the same kernels
 _remembering = threading.Lock()
 
 
@@ -56,7 +61,8 @@ def load() -> bool:
 
 def _built() -> Path:
     """The shared library for this PyTorch, compiled if it is not in the cache."""
-    key = "\n".join((_SOURCE.read_text(), *_FLAGS, torch.__version__, str(torch.version.git_version)))
+    version = (torch.__version__, str(torch.version.git_version))
+    key = "\n".join((_SOURCE.read_text(), *_FLAGS, *version))
     library = cache.directory() / "torch" / digest(key.encode())[:16] / "iree_lnbwd_torch.so"
     if library.exists():
         return library
@@ -71,7 +77,7 @@ def _built() -> Path:
             build_directory=folder,
             is_python_module=False,
         )
-        os.replace(Path(folder) / library.name, library)
+        (Path(folder) / library.name).replace(library)
     return library
 
 
@@ -109,9 +115,11 @@ def remember(kind: Kind, module: LayerNormBackward) -> None:
     with _remembering:
         if kind in _remembered:
             return
-        if len(_remembered) >= _KINDS_KEPT:
-            forget()
-        _remembered[kind] = module
+        if len(_remembered) >= _KINDS_KEPT:  # another thread may be in such a call: modules stay
+            torch.ops.iree_lnbwd.forget()
+            _remembered.clear()
+        _remembered.add(kind)
+        _modules.add(module)
         if (call := module.stream_call(kind.rows)) is None:
             return
         places = {name: place for place, name in enumerate((*_POINTERS, *call.scratch_names))}
@@ -120,21 +128,29 @@ def remember(kind: Kind, module: LayerNormBackward) -> None:
             launches += (launch.function, *launch.workgroups, *launch.threads, launch.shared_bytes)
             launches += (len(bindings), *(places[name] for name in bindings))
             launches += (len(launch.constants), *launch.constants)
+        driver, functions = call.driver, _FUNCTIONS
+        graph: tuple[int, ...] = ()
+        if call.graph is not None:
+            functions += _GRAPH_FUNCTIONS
+            if call.graph not in _graphs:  # one of our own: the other one is under other locks
+                with driver.current():
+                    _graphs[call.graph] = Graph(driver, call.launches)
+            graph = _graphs[call.graph].handles
         torch.ops.iree_lnbwd.remember(
             *kind,
-            driver=call.driver.entry_points,
+            driver=[driver.context, *map(driver.entry_point, functions)],
             ones=call.fixed[0] if call.fixed else 0,
             scratch_bytes=call.scratch_bytes,
             scratch=call.scratch,
             launches=launches,
+            graph=graph,
         )
 
 
-def forget() -> None:
-    """Drops all that `remember` was told."""
+@atexit.register
+def _forget() -> None:
+    """Lets go of the modules; PyTorch calls no operator any more."""
     if _remembered:
         torch.ops.iree_lnbwd.forget()
-        _remembered.clear()
-
-
-atexit.register(forget)
+    _graphs.clear()
+    _modules.clear()
