@@ -223,6 +223,14 @@ hal.executable.source private @rows {
         %arrived = arith.cmpi sge, %base, %first : i32
         %begun = arith.ori %at_once, %arrived : i1
 
+        // Statistics of the row after this one: asked for a whole step ahead of their use. Of a row before
+        // the first (huge as an unsigned number) or past the end they are not used.
+        %row_next = arith.addi %row, %stride : i32
+        %row_next_in = arith.minui %row_next, %last : i32
+        %row_next_index = arith.index_castui %row_next_in : i32 to index
+        %mean_next = memref.load %mean[%row_next_index] : !acc_column
+        %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
+
         // Past the end of the columns or of the rows a copy reads nothing and writes zeros. In place,
         // copies wait for the dx of the row that they overwrite, once there is one.
         %row_ahead = arith.addi %row, %stride_ahead : i32
@@ -269,12 +277,6 @@ hal.executable.source private @rows {
           %rstd_row = arith.select %row_live, %rstd_loaded, %zero : !acc
           %mean_v = vector.broadcast %mean_row : !acc to !chunk
           %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
-
-          %row_next = arith.addi %row, %stride : i32
-          %row_next_in = arith.minsi %row_next, %last : i32
-          %row_next_index = arith.index_castui %row_next_in : i32 to index
-          %mean_next = memref.load %mean[%row_next_index] : !acc_column
-          %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
 
           // Row sums of this thread's chunks: h and h * xhat.
           // -0.0 changes no number that it is added to.
