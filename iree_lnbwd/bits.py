@@ -15,10 +15,12 @@ import numpy as np
 
 from iree_lnbwd import artifact, matrix, npz
 from iree_lnbwd.arguments import Array, Call, LayerNormGrads
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.schedule import Schedule
+from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 
 _ROWS = (1, 5, 37)
 _MOST_ELEMENTS = 1 << 14  # keeps the files of all modules below 10 MB
+_MOST_ELEMENTS_OF_MANY = 1 << 20  # what is emulated in two seconds
 
 Compute = Callable[[Call], LayerNormGrads]
 
@@ -43,7 +45,14 @@ class Difference:
     largest: int
 
 
-def save(folder: Path, name: str, spec: LayerNormSpec, vmfb_sha256: str, compute: Compute) -> None:
+def save(
+    folder: Path,
+    name: str,
+    spec: LayerNormSpec,
+    schedule: Schedule,
+    vmfb_sha256: str,
+    compute: Compute,
+) -> None:
     """Computes a module's small calls on fresh random data and keeps the results.
 
     Raises:
@@ -52,16 +61,15 @@ def save(folder: Path, name: str, spec: LayerNormSpec, vmfb_sha256: str, compute
     folder.mkdir(parents=True, exist_ok=True)
     seed = secrets.randbits(63)
     arrays: dict[str, Array] = {"vmfb_sha256": np.array(vmfb_sha256), "seed": np.array(seed)}
-    for call in _calls(spec, seed):
+    for call in _calls(spec, schedule, seed):
         arrays[f"{call.rows}/inputs_sha256"] = np.array(_inputs_digest(call))
-        for gradient, values in compute(call)._asdict().items():
-            if values is not None:
-                arrays[f"{call.rows}/{gradient}"] = values
+        for gradient, values in _kept(compute(call)):
+            arrays[f"{call.rows}/{gradient}"] = values
     npz.write(folder / f"{name}.npz", arrays)
 
 
 def compare(
-    path: Path, spec: LayerNormSpec, vmfb_sha256: str, compute: Compute
+    path: Path, spec: LayerNormSpec, schedule: Schedule, vmfb_sha256: str, compute: Compute
 ) -> Iterator[Difference]:
     """Computes the same calls of the same module and compares them with what was kept.
 
@@ -71,21 +79,31 @@ def compare(
     kept = npz.read(path)
     if (sha := str(kept["vmfb_sha256"])) != vmfb_sha256:
         raise ValueError(f"{path}: of the module {sha}, expected {vmfb_sha256}")
-    for call in _calls(spec, int(kept["seed"])):
+    for call in _calls(spec, schedule, int(kept["seed"])):
         if str(kept[f"{call.rows}/inputs_sha256"]) != _inputs_digest(call):
             raise ValueError(
                 f"{path}: this NumPy ({np.__version__}) makes other data from the seed"
             )
-        for gradient, values in compute(call)._asdict().items():
-            if values is not None:
-                yield _difference(call.rows, gradient, values, kept[f"{call.rows}/{gradient}"])
+        for gradient, values in _kept(compute(call)):
+            yield _difference(call.rows, gradient, values, kept[f"{call.rows}/{gradient}"])
 
 
-def _calls(spec: LayerNormSpec, seed: int) -> Iterator[Call]:
+def _calls(spec: LayerNormSpec, schedule: Schedule, seed: int) -> Iterator[Call]:
+    """Of few rows; and of one more than are few, where a module has another form for those."""
     rng = np.random.default_rng(seed)
     for rows in _ROWS:
         if rows == 1 or rows * spec.columns <= _MOST_ELEMENTS:
             yield matrix.random_call(spec, rows, rng)
+    for rows in matrix.both_sides(spec, schedule)[1:]:
+        if rows * spec.columns <= _MOST_ELEMENTS_OF_MANY:
+            yield matrix.random_call(spec, rows, rng)
+
+
+def _kept(gradients: LayerNormGrads) -> Iterator[tuple[str, Array]]:
+    """What there is of a call's gradients, the first rows where they are many."""
+    for gradient, values in gradients._asdict().items():
+        if values is not None:
+            yield gradient, values[: _ROWS[-1]] if gradient == GRADIENTS[0] else values
 
 
 def _inputs_digest(call: Call) -> str:

@@ -31,7 +31,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.inspection import Kernel
 from iree_lnbwd.runtime import Description
-from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.schedule import WholeTensors, paths
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verify import Runs
@@ -370,7 +370,7 @@ def _facts(
         ("module", f"SHA-256 {vmfb_sha256}: {evidence.of_module(vmfb_sha256)}"),
         ("takes", ", ".join(f"{a.name} {a}" for a in spec.inputs)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
-        ("path", schedule.path),
+        *(("path", path) for path in paths(schedule, spec)),
         *((("calls", _CALLS[launches is not None]),) if target.backend != "cpu" else ()),
     ]
     if manifest is None:

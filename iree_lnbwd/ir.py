@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import launches
 from iree_lnbwd.schedule import (
+    FewRows,
+    Form,
     OnePass,
     RowBlocks,
     Schedule,
     TwoPass,
     WholeTensors,
+    forms,
 )
 from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
@@ -25,9 +28,18 @@ from iree_lnbwd.targets import Target
 LINALG = "layer_norm_backward.mlir"
 STABLEHLO = "layer_norm_backward.stablehlo.mlir"
 ONE_PASS = "one_pass.mlir"
+FEW_ROWS = "few_rows.mlir"
 TWO_PASS = "two_pass.mlir"
 ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
+
+_FILES: Mapping[type[Form], tuple[str, ...]] = {
+    WholeTensors: (LINALG,),
+    RowBlocks: (ROW_BLOCKS,),
+    FewRows: (FEW_ROWS,),
+    OnePass: (ONE_PASS, FINALIZE),
+    TwoPass: (TWO_PASS, FINALIZE),
+}
 
 _HEADER = re.compile(
     r"// What a LayerNormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
@@ -41,6 +53,7 @@ _CAST = re.compile(
 _VALUE = re.compile(r"%(\w+)")
 _DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
 _ALIAS = re.compile(r"![a-z_]+")
+_VIEW = "!hal.buffer_view"  # storage with a shape, whose content is no tensor yet
 
 # What the entry point calls each argument and result, and the alias of its type.
 _KERNEL_NAMES = {
@@ -57,12 +70,10 @@ _KERNEL_NAMES = {
 
 def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
-    if isinstance(schedule, WholeTensors):
-        return (LINALG,)
-    if isinstance(schedule, RowBlocks):
-        return (ROW_BLOCKS,)
-    kernels = ONE_PASS if isinstance(schedule, OnePass) else TWO_PASS
-    return (kernels, FINALIZE) if spec.recompute_eps is None else (kernels, FINALIZE, LINALG)
+    names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
+    if isinstance(schedule, OnePass | TwoPass) and spec.recompute_eps is not None:
+        names.append(LINALG)  # for the statistics
+    return tuple(names)
 
 
 def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
@@ -78,30 +89,50 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
         MLIR text with one public function, `spec.ENTRY`, of the spec's arguments and results.
     """
     aliases = _spec_aliases(spec)
-    text = texts[0]
+    bodies = list(texts)
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif not isinstance(schedule, WholeTensors):
         aliases |= _kernel_aliases(spec, target, schedule)
         if isinstance(schedule, OnePass):
             aliases |= _one_pass_aliases(spec, target, schedule)
-            text = _narrow_copies(text, spec, schedule)
-            text = _repeat(text, {"chunk": schedule.chunks(spec, target)})
+            if schedule.few_rows:
+                aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
         else:
             aliases |= _two_pass_aliases(spec, target, schedule)
-            text = _repeat(text, {"chunk": schedule.chunks, "row": schedule.rows})
-        text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
-        finalize = _HEADER.split(texts[1])[-1].lstrip()
-        text += "\n" + _repeat(finalize, {"row": schedule.finalize_rows})
-        if len(texts) > 2:  # the statistics, which are computed ahead of the pass
-            text += _statistics(texts[2])
+        bodies = [
+            _kernel_text(name, text, spec, target, schedule)
+            for name, text in zip(sources(spec, schedule), texts, strict=True)
+        ]
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
-    text = _HEADER.sub(lambda _: header, text)
+    text = _HEADER.sub(lambda _: header, bodies[0])
+    text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in bodies[1:])
     text = _drop_identity_casts(text, aliases)
     if spec.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%\w+\}", r"\1", text)
     return text + _entry(spec, target, schedule)
+
+
+def _kernel_text(
+    name: str, text: str, spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
+) -> str:
+    """A file of kernels with its blocks repeated, and with what MLIR takes no alias for."""
+    if name == LINALG:  # the statistics, which are computed ahead of the pass
+        return _statistics(text)
+    times: dict[str, int]
+    if name == FINALIZE:
+        times = {"row": schedule.finalize_rows}
+    elif isinstance(schedule, TwoPass):
+        times = {"chunk": schedule.chunks, "row": schedule.rows}
+    elif name == FEW_ROWS and (few := schedule.few_rows):
+        times = {"chunk": few.chunks(spec, target, schedule.vector)}
+        text = text.replace("cluster(size = 8)", f"cluster(size = {few.parts(target)})")
+    else:
+        times = {"chunk": schedule.chunks(spec, target)}
+        text = _narrow_copies(text, spec, schedule)
+    text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
+    return _repeat(text, times)
 
 
 def _spec_aliases(spec: LayerNormSpec) -> dict[str, str]:
@@ -255,6 +286,29 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
+def _few_rows_aliases(
+    spec: LayerNormSpec, target: Target, schedule: OnePass, few: FewRows
+) -> dict[str, str]:
+    tiles = -(-spec.columns // few.tile) if any(spec.output_mask[1:]) else 0
+    vector, slices = few.tile_vector, few.slices(target)
+    return {
+        "#few_threads": f"{few.threads(target)} : index",
+        "#most_few_rows": f"{few.rows} : index",
+        "#few_workgroups": f"affine_map<()[m] -> ({tiles} + m * {int(spec.output_mask[0])})>",
+        "#tiles": f"{tiles} : index",
+        "#tile": f"{few.tile} : index",
+        "#tile_vector": f"{vector} : index",
+        "#tile_slices": f"{slices} : index",
+        "#few_rows_kernel": _kernel(few.threads(target), target),
+        "!few_exchange": _shared(f"{few.warps}x2x!acc"),
+        "!few_warp_sums": f"vector<{few.warps}x2x!acc>",
+        "!tile_sums": _shared(f"2x{slices}x{few.padded_tile(target)}x!acc"),
+        "!dy_cells": f"vector<{vector}x!dy>",
+        "!x_cells": f"vector<{vector}x!x>",
+        "!cells": f"vector<{vector}x!acc>",
+    }
+
+
 def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) -> dict[str, str]:
     at_once = schedule.tile(target) * schedule.chunks
     return {
@@ -339,22 +393,26 @@ def _drop_identity_casts(text: str, aliases: Mapping[str, str]) -> str:
 
 def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
     """The public function: arguments in, ``@backward`` called, the asked gradients out."""
-    parameters = [_declare(argument) for argument in spec.inputs] + [
-        f"{_declare(result, prefix='out_')} {{iree.abi.output = {i} : index}}"
-        for i, result in enumerate(spec.results)
-    ]
+    inputs = [_declare(argument) for argument in spec.inputs]
     body = []
     if not spec.has_weight:
         body.append("%gamma = arith.constant dense<1.0> : !gamma_n")
     if spec.recompute_eps is not None:
         body.append("%mean, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)")
-    body.append(
-        "%dx, %dgamma, %dbeta = call @backward(%dy, %x, %mean, %rstd, %gamma)\n"
-        "      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n) -> (!x_mn, !gamma_n, !beta_n)"
-    )
-    values = ", ".join("%" + _KERNEL_NAMES[r.name][0] for r in spec.results)
-    types = ", ".join(_KERNEL_NAMES[r.name][1] for r in spec.results)
-    body.append(f"return {values} : {types}")
+    first, *rest = forms(schedule, spec)
+    if rest:
+        storage = [_declare(result, "out_", _VIEW) for result in spec.results]
+        types = ", ".join(_VIEW for _ in spec.results)
+        body += _branches(spec)
+    else:
+        storage = [
+            f"{_declare(result, 'out_')} {{iree.abi.output = {i} : index}}"
+            for i, result in enumerate(spec.results)
+        ]
+        types = ", ".join(_KERNEL_NAMES[r.name][1] for r in spec.results)
+        values = ", ".join("%" + _KERNEL_NAMES[r.name][0] for r in spec.results)
+        form = "_few_rows" if isinstance(first, FewRows) else ""
+        body += [_backward(form), f"return {values} : {types}"]
     reflection = {
         "iree_lnbwd.spec": json.dumps(spec.to_dict(), sort_keys=True),
         "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),
@@ -366,7 +424,7 @@ def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
     lines = [
         "",
         f"func.func @{ENTRY}(",
-        ",\n".join(f"    {parameter}" for parameter in parameters) + ")",
+        ",\n".join(f"    {parameter}" for parameter in (*inputs, *storage)) + ")",
         f"    -> ({types})",
         f"    attributes {{iree.reflection = {{{attributes}}}}} {{",
         *(f"  {line}" for line in body),
@@ -375,6 +433,44 @@ def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _declare(argument: TensorType, prefix: str = "") -> str:
+def _branches(spec: LayerNormSpec) -> list[str]:
+    """The form of few rows or the other, by M.
+
+    Each ties its gradients to the caller's storage itself: where only the point at which branches
+    meet does, IREE copies them there.
+    """
+    lines = [
+        "%c0 = arith.constant 0 : index",
+        "%m = tensor.dim %x, %c0 : !x_mn",
+        "%most = arith.constant #most_few_rows",
+        "%are_few = arith.cmpi ule, %m, %most : index",
+        "cf.cond_br %are_few, ^few_rows, ^rows",
+    ]
+    for form in ("_few_rows", ""):
+        lines += [f"^{form[1:] or 'rows'}:", _backward(form, suffix=form)]
+        for result in spec.results:
+            name, alias = _KERNEL_NAMES[result.name]
+            dims = "{%m}" if result.shape[0] is None else ""
+            lines += [
+                f"%{name}_there{form} = hal.tensor.alias %{name}{form} : {alias}{dims} "
+                f"to %out_{name} : {_VIEW}",
+                f"%{name}_view{form} = hal.tensor.export %{name}_there{form} "
+                f": {alias}{dims} -> {_VIEW}",
+            ]
+        views = ", ".join(f"%{_KERNEL_NAMES[r.name][0]}_view{form}" for r in spec.results)
+        lines.append(f"return {views} : {', '.join(_VIEW for _ in spec.results)}")
+    return lines
+
+
+def _backward(form: str, suffix: str = "") -> str:
+    """The call of a form's function; the suffix is of its results' names."""
+    results = ", ".join(f"%{name}{suffix}" for name in ("dx", "dgamma", "dbeta"))
+    return (
+        f"{results} = call @backward{form}(%dy, %x, %mean, %rstd, %gamma)\n"
+        "      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n) -> (!x_mn, !gamma_n, !beta_n)"
+    )
+
+
+def _declare(argument: TensorType, prefix: str = "", of_type: str | None = None) -> str:
     name, alias = _KERNEL_NAMES[argument.name]
-    return f"%{prefix}{name}: {alias}"
+    return f"%{prefix}{name}: {of_type or alias}"

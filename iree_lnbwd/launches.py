@@ -7,32 +7,36 @@ own to launch the kernels on. It travels in the module's reflection, beside its 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
+from iree_lnbwd.schedule import FewRows, OnePass, Schedule, TwoPass, forms
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
+
+_INPUTS = ("grad_output", "input", "mean", "rstd", "weight")
 
 
 @dataclass(frozen=True)
 class RowCount:
-    """A number that follows from M: ``min(ceil(M / per), most)``.
+    """A number that follows from M: ``min(ceil(M / per), most) + more``.
 
     Attributes:
         per: Rows that count for one.
         most: None where there is no upper bound.
+        more: What is there for any M.
     """
 
     per: int = 1
     most: int | None = None
+    more: int = 0
 
     def of(self, rows: int) -> int:
         """The number for M rows."""
         count = -(-rows // self.per)
-        return count if self.most is None else min(count, self.most)
+        return self.more + (count if self.most is None else min(count, self.most))
 
 
 Count = int | RowCount
@@ -71,16 +75,33 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Launches:
-    """All of a call, for at least one row.
+class Plan:
+    """All of a call.
 
     Attributes:
         scratch: To have ready, with anything in it.
         kernels: In order; each may start when the one before is done.
+        most_rows: It is for no more rows than these; None where it is for any number.
     """
 
     scratch: tuple[Scratch, ...]
     kernels: tuple[Launch, ...]
+    most_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What calls of a module launch, for at least one row.
+
+    Attributes:
+        plans: The first of them that is for so many rows is what a call takes.
+    """
+
+    plans: tuple[Plan, ...]
+
+    def of(self, rows: int) -> Plan:
+        """The plan of a call with M rows."""
+        return next(p for p in self.plans if p.most_rows is None or rows <= p.most_rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -93,15 +114,7 @@ class Launches:
         Raises:
             KeyError, TypeError, ValueError: A field is unknown, missing or has a bad value.
         """
-        scratch = tuple(
-            Scratch(one["name"], one["bytes"], _count(one["count"])) for one in values["scratch"]
-        )
-        kernels = []
-        for one in values["kernels"]:
-            x, y, z = map(_count, one["workgroups"])
-            bindings, constants = tuple(one["bindings"]), tuple(map(_count, one["constants"]))
-            kernels.append(Launch(one["kernel"], (x, y, z), bindings, constants))
-        return cls(scratch, tuple(kernels))
+        return cls(tuple(map(_plan, values["plans"])))
 
 
 def count_of(count: Count, rows: int) -> int:
@@ -116,42 +129,84 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
     """
     if not isinstance(schedule, OnePass | TwoPass) or spec.recompute_eps is not None:
         return None
+    plans = []
+    for form in forms(schedule, spec):
+        if isinstance(form, FewRows):
+            plans.append(_of_few_rows(spec, form))
+        elif isinstance(form, OnePass | TwoPass):
+            plans.append(_of_partial_rows(spec, target, form))
+    return Launches(tuple(plans))
+
+
+def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
+    """One kernel, for tiles of columns and for rows."""
+    tiles = math.ceil(spec.columns / form.tile) if any(spec.output_mask[1:]) else 0
+    workgroups = RowCount(more=tiles) if spec.output_mask[0] else tiles
+    kernel = Launch("few_rows", (workgroups, 1, 1), (*_INPUTS, *GRADIENTS), (RowCount(),))
+    return Plan(_unasked(spec, GRADIENTS), (kernel,), form.rows if spec.rows is None else None)
+
+
+def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPass) -> Plan:
+    """Partial rows of the column sums, and a kernel that adds them up."""
     acc_bytes = DTYPES[spec.acc_dtype].numpy.itemsize
-    inputs = ("grad_output", "input", "mean", "rstd", "weight")
     partials = ("partial_dgamma", "partial_dbeta")
     rows = RowCount()
-    if isinstance(schedule, OnePass):
-        walkers = RowCount(schedule.groups, schedule.workgroups)
-        kernels = [Launch("rows", (walkers, 1, 1), (*inputs, "grad_input", *partials), (rows,))]
+    if isinstance(form, OnePass):
+        walkers = RowCount(form.groups, form.workgroups)
+        kernels = [Launch("rows", (walkers, 1, 1), (*_INPUTS, "grad_input", *partials), (rows,))]
         sums: tuple[str, ...] = ()
     else:
-        walkers = RowCount(schedule.rows, schedule.workgroups)
-        tiles = math.ceil(spec.columns / schedule.tile(target))
+        walkers = RowCount(form.rows, form.workgroups)
+        tiles = math.ceil(spec.columns / form.tile(target))
         sums = ("sum_h", "sum_hx")
         kernels = [
-            Launch("row_sums", (rows, 1, 1), (*inputs, *sums), (rows,)),
+            Launch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)),
             Launch(
-                "columns", (tiles, walkers, 1), (*inputs, *sums, "grad_input", *partials), (rows,)
+                "columns", (tiles, walkers, 1), (*_INPUTS, *sums, "grad_input", *partials), (rows,)
             ),
         ]
-    unasked = [] if spec.output_mask[0] else [Scratch("grad_input", 0, 1)]
+    written: tuple[str, ...] = GRADIENTS[:1]
     if any(spec.output_mask[1:]):
-        tiles = math.ceil(spec.columns / schedule.finalize_columns)
+        tiles = math.ceil(spec.columns / form.finalize_columns)
         kernels.append(
             Launch("finalize", (tiles, 1, 1), (*partials, "grad_weight", "grad_bias"), (walkers,))
         )
-        types = (spec.gamma_dtype, spec.beta_dtype)
-        unasked += [
-            Scratch(name, spec.columns * DTYPES[dtype].numpy.itemsize, 1)
-            for name, dtype, asked in zip(GRADIENTS[1:], types, spec.output_mask[1:], strict=True)
-            if not asked
-        ]
+        written = GRADIENTS
     scratch = (
         *(Scratch(name, spec.columns * acc_bytes, walkers) for name in partials),
         *(Scratch(name, acc_bytes, rows) for name in sums),
-        *unasked,
+        *_unasked(spec, written),
     )
-    return Launches(scratch, tuple(kernels))
+    return Plan(scratch, tuple(kernels))
+
+
+def _unasked(spec: LayerNormSpec, written: Sequence[str]) -> tuple[Scratch, ...]:
+    """For gradients that kernels have a pointer to, and that nobody asked for.
+
+    That of ``grad_input`` is not followed; the others are written by the way.
+    """
+    sizes = (
+        0,
+        spec.columns * DTYPES[spec.gamma_dtype].numpy.itemsize,
+        spec.columns * DTYPES[spec.beta_dtype].numpy.itemsize,
+    )
+    return tuple(
+        Scratch(name, size, 1)
+        for name, size, asked in zip(GRADIENTS, sizes, spec.output_mask, strict=True)
+        if not asked and name in written
+    )
+
+
+def _plan(values: Mapping[str, Any]) -> Plan:
+    scratch = tuple(
+        Scratch(one["name"], one["bytes"], _count(one["count"])) for one in values["scratch"]
+    )
+    kernels = []
+    for one in values["kernels"]:
+        x, y, z = map(_count, one["workgroups"])
+        bindings, constants = tuple(one["bindings"]), tuple(map(_count, one["constants"]))
+        kernels.append(Launch(one["kernel"], (x, y, z), bindings, constants))
+    return Plan(scratch, tuple(kernels), values["most_rows"])
 
 
 def _count(value: Any) -> Count:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, bind
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.schedule import FewRows, Schedule, forms
 from iree_lnbwd.spec import LayerNormSpec
 
 _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)
 _DTYPES = ("f32", "f16", "bf16")
-_ADVERSARIAL_ROWS = 37
+ADVERSARIAL_ROWS = 37
 
 
 def specs() -> Iterator[LayerNormSpec]:
@@ -32,14 +33,51 @@ def specs() -> Iterator[LayerNormSpec]:
                 yield LayerNormSpec((width,), dtype, output_mask=mask)
 
 
+def both_sides(spec: LayerNormSpec, schedule: Schedule) -> tuple[int, ...]:
+    """The most rows that count as few, and the fewest that do not, where a module has two forms."""
+    first, *rest = forms(schedule, spec)
+    return (first.rows, first.rows + 1) if rest and isinstance(first, FewRows) else ()
+
+
 def random_call(spec: LayerNormSpec, rows: int, rng: np.random.Generator) -> Call:
     """Rows from a normal distribution, with their true statistics."""
     return _call(spec, rng.standard_normal((rows, spec.columns)) * 2 + 0.5, rng)
 
 
-def adversarial_call(spec: LayerNormSpec, rng: np.random.Generator) -> Call:
+def calls(
+    spec: LayerNormSpec,
+    schedule: Schedule,
+    row_counts: Sequence[int],
+    most_elements: int,
+    rng: np.random.Generator,
+) -> Iterator[tuple[str, Call]]:
+    """The data that a module is verified on, by a name for each.
+
+    Args:
+        spec: What it computes.
+        schedule: How: each of its forms has its turn, on random and on adversarial rows.
+        row_counts: How many random rows there are, where they are no more elements than are wanted.
+        most_elements: So many are.
+        rng: Where they are from.
+    """
+    sides = both_sides(spec, schedule)
+
+    def fits(rows: int) -> bool:
+        return rows * spec.columns <= most_elements
+
+    for rows in sorted({*row_counts, *sides}):
+        if rows in (1, *sides[1:]) or fits(rows):
+            yield f"random {rows}", random_call(spec, rows, rng)
+    for rows in (ADVERSARIAL_ROWS, *sides[1:]):
+        if fits(rows):
+            yield f"adversarial {rows}", adversarial_call(spec, rng, rows)
+
+
+def adversarial_call(
+    spec: LayerNormSpec, rng: np.random.Generator, rows: int = ADVERSARIAL_ROWS
+) -> Call:
     """Rows that are constant, far from zero, zero, and with an Inf and a NaN, among random ones."""
-    x = rng.standard_normal((_ADVERSARIAL_ROWS, spec.columns))
+    x = rng.standard_normal((rows, spec.columns))
     x[0] = 3.0  # rstd is 1 / sqrt(eps)
     x[1] += 100.0
     x[2] = 0.0

@@ -7,7 +7,7 @@ below, and an illegal one is not compiled.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
@@ -29,6 +29,11 @@ _REGISTERS_OF_A_THREAD = 255
 _REGISTERS_FIXED = {"cuda": 40, "rocm": 64}  # AMD's hold addresses, of 64 bits, for each lane
 _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
+_MOST_FEW_ROWS = 1024
+_FEW_THREADS = 512
+_FEW_TILE = 32  # columns
+_FEW_VECTOR = 4  # of them
+_BANKS = 32  # of shared memory, of 4 bytes
 _TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
@@ -55,6 +60,95 @@ class WholeTensors:
 
 
 @dataclass(frozen=True)
+class FewRows:
+    """One kernel without partial rows, for calls of few rows (``ir/few_rows.mlir``).
+
+    Workgroups for tiles of columns run beside a workgroup for each row.
+
+    Attributes:
+        rows: The most rows that it is launched for.
+        warps: Subgroups in a workgroup.
+        tile: Columns that a workgroup sums over all rows.
+        tile_vector: Neighbours among them that a thread handles together.
+    """
+
+    rows: int
+    warps: int
+    tile: int
+    tile_vector: int
+
+    @property
+    def path(self) -> str:
+        """What it does with memory, in words."""
+        return (
+            "one kernel: x and dy are read for dx, and again for the columns; a workgroup of "
+            f"{self.warps} subgroups for each row and one for each {self.tile} columns"
+        )
+
+    def threads(self, target: Target) -> int:
+        """Of a workgroup."""
+        return self.warps * target.subgroup_size
+
+    def chunks(self, spec: LayerNormSpec, target: Target, vector: int) -> int:
+        """How many vectors of a row each thread has."""
+        return -(-spec.columns // (vector * self.threads(target)))
+
+    def slices(self, target: Target) -> int:
+        """Slices of the rows that the threads of a tile sum side by side."""
+        return self.threads(target) * self.tile_vector // self.tile
+
+    def parts(self, target: Target) -> int:
+        """Threads that share each of a tile's sums over the slices."""
+        return self.threads(target) // (2 * self.tile)
+
+    def padded_tile(self, target: Target) -> int:
+        """Elements from a slice to the next in shared memory: parts use banks of their own."""
+        return self.tile + _BANKS // self.parts(target)
+
+    def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
+        """Shared memory (LDS) of a workgroup, of either kind."""
+        acc = DTYPES[spec.acc_dtype].numpy.itemsize
+        sums = 2 * self.slices(target) * self.padded_tile(target)
+        return (sums + 2 * self.warps) * acc
+
+    def illegal(self, spec: LayerNormSpec, target: Target, vector: int) -> str | None:
+        """Why it cannot be compiled; None where it can.
+
+        Args:
+            spec: What is computed.
+            target: Where.
+            vector: Neighbouring elements of a row that a thread handles together.
+        """
+        if min(astuple(self)) < 1:
+            return "a number below 1"
+        threads = self.threads(target)
+        powers = (self.warps, self.tile, self.tile_vector)
+        rules = (
+            (spec.recompute_eps is not None, "statistics are recomputed"),
+            (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
+            (self.warps > target.subgroup_size, "more subgroups than lanes"),
+            (any(n & (n - 1) for n in powers), "warps, tile and tile_vector are powers of 2"),
+            (vector % self.tile_vector != 0, f"{self.tile_vector} columns do not divide {vector}"),
+            (self.tile < self.tile_vector, f"{self.tile_vector} columns of a tile of {self.tile}"),
+            (
+                not 4 * self.tile <= threads <= 2 * self.tile * target.subgroup_size,
+                f"{threads} threads for {2 * self.tile} sums",
+            ),
+            (
+                self.chunks(spec, target, vector) * vector > _MOST_ELEMENTS,
+                f"more than {_MOST_ELEMENTS} elements of a row to a thread",
+            ),
+        )
+        why = next((why for broken, why in rules if broken), None)
+        if why is not None:
+            return why
+        shared = self.shared_bytes(spec, target)
+        if shared > target.shared_bytes:
+            return f"{shared} bytes of shared memory, at most {target.shared_bytes}"
+        return None
+
+
+@dataclass(frozen=True)
 class OnePass:
     """Workgroups walk over the rows and read each once (``ir/one_pass.mlir``).
 
@@ -74,6 +168,7 @@ class OnePass:
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
         finalize_columns: Of a workgroup of that kernel.
+        few_rows: How few rows are computed; None where they are like any others.
     """
 
     workgroups: int
@@ -89,6 +184,7 @@ class OnePass:
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
+    few_rows: FewRows | None = None
 
     @property
     def path(self) -> str:
@@ -190,7 +286,11 @@ class OnePass:
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
             (self.widens_weight and not self.ahead, "the weight is widened before the first row"),
         )
-        return next((why for broken, why in rules if broken), None)
+        why = next((why for broken, why in rules if broken), None)
+        if why is None and self.few_rows:
+            why = self.few_rows.illegal(spec, target, self.vector)
+            return why and f"few rows: {why}"
+        return why
 
 
 @dataclass(frozen=True)
@@ -284,6 +384,25 @@ class RowBlocks:
 
 
 Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
+Form = Schedule | FewRows
+
+
+def forms(schedule: Schedule, spec: LayerNormSpec) -> tuple[Form, ...]:
+    """What calls of a module take, which M decides: that of few rows is the first of two."""
+    few = schedule.few_rows if isinstance(schedule, OnePass) else None
+    if few is None:
+        return (schedule,)
+    if spec.rows is not None:
+        return (few if spec.rows <= few.rows else schedule,)
+    return (few, schedule)
+
+
+def paths(schedule: Schedule, spec: LayerNormSpec) -> tuple[str, ...]:
+    """What calls do with memory, in words, for each of the module's forms."""
+    first, *rest = forms(schedule, spec)
+    if not rest or not isinstance(first, FewRows):
+        return (first.path,)
+    return (f"M <= {first.rows}: {first.path}", *(f"M > {first.rows}: {o.path}" for o in rest))
 
 
 def _least(schedule: OnePass | TwoPass, *own: str) -> int:
@@ -326,7 +445,8 @@ def choose(spec: LayerNormSpec, target: Target) -> Schedule:
         *(o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
     ):
         if candidate.illegal(spec, target) is None:
-            return candidate
+            with_few = replace(candidate, few_rows=_few_rows(spec, target, candidate.vector))
+            return with_few if with_few.illegal(spec, target) is None else candidate
     if not spec.output_mask[0]:
         return WholeTensors("grad_input is not asked for, and rows are wide")
     return _two_pass(spec, target)
@@ -382,6 +502,24 @@ def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
         )
 
 
+def _few_rows(spec: LayerNormSpec, target: Target, vector: int) -> FewRows | None:
+    """For as many rows of dy and x as half of the L2 cache holds: they are read twice.
+
+    More rows, whatever their width, keep the workgroups of the columns busy for too long. The
+    numbers are those that were the fastest on an H200, at any width.
+    """
+    sizes = (DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
+    rows = min(_MOST_FEW_ROWS, target.l2_bytes // 2 // (spec.columns * sum(sizes)))
+    if spec.recompute_eps is not None or rows == 0:
+        return None
+    return FewRows(
+        rows=rows,
+        warps=_FEW_THREADS // target.subgroup_size,
+        tile=_FEW_TILE,
+        tile_vector=min(vector, _FEW_VECTOR),
+    )
+
+
 def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
     """As many small workgroups as fit a multiprocessor's registers: none waits for another."""
     warps = _DIRECT_THREADS // target.subgroup_size
@@ -423,6 +561,8 @@ def from_dict(values: dict[str, Any]) -> Schedule:
     """The inverse of `to_dict`."""
     forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass, RowBlocks)}
     fields = dict(values)
+    if few_rows := fields.get("few_rows"):
+        fields["few_rows"] = FewRows(**few_rows)
     schedule: Schedule = forms[fields.pop("form")](**fields)
     return schedule
 

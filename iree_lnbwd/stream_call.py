@@ -13,7 +13,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.executables import exports
 from iree_lnbwd.gpu_driver import Driver, Graph, Launch
-from iree_lnbwd.launches import Launches, count_of
+from iree_lnbwd.launches import Launches, Plan, count_of
 from iree_lnbwd.spec import LayerNormSpec
 
 ACCESS_BYTES = 16  # what kernels may assume of the address of a row
@@ -28,7 +28,7 @@ class StreamCall:
         driver: The GPU.
         launches: In order.
         picks: For each launch, what picks its pointers among those of `run`.
-        graph: Of these launches, where the GPU has graphs.
+        graph: Of these launches, where there are several and the GPU has graphs.
         fixed: Addresses that are the module's own.
         scratch: Where each piece begins in the call's scratch memory.
         scratch_bytes: Of all pieces.
@@ -92,45 +92,47 @@ class StreamModule:
         self._launches = launches
         self._driver = driver
         self._kernels = driver.kernels(exports(vmfb))
-        missing = {launch.kernel for launch in launches.kernels} - set(self._kernels)
+        named = {launch.kernel for plan in launches.plans for launch in plan.kernels}
+        missing = named - set(self._kernels)
         if missing:
             raise ArtifactError(
                 f"{spec.name}: no kernel {', '.join(sorted(missing))} in the module"
             )
         # Kernels multiply by gamma also where the op has none.
-        self._graph: Graph | None = None  # the same for any M: only numbers change
+        self._graphs: dict[Plan, Graph] = {}  # the same for any M of a plan: only numbers change
         self._ones = None if spec.has_weight else driver.upload(_ones(spec))
 
     def call(self, rows: int) -> StreamCall:
         """The launches for M rows, M >= 1."""
+        plan = self._launches.of(rows)
         names = [argument.name for argument in self._spec.arguments]
         names += ["weight"] if self._ones else []
         starts, end = [], 0
-        for piece in self._launches.scratch:
+        for piece in plan.scratch:
             names.append(piece.name)
             starts.append(end)
             size = piece.bytes * count_of(piece.count, rows)
             end += -(-size // _SCRATCH_BYTES) * _SCRATCH_BYTES
         places = {name: place for place, name in enumerate(names)}
         launches, picks = [], []
-        for planned in self._launches.kernels:
+        for planned in plan.kernels:
             x, y, z = (count_of(count, rows) for count in planned.workgroups)
             constants = [count_of(count, rows) for count in planned.constants]
             launches.append(self._kernels[planned.kernel].launch((x, y, z), constants))
             picks.append(operator.itemgetter(*(places[name] for name in planned.bindings)))
-        if self._graph is None and self._driver.has_graphs:
+        if len(launches) > 1 and self._driver.has_graphs and plan not in self._graphs:
             with self._driver.current():
-                self._graph = Graph(self._driver, launches)
+                self._graphs[plan] = Graph(self._driver, launches)
         return StreamCall(
             driver=self._driver,
             launches=tuple(launches),
             picks=tuple(picks),
-            graph=self._graph,
+            graph=self._graphs.get(plan),
             fixed=(self._ones.pointer,) if self._ones else (),
             scratch=tuple(starts),
             scratch_bytes=end,
-            scratch_names=tuple(piece.name for piece in self._launches.scratch),
-            bindings=tuple(planned.bindings for planned in self._launches.kernels),
+            scratch_names=tuple(piece.name for piece in plan.scratch),
+            bindings=tuple(planned.bindings for planned in plan.kernels),
         )
 
 

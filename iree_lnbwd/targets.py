@@ -24,6 +24,7 @@ class Target:
         shared_bytes: Shared memory (LDS) that a workgroup may have.
         max_threads: Of a workgroup.
         registers: 32-bit registers that the threads of a multiprocessor share.
+        l2_bytes: The L2 cache of that product; where it has several, that of a multiprocessor.
         accumulator_bytes: Of a CPU's vector registers, what one accumulator shall take up.
     """
 
@@ -37,6 +38,7 @@ class Target:
     shared_bytes: int = 0
     max_threads: int = 1
     registers: int = 0
+    l2_bytes: int = 0
     accumulator_bytes: int = 0
 
     @property
@@ -60,10 +62,13 @@ def _cpu(name: str, accumulator_bytes: int, *flags: str) -> Target:
     )
 
 
-def _cuda(name: str, ptx: int, processors: int, shared_bytes: int, *aliases: str) -> Target:
+def _cuda(
+    name: str, ptx: int, processors: int, shared_bytes: int, l2_mib: int, *aliases: str
+) -> Target:
     # The attribute is written out because IREE 3.13's own table has no sm_90 and no sm_120.
     # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-    # (shared memory a block may ask for); PTX ISA, "Release History" (first version of an arch).
+    # (shared memory a block may ask for); PTX ISA, "Release History" (first version of an arch);
+    # the architectures' white papers (L2).
     wgp = (
         "compute = fp64|fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, "
         "subgroup = shuffle|arithmetic, subgroup_size_choices = [32], "
@@ -76,14 +81,28 @@ def _cuda(name: str, ptx: int, processors: int, shared_bytes: int, *aliases: str
         f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {gpu}}}>'
     )
     flags = (f'--iree-hal-target-device=#hal.device.target<"cuda", [{executable}]>',)
-    return Target(name, "cuda", "cuda", flags, aliases, 32, processors, shared_bytes, 1024, 65536)
+    l2 = l2_mib << 20
+    return Target(
+        name, "cuda", "cuda", flags, aliases, 32, processors, shared_bytes, 1024, 65536, l2
+    )
 
 
-def _rocm(name: str, subgroup_size: int, processors: int, *aliases: str) -> Target:
-    # Sources: LLVM AMDGPU guide, "Processors"; the products' data sheets.
+def _rocm(name: str, subgroup_size: int, processors: int, l2_mib: int, *aliases: str) -> Target:
+    # Sources: LLVM AMDGPU guide, "Processors"; the products' data sheets; ROCm, "AMD GPU
+    # specifications" (L2, of a die where there are several).
     flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={name}")
     return Target(
-        name, "rocm", "hip", flags, aliases, subgroup_size, processors, 65536, 1024, 131072
+        name,
+        "rocm",
+        "hip",
+        flags,
+        aliases,
+        subgroup_size,
+        processors,
+        65536,
+        1024,
+        131072,
+        l2_mib << 20,
     )
 
 
@@ -101,17 +120,17 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
                 "--iree-llvmcpu-target-cpu=generic",
                 "--iree-llvmcpu-target-cpu-features=+f16c",
             ),
-            _cuda("sm_75", 63, 40, 65536, "t4"),
-            _cuda("sm_80", 70, 108, 166912, "a100"),
-            _cuda("sm_86", 71, 82, 101376, "rtx3090"),
-            _cuda("sm_89", 78, 128, 101376, "rtx4090", "l40s"),
-            _cuda("sm_90", 80, 132, 232448, "h100", "h200"),
-            _cuda("sm_120", 87, 170, 101376, "rtx5090"),
-            _rocm("gfx90a", 64, 104, "mi210", "mi250"),
-            _rocm("gfx942", 64, 304, "mi300x", "mi325x"),
-            _rocm("gfx950", 64, 256, "mi355x"),
-            _rocm("gfx1100", 32, 96, "rx7900xtx"),
-            _rocm("gfx1201", 32, 64, "rx9070xt"),
+            _cuda("sm_75", 63, 40, 65536, 4, "t4"),
+            _cuda("sm_80", 70, 108, 166912, 40, "a100"),
+            _cuda("sm_86", 71, 82, 101376, 6, "rtx3090"),
+            _cuda("sm_89", 78, 128, 101376, 72, "rtx4090", "l40s"),
+            _cuda("sm_90", 80, 132, 232448, 50, "h100", "h200"),
+            _cuda("sm_120", 87, 170, 101376, 96, "rtx5090"),
+            _rocm("gfx90a", 64, 104, 8, "mi210", "mi250"),
+            _rocm("gfx942", 64, 304, 4, "mi300x", "mi325x"),
+            _rocm("gfx950", 64, 256, 4, "mi355x"),
+            _rocm("gfx1100", 32, 96, 6, "rx7900xtx"),
+            _rocm("gfx1201", 32, 64, 8, "rx9070xt"),
         )
     }
 )

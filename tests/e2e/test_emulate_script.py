@@ -40,7 +40,7 @@ def test_comparison(tmp_path: Path) -> None:
     vmfb, _ = artifact.read(made.path)
     op = EmulatedLayerNormBackward(vmfb)
     kept = tmp_path / "bits"
-    bits.save(kept, made.path.stem, op.spec, artifact.digest(vmfb), op.run)
+    bits.save(kept, made.path.stem, op.spec, made.manifest.schedule, artifact.digest(vmfb), op.run)
     run = _run("compare", tmp_path / "modules", kept)
     assert run.returncode == 0, run.stderr
     assert "1 of 1 modules equal to the last bit" in run.stdout
@@ -59,7 +59,7 @@ def test_instructions_whose_bits_are_the_gpus(tmp_path: Path) -> None:
     vmfb, _ = artifact.read(made.path)
     op = EmulatedLayerNormBackward(vmfb)
     kept = tmp_path / "bits"
-    bits.save(kept, made.path.stem, op.spec, artifact.digest(vmfb), op.run)
+    bits.save(kept, made.path.stem, op.spec, made.manifest.schedule, artifact.digest(vmfb), op.run)
     (path,) = kept.glob("*.npz")
     arrays = npz.read(path)
     arrays["1/grad_input"].view(np.uint32)[0, 3] += 2

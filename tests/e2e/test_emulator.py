@@ -15,9 +15,10 @@ from support import (
     assert_same_bits,
     random_arguments,
     random_generator,
+    without_few_rows,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, bits, compiler
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, bits, compiler, matrix
 from iree_lnbwd.arguments import Call
 from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault, Launch, Module
 from iree_lnbwd.errors import ArtifactError
@@ -27,8 +28,9 @@ from iree_lnbwd.targets import find_target
 
 @functools.cache
 def _op(spec: LayerNormSpec, target: str) -> EmulatedLayerNormBackward:
-    """Loaded once; its rows are dynamic, so it serves every M."""
-    vmfb, _ = compiler.build(spec, find_target(target))
+    """Loaded once; its rows are dynamic, so it serves every M. (test_few_rows.py has the few.)"""
+    found = find_target(target)
+    vmfb, _ = compiler.build(spec, found, how=without_few_rows(spec, found))
     return EmulatedLayerNormBackward(vmfb)
 
 
@@ -149,7 +151,7 @@ def test_progress() -> None:
     op = EmulatedLayerNormBackward(vmfb, progress=seen.append)
     op.run(random_arguments(random_generator(), spec, (3,)).call())
     assert seen == op.launches
-    assert len(seen) == 2
+    assert [launch.kernel for launch in seen] == ["few_rows"]
 
 
 def test_modules_that_are_not_for_a_gpu() -> None:
@@ -163,18 +165,24 @@ def test_modules_that_are_not_for_a_gpu() -> None:
 def test_kept_bits(tmp_path: Path) -> None:
     """What was kept compares equal with itself, and a changed bit is found."""
     spec = LayerNormSpec((64,), "bf16")
-    op = _op(spec, "sm_90")
-    bits.save(tmp_path, "module", spec, "abc", op.run)
-    found = list(bits.compare(tmp_path / "module.npz", spec, "abc", op.run))
+    vmfb, manifest = compiler.build(spec, find_target("sm_90"))
+    op, how = EmulatedLayerNormBackward(vmfb), manifest.schedule
+    bits.save(tmp_path, "module", spec, how, "abc", op.run)
+    found = list(bits.compare(tmp_path / "module.npz", spec, how, "abc", op.run))
     assert {difference.gradient for difference in found} == {
         "grad_input",
         "grad_weight",
         "grad_bias",
     }
-    assert {difference.rows for difference in found} == {1, 5, 37}
+    assert {difference.rows for difference in found} == {
+        1,
+        5,
+        37,
+        *matrix.both_sides(spec, how)[1:],
+    }
     assert all(difference.different == difference.largest == 0 for difference in found)
     with pytest.raises(ValueError, match=r"module.npz: of the module abc, expected xyz"):
-        list(bits.compare(tmp_path / "module.npz", spec, "xyz", op.run))
+        list(bits.compare(tmp_path / "module.npz", spec, how, "xyz", op.run))
 
     def off_by_one(call: Call) -> LayerNormGrads:
         gradients = op.run(call)
@@ -182,7 +190,7 @@ def test_kept_bits(tmp_path: Path) -> None:
         gradients.grad_bias.view(np.uint16)[3] += 1
         return gradients
 
-    found = list(bits.compare(tmp_path / "module.npz", spec, "abc", off_by_one))
+    found = list(bits.compare(tmp_path / "module.npz", spec, how, "abc", off_by_one))
     for difference in found:
         expected = (1, 1) if difference.gradient == "grad_bias" else (0, 0)
         assert (difference.different, difference.largest) == expected

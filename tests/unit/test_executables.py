@@ -23,8 +23,9 @@ def test_exports_are_what_the_code_and_the_launches_say(columns: int, target: st
     by_name = {export.kernel: export for export in exports(vmfb)}
     planned = launches(spec, found, schedule.choose(spec, found))
     assert planned is not None
-    assert set(by_name) == {launch.kernel for launch in planned.kernels}
-    for launch in planned.kernels:
+    kernels = [launch for plan in planned.plans for launch in plan.kernels]
+    assert set(by_name) == {launch.kernel for launch in kernels}
+    for launch in kernels:
         export = by_name[launch.kernel]
         assert export.bindings == len(launch.bindings)
         assert export.constants == len(launch.constants)

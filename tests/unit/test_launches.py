@@ -44,13 +44,14 @@ def test_every_pointer_has_a_source_and_json_keeps_all(spec: LayerNormSpec, targ
     planned = launches(spec, found, schedule.choose(spec, found))
     assert planned is not None
     given = {argument.name for argument in spec.arguments} | {"weight"}
-    scratch = [piece.name for piece in planned.scratch]
-    assert len(set(scratch)) == len(scratch)
-    assert not given & set(scratch)
-    for launch in planned.kernels:
-        assert set(launch.bindings) <= given | set(scratch)
-    written = {name for launch in planned.kernels for name in launch.bindings}
-    assert {result.name for result in spec.results} <= written
+    for plan in planned.plans:
+        scratch = [piece.name for piece in plan.scratch]
+        assert len(set(scratch)) == len(scratch)
+        assert not given & set(scratch)
+        for launch in plan.kernels:
+            assert set(launch.bindings) <= given | set(scratch)
+        written = {name for launch in plan.kernels for name in launch.bindings}
+        assert {result.name for result in spec.results} <= written
     assert Launches.from_dict(json.loads(json.dumps(planned.to_dict()))) == planned
 
 
@@ -65,4 +66,32 @@ def test_without_gradients_of_the_parameters_nothing_is_added_up() -> None:
     spec = LayerNormSpec((4096,), "bf16", output_mask=(True, False, False))
     planned = launches(spec, SM_90, schedule.choose(spec, SM_90))
     assert planned is not None
-    assert [launch.kernel for launch in planned.kernels] == ["rows"]
+    assert [launch.kernel for launch in planned.of(2000).kernels] == ["rows"]
+    (few,) = planned.of(1).kernels
+    assert count_of(few.workgroups[0], 1) == 1
+
+
+def test_few_rows_take_one_kernel_and_no_partial_rows() -> None:
+    spec = LayerNormSpec((4096,), "bf16")
+    how = schedule.choose(spec, SM_90)
+    assert isinstance(how, OnePass)
+    assert how.few_rows is not None
+    planned = launches(spec, SM_90, how)
+    assert planned is not None
+    for rows in (1, how.few_rows.rows):
+        plan = planned.of(rows)
+        (few,) = plan.kernels
+        assert few.kernel == "few_rows"
+        assert count_of(few.workgroups[0], rows) == rows + 4096 // how.few_rows.tile
+        assert plan.scratch == ()
+    assert len(planned.of(how.few_rows.rows + 1).kernels) == 2
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(1024, 1), (1025, 2)])
+def test_fixed_rows_have_one_plan(rows: int, kernels: int) -> None:
+    spec = LayerNormSpec((4096,), "bf16", rows=rows)
+    planned = launches(spec, SM_90, schedule.choose(spec, SM_90))
+    assert planned is not None
+    (plan,) = planned.plans
+    assert len(plan.kernels) == kernels
+    assert plan.most_rows is None

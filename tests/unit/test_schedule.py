@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from iree_lnbwd import compiler, schedule
-from iree_lnbwd.schedule import OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.schedule import FewRows, OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.tuning import TUNED
@@ -19,6 +19,8 @@ SPEC = LayerNormSpec((4096,), "bf16")
 LEGAL = OnePass(
     workgroups=132, groups=2, warps=8, vector=8, ahead=2, slots=3, rereads=True, stages_weight=True
 )
+
+FEW = FewRows(rows=132, warps=16, tile=32, tile_vector=2)
 
 
 def gpu(name: str) -> Target:
@@ -58,6 +60,73 @@ def test_each_rule_names_what_it_forbids(change: dict[str, Any], why: str) -> No
     illegal = dataclasses.replace(LEGAL, **change).illegal(SPEC, gpu("sm_90"))
     assert illegal is not None
     assert why in illegal
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rows": 0}, "a number below 1"),
+        ({"tile": 0}, "a number below 1"),
+        ({"warps": 64}, "2048 threads, at most 1024"),
+        ({"warps": 12}, "powers of 2"),
+        ({"tile": 48}, "powers of 2"),
+        ({"tile_vector": 16}, "16 columns do not divide 8"),
+        ({"tile": 4, "tile_vector": 8}, "8 columns of a tile of 4"),
+        ({"warps": 2}, "64 threads for 64 sums"),
+        ({"tile": 4}, "512 threads for 8 sums"),
+        ({"warps": 4, "tile": 32, "tile_vector": 2}, None),
+        ({"warps": 2, "tile": 16}, "more than 32 elements of a row to a thread"),
+    ],
+)
+def test_each_rule_of_few_rows_names_what_it_forbids(
+    change: dict[str, Any], why: str | None
+) -> None:
+    few = dataclasses.replace(FEW, **change)
+    illegal = dataclasses.replace(LEGAL, few_rows=few).illegal(SPEC, gpu("sm_90"))
+    if why is None:
+        assert illegal is None
+        return
+    assert illegal is not None
+    assert illegal.startswith("few rows: ")
+    assert why in illegal
+
+
+def test_few_rows_and_their_columns_find_them_in_the_cache() -> None:
+    for target in GPUS:
+        for columns in (1, 769, 4096, 8192):
+            spec = LayerNormSpec((columns,), "bf16", grad_output_dtype="f32")
+            chosen = schedule.choose(spec, target)
+            few = chosen.few_rows if isinstance(chosen, OnePass) else None
+            fit = target.l2_bytes // 2 // (columns * 6)
+            assert few is not None
+            assert few.rows == min(1024, fit)
+
+
+def test_few_rows_need_statistics_and_shared_memory() -> None:
+    recomputes = LayerNormSpec((4096,), "bf16", recompute_eps=1e-5)
+    assert FEW.illegal(recomputes, gpu("sm_90"), 8) == "statistics are recomputed"
+    chosen = schedule.choose(recomputes, gpu("sm_90"))
+    assert isinstance(chosen, OnePass)
+    assert chosen.few_rows is None
+    wide = FewRows(rows=132, warps=32, tile=64, tile_vector=8)
+    assert wide.illegal(SPEC, gpu("sm_90"), 8) is None
+    illegal = wide.illegal(SPEC, gpu("gfx1100"), 8)
+    assert illegal is not None
+    assert "bytes of shared memory, at most 65536" in illegal
+
+
+@pytest.mark.parametrize("rows", [None, 132, 133])
+def test_which_rows_take_which_form(rows: int | None) -> None:
+    spec = LayerNormSpec((4096,), "bf16", rows=rows)
+    how = dataclasses.replace(LEGAL, few_rows=FEW)
+    expected = {None: (FEW, how), 132: (FEW,), 133: (how,)}
+    assert schedule.forms(how, spec) == expected[rows]
+    said = schedule.paths(how, spec)
+    assert [path.partition(": ")[0] for path in said] == {
+        None: ["M <= 132", "M > 132"],
+        132: ["one kernel"],
+        133: ["one pass"],
+    }[rows]
 
 
 def test_lanes_are_never_fewer_than_subgroups() -> None:
@@ -196,11 +265,18 @@ def test_every_measured_schedule_is_legal_and_chosen(key: tuple[str, int, int]) 
     spec = LayerNormSpec((columns,), {2: "bf16", 4: "f32"}[size])
     chosen = schedule.choose(spec, gpu(target))
     assert isinstance(chosen, OnePass)
-    assert dataclasses.astuple(chosen) == TUNED[key]
+    assert dataclasses.replace(chosen, few_rows=None) == OnePass(*TUNED[key])
 
 
 @pytest.mark.parametrize(
-    "how", [LEGAL, TwoPass(66, 8, 8, 1, 4), WholeTensors("why"), RowBlocks(64, 2, 16)]
+    "how",
+    [
+        LEGAL,
+        dataclasses.replace(LEGAL, few_rows=FEW),
+        TwoPass(66, 8, 8, 1, 4),
+        WholeTensors("why"),
+        RowBlocks(64, 2, 16),
+    ],
 )
 def test_schedules_survive_a_manifest(how: Schedule) -> None:
     assert schedule.from_dict(schedule.to_dict(how)) == how

@@ -1,0 +1,252 @@
+// Layer normalization, backward, of few rows on a GPU: one kernel, and no partial rows.
+//
+// There is little to read, so time is what a kernel takes to start, one trip to memory, and the code
+// itself, which is not in the instruction cache either. Two kinds of workgroups run side by side and
+// know nothing of each other: the first of them own a tile of neighbouring columns each, whose dgamma
+// and dbeta they sum over all rows; each of the others computes the dx of one row. So x and dy are read
+// twice, the second time from the L2 cache. No atomics: the same bits every time.
+//
+// In a row, a workgroup's T threads take chunks of V neighbours, as in one_pass.mlir. In a tile,
+// neighbouring threads take neighbouring columns of one row, and the others other rows: they are slices
+// of the rows, and slice s has the rows s, s + S, s + 2S, ... The lines between "Each chunk" and "End"
+// stand for as many copies as a thread has chunks.
+
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
+// the rules of README.md.
+!dy = bf16
+!x = bf16
+!gamma = bf16
+!beta = bf16
+!acc = f32
+!dy_mn = tensor<?x4096x!dy>
+!x_mn = tensor<?x4096x!x>
+!acc_m = tensor<?x!acc>
+!gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
+#inv_n = 2.44140625e-4 : !acc
+#columns = 4096 : index
+#vector = 8 : index          // V
+#subgroup = 32 : index
+#wants_dx = true             // the caller asks for it
+#few_threads = 512 : index   // T
+#few_workgroups = affine_map<()[m] -> (128 + m)>
+#tiles = 128 : index
+#tile = 32 : index           // columns of a tile
+#tile_vector = 4 : index     // of which a thread takes neighbours
+#tile_slices = 64 : index    // S
+#few_rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
+!dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
+!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
+!gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
+!few_exchange = memref<16x2x!acc, #gpu.address_space<workgroup>>
+!few_warp_sums = vector<16x2x!acc>
+!tile_sums = memref<2x64x36x!acc, #gpu.address_space<workgroup>>  // a little wider: no bank conflicts
+!dy_chunk = vector<8x!dy>
+!x_chunk = vector<8x!x>
+!gamma_chunk = vector<8x!gamma>
+!chunk = vector<8x!acc>
+!dy_cells = vector<4x!dy>    // a thread's columns of a tile
+!x_cells = vector<4x!x>
+!cells = vector<4x!acc>
+// End of what is replaced.
+
+!sum_pair = vector<2x!acc>
+
+#few_rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
+  #hal.pipeline.binding<storage_buffer>,            // dx
+  #hal.pipeline.binding<storage_buffer>,            // dgamma
+  #hal.pipeline.binding<storage_buffer>             // dbeta
+]>
+
+hal.executable.source private @few_rows {
+  hal.executable.export public @few_rows ordinal(0) layout(#few_rows_layout)
+      count(%device: !hal.device, %m: index) -> (index, index, index) {
+    %workgroups = affine.apply #few_workgroups()[%m]
+    %one = arith.constant 1 : index
+    hal.return %workgroups, %one, %one : index, index, index
+  }
+  builtin.module {
+    func.func @few_rows() attributes {translation_info = #few_rows_kernel} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %n = arith.constant #columns
+      %zero = arith.constant 0.0 : !acc
+      %m_i32 = hal.interface.constant.load layout(#few_rows_layout) ordinal(0) : i32
+      %m = arith.index_castui %m_i32 : i32 to index
+      %dy = hal.interface.binding.subspan layout(#few_rows_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %x = hal.interface.binding.subspan layout(#few_rows_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !x_rows{%m}
+      %mean = hal.interface.binding.subspan layout(#few_rows_layout) binding(2) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
+      %rstd = hal.interface.binding.subspan layout(#few_rows_layout) binding(3) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
+      %gamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
+      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(5) alignment(64) offset(%c0) : !x_rows{%m}
+      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(6) alignment(64) offset(%c0) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) : !beta_row
+
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %t = gpu.thread_id x
+      %tiles = arith.constant #tiles
+      %has_tile = arith.cmpi ult, %workgroup, %tiles : index
+      scf.if %has_tile {
+        // dgamma = sum_M(dy * xhat), dbeta = sum_M(dy)
+        %width = arith.constant #tile
+        %tile_v = arith.constant #tile_vector
+        %slices = arith.constant #tile_slices
+        %zeros = arith.constant dense<0.0> : !cells
+        %tile_threads = arith.divui %width, %tile_v : index
+        %slice = arith.divui %t, %tile_threads : index
+        %place = arith.remui %t, %tile_threads : index
+        %in_tile = arith.muli %place, %tile_v : index
+        %tile_start = arith.muli %workgroup, %width : index
+        %column = arith.addi %tile_start, %in_tile : index
+        %inside = arith.cmpi ult, %column, %n : index
+        %column_in = arith.select %inside, %column, %c0 : index
+        %sums:2 = scf.for %row = %slice to %m step %slices iter_args(%dgamma_sum = %zeros, %dbeta_sum = %zeros) -> (!cells, !cells) {
+          %dy_row = vector.load %dy[%row, %column_in] : !dy_rows, !dy_cells
+          %x_row = vector.load %x[%row, %column_in] : !x_rows, !x_cells
+          %mean_row = memref.load %mean[%row] : !acc_column
+          %rstd_row = memref.load %rstd[%row] : !acc_column
+          %mean_v = vector.broadcast %mean_row : !acc to !cells
+          %rstd_v = vector.broadcast %rstd_row : !acc to !cells
+          %dya = arith.extf %dy_row : !dy_cells to !cells
+          %xa = arith.extf %x_row : !x_cells to !cells
+          %centred = arith.subf %xa, %mean_v : !cells
+          %xhat = arith.mulf %centred, %rstd_v : !cells
+          %dgamma_more = math.fma %dya, %xhat, %dgamma_sum : !cells
+          %dbeta_more = arith.addf %dbeta_sum, %dya : !cells
+          scf.yield %dgamma_more, %dbeta_more : !cells, !cells
+        }
+
+        // Across slices: a few neighbouring threads, the parts, share each of the tile's sums.
+        %tile_sums = memref.alloc() : !tile_sums
+        vector.store %sums#0, %tile_sums[%c0, %slice, %in_tile] : !tile_sums, !cells
+        vector.store %sums#1, %tile_sums[%c1, %slice, %in_tile] : !tile_sums, !cells
+        gpu.barrier
+        %t_count = arith.constant #few_threads
+        %c2 = arith.constant 2 : index
+        %sum_count = arith.muli %width, %c2 : index
+        %parts = arith.divui %t_count, %sum_count : index
+        %part = arith.remui %t, %parts : index
+        %sum_index = arith.divui %t, %parts : index
+        %which = arith.divui %sum_index, %width : index
+        %at = arith.remui %sum_index, %width : index
+        %part_slices = arith.divui %slices, %parts : index
+        %part_sum = scf.for %i = %c0 to %part_slices step %c1 iter_args(%sum = %zero) -> (!acc) {
+          %skipped = arith.muli %i, %parts : index
+          %slice_i = arith.addi %skipped, %part : index
+          %slice_sum = memref.load %tile_sums[%which, %slice_i, %at] : !tile_sums
+          %more = arith.addf %sum, %slice_sum : !acc
+          scf.yield %more : !acc
+        }
+        %total = gpu.subgroup_reduce add %part_sum cluster(size = 8) : (!acc) -> !acc
+        %sum_column = arith.addi %tile_start, %at : index
+        %exists = arith.cmpi ult, %sum_column, %n : index
+        %leads = arith.cmpi eq, %part, %c0 : index
+        %stores = arith.andi %exists, %leads : i1
+        scf.if %stores {
+          %is_dgamma = arith.cmpi eq, %which, %c0 : index
+          scf.if %is_dgamma {
+            %dgamma_total = llvm.fptrunc %total : !acc to !gamma
+            memref.store %dgamma_total, %dgamma[%sum_column] : !gamma_row
+          } else {
+            %dbeta_total = llvm.fptrunc %total : !acc to !beta
+            memref.store %dbeta_total, %dbeta[%sum_column] : !beta_row
+          }
+        }
+      } else {
+        // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
+        %v = arith.constant #vector
+        %t_count = arith.constant #few_threads
+        %lanes = arith.constant #subgroup
+        %inv_n = arith.constant #inv_n
+        %zeros = arith.constant dense<0.0> : !chunk
+        %zero_pair = arith.constant dense<0.0> : !sum_pair
+        %row = arith.subi %workgroup, %tiles : index
+        %mean_row = memref.load %mean[%row] : !acc_column
+        %rstd_row = memref.load %rstd[%row] : !acc_column
+        // Each chunk
+        %k_0 = arith.constant 0 : index
+        %chunk_0 = arith.muli %k_0, %t_count : index
+        %mine_0 = arith.addi %chunk_0, %t : index
+        %col_0 = arith.muli %mine_0, %v : index
+        %inside_0 = arith.cmpi ult, %col_0, %n : index
+        %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
+        %dy_0 = vector.load %dy[%row, %col_in_0] : !dy_rows, !dy_chunk
+        %x_0 = vector.load %x[%row, %col_in_0] : !x_rows, !x_chunk
+        %gamma_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
+        // End
+
+        %mean_v = vector.broadcast %mean_row : !acc to !chunk
+        %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
+        // -0.0 changes no number that it is added to.
+        %sum_h_0 = arith.constant dense<-0.0> : !chunk
+        %sum_hx_0 = arith.constant dense<-0.0> : !chunk
+        // Each chunk
+        %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
+        %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
+        %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
+        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
+        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
+        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
+        %h_in_0 = arith.select %inside_0, %h_0, %zeros : !chunk
+        %xhat_in_0 = arith.select %inside_0, %xhat_0, %zeros : !chunk
+        %sum_h_1 = arith.addf %sum_h_0, %h_in_0 : !chunk
+        %sum_hx_1 = math.fma %h_in_0, %xhat_in_0, %sum_hx_0 : !chunk
+        // End
+
+        // Any order of these additions will do, as long as it is always the same one.
+        %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
+        %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
+        %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+        %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
+        %exchange = memref.alloc() : !few_exchange
+        %lane = arith.remui %t, %lanes : index
+        %warp = arith.divui %t, %lanes : index
+        %leads = arith.cmpi eq, %lane, %c0 : index
+        %warp_pair = vector.from_elements %warp_h, %warp_hx : !sum_pair
+        scf.if %leads {
+          vector.store %warp_pair, %exchange[%warp, %c0] : !few_exchange, !sum_pair
+        }
+        gpu.barrier
+        %pairs = vector.transfer_read %exchange[%c0, %c0], %zero {in_bounds = [true, true]} : !few_exchange, !few_warp_sums
+        %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !few_warp_sums to !sum_pair
+        %row_h = vector.extract %pair[0] : !acc from !sum_pair
+        %row_hx = vector.extract %pair[1] : !acc from !sum_pair
+
+        %scale = arith.mulf %rstd_row, %inv_n : !acc
+        %minus_scale = arith.negf %scale : !acc
+        %shift_h = arith.mulf %row_h, %minus_scale : !acc
+        %shift_hx = arith.mulf %row_hx, %minus_scale : !acc
+        %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
+        %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
+        // Each chunk
+        %shifted_0 = math.fma %h_0, %rstd_v, %shift_h_v : !chunk
+        %dxa_0 = math.fma %xhat_0, %shift_hx_v, %shifted_0 : !chunk
+        %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
+        scf.if %inside_0 {
+          vector.store %dx_0, %dx[%row, %col_0] : !x_rows, !x_chunk
+        }
+        // End
+      }
+      return
+    }
+  }
+}
+
+func.func private @backward_few_rows(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
+    -> (!x_mn, !gamma_n, !beta_n) {
+  %c0 = arith.constant 0 : index
+  %m = tensor.dim %x, %c0 : !x_mn
+  %m_i32 = arith.index_cast %m : index to i32
+  %wants_dx = arith.constant #wants_dx
+  %dx_m = arith.select %wants_dx, %m, %c0 : index
+  %dx, %dgamma, %dbeta = flow.dispatch @few_rows::@few_rows[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
+      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%dx_m}, !gamma_n, !beta_n)
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
+}

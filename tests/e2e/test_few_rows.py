@@ -1,0 +1,141 @@
+"""The form for few rows, in the emulator: its values, beside those of the form for more rows."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+from support import (
+    assert_matches_reference,
+    assert_same_bits,
+    random_arguments,
+    random_generator,
+)
+
+from iree_lnbwd import LayerNormSpec, compiler, matrix, schedule, verify
+from iree_lnbwd.emulator import EmulatedLayerNormBackward
+from iree_lnbwd.launches import count_of, launches
+from iree_lnbwd.schedule import FewRows, OnePass
+from iree_lnbwd.targets import find_target
+
+TARGETS = ("sm_90", "gfx942", "gfx1100")
+MOST = 9  # rows, where the test says so: the next is then as quick to emulate
+
+
+@functools.cache
+def module(
+    spec: LayerNormSpec, target: str, most: int | None = None
+) -> tuple[EmulatedLayerNormBackward, OnePass]:
+    """By the chosen schedule, which may count other rows as few."""
+    how = schedule.choose(spec, find_target(target))
+    assert isinstance(how, OnePass)
+    assert how.few_rows is not None
+    if most is not None:
+        how = replace(how, few_rows=replace(how.few_rows, rows=most))
+    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    return EmulatedLayerNormBackward(vmfb), how
+
+
+def check(spec: LayerNormSpec, target: str, rows: int, most: int | None = None) -> None:
+    """The gradients are right, and the kernels are those of the form that M calls for."""
+    op, how = module(spec, target, most)
+    arguments = random_arguments(random_generator(), spec, (rows,))
+    assert_matches_reference(op.run(arguments.call()), arguments)
+    assert how.few_rows is not None
+    assert (op.launches[0].kernel == "few_rows") == (rows <= how.few_rows.rows)
+    planned = launches(spec, find_target(target), how)
+    assert planned is not None
+    for launch, plan in zip(op.launches, planned.of(rows).kernels, strict=True):
+        assert launch.kernel == plan.kernel
+        assert launch.workgroup_count == tuple(count_of(n, rows) for n in plan.workgroups)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("columns", [1, 769, 1000, 1024, 4096, 12288])
+def test_both_sides_of_the_limit(columns: int, dtype: str, target: str) -> None:
+    for rows in (1, 2, MOST, MOST + 1):
+        check(LayerNormSpec((columns,), dtype), target, rows, MOST)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [769, 1024])
+def test_as_many_rows_as_count_as_few(columns: int, target: str) -> None:
+    """Each thread of a tile has several rows."""
+    spec = LayerNormSpec((columns,), "bf16")
+    _, how = module(spec, target)
+    for rows in matrix.both_sides(spec, how):
+        check(spec, target, rows)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(
+            LayerNormSpec((columns,), "f32", output_mask=mask)
+            for columns in (769, 1024)
+            for mask in ((True, False, False), (False, True, True), (True, False, True))
+        ),
+        LayerNormSpec((192,), "f16"),
+        LayerNormSpec((769,), "bf16", weight_dtype="f32"),
+        LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
+        LayerNormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
+        LayerNormSpec((1000,), "bf16", has_weight=False),
+        LayerNormSpec((12, 64), "f32"),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_options(spec: LayerNormSpec, target: str) -> None:
+    for rows in (5, MOST + 1):
+        check(spec, target, rows, MOST)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [5, MOST + 1])
+def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
+    check(LayerNormSpec((192,), "bf16", rows=rows), target, rows, MOST)
+
+
+@pytest.mark.parametrize(
+    "few",
+    [
+        FewRows(rows=500, warps=4, tile=16, tile_vector=1),
+        FewRows(rows=500, warps=8, tile=64, tile_vector=8),
+        FewRows(rows=500, warps=16, tile=128, tile_vector=4),
+    ],
+    ids=lambda few: f"tile of {few.tile}",
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_tiles(few: FewRows, target: str) -> None:
+    spec, found = LayerNormSpec((1000,), "bf16"), find_target(target)
+    how = OnePass(4, groups=1, warps=4, vector=8, few_rows=few)
+    op = EmulatedLayerNormBackward(compiler.build(spec, found, how=how)[0])
+    for rows in (1, 37, 300):
+        arguments = random_arguments(random_generator(), spec, (rows,))
+        assert_matches_reference(op.run(arguments.call()), arguments)
+        assert [launch.kernel for launch in op.launches] == ["few_rows"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_inf_and_nan_stay_in_their_rows_and_columns(dtype: str, target: str) -> None:
+    spec = LayerNormSpec((1000,), dtype)
+    op, _ = module(spec, target)
+    calls = {str(rows): matrix.adversarial_call(spec, random_generator(), rows) for rows in (5, 37)}
+    assert all(row.comparison.ratio <= 1 for row in verify.verify(calls, lambda _: op))
+    assert [launch.kernel for launch in op.launches] == ["few_rows"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_rows(target: str) -> None:
+    check(LayerNormSpec((64,), "f32"), target, 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_calls_repeat_to_the_bit(target: str) -> None:
+    spec = LayerNormSpec((769,), "bf16")
+    call = random_arguments(random_generator(), spec, (40,)).call()
+    op, _ = module(spec, target)
+    assert_same_bits(op.run(call), op.run(call))
