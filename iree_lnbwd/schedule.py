@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.spec import LayerNormSpec
@@ -34,6 +34,13 @@ _FEW_THREADS = 512
 _FEW_TILE = 32  # columns
 _FEW_VECTOR = 4  # of them
 _BANKS = 32  # of shared memory, of 4 bytes
+_MOST_SLICES = 32
+_FEWEST_SLICES = 8
+_MOST_FINALIZE_ROWS = 16  # in a thread's registers
+_LEAST_STEP = 64  # partial rows
+_FINALIZE_THREADS = 384
+_MOST_FINALIZE_COLUMNS = 128
+_FEWEST_FINALIZE_COLUMNS = 16  # 64 bytes
 _TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
@@ -384,6 +391,7 @@ class RowBlocks:
 
 
 Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
+_Gpu = TypeVar("_Gpu", OnePass, TwoPass)
 Form = Schedule | FewRows
 
 
@@ -445,11 +453,36 @@ def choose(spec: LayerNormSpec, target: Target) -> Schedule:
         *(o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
     ):
         if candidate.illegal(spec, target) is None:
-            with_few = replace(candidate, few_rows=_few_rows(spec, target, candidate.vector))
-            return with_few if with_few.illegal(spec, target) is None else candidate
+            one = with_finalize(candidate, spec, target)
+            with_few = replace(one, few_rows=_few_rows(spec, target, one.vector))
+            return with_few if with_few.illegal(spec, target) is None else one
     if not spec.output_mask[0]:
         return WholeTensors("grad_input is not asked for, and rows are wide")
-    return _two_pass(spec, target)
+    return with_finalize(_two_pass(spec, target), spec, target)
+
+
+def with_finalize(schedule: _Gpu, spec: LayerNormSpec, target: Target) -> _Gpu:
+    """A schedule whose last kernel reads all partial rows at once, if their number is a product.
+
+    One step of loads is all that its threads wait for. Where P has no such divisors, several.
+    """
+    count = schedule.workgroups
+    steps = (
+        (slices * rows, rows)
+        for slices in range(1, _MOST_SLICES + 1)
+        for rows in range(1, _MOST_FINALIZE_ROWS + 1)
+        if count % (slices * rows) == 0
+    )
+    step, rows = max(steps)
+    if step < min(count, _LEAST_STEP):
+        step, rows = _LEAST_STEP, _LEAST_STEP // _FEWEST_SLICES
+    slices = step // rows
+    # Enough workgroups for every processor, as far as they still read whole sectors of memory.
+    fitting = min(
+        _FINALIZE_THREADS // slices, spec.columns // target.processors, _MOST_FINALIZE_COLUMNS
+    )
+    columns = max(_FEWEST_FINALIZE_COLUMNS, 1 << max(fitting, 1).bit_length() - 1)
+    return replace(schedule, finalize_slices=slices, finalize_rows=rows, finalize_columns=columns)
 
 
 def _tuned(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
