@@ -119,7 +119,7 @@ class TestSabotage:
 
     def test_bounds_of_rows_that_are_off_by_one(self, form: str) -> None:
         """One row, or partial row, more is added up than there are."""
-        pattern = r"^(\tsetp\.)ge(\.u32 \t%p\d+, %r\d+, %r\d+;)$"
+        pattern = r"^(\tsetp\.)ge(\.u(?:32|64) \t%p\d+, %rd?\d+, %rd?\d+;)$"
         for verdict in _verdicts(form, pattern, lambda m: f"{m[1]}gt{m[2]}"):
             assert re.search("a read of transient|out of bounds", verdict), verdict
 
