@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
+from math import gcd
 from typing import Any, TypeVar
 
 from iree_lnbwd.dtypes import DTYPES
@@ -31,16 +32,15 @@ _DIRECT_THREADS = 256
 _DIRECT_WORKGROUPS = 4
 _MOST_FEW_ROWS = 1024
 _FEW_THREADS = 512
-_FEW_TILE = 32  # columns
+_FEW_TILES = (32, 64, 128)  # columns
 _FEW_VECTOR = 4  # of them
 _BANKS = 32  # of shared memory, of 4 bytes
 _MOST_SLICES = 32
-_FEWEST_SLICES = 8
+_FEW_SLICES = 8
 _MOST_FINALIZE_ROWS = 16  # in a thread's registers
-_LEAST_STEP = 64  # partial rows
 _FINALIZE_THREADS = 384
 _MOST_FINALIZE_COLUMNS = 128
-_FEWEST_FINALIZE_COLUMNS = 16  # 64 bytes
+_SECTOR_COLUMNS = 16  # 64 bytes
 _TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
@@ -434,6 +434,11 @@ def _gpu_rules(
             finalize_threads > target.max_threads,
             f"{finalize_threads} threads add up partial rows, at most {target.max_threads}",
         ),
+        (
+            finalize_threads % target.subgroup_size != 0,
+            f"{finalize_threads} threads add up partial rows, in subgroups of "
+            f"{target.subgroup_size}",
+        ),
         (schedule.warps > target.subgroup_size, "more subgroups than lanes"),
         (spec.columns % schedule.vector != 0, f"N is no multiple of {schedule.vector}"),
     )
@@ -466,22 +471,26 @@ def with_finalize(schedule: _Gpu, spec: LayerNormSpec, target: Target) -> _Gpu:
 
     One step of loads is all that its threads wait for. Where P has no such divisors, several.
     """
-    count = schedule.workgroups
-    steps = (
-        (slices * rows, rows)
-        for slices in range(1, _MOST_SLICES + 1)
+    count, lanes = schedule.workgroups, target.subgroup_size
+    # Columns, a power of 2, that make whole sectors of memory and whole subgroups.
+    least = {s: max(_SECTOR_COLUMNS, lanes // gcd(s, lanes)) for s in range(1, _MOST_SLICES + 1)}
+    divisors = (
+        (slices, rows)
+        for slices in least
         for rows in range(1, _MOST_FINALIZE_ROWS + 1)
-        if count % (slices * rows) == 0
+        if count % (slices * rows) == 0 and slices * least[slices] <= target.max_threads
     )
-    step, rows = max(steps)
-    if step < min(count, _LEAST_STEP):
-        step, rows = _LEAST_STEP, _LEAST_STEP // _FEWEST_SLICES
-    slices = step // rows
-    # Enough workgroups for every processor, as far as they still read whole sectors of memory.
-    fitting = min(
+    # In a single step, as many rows to a thread as can be; in several, as many as slices.
+    slices, rows = max(
+        divisors, key=lambda o: (o[0] * o[1], o[1] if o[0] * o[1] == count else min(o))
+    )
+    if slices * rows < min(count, _FEW_SLICES * _FEW_SLICES):
+        slices = rows = _FEW_SLICES
+    # Enough workgroups for every processor.
+    most = min(
         _FINALIZE_THREADS // slices, spec.columns // target.processors, _MOST_FINALIZE_COLUMNS
     )
-    columns = max(_FEWEST_FINALIZE_COLUMNS, 1 << max(fitting, 1).bit_length() - 1)
+    columns = max(least[slices], 1 << max(most, 1).bit_length() - 1)
     return replace(schedule, finalize_slices=slices, finalize_rows=rows, finalize_columns=columns)
 
 
@@ -538,17 +547,18 @@ def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
 def _few_rows(spec: LayerNormSpec, target: Target, vector: int) -> FewRows | None:
     """For as many rows of dy and x as half of the L2 cache holds: they are read twice.
 
-    More rows, whatever their width, keep the workgroups of the columns busy for too long. Threads
-    and tile are those that were the fastest on an H200 at 4096 columns, over all numbers of rows.
+    More rows, whatever their width, keep the workgroups of the columns busy for too long. Their
+    tiles are as narrow as leaves no more of them than multiprocessors.
     """
     sizes = (DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
     rows = min(_MOST_FEW_ROWS, target.l2_bytes // 2 // (spec.columns * sum(sizes)))
     if spec.recompute_eps is not None or rows == 0:
         return None
+    tiles = (t for t in _FEW_TILES if spec.columns <= t * target.processors)
     return FewRows(
         rows=rows,
         warps=_FEW_THREADS // target.subgroup_size,
-        tile=_FEW_TILE,
+        tile=next(tiles, _FEW_TILES[-1]),
         tile_vector=min(vector, _FEW_VECTOR),
     )
 

@@ -277,6 +277,7 @@ def test_the_last_kernel_of_any_number_of_workgroups_is_legal(
     spec = LayerNormSpec((columns,))
     one = schedule.with_finalize(TwoPass(workgroups, 4, 1, 1, 1), spec, target)
     assert one.illegal(spec, target) is None
+    assert one.finalize_slices * one.finalize_columns % target.subgroup_size == 0
     step = one.finalize_slices * one.finalize_rows
     assert workgroups % step == 0 or workgroups > 4 * one.finalize_rows
 
