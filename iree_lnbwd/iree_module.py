@@ -177,7 +177,23 @@ class _DeviceMemory:
         return _Buffer(_view(buffer, array.shape, array.dtype), array)
 
     def receive(self, buffer: _Buffer, array: Array) -> None:
-        np.copyto(array, rt.DeviceArray(self._device, buffer.view).to_host())
+        # Not by DeviceArray.to_host: IREE 3.13 lets go of the pages that it copies to only some time
+        # after it has returned, and CUDA refuses the next copy to one of them.
+        staging = self._device.allocator.allocate_buffer(
+            memory_type=rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE,
+            allowed_usage=rt.BufferUsage.TRANSFER_TARGET | rt.BufferUsage.MAPPING_SCOPED,
+            allocation_size=array.nbytes,
+        )
+        semaphore = self._device.create_semaphore(0)
+        self._device.queue_copy(
+            buffer.view.get_buffer(),
+            staging,
+            wait_semaphores=rt.HalFence.create_at(semaphore, 0),
+            signal_semaphores=rt.HalFence.create_at(semaphore, 1),
+        )
+        rt.HalFence.create_at(semaphore, 1).wait()
+        raw = staging.map().asarray((array.nbytes,), np.dtype(np.uint8))
+        np.copyto(array, raw.view(array.dtype).reshape(array.shape))
 
 
 def open_device(uri: DeviceUri) -> rt.HalDevice:
