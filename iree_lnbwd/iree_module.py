@@ -177,8 +177,8 @@ class _DeviceMemory:
         return _Buffer(_view(buffer, array.shape, array.dtype), array)
 
     def receive(self, buffer: _Buffer, array: Array) -> None:
-        # Not by DeviceArray.to_host: IREE 3.13 lets go of the pages that it copies to only some time
-        # after it has returned, and CUDA refuses the next copy to one of them.
+        # Not by DeviceArray.to_host: IREE 3.13 lets go of the pages it copies to some time after it
+        # has returned, and CUDA refuses the next copy to one of them.
         staging = self._device.allocator.allocate_buffer(
             memory_type=rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE,
             allowed_usage=rt.BufferUsage.TRANSFER_TARGET | rt.BufferUsage.MAPPING_SCOPED,

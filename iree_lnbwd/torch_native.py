@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.utils import cpp_extension
 
 from iree_lnbwd import cache
 from iree_lnbwd.artifact import digest
@@ -44,29 +43,30 @@ _remembering = threading.Lock()
 def load() -> bool:
     """Loads the C++ operators, which from then on run in place of the Python ones.
 
-    The first time on a machine they are compiled, which takes some ten seconds, is logged and is
-    kept in the cache on disk.
+    The first time on a machine they are compiled, which takes ten to twenty seconds, is logged and
+    is kept in the cache on disk.
 
     Returns:
         Whether they are there. If not, a warning was logged that says why.
     """
+    version = (torch.__version__, str(torch.version.git_version))
+    key = "\n".join((_SOURCE.read_text(), *_FLAGS, *version))
+    library = cache.directory() / "torch" / digest(key.encode())[:16] / "iree_lnbwd_torch.so"
     try:
-        library = _built()
-        torch.ops.load_library(library)
-    except (OSError, RuntimeError, ValueError) as error:
+        if library.exists():
+            torch.ops.load_library(library)
+        else:
+            _log.warning("compiling %s for PyTorch %s", _SOURCE.name, torch.__version__)
+            _build_and_load(library)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         _log.warning("the operators run in Python, for those in C++ cannot be had: %s", error)
         return False
     return True
 
 
-def _built() -> Path:
-    """The shared library for this PyTorch, compiled if it is not in the cache."""
-    version = (torch.__version__, str(torch.version.git_version))
-    key = "\n".join((_SOURCE.read_text(), *_FLAGS, *version))
-    library = cache.directory() / "torch" / digest(key.encode())[:16] / "iree_lnbwd_torch.so"
-    if library.exists():
-        return library
-    _log.warning("compiling %s for PyTorch %s; it is kept on disk", _SOURCE.name, torch.__version__)
+def _build_and_load(library: Path) -> None:
+    from torch.utils import cpp_extension  # takes setuptools, which only this needs
+
     library.parent.mkdir(parents=True, exist_ok=True)
     # In a folder of its own: processes that build it at the same time do not meet.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -78,7 +78,6 @@ def _built() -> Path:
             is_python_module=False,
         )
         (Path(folder) / library.name).replace(library)
-    return library
 
 
 class Kind(NamedTuple):

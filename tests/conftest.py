@@ -11,6 +11,22 @@ from iree_lnbwd import DeviceError, runtime
 from iree_lnbwd.devices import DeviceUri
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpp-operators",
+        action="store_true",
+        help="run PyTorch's tests on the C++ operators on the CPU too, where they are not needed",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cpp_operators(request: pytest.FixtureRequest, module_cache: None) -> None:
+    if request.config.getoption("--cpp-operators"):
+        from iree_lnbwd import torch_native
+
+        assert torch_native.load()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's own cache is neither read nor written; subprocesses inherit this one."""
