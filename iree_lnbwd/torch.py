@@ -6,7 +6,8 @@
 Both directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd.layer_norm`` and
 ``.layer_norm_backward``. They are registered with ``torch.library.Library`` and a
 ``torch.autograd.Function``: of the ways that ``torch.compile`` and ``torch.export`` can see
-through, the one that costs a call the least.
+through, the one that costs a call the least. For tensors on a GPU, `torch_native` puts C++ in their
+place, if it can be compiled.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def layer_norm(
 
     Where the backward is itself to be differentiated (``create_graph=True``), and under the
     transforms of ``torch.func``, PyTorch's own takes its place.
+
+    The first use on a GPU compiles the operators in C++, too (see `torch_native.load`).
 
     Args:
         input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides;
