@@ -3,8 +3,8 @@
 //
 // Python decides, and checks. It sees the first backward of each kind (device, element types,
 // shape, output mask) and tells `remember` what that call launches; later ones launch it from here,
-// on PyTorch's current stream. Whatever is unusual (strides, a misaligned address, mixed types)
-// goes to Python each time.
+// on PyTorch's current stream. Whatever is unusual (strides, a misaligned address) goes to Python
+// each time.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -17,7 +17,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
