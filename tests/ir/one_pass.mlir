@@ -19,7 +19,7 @@
 // ROCM-DAG: #stages_weight = false
 // NODX-DAG: #wants_dx = false
 // NODX-DAG: #rereads = false
-// CUDA-DAG: !chunk = vector<8x!acc>
+// CUDA-DAG: !chunk = vector<{{[48]}}x!acc>
 // CHECK: hal.executable.source private @rows {
 // CUDA: "nvgpu.device_async_copy"(%dy_staged,
 // ROCM: %dy_read_0 = vector.load %dy[
