@@ -185,13 +185,14 @@ class _DeviceMemory:
             allocation_size=array.nbytes,
         )
         semaphore = self._device.create_semaphore(0)
+        copied = rt.HalFence.create_at(semaphore, 1)
         self._device.queue_copy(
             buffer.view.get_buffer(),
             staging,
             wait_semaphores=rt.HalFence.create_at(semaphore, 0),
-            signal_semaphores=rt.HalFence.create_at(semaphore, 1),
+            signal_semaphores=copied,
         )
-        rt.HalFence.create_at(semaphore, 1).wait()
+        copied.wait()
         raw = staging.map().asarray((array.nbytes,), np.dtype(np.uint8))
         np.copyto(array, raw.view(array.dtype).reshape(array.shape))
 

@@ -308,8 +308,10 @@ using Backward = Gradients(const Tensor&, const Tensor&, c10::SymIntArrayRef, co
 using Forward = Statistics(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
                            const OptionalTensor&, double);
 
+bool is_there(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
+
 std::optional<at::ScalarType> type_of(const OptionalTensor& tensor) {
-  if (!tensor || !tensor->defined()) return std::nullopt;
+  if (!is_there(tensor)) return std::nullopt;
   return tensor->scalar_type();
 }
 
@@ -319,17 +321,17 @@ bool is_usable(const Tensor& tensor) {
 }
 
 bool is_usable(const OptionalTensor& tensor, at::Device device, at::IntArrayRef sizes) {
-  return !tensor || !tensor->defined() ||
+  return !is_there(tensor) ||
          (tensor->device() == device && tensor->sizes() == sizes && is_usable(*tensor));
 }
 
 bool is_statistic(const OptionalTensor& tensor, at::Device device, int64_t rows) {
-  return tensor && tensor->defined() && tensor->device() == device &&
-         tensor->scalar_type() == at::kFloat && tensor->numel() == rows && is_usable(*tensor);
+  return is_there(tensor) && tensor->device() == device && tensor->scalar_type() == at::kFloat &&
+         tensor->numel() == rows && is_usable(*tensor);
 }
 
 int64_t address(const OptionalTensor& tensor) {
-  return tensor && tensor->defined() ? reinterpret_cast<int64_t>(tensor->const_data_ptr()) : 0;
+  return is_there(tensor) ? reinterpret_cast<int64_t>(tensor->const_data_ptr()) : 0;
 }
 
 // The call's kind, if the call is one that kernels could run as it stands.
@@ -349,11 +351,17 @@ std::optional<Kind> kind_of(const Tensor& grad_output, const Tensor& input,
   if (!is_usable(input) || !is_usable(grad_output, device, sizes) ||
       !is_statistic(mean, device, rows) || !is_statistic(rstd, device, rows) ||
       !is_usable(weight, device, normalized_shape) ||
-      (bias && bias->defined() && bias->device() != device)) {
+      (is_there(bias) && bias->device() != device)) {
     return std::nullopt;
   }
-  return Kind{device,          rows,          columns, grad_output.scalar_type(),
-              input.scalar_type(), type_of(weight), type_of(bias), mask};
+  return Kind{device,
+              rows,
+              columns,
+              grad_output.scalar_type(),
+              input.scalar_type(),
+              type_of(weight),
+              type_of(bias),
+              mask};
 }
 
 // There is nothing left to dispatch on.
@@ -408,7 +416,7 @@ bool has_module(at::ScalarType type) {
 Statistics forward(const Tensor& input, c10::SymIntArrayRef normalized_shape,
                    const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
   const auto alike = [&](const OptionalTensor& tensor) {
-    return !tensor || !tensor->defined() ||
+    return !is_there(tensor) ||
            (tensor->scalar_type() == input.scalar_type() && tensor->device() == input.device());
   };
   if (has_module(input.scalar_type()) && alike(weight) && alike(bias)) {
