@@ -18,6 +18,7 @@
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !slices = memref<16x32x!acc, #gpu.address_space<workgroup>>
+!shares = vector<16x1x!acc>  // of a column, one from each slice
 // End of what is replaced.
 
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
@@ -26,6 +27,8 @@
   #hal.pipeline.binding<storage_buffer>,            // dgamma
   #hal.pipeline.binding<storage_buffer>             // dbeta
 ]>
+
+!sum = vector<1x!acc>
 
 hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
@@ -45,6 +48,7 @@ hal.executable.source private @finalize {
       %slices = arith.constant #slices
       %rows_at_once = arith.constant #partials_at_once
       %zero = arith.constant 0.0 : !acc
+      %zero_sum = arith.constant dense<0.0> : !sum
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index
       %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
@@ -98,15 +102,14 @@ hal.executable.source private @finalize {
       %first_slice = arith.cmpi eq, %ty, %c0 : index
       %adds_up = arith.andi %first_slice, %inside : i1
       scf.if %adds_up {
-        %totals:2 = scf.for %i = %c0 to %slices step %c1 iter_args(%dgamma_sum = %zero, %dbeta_sum = %zero) -> (!acc, !acc) {
-          %dgamma_i = memref.load %dgamma_slices[%i, %tx] : !slices
-          %dbeta_i = memref.load %dbeta_slices[%i, %tx] : !slices
-          %dgamma_more = arith.addf %dgamma_sum, %dgamma_i : !acc
-          %dbeta_more = arith.addf %dbeta_sum, %dbeta_i : !acc
-          scf.yield %dgamma_more, %dbeta_more : !acc, !acc
-        }
-        %dgamma_total = llvm.fptrunc %totals#0 : !acc to !gamma
-        %dbeta_total = llvm.fptrunc %totals#1 : !acc to !beta
+        %dgamma_shares = vector.transfer_read %dgamma_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
+        %dbeta_shares = vector.transfer_read %dbeta_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
+        %dgamma_sum = vector.multi_reduction <add>, %dgamma_shares, %zero_sum [0] : !shares to !sum
+        %dbeta_sum = vector.multi_reduction <add>, %dbeta_shares, %zero_sum [0] : !shares to !sum
+        %dgamma_acc = vector.extract %dgamma_sum[0] : !acc from !sum
+        %dbeta_acc = vector.extract %dbeta_sum[0] : !acc from !sum
+        %dgamma_total = llvm.fptrunc %dgamma_acc : !acc to !gamma
+        %dbeta_total = llvm.fptrunc %dbeta_acc : !acc to !beta
         memref.store %dgamma_total, %dgamma[%column] : !gamma_row
         memref.store %dbeta_total, %dbeta[%column] : !beta_row
       }

@@ -50,6 +50,8 @@ _STATISTICS = re.compile(r"// mean and rstd = .*\Z", re.DOTALL)
 _CAST = re.compile(
     r" *%(\w+) = (?:arith\.extf|arith\.truncf|llvm\.fptrunc) %([\w#]+) : (!\w+) to (!\w+)\n"
 )
+_WIDENING = re.compile(r" *%(\w+) = arith\.extf %([\w#]+) : (!\w+) to (!\w+)\n")
+_PAIRS_OF_BF16 = re.compile(r"vector<(\d+)xbf16>")
 _VALUE = re.compile(r"%(\w+)")
 _DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
 _ALIAS = re.compile(r"![a-z_]+")
@@ -108,6 +110,8 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
     text = _HEADER.sub(lambda _: header, bodies[0])
     text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in bodies[1:])
     text = _drop_identity_casts(text, aliases)
+    if isinstance(schedule, OnePass | TwoPass):
+        text = _widen_pairs(text, aliases)
     if spec.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%\w+\}", r"\1", text)
@@ -210,6 +214,7 @@ def _kernel_aliases(
         "#slices": f"{schedule.finalize_slices} : index",
         "#finalize_kernel": _kernel(schedule.finalize_columns * schedule.finalize_slices, target),
         "!slices": _shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
+        "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
         "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
         **_bindings(cols),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
@@ -239,6 +244,8 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
     slots, chunks, vector = schedule.slots, schedule.chunks(spec, target), schedule.vector
     dy_bytes, x_bytes = schedule.row_bytes(spec, target)
     return {
+        "#threads_i32": f"{schedule.threads(target)} : i32",
+        "#subgroup_i32": f"{target.subgroup_size} : i32",
         "#groups": f"{groups} : index",
         "#groups_i32": f"{groups} : i32",
         "#workgroups_i32": f"{schedule.workgroups} : i32",
@@ -251,7 +258,7 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "#in_place": _flag(schedule.in_place),
         "#pending_i32": f"{max(slots - 1, 0)} : i32",
         "#rereads": _flag(schedule.rereads and spec.output_mask[0]),
-        "#stages_weight": _flag(schedule.stages_weight),
+        "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
         "#widens_weight": _flag(schedule.widens_weight),
         "#gamma_copied": f"{_gamma_copied(schedule)} : index",
         "#wants_dx": _flag(spec.output_mask[0]),
@@ -373,10 +380,6 @@ def _statistics(text: str) -> str:
 
 def _drop_identity_casts(text: str, aliases: Mapping[str, str]) -> str:
     """Without the casts whose two types are the same, which MLIR does not allow."""
-
-    def resolved(alias: str) -> str:
-        return _ALIAS.sub(lambda inner: aliases[inner[0]], aliases[alias])
-
     renamed: dict[str, str] = {}
     lines = []
     for line in text.splitlines(keepends=True):
@@ -384,11 +387,41 @@ def _drop_identity_casts(text: str, aliases: Mapping[str, str]) -> str:
             for name in _VALUE.findall(defined[0]):
                 renamed.pop(name, None)
         cast = _CAST.fullmatch(line)
-        if cast and resolved(cast[3]) == resolved(cast[4]):
+        if cast and _resolved(cast[3], aliases) == _resolved(cast[4], aliases):
             renamed[cast[1]] = renamed.get(cast[2], cast[2])
         else:
             lines.append(_VALUE.sub(lambda value: "%" + renamed.get(value[1], value[1]), line))
     return "".join(lines)
+
+
+def _widen_pairs(text: str, aliases: Mapping[str, str]) -> str:
+    """With each widening of pairs of bf16 spelled out: they are the upper halves of f32.
+
+    From the compiler's own code for it ptxas makes three instructions of every second one.
+    """
+
+    def spelled_out(cast: re.Match[str]) -> str:
+        pairs = _PAIRS_OF_BF16.fullmatch(_resolved(cast[3], aliases))
+        if pairs is None or int(pairs[1]) % 2:
+            return cast[0]
+        wide, narrow = cast[1], cast[2]
+        words, halves = (f"vector<{int(pairs[1]) // 2}x{dtype}>" for dtype in ("i32", "f32"))
+        return (
+            f"%{wide}_half = arith.constant dense<16> : {words}\n"
+            f"%{wide}_upper = arith.constant dense<0xFFFF0000> : {words}\n"
+            f"%{wide}_words = vector.bitcast %{narrow} : {cast[3]} to {words}\n"
+            f"%{wide}_even = arith.shli %{wide}_words, %{wide}_half : {words}\n"
+            f"%{wide}_odd = arith.andi %{wide}_words, %{wide}_upper : {words}\n"
+            f"%{wide}_evens = arith.bitcast %{wide}_even : {words} to {halves}\n"
+            f"%{wide}_odds = arith.bitcast %{wide}_odd : {words} to {halves}\n"
+            f"%{wide} = vector.interleave %{wide}_evens, %{wide}_odds : {halves} -> {cast[4]}\n"
+        )
+
+    return _WIDENING.sub(spelled_out, text)
+
+
+def _resolved(alias: str, aliases: Mapping[str, str]) -> str:
+    return _ALIAS.sub(lambda inner: aliases[inner[0]], aliases[alias])
 
 
 def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:

@@ -29,6 +29,7 @@ _QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255
 _REGISTERS_FIXED = {"cuda": 40, "rocm": 64}  # AMD's hold addresses, of 64 bits, for each lane
 _DIRECT_THREADS = 256
+_LEAST_DIRECT_THREADS = 192
 _DIRECT_WORKGROUPS = 4
 _MOST_FEW_ROWS = 1024
 _FEW_THREADS = 512
@@ -281,6 +282,11 @@ class OnePass:
             ),
             (self.slots > 0 and not target.has_cp_async, "cp.async"),
             (
+                min(self.groups, self.warps) > 1 and self.groups > target.group_barriers,
+                f"{self.groups} groups of several subgroups, at most {target.group_barriers} "
+                "can wait by themselves",
+            ),
+            (
                 not all(self.vector * size in _COPY_BYTES for size in copied),
                 f"cp.async copies {_COPY_BYTES} bytes",
             ),
@@ -532,16 +538,28 @@ def _staged(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
 
 
 def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
-    """Without staging, best first: small workgroups, several of them on a multiprocessor."""
+    """Without staging, best first: small workgroups, several of them on a multiprocessor.
+
+    Workgroups that are filled come first: by a row, or by groups that can wait by themselves.
+    """
     vector = vector_of(spec)
-    for chunks in (2, 3, 4, 1, 6, 8, 12, 16):
+
+    def schedule(chunks: int) -> OnePass:
         warps = _warps(spec, target, vector, chunks)
-        yield OnePass(
+        groups = max(1, _DIRECT_THREADS // (warps * target.subgroup_size))
+        return OnePass(
             workgroups=_DIRECT_WORKGROUPS * target.processors,
-            groups=max(1, _DIRECT_THREADS // (warps * target.subgroup_size)),
+            groups=groups if warps == 1 or groups <= target.group_barriers else 1,
             warps=warps,
             vector=vector,
         )
+
+    def shortcomings(one: OnePass) -> tuple[bool, int]:
+        threads = one.groups * one.threads(target)
+        elements = one.chunks(spec, target) * vector
+        return elements > _ELEMENTS_IN_REGISTERS, max(0, _LEAST_DIRECT_THREADS - threads)
+
+    yield from sorted(map(schedule, (2, 3, 4, 1, 6, 8, 12, 16)), key=shortcomings)
 
 
 def _few_rows(spec: LayerNormSpec, target: Target, vector: int) -> FewRows | None:

@@ -46,6 +46,14 @@ class Target:
         """It copies from global to shared memory in the background (PTX cp.async, since sm_80)."""
         return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 80
 
+    @property
+    def group_barriers(self) -> int:
+        """At how many barriers some subgroups of a workgroup can meet by themselves.
+
+        Those of PTX's ``bar.sync`` beside number 0, which is the workgroup's.
+        """
+        return 15 if self.backend == "cuda" else 0
+
 
 def _cpu(name: str, accumulator_bytes: int, *flags: str) -> Target:
     common = (

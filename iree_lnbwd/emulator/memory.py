@@ -5,8 +5,8 @@ bytes as the narrowest access so far has. From that follow reads of what nobody 
 
 * global memory: two threads of one launch (or of launches that no barrier of the host separates)
   touch a cell, one of them writes, and no barrier of their workgroup came between.
-* shared memory: two threads of a workgroup touch a cell, one of them writes, and neither a barrier
-  of the workgroup nor, for threads of one subgroup, a barrier of the subgroup came between.
+* shared memory: two threads of a workgroup touch a cell, one of them writes, and no barrier came
+  between that both take part in: of the workgroup, of a group of its subgroups, or of a subgroup.
 
 Accesses are arrays over the lanes that take part; the others are not in them. Values are bytes, so
 that memory knows nothing of types: view them as what they are.
@@ -406,13 +406,16 @@ class GlobalMemory:
             )
 
 
-# A stamp of shared memory: epoch of the workgroup, epoch of the subgroup, who.
-_EPOCH_BITS, _SUBGROUP_EPOCH_BITS = 40, 16
+# A stamp of shared memory: epochs of the workgroup, of the group, of the subgroup, and who.
+_EPOCH_BITS, _GROUP_EPOCH_BITS, _SUBGROUP_EPOCH_BITS = 46, 30, 12
 _EPOCH = 1 << _EPOCH_BITS  # barriers that the workgroup has passed
-_SUBGROUP_EPOCH = 1 << _SUBGROUP_EPOCH_BITS  # barriers that the subgroup has passed
-_WHO = _SUBGROUP_EPOCH - 1  # a thread, or several of one subgroup, or several of several
+_GROUP_EPOCH = 1 << _GROUP_EPOCH_BITS  # barriers that the group has passed since then
+_SUBGROUP_EPOCH = 1 << _SUBGROUP_EPOCH_BITS  # barriers that the subgroup has passed since then
+_WHO = _SUBGROUP_EPOCH - 1  # a thread, or several of one subgroup, of one group, or of several
 _SEVERAL = _WHO
-_FIRST_SUBGROUP = 1 << 15  # "several of subgroup s" is this plus s
+_FIRST_SUBGROUP = 1 << 10  # "several of subgroup s" is this plus s
+_FIRST_GROUP = 1 << 11  # "several of group g" is this plus g
+_NO_GROUP = -1
 
 
 @dataclass
@@ -460,6 +463,7 @@ class SharedMemory:
         who[:threads] = np.arange(threads) // subgroup_size
         who[_FIRST_SUBGROUP : _FIRST_SUBGROUP + self._subgroups] = np.arange(self._subgroups)
         self._subgroup_of_who = who
+        self._group = np.full(workgroups * threads, _NO_GROUP)  # of each lane
         self._copies: list[_Copy] = []
         self._under_way = np.zeros(0, np.bool_)  # cells that an asynchronous copy will write
         self._committed = np.zeros(workgroups * threads, np.int64)
@@ -486,16 +490,12 @@ class SharedMemory:
         _check_written(written, lanes + self._first_lane, addresses, "shared memory")
         now = self._now[lanes][:, None]
         self._check_race(written, now, lanes, addresses, "reads what was written by")
-        mine = self._with_readers(cells.read[at], now)
+        mine = self._with_readers(cells.read[at], now, lanes)
         cells.read[at] = mine
         # Of lanes that read a cell at once, only one has left its stamp.
         seen = cells.read[at]
         if (differs := seen != mine).any():
-            subgroup = self._subgroup_of_who[mine & _WHO]
-            alike = (subgroup >= 0) & (self._subgroup_of_who[seen & _WHO] == subgroup)
-            several = _FIRST_SUBGROUP + subgroup
-            cells.read[at[differs & alike]] = (mine & ~_WHO | several)[differs & alike]
-            cells.read[at[differs & ~alike]] |= _SEVERAL
+            cells.read[at[differs]] = (mine & ~_WHO | self._several(seen, mine, lanes))[differs]
         return _gather(self._data, offsets, nbytes, alignment)
 
     def store(
@@ -515,7 +515,30 @@ class SharedMemory:
 
     def barrier(self, workgroups: Lanes) -> None:
         """All threads of these workgroups have met: what they did is ordered."""
-        self._now.reshape(-1, self._threads)[workgroups] += _EPOCH
+        now = self._now.reshape(-1, self._threads)
+        passed = (now[workgroups] >> _EPOCH_BITS) + 1
+        now[workgroups] = (passed << _EPOCH_BITS) + np.arange(self._threads)
+
+    def group_barrier(self, lanes: Lanes, groups: Lanes) -> None:
+        """These lanes, whole groups of subgroups that have a barrier of their own, have met.
+
+        Args:
+            lanes: The threads: [T].
+            groups: The number of each one's barrier: [T].
+
+        Raises:
+            Fault: A thread has met others before, at another barrier than this.
+        """
+        strange = (self._group[lanes] != groups) & (self._group[lanes] != _NO_GROUP)
+        if strange.any():
+            raise Fault(
+                f"barrier {groups[strange][0]}, after one at barrier "
+                f"{self._group[lanes[strange][0]]}: what orders what is not followed",
+                lanes[strange] + self._first_lane,
+            )
+        self._group[lanes] = groups
+        passed = (self._now[lanes] >> _GROUP_EPOCH_BITS) + 1
+        self._now[lanes] = (passed << _GROUP_EPOCH_BITS) + lanes % self._threads
 
     def subgroup_barrier(self, lanes: Lanes) -> None:
         """These lanes, whole subgroups but for those that exited, have met."""
@@ -602,16 +625,30 @@ class SharedMemory:
         cells.write[at] = now
         self._check_race(cells.write[at], now, lanes, addresses, "writes at once with")
 
-    def _with_readers(self, before: Stamps, now: Stamps) -> Stamps:
+    def _with_readers(self, before: Stamps, now: Stamps, lanes: Lanes) -> Stamps:
         """The stamps of cells that are read again."""
         same_epoch = before >> _EPOCH_BITS == now >> _EPOCH_BITS
         if not same_epoch.any():
             return np.broadcast_to(now, before.shape)
-        subgroup = self._subgroup_of_who[now & _WHO]
-        alike = self._subgroup_of_who[before & _WHO] == subgroup
-        several = np.where(alike, _FIRST_SUBGROUP + subgroup, _SEVERAL)
         again = (before & _WHO) == (now & _WHO)
-        return np.where(same_epoch & ~again, now & ~_WHO | several, now)
+        several = now & ~_WHO | self._several(before, now, lanes)
+        return np.where(same_epoch & ~again, several, now)
+
+    def _several(self, before: Stamps, now: Stamps, lanes: Lanes) -> Stamps:
+        """Who threads are together: of one subgroup, of one group, or of several."""
+        subgroup, group = self._subgroup_of_who[now & _WHO], self._group_of(now, lanes)
+        one_subgroup = (subgroup >= 0) & (self._subgroup_of_who[before & _WHO] == subgroup)
+        one_group = (group >= 0) & (self._group_of(before, lanes) == group)
+        wider = np.where(one_group, _FIRST_GROUP + group, _SEVERAL)
+        return np.where(one_subgroup, _FIRST_SUBGROUP + subgroup, wider)
+
+    def _group_of(self, stamps: Stamps, lanes: Lanes) -> Lanes:
+        """The group that left a stamp, as far as it was one, in the workgroup of each lane."""
+        who = stamps & _WHO
+        subgroup = self._subgroup_of_who[who]
+        first = (lanes // self._threads * self._threads)[:, None] + subgroup * self._subgroup_size
+        several = np.where(who == _SEVERAL, _NO_GROUP, who - _FIRST_GROUP)
+        return np.where(subgroup >= 0, self._group[first], several)
 
     def _check_race(
         self, before: Stamps, now: Stamps, lanes: Lanes, addresses: Lanes, how: str
@@ -622,6 +659,11 @@ class SharedMemory:
             return
         alike = self._subgroup_of_who[before & _WHO] == self._subgroup_of_who[now & _WHO]
         racing &= ~(alike & (before >> _SUBGROUP_EPOCH_BITS < now >> _SUBGROUP_EPOCH_BITS))
+        if not racing.any():
+            return
+        group = self._group_of(now, lanes)
+        alike = (group >= 0) & (self._group_of(before, lanes) == group)
+        racing &= ~(alike & (before >> _GROUP_EPOCH_BITS < now >> _GROUP_EPOCH_BITS))
         if not racing.any():
             return
         row, column = np.argwhere(racing)[0]

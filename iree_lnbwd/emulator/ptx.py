@@ -40,6 +40,7 @@ _Sync = Callable[["_Threads", Lanes, "npt.NDArray[np.bool_]"], "npt.NDArray[np.b
 
 _IMMEDIATE = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 _SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid)$")
+_BARRIERS = 16  # of a workgroup
 _NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
 _CACHE_HINTS = re.compile(r"(nc|volatile|relaxed|weak|gpu|cta|sys|c[agvsow]|wb|wt|lu|L[12]::\w+)$")
 
@@ -295,6 +296,8 @@ class _Threads:
         """
         assert block.instruction is not None
         if block.instruction.opcode == "shfl" or "warp" in block.instruction.modifiers:
+            return False
+        if len(block.instruction.operands) == 2:  # so many threads, whoever has ended
             return False
         return bool(_complete(lanes, self._at < self._ended, self.threads).any())
 
@@ -560,6 +563,8 @@ class _Decoder:
 
                 return meet_warp
             case ("sync",) | ("cta", "sync") | ("sync", "aligned") | ("cta", "sync", "aligned"):
+                if len(instruction.operands) == 2:
+                    return self._group_barrier(*instruction.operands)
                 if instruction.operands != ("0",):
                     raise UnknownInstructionError(instruction.text)
 
@@ -576,6 +581,35 @@ class _Decoder:
 
                 return meet
         raise UnknownInstructionError(instruction.text)
+
+    def _group_barrier(self, number: str, count: str) -> _Sync:
+        """So many threads of a workgroup meet at one of its barriers."""
+        read_number, read_count = self._reader(number, "u32"), self._reader(count, "u32")
+
+        def meet_group(
+            threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
+        ) -> npt.NDArray[np.bool_]:
+            groups = np.broadcast_to(read_number(threads, lanes), lanes.shape).astype(np.int64)
+            wanted = np.broadcast_to(read_count(threads, lanes), lanes.shape)
+            if (bad := (groups >= _BARRIERS) | (wanted % WARP != 0)).any():
+                raise Fault(
+                    f"barrier {groups[bad][0]} of {wanted[bad][0]} threads: there are {_BARRIERS}, "
+                    f"of whole warps of {WARP}",
+                    lanes[bad] + threads.first_lane,
+                )
+            places = lanes // threads.threads * _BARRIERS + groups
+            here = np.bincount(places)[places]
+            if (crowded := here > wanted).any():
+                raise Fault(
+                    f"{here[crowded][0]} threads at barrier {groups[crowded][0]}, which is of "
+                    f"{wanted[crowded][0]}",
+                    lanes[crowded] + threads.first_lane,
+                )
+            passes: npt.NDArray[np.bool_] = here == wanted
+            threads.shared.group_barrier(lanes[passes], groups[passes])
+            return passes
+
+        return meet_group
 
     def _shuffle(self, instruction: Instruction) -> _Sync:
         word, mode, type_ = instruction.modifiers

@@ -16,12 +16,14 @@
 // PLACE-DAG: #in_place = true
 // PLACE-DAG: #rereads = true
 // ROCM-DAG: #stages = false
-// ROCM-DAG: #stages_weight = false
+// ROCM-DAG: #copies_weight = false
 // NODX-DAG: #wants_dx = false
 // NODX-DAG: #rereads = false
 // CUDA-DAG: !chunk = vector<{{[48]}}x!acc>
 // CHECK: hal.executable.source private @rows {
 // CUDA: "nvgpu.device_async_copy"(%dy_staged,
+// ROCM: %dy_load_0 = vector.load %dy[
+// ROCM: %dy_load_1 = vector.load %dy[
 // ROCM: %dy_read_0 = vector.load %dy[
 // ROCM: %dy_read_1 = vector.load %dy[
 // ROCM-NOT: vector.load %dy[

@@ -155,6 +155,55 @@ def test_a_barrier_that_is_missing() -> None:
     assert "kernel kernel" in str(caught.value)
 
 
+_OF_HALVES = """
+\tshr.u32 %r6, %r0, 6;
+\tadd.u32 %r6, %r6, 1;
+\tbar.sync %r6, {count};"""
+
+
+def test_groups_with_a_barrier_of_their_own() -> None:
+    """Each half of a workgroup reads what its own other warp wrote; they loop unlike."""
+    body = f"""
+\tmov.b64 %rd23, __dynamic_shared_memory__;
+\tmul.wide.u32 %rd24, %r0, 4;
+\tadd.s64 %rd25, %rd23, %rd24;
+\txor.b32 %r7, %r0, 32;
+\tmul.wide.u32 %rd24, %r7, 4;
+\tadd.s64 %rd26, %rd23, %rd24;
+\tmov.b32 %r5, 0;
+$loop:
+\tadd.u32 %r8, %r5, %r3;
+\tst.shared.b32 [%rd25], %r8;{_OF_HALVES.format(count=64)}
+\tld.shared.b32 %r5, [%rd26];{_OF_HALVES.format(count=64)}
+\tadd.u32 %r7, %r7, 64;
+\tsetp.lt.u32 %p0, %r7, 192;
+\t@%p0 bra $loop;
+\tbar.sync 0;
+{_STORE}"""
+    result = run_kernel(
+        body, [1, 256], workgroups=2, threads=(128, 1, 1), shared_bytes=512, module=_DYNAMIC
+    )[1]
+    thread = np.arange(256)
+    other = thread ^ 32
+    # What a thread has after two rounds, and the first half of a workgroup after three.
+    wanted = np.where(thread % 128 < 64, thread + 2 * other, thread + other)
+    assert result.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (128, "divergent bar: 128 of 128 threads of a workgroup wait for others"),
+        (32, "64 threads at barrier 1, which is of 32"),
+        (48, "barrier 1 of 48 threads: there are 16, of whole warps of 32"),
+    ],
+)
+def test_groups_of_another_size_than_they_say(count: int, message: str) -> None:
+    body = f"\tmov.b32 %r5, 0;{_OF_HALVES.format(count=count)}\n{_STORE}"
+    with pytest.raises(Fault, match=message):
+        run_kernel(body, [1, 128], threads=(128, 1, 1))
+
+
 def test_static_shared_memory_lies_before_the_dynamic_one() -> None:
     body = f"""
 \tmov.b64 %rd23, two;

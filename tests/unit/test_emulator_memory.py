@@ -364,6 +364,67 @@ class TestRacesInSharedMemory:
             shared.load(at(0), at(-4), 4)
 
 
+class TestGroups:
+    """Two groups of two subgroups, in each of two workgroups, with barriers of their own."""
+
+    @pytest.fixture
+    def shared(self) -> SharedMemory:
+        memory = SharedMemory(512, workgroups=2, threads=128, subgroup_size=32)
+        lanes = np.arange(256)
+        memory.store(lanes, lanes % 128 * 4, words(lanes, 256))
+        return memory
+
+    @staticmethod
+    def meet(shared: SharedMemory, *, workgroup: int, group: int) -> None:
+        lanes = workgroup * 128 + group * 64 + np.arange(64)
+        shared.group_barrier(lanes, np.full(64, 1 + group))
+
+    def test_orders_the_group_alone(self, shared: SharedMemory) -> None:
+        self.meet(shared, workgroup=0, group=0)
+        assert shared.load(at(0, 63), at(4 * 40, 0), 4).view(np.uint32).tolist() == [[40], [0]]
+        for reader, place in ((0, 64), (64, 0), (128, 40)):  # nor the other workgroup's
+            with pytest.raises(Fault, match="race"):
+                shared.load(at(reader), at(4 * place), 4)
+
+    def test_many_read_before_another_writes(self, shared: SharedMemory) -> None:
+        self.meet(shared, workgroup=1, group=1)
+        lanes = 128 + 64 + np.arange(64)
+        shared.load(lanes, np.full(64, 4 * 70), 4)
+        with pytest.raises(Fault, match="writes what was read by others"):
+            shared.store(at(128 + 70), at(4 * 70), words(1))
+        self.meet(shared, workgroup=1, group=1)
+        shared.store(at(128 + 70), at(4 * 70), words(1))
+        self.meet(shared, workgroup=1, group=0)
+        with pytest.raises(Fault, match="reads what was written by the second"):
+            shared.load(at(128), at(4 * 70), 4)
+
+    def test_subgroups_and_workgroups_still_meet(self, shared: SharedMemory) -> None:
+        self.meet(shared, workgroup=0, group=0)
+        shared.store(at(0), at(0), words(1))
+        with pytest.raises(Fault, match="race"):
+            shared.load(at(1), at(0), 4)
+        shared.subgroup_barrier(np.arange(32))
+        shared.load(at(1), at(0), 4)
+        with pytest.raises(Fault, match="race"):
+            shared.load(at(32), at(0), 4)
+        shared.barrier(at(0))
+        shared.load(at(127), at(0), 4)
+
+    def test_readers_of_both_groups(self, shared: SharedMemory) -> None:
+        shared.barrier(at(0, 1))
+        for group in (0, 1):
+            self.meet(shared, workgroup=0, group=group)
+        shared.load(at(1, 100), at(0, 0), 4)
+        self.meet(shared, workgroup=0, group=0)
+        with pytest.raises(Fault, match="writes what was read by others"):
+            shared.store(at(0), at(0), words(1))
+
+    def test_a_thread_of_two_groups(self, shared: SharedMemory) -> None:
+        self.meet(shared, workgroup=0, group=0)
+        with pytest.raises(Fault, match="barrier 2, after one at barrier 1"):
+            shared.group_barrier(np.arange(32, 96), np.full(64, 2))
+
+
 class TestAsynchronousCopies:
     """From their start to their end, nobody may touch what they write."""
 
