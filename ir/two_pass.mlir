@@ -91,7 +91,11 @@ hal.executable.source private @row_sums {
       %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%c0) : !acc_column{%m}
       %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
 
-      %row = hal.interface.workgroup.id[0] : index
+      // From the last row to the first, so that the cache still holds the rows that @columns begins with.
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %c1 = arith.constant 1 : index
+      %last = arith.subi %m, %c1 : index
+      %row = arith.subi %last, %workgroup : index
       %t = gpu.thread_id x
       %lane = arith.remui %t, %lanes : index
       %warp = arith.divui %t, %lanes : index

@@ -43,6 +43,7 @@ _FINALIZE_THREADS = 384
 _MOST_FINALIZE_COLUMNS = 128
 _SECTOR_COLUMNS = 16  # 64 bytes
 _TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
+_MOST_TWO_PASS_CHUNKS = 8
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))  # up to so many bytes of column sums
 _MOST_BLOCK_ROWS = 4
@@ -584,7 +585,9 @@ def _few_rows(spec: LayerNormSpec, target: Target, vector: int) -> FewRows | Non
 def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
     """As many small workgroups as fit a multiprocessor's registers: none waits for another."""
     warps = _DIRECT_THREADS // target.subgroup_size
-    one = TwoPass(1, warps, vector_of(spec), chunks=4, rows=4)
+    vector = vector_of(spec)
+    chunks = min(_MOST_TWO_PASS_CHUNKS, _MOST_ELEMENTS // vector)
+    one = TwoPass(1, warps, vector, chunks, rows=4)
     tiles = -(-spec.columns // one.tile(target))
     return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * target.processors // tiles))
 
