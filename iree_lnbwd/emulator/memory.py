@@ -406,11 +406,11 @@ class GlobalMemory:
             )
 
 
-# A stamp of shared memory: epochs of the workgroup, of the group, of the subgroup, and who.
+# A stamp of shared memory: epochs of the workgroup, of the group and of the subgroup, and who. Each
+# epoch counts from the last barrier of what is wider.
 _EPOCH_BITS, _GROUP_EPOCH_BITS, _SUBGROUP_EPOCH_BITS = 46, 30, 12
 _EPOCH = 1 << _EPOCH_BITS  # barriers that the workgroup has passed
-_GROUP_EPOCH = 1 << _GROUP_EPOCH_BITS  # barriers that the group has passed since then
-_SUBGROUP_EPOCH = 1 << _SUBGROUP_EPOCH_BITS  # barriers that the subgroup has passed since then
+_SUBGROUP_EPOCH = 1 << _SUBGROUP_EPOCH_BITS  # barriers that the subgroup has passed
 _WHO = _SUBGROUP_EPOCH - 1  # a thread, or several of one subgroup, of one group, or of several
 _SEVERAL = _WHO
 _FIRST_SUBGROUP = 1 << 10  # "several of subgroup s" is this plus s

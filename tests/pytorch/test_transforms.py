@@ -177,6 +177,7 @@ def parameter_gradients(block: nn.Module, output: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # inductor's, where a GPU has them
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_block(backend: str, device: str) -> None:
     """The whole block is one graph, and its gradients are those of the block as it is."""

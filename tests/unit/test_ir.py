@@ -116,6 +116,23 @@ def test_each_cast_is_judged_by_its_own_types() -> None:
     assert casts(specialized(spec)) == {("!gamma", "!acc"), ("!acc", "!gamma")}
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype", "pairs"),
+    [(1024, "bf16", True), (769, "bf16", False), (1024, "f16", False), (1024, "f32", False)],
+)
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_pairs_of_bf16_are_widened_by_a_shift_and_a_mask(
+    columns: int, dtype: str, pairs: bool, target: str
+) -> None:
+    text = compiler.source_text(LayerNormSpec((columns,), dtype), find_target(target))
+    wide = re.findall(r"%(\w+) = vector\.interleave %\1_evens, %\1_odds :", text)
+    assert (len(wide) > 0) == pairs
+    assert ("arith.extf" in text) == (dtype != "f32" and not pairs)
+    for name in wide:
+        assert f"%{name}_even = arith.shli %{name}_words, %{name}_half" in text
+        assert f"%{name}_odd = arith.andi %{name}_words, %{name}_upper" in text
+
+
 def test_everything_else_is_the_files() -> None:
     """A spec that needs neither cast nor static rows dropped changes nothing below the aliases."""
     marker = "// End of what is replaced.\n"

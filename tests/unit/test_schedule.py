@@ -136,6 +136,29 @@ def test_lanes_are_never_fewer_than_subgroups() -> None:
     assert TwoPass(1, 9, 8, 1, 1).illegal(SPEC, small) == "more subgroups than lanes"
 
 
+def test_groups_of_several_subgroups_need_barriers_of_their_own() -> None:
+    spec = LayerNormSpec((1024,), "bf16")
+    sixteen = OnePass(1, groups=16, warps=2, vector=8)
+    why = "16 groups of several subgroups, at most 15 can wait by themselves"
+    assert sixteen.illegal(spec, gpu("sm_90")) == why
+    assert dataclasses.replace(sixteen, groups=15).illegal(spec, gpu("sm_75")) is None
+    two = dataclasses.replace(sixteen, groups=2)
+    assert two.illegal(spec, gpu("gfx942")) == why.replace("16", "2", 1).replace("15", "0")
+    # Who waits for nobody else needs none.
+    assert dataclasses.replace(two, warps=1).illegal(spec, gpu("gfx942")) is None
+    assert dataclasses.replace(two, groups=1).illegal(spec, gpu("gfx942")) is None
+
+
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_workgroups_without_staging_are_filled(dtype: str, target: Target) -> None:
+    """By one row, or by groups that need not wait for each other."""
+    for columns in (64, 256, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 8192):
+        chosen = schedule.choose(LayerNormSpec((columns,), dtype), target)
+        if isinstance(chosen, OnePass) and not chosen.slots:
+            assert chosen.groups * chosen.threads(target) >= 128, (columns, chosen)
+
+
 @pytest.mark.parametrize("one", [OnePass(1, 1, 1, 1), TwoPass(1, 1, 1, 1, 1)])
 def test_specs_that_kernels_do_not_compute_are_illegal(one: OnePass | TwoPass) -> None:
     assert one.illegal(LayerNormSpec((64,), "f64"), gpu("sm_90")) == "subgroups reduce no f64"
