@@ -135,8 +135,6 @@ hal.executable.source private @rows {
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
       %zero_gamma = arith.constant dense<0.0> : !gamma_chunk
-      %zeros_dy = arith.constant dense<0.0> : !dy_share
-      %zeros_x = arith.constant dense<0.0> : !x_share
 
       %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
@@ -203,7 +201,9 @@ hal.executable.source private @rows {
       // End
 
       // The first rows set out before anything is waited for. Past the end of the columns or of the rows
-      // a copy reads nothing and writes zeros.
+      // a copy reads nothing and writes zeros. Copies of less than 16 bytes pass through the L1 cache,
+      // which is what shared memory leaves of a multiprocessor's memory: more slots may be slower for
+      // them.
       %first_in = arith.minsi %first, %last : i32
       %first_index = arith.index_castui %first_in : i32 to index
       scf.if %stages {

@@ -50,8 +50,7 @@ _STATISTICS = re.compile(r"// mean and rstd = .*\Z", re.DOTALL)
 _CAST = re.compile(
     r" *%(\w+) = (?:arith\.extf|arith\.truncf|llvm\.fptrunc) %([\w#]+) : (!\w+) to (!\w+)\n"
 )
-_WIDENING = re.compile(r" *%(\w+) = arith\.extf %([\w#]+) : (!\w+) to (!\w+)\n")
-_PAIRS_OF_BF16 = re.compile(r"vector<(\d+)xbf16>")
+_PAIRS_OF_BF16 = re.compile(r"vector<(\d*[02468])xbf16>")
 _VALUE = re.compile(r"%(\w+)")
 _DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
 _ALIAS = re.compile(r"![a-z_]+")
@@ -402,7 +401,7 @@ def _widen_pairs(text: str, aliases: Mapping[str, str]) -> str:
 
     def spelled_out(cast: re.Match[str]) -> str:
         pairs = _PAIRS_OF_BF16.fullmatch(_resolved(cast[3], aliases))
-        if pairs is None or int(pairs[1]) % 2:
+        if pairs is None:
             return cast[0]
         wide, narrow = cast[1], cast[2]
         words, halves = (f"vector<{int(pairs[1]) // 2}x{dtype}>" for dtype in ("i32", "f32"))
@@ -417,7 +416,7 @@ def _widen_pairs(text: str, aliases: Mapping[str, str]) -> str:
             f"%{wide} = vector.interleave %{wide}_evens, %{wide}_odds : {halves} -> {cast[4]}\n"
         )
 
-    return _WIDENING.sub(spelled_out, text)
+    return _CAST.sub(spelled_out, text)
 
 
 def _resolved(alias: str, aliases: Mapping[str, str]) -> str:

@@ -283,7 +283,7 @@ class OnePass:
             ),
             (self.slots > 0 and not target.has_cp_async, "cp.async"),
             (
-                min(self.groups, self.warps) > 1 and self.groups > target.group_barriers,
+                not _wait_by_themselves(self.groups, self.warps, target),
                 f"{self.groups} groups of several subgroups, at most {target.group_barriers} "
                 "can wait by themselves",
             ),
@@ -550,7 +550,7 @@ def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
         groups = max(1, _DIRECT_THREADS // (warps * target.subgroup_size))
         return OnePass(
             workgroups=_DIRECT_WORKGROUPS * target.processors,
-            groups=groups if warps == 1 or groups <= target.group_barriers else 1,
+            groups=groups if _wait_by_themselves(groups, warps, target) else 1,
             warps=warps,
             vector=vector,
         )
@@ -602,6 +602,11 @@ def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
     sums = 2 * spec.columns * acc
     block = next((rows for cache, rows in _BLOCK_ROWS if sums <= cache), _MOST_BLOCK_ROWS)
     return RowBlocks(_CPU_WORKGROUPS, block, vector)
+
+
+def _wait_by_themselves(groups: int, warps: int, target: Target) -> bool:
+    """Groups of so many subgroups need not wait for each other."""
+    return min(groups, warps) == 1 or groups <= target.group_barriers
 
 
 def _warps(spec: LayerNormSpec, target: Target, vector: int, chunks: int) -> int:

@@ -410,8 +410,9 @@ class GlobalMemory:
 # epoch counts from the last barrier of what is wider.
 _EPOCH_BITS, _GROUP_EPOCH_BITS, _SUBGROUP_EPOCH_BITS = 46, 30, 12
 _EPOCH = 1 << _EPOCH_BITS  # barriers that the workgroup has passed
-_SUBGROUP_EPOCH = 1 << _SUBGROUP_EPOCH_BITS  # barriers that the subgroup has passed
-_WHO = _SUBGROUP_EPOCH - 1  # a thread, or several of one subgroup, of one group, or of several
+_WHO = (
+    1 << _SUBGROUP_EPOCH_BITS
+) - 1  # a thread, or several of one subgroup, of one group, or of several
 _SEVERAL = _WHO
 _FIRST_SUBGROUP = 1 << 10  # "several of subgroup s" is this plus s
 _FIRST_GROUP = 1 << 11  # "several of group g" is this plus g
@@ -515,9 +516,8 @@ class SharedMemory:
 
     def barrier(self, workgroups: Lanes) -> None:
         """All threads of these workgroups have met: what they did is ordered."""
-        now = self._now.reshape(-1, self._threads)
-        passed = (now[workgroups] >> _EPOCH_BITS) + 1
-        now[workgroups] = (passed << _EPOCH_BITS) + np.arange(self._threads)
+        lanes = workgroups[:, None] * self._threads + np.arange(self._threads)
+        self._begin_epoch(lanes.reshape(-1), _EPOCH_BITS)
 
     def group_barrier(self, lanes: Lanes, groups: Lanes) -> None:
         """These lanes, whole groups of subgroups that have a barrier of their own, have met.
@@ -537,12 +537,15 @@ class SharedMemory:
                 lanes[strange] + self._first_lane,
             )
         self._group[lanes] = groups
-        passed = (self._now[lanes] >> _GROUP_EPOCH_BITS) + 1
-        self._now[lanes] = (passed << _GROUP_EPOCH_BITS) + lanes % self._threads
+        self._begin_epoch(lanes, _GROUP_EPOCH_BITS)
 
     def subgroup_barrier(self, lanes: Lanes) -> None:
         """These lanes, whole subgroups but for those that exited, have met."""
-        self._now[lanes] += _SUBGROUP_EPOCH
+        self._begin_epoch(lanes, _SUBGROUP_EPOCH_BITS)
+
+    def _begin_epoch(self, lanes: Lanes, bits: int) -> None:
+        """What these lanes do from now on is in another epoch, of what has its epochs there."""
+        self._now[lanes] = ((self._now[lanes] >> bits) + 1 << bits) + lanes % self._threads
 
     def copy_async(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
         """Each lane starts a copy of bytes into shared memory: [T, nbytes].
@@ -657,13 +660,12 @@ class SharedMemory:
         racing = (before >> _EPOCH_BITS == now >> _EPOCH_BITS) & (before & _WHO != now & _WHO)
         if not racing.any():
             return
-        alike = self._subgroup_of_who[before & _WHO] == self._subgroup_of_who[now & _WHO]
-        racing &= ~(alike & (before >> _SUBGROUP_EPOCH_BITS < now >> _SUBGROUP_EPOCH_BITS))
+        subgroups = self._subgroup_of_who[before & _WHO], self._subgroup_of_who[now & _WHO]
+        racing &= ~_ordered(before, now, *subgroups, _SUBGROUP_EPOCH_BITS)
         if not racing.any():
             return
-        group = self._group_of(now, lanes)
-        alike = (group >= 0) & (self._group_of(before, lanes) == group)
-        racing &= ~(alike & (before >> _GROUP_EPOCH_BITS < now >> _GROUP_EPOCH_BITS))
+        groups = self._group_of(before, lanes), self._group_of(now, lanes)
+        racing &= ~_ordered(before, now, *groups, _GROUP_EPOCH_BITS)
         if not racing.any():
             return
         row, column = np.argwhere(racing)[0]
@@ -684,6 +686,12 @@ class SharedMemory:
                 "is under way",
                 lanes[hit] + self._first_lane,
             )
+
+
+def _ordered(before: Stamps, now: Stamps, theirs: Lanes, ours: Lanes, bits: int) -> Array:
+    """Both are of one subgroup (or group), which has met at a barrier between the two."""
+    met: Array = (ours >= 0) & (theirs == ours) & (before >> bits < now >> bits)
+    return met
 
 
 class LocalMemory:
