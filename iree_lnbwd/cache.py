@@ -64,7 +64,6 @@ def _path(spec: LayerNormSpec, target: Target) -> Path:
             compiler.source_text(spec, target),
             *compiler.flags(target),
             version,
-            host_cpu() if target.name == "host" else "",
         )
     )
     return directory() / artifact.digest(key.encode())[:16] / name

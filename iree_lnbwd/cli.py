@@ -26,11 +26,11 @@ from iree_lnbwd import (
 )
 from iree_lnbwd.arguments import Call
 from iree_lnbwd.artifact import Manifest
+from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.inspection import Kernel
-from iree_lnbwd.runtime import Description
 from iree_lnbwd.schedule import WholeTensors, paths
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
@@ -350,7 +350,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     vmfb, manifest = artifact.read(options.artifact)
-    described = runtime.describe(vmfb, source=str(options.artifact))
+    described = describe(vmfb, source=str(options.artifact))
     target = described.target
     for name, value in _facts(described, manifest, artifact.digest(vmfb)):
         print(f"{name:<10}{value}")
@@ -363,7 +363,7 @@ def _inspect(options: argparse.Namespace) -> int:
 def _facts(
     described: Description, manifest: Manifest | None, vmfb_sha256: str
 ) -> list[tuple[str, object]]:
-    spec, target, schedule, launches = described
+    spec, target, schedule, launches, _ = described
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
         ("target", f"{target.name} ({target.backend}): {_verified(target)}"),

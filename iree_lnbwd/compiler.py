@@ -84,7 +84,7 @@ def build(
         flags=all_flags,
         ir_sha256=artifact.digest(text.encode()),
         vmfb_sha256=artifact.digest(vmfb),
-        host_cpu=host_cpu() if target.name == "host" else None,
+        host_cpu=_host_cpu(target),
     )
     return vmfb, manifest
 
@@ -97,7 +97,8 @@ def build_oracle(spec: LayerNormSpec, target: Target) -> bytes:
     """
     if spec.rows is None:
         raise ValueError("rows: expected a fixed number for StableHLO, got None")
-    text = ir.module((read_ir(ir.STABLEHLO),), spec, target, WholeTensors())
+    oracle = (read_ir(ir.STABLEHLO),)
+    text = ir.module(oracle, spec, target, WholeTensors(), host_cpu=_host_cpu(target))
     return _iree_compile(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
 
@@ -111,7 +112,7 @@ def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = N
     if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
         raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
     texts = tuple(read_ir(name) for name in ir.sources(spec, how))
-    return ir.module(texts, spec, target, how)
+    return ir.module(texts, spec, target, how, host_cpu=_host_cpu(target))
 
 
 def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]:
@@ -157,6 +158,10 @@ def compiler_version() -> str:
         return metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError as error:
         raise CompileError(f"compiling needs {_PACKAGE}, which is not installed") from error
+
+
+def _host_cpu(target: Target) -> str | None:
+    return host_cpu() if target.is_this_cpu else None
 
 
 def _iree_compile(text: str, input_type: str, all_flags: Sequence[str], what: str) -> bytes:

@@ -14,6 +14,9 @@ ZIP_ERRORS = (
     ValueError,
 )
 
+# What IREE's runtime raises (status_utils.cc): NotImplementedError is a RuntimeError, too.
+IREE_ERRORS = (IndexError, RuntimeError, ValueError)
+
 
 class CompileError(RuntimeError):
     """The compiler is not there, refused the IR, or could not write its output."""
@@ -25,3 +28,9 @@ class ArtifactError(ValueError):
 
 class DeviceError(RuntimeError):
     """A device is unknown, absent, or not the one that a module was compiled for."""
+
+
+def reason(error: Exception) -> str:
+    """IREE's status message without its file names: "CODE; what happened"."""
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first_line.rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:300]

@@ -77,7 +77,14 @@ def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
     return tuple(names)
 
 
-def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
+def module(
+    texts: tuple[str, ...],
+    spec: LayerNormSpec,
+    target: Target,
+    schedule: Schedule,
+    *,
+    host_cpu: str | None = None,
+) -> str:
     """The module that computes ``spec`` by ``schedule``.
 
     Args:
@@ -85,6 +92,7 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
         spec: What is computed.
         target: Where.
         schedule: How; legal for the two.
+        host_cpu: Which CPU this is, where the target is this CPU.
 
     Returns:
         MLIR text with one public function, `spec.ENTRY`, of the spec's arguments and results.
@@ -114,7 +122,7 @@ def module(texts: tuple[str, ...], spec: LayerNormSpec, target: Target, schedule
     if spec.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%\w+\}", r"\1", text)
-    return text + _entry(spec, target, schedule)
+    return text + _entry(spec, target, schedule, host_cpu)
 
 
 def _kernel_text(
@@ -423,7 +431,7 @@ def _resolved(alias: str, aliases: Mapping[str, str]) -> str:
     return _ALIAS.sub(lambda inner: aliases[inner[0]], aliases[alias])
 
 
-def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
+def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule, host_cpu: str | None) -> str:
     """The public function: arguments in, ``@backward`` called, the asked gradients out."""
     inputs = [_declare(argument) for argument in spec.inputs]
     body = []
@@ -450,6 +458,8 @@ def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule) -> str:
         "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),
         "iree_lnbwd.target": target.name,
     }
+    if host_cpu is not None:
+        reflection["iree_lnbwd.host_cpu"] = host_cpu
     if (kernels := launches(spec, target, schedule)) is not None:
         reflection["iree_lnbwd.launches"] = json.dumps(kernels.to_dict(), sort_keys=True)
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())

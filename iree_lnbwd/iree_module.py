@@ -12,9 +12,10 @@ import numpy as np
 from iree.runtime.dtypes import map_dtype_to_hal_element_type
 
 from iree_lnbwd.arguments import Array
+from iree_lnbwd.description import open_module
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import ArtifactError, DeviceError
+from iree_lnbwd.errors import IREE_ERRORS, DeviceError, reason
 from iree_lnbwd.spec import ENTRY, TensorType
 
 _HOST_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
@@ -49,7 +50,7 @@ class IreeModule:
         try:
             hal_module = rt.create_hal_module(instance, self._device)
             self._context = rt.VmContext(instance, modules=[hal_module, module])
-        except RuntimeError as error:
+        except IREE_ERRORS as error:
             raise DeviceError(f"device: {uri} cannot run {source}: {reason(error)}") from error
         self._function = module.lookup_function(ENTRY)
 
@@ -78,7 +79,7 @@ class IreeModule:
         for argument, capsule, shape in arrays:
             try:
                 buffer = self._device.from_dlpack_capsule(capsule).get_buffer()
-            except (RuntimeError, ValueError) as error:
+            except IREE_ERRORS as error:
                 raise ValueError(f"{argument.name}: {reason(error)}") from error
             views.append(_view(buffer, shape, DTYPES[argument.dtype].numpy))
         self._invoke(views, results)
@@ -205,26 +206,8 @@ def open_device(uri: DeviceUri) -> rt.HalDevice:
     """
     try:
         return rt.get_driver(uri.driver).create_device_by_uri(str(uri))
-    except (RuntimeError, ValueError) as error:
+    except IREE_ERRORS as error:
         raise DeviceError(f"device: {uri} is absent: {reason(error)}") from error
-
-
-def open_module(instance: rt.VmInstance, vmfb: bytes, *, source: str) -> rt.VmModule:
-    """A module, not yet on a device.
-
-    Raises:
-        ArtifactError: It is damaged.
-    """
-    try:
-        return rt.VmModule.copy_buffer(instance, vmfb)
-    except (RuntimeError, ValueError) as error:
-        raise ArtifactError(f"{source}: truncated or altered: {reason(error)}") from error
-
-
-def reason(error: Exception) -> str:
-    """IREE's status message without its file names: "CODE; what happened"."""
-    first_line = str(error).strip().splitlines()[0]
-    return first_line.rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:300]
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Array:

@@ -3,55 +3,32 @@
 from __future__ import annotations
 
 import functools
-import io
-import json
 import operator
 import os
 import threading
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import iree.runtime as rt
 import numpy as np
 
 from iree_lnbwd import artifact, dtypes, interop
 from iree_lnbwd.arguments import Call, GpuArray, LayerNormGrads, bind
-from iree_lnbwd.artifact import Manifest
+from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
-from iree_lnbwd.errors import ZIP_ERRORS, ArtifactError, DeviceError
+from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.gpu_driver import Driver
 from iree_lnbwd.interop import Framework
-from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device, open_module
-from iree_lnbwd.launches import Launches
-from iree_lnbwd.schedule import Schedule, host_alignment
-from iree_lnbwd.schedule import from_dict as schedule_from_dict
-from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec, TensorType
+from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device
+from iree_lnbwd.schedule import host_alignment
+from iree_lnbwd.spec import GRADIENTS, LayerNormSpec, TensorType
 from iree_lnbwd.stream_call import ACCESS_BYTES, StreamCall, StreamModule, are_aligned
-from iree_lnbwd.targets import Target, find_target
 
 _KINDS_KEPT = 1024  # kinds of call, by shapes and the like, that are not checked again
 _BYTE = np.dtype(np.uint8)
 _ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 _INPUT = _ARRAYS.index("input")
-
-
-class Description(NamedTuple):
-    """What a module says of itself, without its manifest.
-
-    Attributes:
-        spec: What it computes.
-        target: Where.
-        schedule: How.
-        launches: Its kernels' order, where a caller's stream can run them.
-    """
-
-    spec: LayerNormSpec
-    target: Target
-    schedule: Schedule
-    launches: Launches | None
 
 
 @dataclass(frozen=True)
@@ -403,21 +380,23 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
     module = describe(vmfb, source=str(path))
     target = module.target
     if manifest is not None and (
-        (manifest.spec, manifest.target, manifest.schedule)
-        != (module.spec, target.name, module.schedule)
+        (manifest.spec, manifest.target, manifest.schedule, manifest.host_cpu)
+        != (module.spec, target.name, module.schedule, module.host_cpu)
     ):
         raise ArtifactError(f"{path}: the manifest describes another module than the .vmfb holds")
     if target.backend != uri.backend:
         raise DeviceError(
             f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
         )
-    _check_host_cpu(manifest, path)
+    _check_host_cpu(module, Path(path).name)
     return LayerNormBackward(module, uri, vmfb)
 
 
 def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
     """As `load`, for a module in memory."""
-    return LayerNormBackward(describe(vmfb, source="module"), DeviceUri.parse(device), vmfb)
+    module = describe(vmfb, source="module")
+    _check_host_cpu(module, module.spec.name)
+    return LayerNormBackward(module, DeviceUri.parse(device), vmfb)
 
 
 def probe(device: DeviceUri) -> None:
@@ -429,43 +408,10 @@ def probe(device: DeviceUri) -> None:
     open_device(device)
 
 
-def describe(vmfb: bytes, *, source: str) -> Description:
-    """What a module says of itself.
-
-    Args:
-        vmfb: The module.
-        source: Where it came from, for messages.
-
-    Raises:
-        ArtifactError: It is damaged or no module of this package.
-    """
-    try:
-        with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:  # a .vmfb is a ZIP with checksums
-            damaged = archive.testzip()
-    except ZIP_ERRORS as error:
-        raise ArtifactError(f"{source}: truncated, altered or not a .vmfb: {error}") from error
-    if damaged is not None:
-        raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
-    module = open_module(rt.VmInstance(), vmfb, source=source)
-    if ENTRY not in module.function_names:
-        raise ArtifactError(f"{source}: no module of iree-lnbwd: it has no function {ENTRY}")
-    reflection: Mapping[str, str] = module.lookup_function(ENTRY).reflection
-    launches = reflection.get("iree_lnbwd.launches")
-    try:
-        return Description(
-            LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"])),
-            find_target(reflection["iree_lnbwd.target"]),
-            schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
-            None if launches is None else Launches.from_dict(json.loads(launches)),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error
-
-
-def _check_host_cpu(manifest: Manifest | None, path: str | os.PathLike[str]) -> None:
-    if manifest is not None and manifest.host_cpu not in (None, host_cpu()):
+def _check_host_cpu(module: Description, name: str) -> None:
+    if module.host_cpu not in (None, host_cpu()):
         raise DeviceError(
-            f"device: {Path(path).name} was compiled for the CPU {manifest.host_cpu}, this one is "
+            f"device: {name} was compiled for the CPU {module.host_cpu}, this one is "
             f"{host_cpu()}; compile it here, or ship one for the target 'generic'"
         )
 

@@ -42,6 +42,11 @@ class Target:
     accumulator_bytes: int = 0
 
     @property
+    def is_this_cpu(self) -> bool:
+        """It is whatever CPU the compiler runs on, with all that this one can do."""
+        return self.name == "host"
+
+    @property
     def has_cp_async(self) -> bool:
         """It copies from global to shared memory in the background (PTX cp.async, since sm_80)."""
         return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 80

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iree_lnbwd import runtime
 from iree_lnbwd.arguments import Call, LayerNormGrads
+from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.hal import View
 from iree_lnbwd.emulator.launch import Launch
@@ -49,7 +49,7 @@ class EmulatedLayerNormBackward:
             ArtifactError: It is damaged or no module of this package.
             ValueError: There is no emulator for its target.
         """
-        described = runtime.describe(vmfb, source=source)
+        described = describe(vmfb, source=source)
         check_target(described.target)
         self.spec = described.spec
         self.target = described.target.name

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, compiler, inspection, runtime
+from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, compiler, inspection
+from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.schedule import OnePass
 from iree_lnbwd.targets import Target, find_target
@@ -65,7 +66,7 @@ def test_every_module(
 
     vmfb, manifest = artifact.read(made.path)
     assert manifest == made.manifest
-    described = runtime.describe(vmfb, source=str(made.path))
+    described = describe(vmfb, source=str(made.path))
     assert described[0] == spec
 
     check_kernels(vmfb, target, measured=is_measured(spec, target))

@@ -35,6 +35,8 @@ from iree_lnbwd import (
     LayerNormSpec,
     artifact,
     cache,
+    compiler,
+    runtime,
 )
 from iree_lnbwd.targets import find_target
 
@@ -292,13 +294,31 @@ def test_module_for_another_device(
     one_line(caught.value)
 
 
-def test_module_for_another_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("manifest", ["manifest", "no manifest"])
+def test_module_for_another_cpu(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module says it, with a manifest beside it or without, from a file or in memory."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(compiler, "host_cpu", lambda: "x86_64-000000000000")
+        made = lnbwd.compile(SPEC, "host", tmp_path)
+    if manifest == "no manifest":
+        made.manifest_path.unlink()
+    said = "compiled for the CPU x86_64-000000000000, this one is"
+    with pytest.raises(DeviceError, match=said) as caught:
+        lnbwd.load(made.path)
+    one_line(caught.value)
+    with pytest.raises(DeviceError, match=said):
+        runtime.load_built(made.path.read_bytes())
+
+
+def test_manifest_that_lies_about_the_cpu(tmp_path: Path) -> None:
     made = lnbwd.compile(SPEC, "host", tmp_path)
     values = json.loads(made.manifest_path.read_text())
     del values["manifest_sha256"]
     values["host_cpu"] = "x86_64-000000000000"
     sign(made.manifest_path, values)
-    with pytest.raises(DeviceError, match="compiled for the CPU x86_64-000000000000, this one is"):
+    with pytest.raises(ArtifactError, match="the manifest describes another module than the"):
         lnbwd.load(made.path)
 
 

@@ -17,6 +17,7 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, layer_norm_backward
+from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.runtime import LayerNormBackward
@@ -221,8 +222,8 @@ def test_code_stays_until_the_queue_is_done_with_it(gpu: DeviceUri) -> None:
 
 
 def _parts(spec: LayerNormSpec, gpu: DeviceUri) -> tuple[Any, DeviceUri, bytes]:
-    from iree_lnbwd import cache, runtime
+    from iree_lnbwd import cache
     from iree_lnbwd.devices import target_of
 
     vmfb, _ = cache.build(spec, target_of(gpu))
-    return runtime.describe(vmfb, source=spec.name), gpu, vmfb
+    return describe(vmfb, source=spec.name), gpu, vmfb

@@ -1,0 +1,84 @@
+"""What a .vmfb says of itself, without its manifest: read from its bytes, on no device."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import iree.runtime as rt
+
+from iree_lnbwd.errors import IREE_ERRORS, ZIP_ERRORS, ArtifactError, reason
+from iree_lnbwd.launches import Launches
+from iree_lnbwd.schedule import Schedule
+from iree_lnbwd.schedule import from_dict as schedule_from_dict
+from iree_lnbwd.spec import ENTRY, LayerNormSpec
+from iree_lnbwd.targets import Target, find_target
+
+
+class Description(NamedTuple):
+    """What a module says of itself.
+
+    Attributes:
+        spec: What it computes.
+        target: Where.
+        schedule: How.
+        launches: Its kernels' order, where a caller's stream can run them.
+        host_cpu: What it needs its CPU to be, where it is for "host"; else None.
+    """
+
+    spec: LayerNormSpec
+    target: Target
+    schedule: Schedule
+    launches: Launches | None
+    host_cpu: str | None
+
+
+def describe(vmfb: bytes, *, source: str) -> Description:
+    """What a module says of itself.
+
+    Args:
+        vmfb: The module.
+        source: Where it came from, for messages.
+
+    Raises:
+        ArtifactError: It is damaged or no module of this package.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:  # a .vmfb is a ZIP with checksums
+            damaged = archive.testzip()
+    except ZIP_ERRORS as error:
+        raise ArtifactError(f"{source}: truncated, altered or not a .vmfb: {error}") from error
+    if damaged is not None:
+        raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
+    module = open_module(rt.VmInstance(), vmfb, source=source)
+    if ENTRY not in module.function_names:
+        raise ArtifactError(f"{source}: no module of iree-lnbwd: it has no function {ENTRY}")
+    reflection: Mapping[str, str] = module.lookup_function(ENTRY).reflection
+    launches = reflection.get("iree_lnbwd.launches")
+    try:
+        spec = LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
+        target = find_target(reflection["iree_lnbwd.target"])
+        return Description(
+            spec,
+            target,
+            schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
+            None if launches is None else Launches.from_dict(json.loads(launches)),
+            reflection["iree_lnbwd.host_cpu"] if target.is_this_cpu else None,
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error
+
+
+def open_module(instance: rt.VmInstance, vmfb: bytes, *, source: str) -> rt.VmModule:
+    """A module, not yet on a device.
+
+    Raises:
+        ArtifactError: It is damaged.
+    """
+    try:
+        return rt.VmModule.copy_buffer(instance, vmfb)
+    except IREE_ERRORS as error:
+        raise ArtifactError(f"{source}: truncated or altered: {reason(error)}") from error
