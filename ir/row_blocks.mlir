@@ -9,8 +9,12 @@
 // A row has N columns, in chunks of V neighbours. Where V does not divide N, the last chunk begins V
 // columns before the end, and what it has in common with the one before counts for nothing in sums.
 //
+// No sum is long: roundings that go the same way, as those of equal numbers do, add up with its length. So
+// many rows have more workgroups, and a wide row is summed by spans of columns.
+//
 // Nothing is assumed of the caller's memory but that elements are aligned to their own size: a binding
-// without alignment(...).
+// without alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets its own rule
+// (llvm.reset.fpenv is IEEE's) and puts theirs back.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -30,9 +34,14 @@
 #eps = 1.0e-5 : !acc
 #columns = 4096 : index
 #vector = 64 : index         // V
+#span = 8192 : index         // columns of a row that are summed at a time
 #block = 4 : index           // rows that are in the cache at once
-#share = affine_map<()[m] -> ((m ceildiv 4) ceildiv 64 * 4)>  // rows of each of at most 64 workgroups
-!partials_pn = tensor<64x4096x!acc>
+// Rows of a workgroup: of 64 of them, but no more than 512, but of 4096 of them at the most.
+#of_few = affine_map<()[m] -> ((m ceildiv 4) ceildiv 64 * 4)>
+#of_many = affine_map<()[m] -> (512, (m ceildiv 4) ceildiv 4096 * 4)>
+#wants_dx = true             // the caller asks for it
+#single_column = false       // whose dx is 0
+!partials_pn = tensor<?x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
@@ -50,7 +59,7 @@
 
 #worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
 
-#rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
+#rows_layout = #hal.pipeline.layout<constants = 2, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean
@@ -63,9 +72,7 @@
 
 hal.executable.source private @rows {
   hal.executable.export public @rows ordinal(0) layout(#rows_layout)
-      count(%device: !hal.device, %m: index) -> (index, index, index) {
-    %share = affine.apply #share()[%m]
-    %p = arith.ceildivui %m, %share : index
+      count(%device: !hal.device, %p: index) -> (index, index, index) {
     %one = arith.constant 1 : index
     hal.return %p, %one, %one : index, index, index
   }
@@ -78,10 +85,17 @@ hal.executable.source private @rows {
       %block = arith.constant #block
       %last_chunk = arith.subi %n, %v : index
       %zeros = arith.constant dense<0.0> : !chunk
+      %span = arith.constant #span
       %inv_n = arith.constant #inv_n
+      %wants_dx = arith.constant #wants_dx
+      %single_column = arith.constant #single_column
+      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
+      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
 
       %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
+      %share_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(1) : i32
+      %share = arith.index_castui %share_i32 : i32 to index
       %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) offset(%c0) flags(ReadOnly) : !x_rows{%m}
       %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) offset(%c0) flags(ReadOnly) : !acc_column{%m}
@@ -93,7 +107,6 @@ hal.executable.source private @rows {
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) : !acc_rows{%p}
 
       %workgroup = hal.interface.workgroup.id[0] : index
-      %share = affine.apply #share()[%m]
       %first = arith.muli %workgroup, %share : index
       %first_after = arith.addi %first, %share : index
       %end = arith.minui %first_after, %m : index
@@ -110,39 +123,49 @@ hal.executable.source private @rows {
         %rows = arith.minui %left, %block : index
 
         // Row sums, a row at a time: h and h * xhat.
-        scf.for %i = %c0 to %rows step %c1 {
-          %row = arith.addi %block_row, %i : index
-          %mean_row = memref.load %mean[%row] : !acc_column
-          %rstd_row = memref.load %rstd[%row] : !acc_column
-          %mean_v = vector.broadcast %mean_row : !acc to !chunk
-          %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
-          %sum_h, %sum_hx = scf.for %chunk = %c0 to %n step %v
-              iter_args(%h_ = %zeros, %hx_ = %zeros) -> (!chunk, !chunk) {
-            %col = arith.minui %chunk, %last_chunk : index
-            %seen = arith.subi %chunk, %col : index
-            %again = vector.create_mask %seen : !lanes
-            %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
-            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-            %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
-            %dya = arith.extf %dy_ : !dy_chunk to !chunk
-            %xa = arith.extf %x_ : !x_chunk to !chunk
-            %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
-            %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
-            %centred = arith.subf %xa, %mean_v : !chunk
-            %xhat = arith.mulf %centred, %rstd_v : !chunk
-            %h = arith.mulf %dy_new, %ga : !chunk
-            %hx = arith.mulf %h, %xhat : !chunk
-            %h1 = arith.addf %h_, %h : !chunk
-            %hx1 = arith.addf %hx_, %hx : !chunk
-            scf.yield %h1, %hx1 : !chunk, !chunk
+        scf.if %wants_dx {
+          scf.for %i = %c0 to %rows step %c1 {
+            %row = arith.addi %block_row, %i : index
+            %mean_row = memref.load %mean[%row] : !acc_column
+            %rstd_row = memref.load %rstd[%row] : !acc_column
+            %mean_v = vector.broadcast %mean_row : !acc to !chunk
+            %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
+            %sum_h, %sum_hx = scf.for %span_first = %c0 to %n step %span
+                iter_args(%h_before = %zeros, %hx_before = %zeros) -> (!chunk, !chunk) {
+              %span_after = arith.addi %span_first, %span : index
+              %span_end = arith.minui %span_after, %n : index
+              %span_h, %span_hx = scf.for %chunk = %span_first to %span_end step %v
+                  iter_args(%h_ = %zeros, %hx_ = %zeros) -> (!chunk, !chunk) {
+                %col = arith.minui %chunk, %last_chunk : index
+                %seen = arith.subi %chunk, %col : index
+                %again = vector.create_mask %seen : !lanes
+                %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+                %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+                %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
+                %dya = arith.extf %dy_ : !dy_chunk to !chunk
+                %xa = arith.extf %x_ : !x_chunk to !chunk
+                %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
+                %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
+                %centred = arith.subf %xa, %mean_v : !chunk
+                %xhat = arith.mulf %centred, %rstd_v : !chunk
+                %h = arith.mulf %dy_new, %ga : !chunk
+                %hx = arith.mulf %h, %xhat : !chunk
+                %h1 = arith.addf %h_, %h : !chunk
+                %hx1 = arith.addf %hx_, %hx : !chunk
+                scf.yield %h1, %hx1 : !chunk, !chunk
+              }
+              %h_after = arith.addf %h_before, %span_h : !chunk
+              %hx_after = arith.addf %hx_before, %span_hx : !chunk
+              scf.yield %h_after, %hx_after : !chunk, !chunk
+            }
+            // Any order of these additions will do, as long as it is always the same one.
+            %row_h = vector.reduction <add>, %sum_h fastmath<reassoc> : !chunk into !acc
+            %row_hx = vector.reduction <add>, %sum_hx fastmath<reassoc> : !chunk into !acc
+            %mean_h = arith.mulf %row_h, %inv_n : !acc
+            %mean_hx = arith.mulf %row_hx, %inv_n : !acc
+            memref.store %mean_h, %means[%i, %c0] : !means
+            memref.store %mean_hx, %means[%i, %c1] : !means
           }
-          // Any order of these additions will do, as long as it is always the same one.
-          %row_h = vector.reduction <add>, %sum_h fastmath<reassoc> : !chunk into !acc
-          %row_hx = vector.reduction <add>, %sum_hx fastmath<reassoc> : !chunk into !acc
-          %mean_h = arith.mulf %row_h, %inv_n : !acc
-          %mean_hx = arith.mulf %row_hx, %inv_n : !acc
-          memref.store %mean_h, %means[%i, %c0] : !means
-          memref.store %mean_hx, %means[%i, %c1] : !means
         }
 
         // dx, and the column sums: a chunk of columns at a time, down the block's rows.
@@ -159,25 +182,34 @@ hal.executable.source private @rows {
             %row = arith.addi %block_row, %i : index
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
-            %mean_h = memref.load %means[%i, %c0] : !means
-            %mean_hx = memref.load %means[%i, %c1] : !means
             %mean_v = vector.broadcast %mean_row : !acc to !chunk
             %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
-            %mean_h_v = vector.broadcast %mean_h : !acc to !chunk
-            %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
             %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
             %dya = arith.extf %dy_ : !dy_chunk to !chunk
             %xa = arith.extf %x_ : !x_chunk to !chunk
             %centred = arith.subf %xa, %mean_v : !chunk
             %xhat = arith.mulf %centred, %rstd_v : !chunk
-            %h = arith.mulf %dya, %ga : !chunk
-            %t0 = arith.subf %h, %mean_h_v : !chunk
-            %t1 = arith.mulf %xhat, %mean_hx_v : !chunk
-            %t2 = arith.subf %t0, %t1 : !chunk
-            %dxa = arith.mulf %t2, %rstd_v : !chunk
-            %dx_ = arith.truncf %dxa : !chunk to !x_chunk
-            vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
+            scf.if %wants_dx {
+              %mean_h = memref.load %means[%i, %c0] : !means
+              %mean_hx = memref.load %means[%i, %c1] : !means
+              %mean_h_v = vector.broadcast %mean_h : !acc to !chunk
+              %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
+              %h = arith.mulf %dya, %ga : !chunk
+              // A single h is its own mean; but h in a multiply-add has not been rounded, and its mean has.
+              %t0 = scf.if %single_column -> !chunk {
+                %none = arith.mulf %h, %zeros : !chunk
+                scf.yield %none : !chunk
+              } else {
+                %rest = arith.subf %h, %mean_h_v : !chunk
+                scf.yield %rest : !chunk
+              }
+              %t1 = arith.mulf %xhat, %mean_hx_v : !chunk
+              %t2 = arith.subf %t0, %t1 : !chunk
+              %dxa = arith.mulf %t2, %rstd_v : !chunk
+              %dx_ = arith.truncf %dxa : !chunk to !x_chunk
+              vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
+            }
             %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
             %dg = arith.mulf %dy_new, %xhat : !chunk
             %dgamma1 = arith.addf %dgamma_, %dg : !chunk
@@ -188,6 +220,7 @@ hal.executable.source private @rows {
           vector.store %dbeta, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
         }
       }
+      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
       return
     }
   }
@@ -218,6 +251,9 @@ hal.executable.source private @finalize {
       %v = arith.constant #vector
       %last_chunk = arith.subi %n, %v : index
       %zeros = arith.constant dense<0.0> : !chunk
+      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
+      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
+
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index
       %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
@@ -240,27 +276,42 @@ hal.executable.source private @finalize {
       %dbeta_total = arith.truncf %dbeta_sum : !chunk to !beta_chunk
       vector.store %dgamma_total, %dgamma[%col] : !gamma_row, !gamma_chunk
       vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
+      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
       return
     }
   }
+}
+
+// Rows of a workgroup, and how many workgroups that makes.
+func.func private @shares(%m: index) -> (index, index) {
+  %of_few = affine.apply #of_few()[%m]
+  %of_many = affine.max #of_many()[%m]
+  %least = arith.constant 1 : index
+  %of_any = arith.minui %of_few, %of_many : index
+  %share = arith.maxui %of_any, %least : index
+  %p = arith.ceildivui %m, %share : index
+  return %share, %p : index, index
 }
 
 func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
     -> (!x_mn, !gamma_n, !beta_n) {
   %c0 = arith.constant 0 : index
   %m = tensor.dim %x, %c0 : !x_mn
+  %share, %p = call @shares(%m) : (index) -> (index, index)
   %m_i32 = arith.index_cast %m : index to i32
-  %share = affine.apply #share()[%m]
-  %p = arith.ceildivui %m, %share : index
+  %share_i32 = arith.index_cast %share : index to i32
   %p_i32 = arith.index_cast %p : index to i32
-  %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
-      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!x_mn{%m}, !partials_pn, !partials_pn)
+  %wants_dx = arith.constant #wants_dx
+  %dx_m = arith.select %wants_dx, %m, %c0 : index
+  %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%p](%m_i32, %share_i32, %dy, %x, %mean, %rstd, %gamma)
+      : (i32, i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n)
+      -> (!x_mn{%dx_m}, !partials_pn{%p}, !partials_pn{%p})
   %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
-      : (i32, !partials_pn, !partials_pn) -> (!gamma_n, !beta_n)
+      : (i32, !partials_pn{%p}, !partials_pn{%p}) -> (!gamma_n, !beta_n)
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
-#statistics_layout = #hal.pipeline.layout<constants = 1, bindings = [
+#statistics_layout = #hal.pipeline.layout<constants = 2, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
   #hal.pipeline.binding<storage_buffer>,            // mean
   #hal.pipeline.binding<storage_buffer>             // rstd
@@ -270,9 +321,7 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
 // biased one, of centred values, for which the row is still in the cache.
 hal.executable.source private @row_statistics {
   hal.executable.export public @row_statistics ordinal(0) layout(#statistics_layout)
-      count(%device: !hal.device, %m: index) -> (index, index, index) {
-    %share = affine.apply #share()[%m]
-    %p = arith.ceildivui %m, %share : index
+      count(%device: !hal.device, %p: index) -> (index, index, index) {
     %one = arith.constant 1 : index
     hal.return %p, %one, %one : index, index, index
   }
@@ -285,44 +334,61 @@ hal.executable.source private @row_statistics {
       %last_chunk = arith.subi %n, %v : index
       %one = arith.constant 1.0 : !acc
       %zeros = arith.constant dense<0.0> : !chunk
+      %span = arith.constant #span
       %inv_n = arith.constant #inv_n
       %eps = arith.constant #eps
+      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
+      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
+
       %m_i32 = hal.interface.constant.load layout(#statistics_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
+      %share_i32 = hal.interface.constant.load layout(#statistics_layout) ordinal(1) : i32
+      %share = arith.index_castui %share_i32 : i32 to index
       %x = hal.interface.binding.subspan layout(#statistics_layout) binding(0) offset(%c0) flags(ReadOnly) : !x_rows{%m}
       %mean = hal.interface.binding.subspan layout(#statistics_layout) binding(1) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#statistics_layout) binding(2) offset(%c0) : !acc_column{%m}
 
       %workgroup = hal.interface.workgroup.id[0] : index
-      %share = affine.apply #share()[%m]
       %first = arith.muli %workgroup, %share : index
       %first_after = arith.addi %first, %share : index
       %end = arith.minui %first_after, %m : index
       scf.for %row = %first to %end step %c1 {
-        %sum_x = scf.for %chunk = %c0 to %n step %v iter_args(%sum_ = %zeros) -> (!chunk) {
-          %col = arith.minui %chunk, %last_chunk : index
-          %seen = arith.subi %chunk, %col : index
-          %again = vector.create_mask %seen : !lanes
-          %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-          %xa = arith.extf %x_ : !x_chunk to !chunk
-          %x_new = arith.select %again, %zeros, %xa : !lanes, !chunk
-          %sum1 = arith.addf %sum_, %x_new : !chunk
-          scf.yield %sum1 : !chunk
+        %sum_x = scf.for %span_first = %c0 to %n step %span iter_args(%before = %zeros) -> (!chunk) {
+          %span_after = arith.addi %span_first, %span : index
+          %span_end = arith.minui %span_after, %n : index
+          %span_sum = scf.for %chunk = %span_first to %span_end step %v iter_args(%sum_ = %zeros) -> (!chunk) {
+            %col = arith.minui %chunk, %last_chunk : index
+            %seen = arith.subi %chunk, %col : index
+            %again = vector.create_mask %seen : !lanes
+            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+            %xa = arith.extf %x_ : !x_chunk to !chunk
+            %x_new = arith.select %again, %zeros, %xa : !lanes, !chunk
+            %sum1 = arith.addf %sum_, %x_new : !chunk
+            scf.yield %sum1 : !chunk
+          }
+          %after = arith.addf %before, %span_sum : !chunk
+          scf.yield %after : !chunk
         }
         %row_x = vector.reduction <add>, %sum_x fastmath<reassoc> : !chunk into !acc
         %mean_row = arith.mulf %row_x, %inv_n : !acc
         %mean_v = vector.broadcast %mean_row : !acc to !chunk
-        %sum_xx = scf.for %chunk = %c0 to %n step %v iter_args(%sum_ = %zeros) -> (!chunk) {
-          %col = arith.minui %chunk, %last_chunk : index
-          %seen = arith.subi %chunk, %col : index
-          %again = vector.create_mask %seen : !lanes
-          %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-          %xa = arith.extf %x_ : !x_chunk to !chunk
-          %centred = arith.subf %xa, %mean_v : !chunk
-          %centred_new = arith.select %again, %zeros, %centred : !lanes, !chunk
-          %square = arith.mulf %centred_new, %centred_new : !chunk
-          %sum1 = arith.addf %sum_, %square : !chunk
-          scf.yield %sum1 : !chunk
+        %sum_xx = scf.for %span_first = %c0 to %n step %span iter_args(%before = %zeros) -> (!chunk) {
+          %span_after = arith.addi %span_first, %span : index
+          %span_end = arith.minui %span_after, %n : index
+          %span_sum = scf.for %chunk = %span_first to %span_end step %v iter_args(%sum_ = %zeros) -> (!chunk) {
+            %col = arith.minui %chunk, %last_chunk : index
+            %seen = arith.subi %chunk, %col : index
+            %again = vector.create_mask %seen : !lanes
+            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+            %xa = arith.extf %x_ : !x_chunk to !chunk
+            %centred = arith.subf %xa, %mean_v : !chunk
+            %centred_new = arith.select %again, %zeros, %centred : !lanes, !chunk
+            %square = arith.mulf %centred_new, %centred_new : !chunk
+            %sum1 = arith.addf %sum_, %square : !chunk
+            scf.yield %sum1 : !chunk
+          }
+          %after = arith.addf %before, %span_sum : !chunk
+          scf.yield %after : !chunk
         }
         %row_xx = vector.reduction <add>, %sum_xx fastmath<reassoc> : !chunk into !acc
         %var = arith.mulf %row_xx, %inv_n : !acc
@@ -332,6 +398,7 @@ hal.executable.source private @row_statistics {
         memref.store %mean_row, %mean[%row] : !acc_column
         memref.store %rstd_row, %rstd[%row] : !acc_column
       }
+      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
       return
     }
   }
@@ -340,8 +407,10 @@ hal.executable.source private @row_statistics {
 func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
   %c0 = arith.constant 0 : index
   %m = tensor.dim %x, %c0 : !x_mn
+  %share, %p = call @shares(%m) : (index) -> (index, index)
   %m_i32 = arith.index_cast %m : index to i32
-  %mean, %rstd = flow.dispatch @row_statistics::@row_statistics[%m](%m_i32, %x)
-      : (i32, !x_mn{%m}) -> (!acc_m{%m}, !acc_m{%m})
+  %share_i32 = arith.index_cast %share : index to i32
+  %mean, %rstd = flow.dispatch @row_statistics::@row_statistics[%p](%m_i32, %share_i32, %x)
+      : (i32, i32, !x_mn{%m}) -> (!acc_m{%m}, !acc_m{%m})
   return %mean, %rstd : !acc_m, !acc_m
 }

@@ -231,13 +231,21 @@ def _kernel_aliases(
 
 def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, str]:
     cols, vector, block = spec.columns, schedule.vector, schedule.block
-    share = f"(m ceildiv {block}) ceildiv {schedule.workgroups} * {block}"
+
+    def rows_of_each(workgroups: int) -> str:
+        return f"(m ceildiv {block}) ceildiv {workgroups} * {block}"
+
+    of_many = f"{schedule.share}, {rows_of_each(schedule.most_workgroups)}"
     return {
         "#columns": f"{cols} : index",
         "#vector": f"{vector} : index",
+        "#span": f"{schedule.span} : index",
         "#block": f"{block} : index",
-        "#share": f"affine_map<()[m] -> ({share})>",
-        "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
+        "#of_few": f"affine_map<()[m] -> ({rows_of_each(schedule.workgroups)})>",
+        "#of_many": f"affine_map<()[m] -> ({of_many})>",
+        "#wants_dx": _flag(spec.output_mask[0]),
+        "#single_column": _flag(cols == 1),
+        "!partials_pn": f"tensor<?x{cols}x!acc>",
         **_bindings(cols),
         "!means": f"memref<{block}x2x!acc>",
         **_chunks(vector),

@@ -365,34 +365,47 @@ class TwoPass:
 class RowBlocks:
     """Workgroups take blocks of rows, which stay in the cache (``ir/row_blocks.mlir``): for a CPU.
 
+    Equal numbers that are added one after the other round the same way, and the error grows with
+    their count; so there is a most for how many of them make a sum.
+
     Attributes:
-        workgroups: At most how many the rows are shared out to; also the most partial rows that are
-            added up at the end.
+        workgroups: How many the rows are shared out to; also the partial rows that are added up at
+            the end.
         block: Rows that a worker keeps in its cache between their sums and dx.
         vector: Neighbouring elements that a worker handles together.
+        share: The most rows of a workgroup. Where M has more for each, there are more workgroups.
+        most_workgroups: But no more than these, whose shares are longer then.
+        span_chunks: Vectors of a row that are summed at a time.
     """
 
     workgroups: int
     block: int
     vector: int
+    share: int = 512
+    most_workgroups: int = 4096
+    span_chunks: int = 128
 
     @property
     def path(self) -> str:
         """What it does with memory, in words."""
         return (
-            f"row blocks: x and dy come from memory once, {self.block} rows at a time; at most "
-            f"{self.workgroups} workgroups, {self.vector} elements at a time"
+            f"row blocks: x and dy come from memory once, {self.block} rows at a time; "
+            f"{self.workgroups} workgroups, more of them beyond {self.workgroups * self.share} "
+            f"rows, {self.vector} elements at a time"
         )
+
+    @property
+    def span(self) -> int:
+        """Columns of a row that are summed at a time."""
+        return self.span_chunks * self.vector
 
     def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if min(self.workgroups, self.block, self.vector) < 1:
+        if min(astuple(self)) < 1:
             return "a number below 1"
         rules = (
             (target.backend != "cpu", "it is for a CPU's threads and caches"),
-            (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
             (self.vector > spec.columns, f"{self.vector} elements, a row has {spec.columns}"),
-            (spec.columns == 1, "a single column, whose dx is 0 and not a rounding error"),
         )
         return next((why for broken, why in rules if broken), None)
 
@@ -454,9 +467,7 @@ def _gpu_rules(
 def choose(spec: LayerNormSpec, target: Target) -> Schedule:
     """The schedule for a spec on a target."""
     if target.backend == "cpu":
-        if not spec.output_mask[0]:
-            return WholeTensors("grad_input is not asked for")
-        return _row_blocks(spec, target) if spec.columns > 1 else WholeTensors("a single column")
+        return _row_blocks(spec, target)
     if spec.acc_dtype == "f64":
         return WholeTensors("f64")
     reasoned = (*_staged(spec, target), *_direct(spec, target))

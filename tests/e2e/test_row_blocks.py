@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from support import (
     Arguments,
     assert_matches_reference,
     assert_same_bits,
+    present,
     random_arguments,
     random_generator,
 )
@@ -33,7 +35,13 @@ VARIANTS = (
     LayerNormSpec((65,), "f32", grad_output_dtype="f16", weight_dtype="bf16"),
     LayerNormSpec((64,), "bf16", output_mask=(True, False, True)),
     LayerNormSpec((64,), "bf16", output_mask=(True, False, False), recompute_eps=0.125),
+    LayerNormSpec((77,), "f16", output_mask=(False, True, True)),
+    LayerNormSpec((100,), "f64", output_mask=(False, False, True), has_weight=False),
+    LayerNormSpec((65,), "bf16", output_mask=(False, True, False), recompute_eps=1e-5),
+    LayerNormSpec((1,), "f32"),
+    LayerNormSpec((1,), "bf16", recompute_eps=1e-5),
 )
+MASKS = [mask for mask in itertools.product((True, False), repeat=3) if any(mask)]
 
 
 def op_for(
@@ -78,6 +86,65 @@ def test_every_kind_of_spec(spec: LayerNormSpec, target: str) -> None:
     for rows in (1, 5, 63, 64, 65, 300):
         arguments = random_arguments(rng, spec, (rows,))
         assert_matches_reference(arguments.backward_by(op), arguments)
+
+
+# Equal numbers: each addition rounds in the same direction as the one before, and a long sum is off
+# by as many roundings as it has terms.
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_many_equal_rows(mask: tuple[bool, bool, bool]) -> None:
+    rng, rows, columns = random_generator(), 300_000, 8
+    spec = LayerNormSpec((columns,), output_mask=mask)
+    dy = np.repeat(rng.standard_normal((1, columns), dtype=np.float32), rows, axis=0)
+    x = np.repeat(rng.standard_normal((1, columns), dtype=np.float32), rows, axis=0)
+    arguments = replace(random_arguments(rng, spec, (rows,), x=x), grad_output=dy)
+    assert_matches_reference(arguments.backward_by(op_for(spec, "generic")), arguments)
+
+
+@every_target
+def test_millions_of_equal_rows_of_one_column(target: str) -> None:
+    spec = LayerNormSpec((1,), output_mask=(False, True, True))
+    dy = np.full((3_000_000, 1), random_generator().uniform(0.1, 1), np.float32)
+    ones = np.ones(len(dy), np.float32)
+    arguments = Arguments(dy, dy, (1,), -ones, ones, dy[0], output_mask=spec.output_mask)
+    assert_matches_reference(arguments.backward_by(op_for(spec, target)), arguments)
+
+
+@every_target
+@pytest.mark.parametrize("recompute_eps", [None, 1e-5])
+@pytest.mark.parametrize("mask", [(True, True, True), (False, True, True)])
+@pytest.mark.parametrize("columns", [65536, 1_000_000])
+def test_wide_rows_of_equal_numbers(
+    columns: int, mask: tuple[bool, bool, bool], recompute_eps: float | None, target: str
+) -> None:
+    """Recomputed, their mean is the number itself, xhat is 0, and rstd is as large as can be."""
+    rng = random_generator()
+    spec = LayerNormSpec((columns,), output_mask=mask, recompute_eps=recompute_eps)
+    x, dy = (np.repeat(rng.uniform(0.1, 9, (3, 1)), columns, 1).astype(np.float32) for _ in "xy")
+    arguments = random_arguments(rng, spec, (3,), x=x)
+    arguments = replace(arguments, grad_output=dy, weight=np.ones(columns, np.float32))
+    assert_matches_reference(arguments.backward_by(op_for(spec, target)), arguments)
+
+
+@every_target
+@every_dtype
+@pytest.mark.parametrize("device", ["local-task", "local-sync"])
+def test_subnormal_numbers_count(device: str, dtype: str, target: str) -> None:
+    """As data, as products, and as results; IREE's threads flush them where nobody objects."""
+    rng = random_generator()
+    spec = LayerNormSpec((17,), dtype)
+    of = DTYPES[dtype]
+    arguments = random_arguments(rng, spec, (5,))
+    tiny = rng.integers(-200, 200, arguments.grad_output.shape) * of.smallest_subnormal
+    small = replace(arguments, grad_output=tiny.astype(of.numpy))
+    large = replace(small, weight=np.full(17, np.sqrt(of.largest), of.numpy))
+    op = op_for(spec, target, device=device)
+    for case in (small, large):
+        judgement = assert_matches_reference(case.backward_by(op), case)
+        # What flushes would pass for right if the tolerance were as large as the gradients are.
+        expected, tolerance = present(judgement.expected.grad_bias), judgement.tolerance.grad_bias
+        assert np.abs(expected).max() > 4 * present(tolerance).max()
 
 
 @every_target

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
 
 from iree_lnbwd import compiler, schedule
+from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.schedule import FewRows, OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
@@ -246,16 +248,12 @@ def test_wider_vectors_of_narrower_accumulators(target: Target) -> None:
     [
         (RowBlocks(64, 2, 16), SPEC, "sm_90", "it is for a CPU's threads and caches"),
         (RowBlocks(64, 2, 16), LayerNormSpec((15,)), "host", "16 elements, a row has 15"),
-        (RowBlocks(64, 2, 1), LayerNormSpec((1,)), "host", "a single column"),
-        (
-            RowBlocks(64, 2, 16),
-            LayerNormSpec((64,), output_mask=(False, True, True)),
-            "host",
-            "grad_input, which is not asked for",
-        ),
         (RowBlocks(0, 2, 16), SPEC, "host", "a number below 1"),
         (RowBlocks(64, 0, 16), SPEC, "host", "a number below 1"),
         (RowBlocks(64, 2, 0), SPEC, "host", "a number below 1"),
+        (RowBlocks(64, 2, 16, share=0), SPEC, "host", "a number below 1"),
+        (RowBlocks(64, 2, 16, most_workgroups=0), SPEC, "host", "a number below 1"),
+        (RowBlocks(64, 2, 16, span_chunks=0), SPEC, "host", "a number below 1"),
         (LEGAL, SPEC, "host", "workgroups of threads need a GPU"),
     ],
 )
@@ -266,15 +264,14 @@ def test_rules_of_row_blocks(how: Schedule, spec: LayerNormSpec, target: str, wh
     assert why in illegal
 
 
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        (LayerNormSpec((1,)), "a single column"),
-        (LayerNormSpec((64,), output_mask=(False, True, True)), "grad_input is not asked for"),
-    ],
-)
-def test_what_a_cpu_has_no_kernel_for_says_why(spec: LayerNormSpec, reason: str) -> None:
-    assert schedule.choose(spec, gpu("generic")) == WholeTensors(reason)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 2, 64, 100000])
+@pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)])
+def test_a_cpu_takes_row_blocks_for_whatever_is_asked(
+    mask: tuple[bool, bool, bool], columns: int, dtype: str
+) -> None:
+    spec = LayerNormSpec((columns,), dtype, output_mask=mask)
+    assert isinstance(schedule.choose(spec, gpu("generic")), RowBlocks)
 
 
 def test_what_is_assumed_of_the_hosts_memory() -> None:
