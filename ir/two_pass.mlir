@@ -5,6 +5,9 @@
 // ever waiting for another thread. The partial rows are added up by finalize.mlir. Five streams where
 // one pass has three.
 //
+// A tile has few walkers, and no sum is long: after a span of rows a thread adds its sums to its partial
+// row, and begins anew.
+//
 // A thread keeps memory busy by several loads at once: chunks of a row in @row_sums, rows in @columns.
 // The lines between "Each chunk" or "Each row" and "End" stand for as many copies, as in one_pass.mlir.
 
@@ -31,6 +34,8 @@
 #chunks_at_once = 1 : index
 #whole = true                    // the chunks at once of all threads fill rows without a rest
 #rows_at_once = 1 : index
+#span_steps = 256 : index        // of a walker, which it sums at a time
+#wants_dx = true                 // the caller asks for it
 #workgroups_index = 66 : index   // that walk over the rows of a tile
 #workgroups = affine_map<()[m] -> (m ceildiv 1, 66)>
 #tile = 2048 : index             // columns of a workgroup
@@ -192,6 +197,8 @@ hal.executable.source private @columns {
       %p = arith.constant #workgroups_index
       %inv_n = arith.constant #inv_n
       %rows_at_once = arith.constant #rows_at_once
+      %span_steps = arith.constant #span_steps
+      %wants_dx = arith.constant #wants_dx
       %c1 = arith.constant 1 : index
       %zeros = arith.constant dense<0.0> : !chunk
 
@@ -224,52 +231,69 @@ hal.executable.source private @columns {
       %first = arith.muli %walker, %rows_at_once : index
       %stride = arith.muli %p, %rows_at_once : index
       %last = arith.subi %m, %c1 : index
-      %sums:2 = scf.for %row = %first to %m step %stride iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros) -> (!chunk, !chunk) {
-        // A row past the end reads the last row, and counts for nothing.
-        // Each row
-        %k_0 = arith.constant 0 : index
-        %row_0 = arith.addi %row, %k_0 : index
-        %live_0 = arith.cmpi ule, %row_0, %last : index
-        %row_in_0 = arith.minui %row_0, %last : index
-        %dy_0 = vector.load %dy[%row_in_0, %col_in] : !dy_rows, !dy_chunk
-        %x_0 = vector.load %x[%row_in_0, %col_in] : !x_rows, !x_chunk
-        %mean_0 = memref.load %mean[%row_in_0] : !acc_column
-        %rstd_0 = memref.load %rstd[%row_in_0] : !acc_column
-        %row_h_0 = memref.load %sum_h[%row_in_0] : !acc_column
-        %row_hx_0 = memref.load %sum_hx[%row_in_0] : !acc_column
-        // End
-        // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
-        // Each row
-        %mean_v_0 = vector.broadcast %mean_0 : !acc to !chunk
-        %rstd_v_0 = vector.broadcast %rstd_0 : !acc to !chunk
-        %scale_0 = arith.mulf %rstd_0, %inv_n : !acc
-        %minus_scale_0 = arith.negf %scale_0 : !acc
-        %shift_h_0 = arith.mulf %row_h_0, %minus_scale_0 : !acc
-        %shift_hx_0 = arith.mulf %row_hx_0, %minus_scale_0 : !acc
-        %shift_h_v_0 = vector.broadcast %shift_h_0 : !acc to !chunk
-        %shift_hx_v_0 = vector.broadcast %shift_hx_0 : !acc to !chunk
-        %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
-        %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-        %centred_0 = arith.subf %xa_0, %mean_v_0 : !chunk
-        %xhat_0 = arith.mulf %centred_0, %rstd_v_0 : !chunk
-        %h_0 = arith.mulf %dya_0, %ga : !chunk
-        %shifted_0 = math.fma %h_0, %rstd_v_0, %shift_h_v_0 : !chunk
-        %dxa_0 = math.fma %xhat_0, %shift_hx_v_0, %shifted_0 : !chunk
-        %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-        %keep_0 = arith.andi %inside, %live_0 : i1
-        scf.if %keep_0 {
-          vector.store %dx_0, %dx[%row_0, %col] : !x_rows, !x_chunk
+      %span = arith.muli %stride, %span_steps : index
+      scf.for %span_first = %first to %m step %span {
+        %span_after = arith.addi %span_first, %span : index
+        %span_end = arith.minui %span_after, %m : index
+        %sums:2 = scf.for %row = %span_first to %span_end step %stride
+            iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros) -> (!chunk, !chunk) {
+          // A row past the end reads the last row, and counts for nothing.
+          // Each row
+          %k_0 = arith.constant 0 : index
+          %row_0 = arith.addi %row, %k_0 : index
+          %live_0 = arith.cmpi ule, %row_0, %last : index
+          %row_in_0 = arith.minui %row_0, %last : index
+          %dy_0 = vector.load %dy[%row_in_0, %col_in] : !dy_rows, !dy_chunk
+          %x_0 = vector.load %x[%row_in_0, %col_in] : !x_rows, !x_chunk
+          %mean_0 = memref.load %mean[%row_in_0] : !acc_column
+          %rstd_0 = memref.load %rstd[%row_in_0] : !acc_column
+          %row_h_0 = memref.load %sum_h[%row_in_0] : !acc_column
+          %row_hx_0 = memref.load %sum_hx[%row_in_0] : !acc_column
+          // End
+          // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
+          // Each row
+          %mean_v_0 = vector.broadcast %mean_0 : !acc to !chunk
+          %rstd_v_0 = vector.broadcast %rstd_0 : !acc to !chunk
+          %scale_0 = arith.mulf %rstd_0, %inv_n : !acc
+          %minus_scale_0 = arith.negf %scale_0 : !acc
+          %shift_h_0 = arith.mulf %row_h_0, %minus_scale_0 : !acc
+          %shift_hx_0 = arith.mulf %row_hx_0, %minus_scale_0 : !acc
+          %shift_h_v_0 = vector.broadcast %shift_h_0 : !acc to !chunk
+          %shift_hx_v_0 = vector.broadcast %shift_hx_0 : !acc to !chunk
+          %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
+          %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
+          %centred_0 = arith.subf %xa_0, %mean_v_0 : !chunk
+          %xhat_0 = arith.mulf %centred_0, %rstd_v_0 : !chunk
+          %h_0 = arith.mulf %dya_0, %ga : !chunk
+          %shifted_0 = math.fma %h_0, %rstd_v_0, %shift_h_v_0 : !chunk
+          %dxa_0 = math.fma %xhat_0, %shift_hx_v_0, %shifted_0 : !chunk
+          %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
+          %exists_0 = arith.andi %inside, %live_0 : i1
+          %keep_0 = arith.andi %exists_0, %wants_dx : i1
+          scf.if %keep_0 {
+            vector.store %dx_0, %dx[%row_0, %col] : !x_rows, !x_chunk
+          }
+          %dgamma_more_0 = math.fma %dya_0, %xhat_0, %dgamma_0 : !chunk
+          %dbeta_more_0 = arith.addf %dbeta_0, %dya_0 : !chunk
+          %dgamma_1 = arith.select %live_0, %dgamma_more_0, %dgamma_0 : !chunk
+          %dbeta_1 = arith.select %live_0, %dbeta_more_0, %dbeta_0 : !chunk
+          // End
+          scf.yield %dgamma_1, %dbeta_1 : !chunk, !chunk
         }
-        %dgamma_more_0 = math.fma %dya_0, %xhat_0, %dgamma_0 : !chunk
-        %dbeta_more_0 = arith.addf %dbeta_0, %dya_0 : !chunk
-        %dgamma_1 = arith.select %live_0, %dgamma_more_0, %dgamma_0 : !chunk
-        %dbeta_1 = arith.select %live_0, %dbeta_more_0, %dbeta_0 : !chunk
-        // End
-        scf.yield %dgamma_1, %dbeta_1 : !chunk, !chunk
-      }
-      scf.if %inside {
-        vector.store %sums#0, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
-        vector.store %sums#1, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+        scf.if %inside {
+          %begins = arith.cmpi eq, %span_first, %first : index
+          %dgamma, %dbeta = scf.if %begins -> (!chunk, !chunk) {
+            scf.yield %sums#0, %sums#1 : !chunk, !chunk
+          } else {
+            %dgamma_before = vector.load %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+            %dbeta_before = vector.load %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+            %dgamma_after = arith.addf %dgamma_before, %sums#0 : !chunk
+            %dbeta_after = arith.addf %dbeta_before, %sums#1 : !chunk
+            scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
+          }
+          vector.store %dgamma, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+          vector.store %dbeta, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+        }
       }
       return
     }
@@ -283,10 +307,17 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %m_i32 = arith.index_cast %m : index to i32
   %p = affine.min #workgroups()[%m]
   %p_i32 = arith.index_cast %p : index to i32
-  %sum_h, %sum_hx = flow.dispatch @row_sums::@row_sums[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
-      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!acc_m{%m}, !acc_m{%m})
+  %wants_dx = arith.constant #wants_dx
+  %dx_m = arith.select %wants_dx, %m, %c0 : index
+  %sum_h, %sum_hx = scf.if %wants_dx -> (!acc_m, !acc_m) {
+    %h, %hx = flow.dispatch @row_sums::@row_sums[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
+        : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!acc_m{%m}, !acc_m{%m})
+    scf.yield %h, %hx : !acc_m, !acc_m
+  } else {
+    scf.yield %mean, %rstd : !acc_m, !acc_m  // which are not read
+  }
   %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @columns::@columns[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma, %sum_h, %sum_hx)
-      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n, !acc_m{%m}, !acc_m{%m}) -> (!x_mn{%m}, !partials_pn, !partials_pn)
+      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n, !acc_m{%m}, !acc_m{%m}) -> (!x_mn{%dx_m}, !partials_pn, !partials_pn)
   %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
       : (i32, !partials_pn, !partials_pn) -> (!gamma_n, !beta_n)
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n

@@ -20,6 +20,7 @@ from iree_lnbwd.schedule import (
     TwoPass,
     WholeTensors,
     forms,
+    row_statistics,
 )
 from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
@@ -32,6 +33,7 @@ FEW_ROWS = "few_rows.mlir"
 TWO_PASS = "two_pass.mlir"
 ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
+ROW_STATISTICS = "row_statistics.mlir"
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
     WholeTensors: (LINALG,),
@@ -46,7 +48,6 @@ _HEADER = re.compile(
     re.DOTALL,
 )
 _COPIED = re.compile(r" *// Each (chunk|row)\n(.*?) *// End\n", re.DOTALL)
-_STATISTICS = re.compile(r"// mean and rstd = .*\Z", re.DOTALL)
 _CAST = re.compile(
     r" *%(\w+) = (?:arith\.extf|arith\.truncf|llvm\.fptrunc) %([\w#]+) : (!\w+) to (!\w+)\n"
 )
@@ -73,7 +74,7 @@ def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
     if isinstance(schedule, OnePass | TwoPass) and spec.recompute_eps is not None:
-        names.append(LINALG)  # for the statistics
+        names.append(ROW_STATISTICS)
     return tuple(names)
 
 
@@ -109,6 +110,8 @@ def module(
                 aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
         else:
             aliases |= _two_pass_aliases(spec, target, schedule)
+        if spec.recompute_eps is not None:
+            aliases |= _row_statistics_aliases(spec, target)
         bodies = [
             _kernel_text(name, text, spec, target, schedule)
             for name, text in zip(sources(spec, schedule), texts, strict=True)
@@ -129,11 +132,11 @@ def _kernel_text(
     name: str, text: str, spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> str:
     """A file of kernels with its blocks repeated, and with what MLIR takes no alias for."""
-    if name == LINALG:  # the statistics, which are computed ahead of the pass
-        return _statistics(text)
     times: dict[str, int]
     if name == FINALIZE:
         times = {"row": schedule.finalize_rows}
+    elif name == ROW_STATISTICS:
+        times = {"chunk": row_statistics(spec, target).chunks}
     elif isinstance(schedule, TwoPass):
         times = {"chunk": schedule.chunks, "row": schedule.rows}
     elif name == FEW_ROWS and (few := schedule.few_rows):
@@ -337,11 +340,31 @@ def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) ->
         "#chunks_at_once": f"{schedule.chunks} : index",
         "#whole": _flag(spec.columns % at_once == 0),
         "#rows_at_once": f"{schedule.rows} : index",
+        "#span_steps": f"{schedule.span_steps} : index",
+        "#wants_dx": _flag(spec.output_mask[0]),
         "#workgroups_index": f"{schedule.workgroups} : index",
         "#workgroups": f"affine_map<()[m] -> (m ceildiv {schedule.rows}, {schedule.workgroups})>",
         "#tile": f"{schedule.tile(target)} : index",
         "#two_pass_kernel": _kernel(schedule.threads(target), target),
         "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
+    }
+
+
+def _row_statistics_aliases(spec: LayerNormSpec, target: Target) -> dict[str, str]:
+    how = row_statistics(spec, target)
+    vector, threads = how.vector, how.threads(target)
+    return {
+        "#statistics_vector": f"{vector} : index",
+        "#statistics_threads": f"{threads} : index",
+        "#statistics_rows": f"{how.rows} : index",
+        "#statistics_chunks": f"{how.chunks} : index",
+        "#statistics_alone": _flag(how.warps == 1),
+        "#statistics_workgroups": f"affine_map<()[m] -> (m ceildiv {how.rows})>",
+        "#statistics_kernel": _kernel(how.rows * threads, target),
+        "!statistics_x": f"vector<{vector}x!x>",
+        "!statistics_chunk": f"vector<{vector}x!acc>",
+        "!statistics_exchange": _shared(f"2x{how.rows}x{how.warps}x!acc"),
+        "!statistics_warps": f"vector<{how.warps}x!acc>",
     }
 
 
@@ -382,15 +405,6 @@ def _repeat(text: str, times: Mapping[str, int]) -> str:
         end = block.end()
     parts.append(re.sub(r"(%\w+)_1\b", rf"\1_{number}", text[end:]))
     return "".join(parts)
-
-
-def _statistics(text: str) -> str:
-    """``@statistics`` and the maps that it uses, from the text of `LINALG`."""
-    function = _STATISTICS.search(text)
-    maps = re.findall(r"^#(?:mn|m|id) .*\n", text, re.MULTILINE)
-    if function is None:
-        raise ValueError(f"{LINALG}: @statistics not found")
-    return "\n" + "".join(maps) + "\n" + function[0]
 
 
 def _drop_identity_casts(text: str, aliases: Mapping[str, str]) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import FewRows, OnePass, Schedule, TwoPass, forms
+from iree_lnbwd.schedule import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
 
@@ -125,9 +125,9 @@ def count_of(count: Count, rows: int) -> int:
 def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launches | None:
     """What a call launches; None where only IREE's host program says it.
 
-    That is where IREE itself made the kernels: of whole tensors, and of recomputed statistics.
+    That is where IREE itself made the kernels: of whole tensors.
     """
-    if not isinstance(schedule, OnePass | TwoPass) or spec.recompute_eps is not None:
+    if not isinstance(schedule, OnePass | TwoPass):
         return None
     plans = []
     for form in forms(schedule, spec):
@@ -135,7 +135,18 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
             plans.append(_of_few_rows(spec, form))
         elif isinstance(form, OnePass | TwoPass):
             plans.append(_of_partial_rows(spec, target, form))
+    if spec.recompute_eps is not None:
+        plans = [_with_statistics(plan, spec, target) for plan in plans]
     return Launches(tuple(plans))
+
+
+def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
+    """The same, after a kernel that recomputes mean and rstd."""
+    rows, names = RowCount(), ("mean", "rstd")
+    workgroups = RowCount(row_statistics(spec, target).rows)
+    kernel = Launch("row_statistics", (workgroups, 1, 1), ("input", *names), (rows,))
+    statistics = (Scratch(name, DTYPES[spec.acc_dtype].numpy.itemsize, rows) for name in names)
+    return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(kernel, *plan.kernels))
 
 
 def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
@@ -158,13 +169,12 @@ def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPas
     else:
         walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
-        sums = ("sum_h", "sum_hx")
-        kernels = [
-            Launch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)),
-            Launch(
-                "columns", (tiles, walkers, 1), (*_INPUTS, *sums, "grad_input", *partials), (rows,)
-            ),
-        ]
+        kernels, sums, read = [], (), ("mean", "rstd")  # where nobody reads row sums
+        if spec.output_mask[0]:
+            sums = read = ("sum_h", "sum_hx")
+            kernels.append(Launch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)))
+        bindings = (*_INPUTS, *read, "grad_input", *partials)
+        kernels.append(Launch("columns", (tiles, walkers, 1), bindings, (rows,)))
     written: tuple[str, ...] = GRADIENTS[:1]
     if any(spec.output_mask[1:]):
         tiles = math.ceil(spec.columns / form.finalize_columns)

@@ -6,7 +6,7 @@ below, and an illegal one is not compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from math import gcd
 from typing import Any, TypeVar
@@ -42,6 +42,8 @@ _MOST_FINALIZE_ROWS = 16  # in a thread's registers
 _FINALIZE_THREADS = 384
 _MOST_FINALIZE_COLUMNS = 128
 _SECTOR_COLUMNS = 16  # 64 bytes
+_STATISTICS_CHUNKS = 4
+_MOST_STATISTICS_WARPS = 16
 _TWO_PASS_WORKGROUPS = 2  # to a multiprocessor
 _MOST_TWO_PASS_CHUNKS = 8
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
@@ -133,7 +135,6 @@ class FewRows:
         threads = self.threads(target)
         powers = (self.warps, self.tile, self.tile_vector)
         rules = (
-            (spec.recompute_eps is not None, "statistics are recomputed"),
             (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
             (self.warps > target.subgroup_size, "more subgroups than lanes"),
             (any(n & (n - 1) for n in powers), "warps, tile and tile_vector are powers of 2"),
@@ -321,6 +322,8 @@ class TwoPass:
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
         finalize_columns: Of a workgroup of that kernel.
+        span_steps: Steps of a walker that make a sum, for a long sum of equal numbers is far off;
+            its partial row adds up these.
     """
 
     workgroups: int
@@ -332,6 +335,7 @@ class TwoPass:
     finalize_slices: int = 4
     finalize_rows: int = 4
     finalize_columns: int = 32
+    span_steps: int = 256
 
     @property
     def path(self) -> str:
@@ -352,13 +356,31 @@ class TwoPass:
 
     def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if _least(self, "chunks", "rows") < 1:
+        if _least(self, "chunks", "rows", "span_steps") < 1:
             return "a number below 1"
-        rules = (
-            *_gpu_rules(spec, target, self, self.threads(target)),
-            (not spec.output_mask[0], "it computes grad_input, which is not asked for"),
-        )
+        rules = _gpu_rules(spec, target, self, self.threads(target))
         return next((why for broken, why in rules if broken), None)
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """The kernel ahead of the others that recomputes mean and rstd (``ir/row_statistics.mlir``).
+
+    Attributes:
+        rows: Of a workgroup, a group of threads for each.
+        warps: Subgroups in a group.
+        vector: Neighbouring elements that a thread handles together.
+        chunks: Vectors of a row that a thread reads at once.
+    """
+
+    rows: int
+    warps: int
+    vector: int
+    chunks: int
+
+    def threads(self, target: Target) -> int:
+        """Of a group."""
+        return self.warps * target.subgroup_size
 
 
 @dataclass(frozen=True)
@@ -479,8 +501,6 @@ def choose(spec: LayerNormSpec, target: Target) -> Schedule:
             one = with_finalize(candidate, spec, target)
             with_few = replace(one, few_rows=_few_rows(spec, target, one.vector))
             return with_few if with_few.illegal(spec, target) is None else one
-    if not spec.output_mask[0]:
-        return WholeTensors("grad_input is not asked for, and rows are wide")
     return with_finalize(_two_pass(spec, target), spec, target)
 
 
@@ -582,7 +602,7 @@ def _few_rows(spec: LayerNormSpec, target: Target, vector: int) -> FewRows | Non
     """
     sizes = (DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
     rows = min(_MOST_FEW_ROWS, target.l2_bytes // 2 // (spec.columns * sum(sizes)))
-    if spec.recompute_eps is not None or rows == 0:
+    if rows == 0:
         return None
     tiles = (t for t in _FEW_TILES if spec.columns <= t * target.processors)
     return FewRows(
@@ -601,6 +621,20 @@ def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
     one = TwoPass(1, warps, vector, chunks, rows=4)
     tiles = -(-spec.columns // one.tile(target))
     return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * target.processors // tiles))
+
+
+def row_statistics(spec: LayerNormSpec, target: Target) -> RowStatistics:
+    """Groups as large as leaves each thread a few chunks, and as many as fill a workgroup."""
+    vector = _vector_of(spec, (spec.dtype,))
+    of_a_chunk = vector * target.subgroup_size
+    chunks = -(-spec.columns // of_a_chunk)
+    warps = min(_MOST_STATISTICS_WARPS, 1 << (-(-chunks // _STATISTICS_CHUNKS) - 1).bit_length())
+    return RowStatistics(
+        rows=max(1, _DIRECT_THREADS // (warps * target.subgroup_size)),
+        warps=warps,
+        vector=vector,
+        chunks=min(_STATISTICS_CHUNKS, -(-chunks // warps)),
+    )
 
 
 def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
@@ -649,7 +683,12 @@ def from_dict(values: dict[str, Any]) -> Schedule:
 
 def vector_of(spec: LayerNormSpec) -> int:
     """Elements in the widest access that divides a row: 16 bytes of the wider of dy and x."""
-    widest = max(DTYPES[name].numpy.itemsize for name in (spec.dtype, spec.dy_dtype))
+    return _vector_of(spec, (spec.dtype, spec.dy_dtype))
+
+
+def _vector_of(spec: LayerNormSpec, dtypes: Sequence[str]) -> int:
+    """The same, of the widest of these types."""
+    widest = max(DTYPES[name].numpy.itemsize for name in dtypes)
     vector = _ACCESS_BYTES // widest
     while spec.columns % vector:
         vector //= 2

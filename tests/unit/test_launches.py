@@ -20,6 +20,8 @@ SPECS = [
     LayerNormSpec((1024,), "f32", output_mask=(True, False, True)),
     LayerNormSpec((1024,), "f32", output_mask=(True, False, False)),
     LayerNormSpec((1024,), "f32", output_mask=(False, True, True)),
+    LayerNormSpec((65536,), "f32", output_mask=(False, True, True)),
+    LayerNormSpec((1024,), "f32", recompute_eps=1e-5),
 ]
 
 
@@ -57,9 +59,33 @@ def test_every_pointer_has_a_source_and_json_keeps_all(spec: LayerNormSpec, targ
 
 def test_only_iree_knows_the_kernels_that_it_made() -> None:
     assert launches(LayerNormSpec((64,), "f64"), SM_90, WholeTensors("f64")) is None
-    recomputes = LayerNormSpec((4096,), "bf16", recompute_eps=1e-5)
-    assert isinstance(schedule.choose(recomputes, SM_90), OnePass)
-    assert launches(recomputes, SM_90, schedule.choose(recomputes, SM_90)) is None
+
+
+@pytest.mark.parametrize("columns", [64, 4096, 65536])
+def test_statistics_are_recomputed_ahead_of_every_plan(columns: int) -> None:
+    spec = LayerNormSpec((columns,), "bf16", recompute_eps=1e-5)
+    how = schedule.choose(spec, SM_90)
+    planned = launches(spec, SM_90, how)
+    given = launches(LayerNormSpec((columns,), "bf16"), SM_90, how)
+    assert planned is not None
+    assert given is not None
+    for plan, without in zip(planned.plans, given.plans, strict=True):
+        first, *others = plan.kernels
+        assert (first.kernel, first.bindings) == ("row_statistics", ("input", "mean", "rstd"))
+        assert tuple(others) == without.kernels
+        rows = 1000
+        assert (
+            count_of(first.workgroups[0], rows) * schedule.row_statistics(spec, SM_90).rows >= rows
+        )
+        sizes = {piece.name: piece.bytes * count_of(piece.count, rows) for piece in plan.scratch}
+        assert sizes["mean"] == sizes["rstd"] == 4 * rows
+
+
+def test_row_sums_are_for_grad_input_alone() -> None:
+    spec = LayerNormSpec((65536,), "bf16", output_mask=(False, True, True))
+    planned = launches(spec, SM_90, schedule.choose(spec, SM_90))
+    assert planned is not None
+    assert [kernel.kernel for kernel in planned.of(5).kernels] == ["columns", "finalize"]
 
 
 def test_without_gradients_of_the_parameters_nothing_is_added_up() -> None:

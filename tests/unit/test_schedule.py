@@ -104,12 +104,7 @@ def test_few_rows_and_their_columns_find_them_in_the_cache() -> None:
             assert few.rows == min(1024, fit)
 
 
-def test_few_rows_need_statistics_and_shared_memory() -> None:
-    recomputes = LayerNormSpec((4096,), "bf16", recompute_eps=1e-5)
-    assert FEW.illegal(recomputes, gpu("sm_90"), 8) == "statistics are recomputed"
-    chosen = schedule.choose(recomputes, gpu("sm_90"))
-    assert isinstance(chosen, OnePass)
-    assert chosen.few_rows is None
+def test_few_rows_need_shared_memory() -> None:
     wide = FewRows(rows=132, warps=32, tile=64, tile_vector=8)
     assert wide.illegal(SPEC, gpu("sm_90"), 8) is None
     illegal = wide.illegal(SPEC, gpu("gfx1100"), 8)
@@ -166,14 +161,6 @@ def test_specs_that_kernels_do_not_compute_are_illegal(one: OnePass | TwoPass) -
     assert one.illegal(LayerNormSpec((64,), "f64"), gpu("sm_90")) == "subgroups reduce no f64"
 
 
-def test_only_one_pass_does_without_grad_input() -> None:
-    spec = LayerNormSpec((64,), output_mask=(False, True, True))
-    assert OnePass(1, 1, 1, 1).illegal(spec, gpu("sm_90")) is None
-    illegal = TwoPass(1, 1, 1, 1, 1).illegal(spec, gpu("sm_90"))
-    assert illegal is not None
-    assert "grad_input" in illegal
-
-
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_rows_in_place_take_a_slot_less(ahead: int) -> None:
     ring = dataclasses.replace(LEGAL, groups=1, ahead=ahead, slots=ahead + 1)
@@ -210,17 +197,32 @@ def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
     assert isinstance(schedule.choose(LayerNormSpec((65536,), "f32"), target), TwoPass)
 
 
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        (LayerNormSpec((64,), "f64"), "f64"),
-        (LayerNormSpec((65536,), output_mask=(False, True, True)), "grad_input is not asked for"),
-    ],
-)
-def test_what_falls_off_the_fast_path_says_why(spec: LayerNormSpec, reason: str) -> None:
-    chosen = schedule.choose(spec, gpu("sm_90"))
+@pytest.mark.parametrize("recompute_eps", [None, 1e-5])
+@pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)])
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+def test_a_gpu_takes_kernels_of_ours_whatever_is_asked(
+    target: Target, mask: tuple[bool, bool, bool], recompute_eps: float | None
+) -> None:
+    for columns in (1, 7, 64, 1000, 4096, 20000, 65536):
+        spec = LayerNormSpec((columns,), "bf16", output_mask=mask, recompute_eps=recompute_eps)
+        assert isinstance(schedule.choose(spec, target), OnePass | TwoPass)
+
+
+def test_what_falls_off_the_fast_path_says_why() -> None:
+    chosen = schedule.choose(LayerNormSpec((64,), "f64"), gpu("sm_90"))
     assert isinstance(chosen, WholeTensors)
-    assert reason in chosen.path
+    assert "f64" in chosen.path
+
+
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+def test_the_threads_of_recomputed_statistics_have_a_row_between_them(target: Target) -> None:
+    for columns in (1, 5, 64, 769, 1000, 4096, 65536, 1000003):
+        for dtype in ("f32", "bf16"):
+            how = schedule.row_statistics(LayerNormSpec((columns,), dtype), target)
+            assert columns % how.vector == 0
+            assert how.rows * how.threads(target) <= target.max_threads
+            idle = how.threads(target) // 2 if how.warps > 1 else 0
+            assert columns > idle * how.vector
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
