@@ -30,6 +30,13 @@ class DeviceError(RuntimeError):
     """A device is unknown, absent, or not the one that a module was compiled for."""
 
 
+# Of a GPU; its vendor's driver says no more than "not initialized".
+NOT_IN_A_CHILD = (
+    "was in use when this process was forked, and its driver does not work in such a child: start "
+    "processes by 'spawn'"
+)
+
+
 def reason(error: Exception) -> str:
     """IREE's status message without its file names: "CODE; what happened"."""
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]

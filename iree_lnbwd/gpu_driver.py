@@ -13,6 +13,7 @@ reference.
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.errors import DeviceError
+from iree_lnbwd.errors import NOT_IN_A_CHILD, DeviceError
 from iree_lnbwd.executables import Export
 
 _LIBRARIES = MappingProxyType({"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"})
@@ -81,6 +82,7 @@ class Driver:
             DeviceError: It is absent.
         """
         self.uri = uri
+        self._process = os.getpid()
         name = _LIBRARIES[uri.backend]
         try:
             library = ctypes.CDLL(name)
@@ -131,7 +133,12 @@ class Driver:
             self._call("pop", ctypes.byref(_P()))
 
     def is_current(self) -> bool:
-        """Whether this GPU is the calling thread's. For one thread at a time."""
+        """Whether this GPU is the calling thread's. For one thread at a time.
+
+        Raises:
+            DeviceError: In a child of ``fork``.
+        """
+        self._check_process()
         self._get(self._seen_at)
         return self._seen.value == self._context_value
 
@@ -158,7 +165,12 @@ class Driver:
         with self.current():
             self._call("synchronize", stream)
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise DeviceError(f"device: {self.uri} {NOT_IN_A_CHILD}")
+
     def _call(self, function: str, *arguments: Any) -> None:
+        self._check_process()
         status = self._functions[function](*arguments)
         if status:
             name = self._functions[function].__name__
@@ -166,6 +178,8 @@ class Driver:
 
     def _release(self, function: str, handle: ctypes.c_void_p) -> None:
         """Lets go of what queued work may still use; of no interest where the driver fails."""
+        if os.getpid() != self._process:
+            return  # it is the parent's
         if not self._functions["push"](self._context):
             self._functions["settle"]()
             self._functions[function](handle)

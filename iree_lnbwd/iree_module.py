@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import functools
 import math
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +19,7 @@ from iree_lnbwd.arguments import Array
 from iree_lnbwd.description import open_module
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import IREE_ERRORS, DeviceError, reason
+from iree_lnbwd.errors import IREE_ERRORS, NOT_IN_A_CHILD, DeviceError, reason
 from iree_lnbwd.spec import ENTRY, TensorType
 
 _HOST_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
@@ -23,7 +27,10 @@ _HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
 
 
 class IreeModule:
-    """A module on a device. Calls from several threads take turns."""
+    """A module on a device. Calls from several threads take turns.
+
+    A child of ``fork`` has a device of its own: the threads of the parent's are not there.
+    """
 
     def __init__(self, uri: DeviceUri, vmfb: bytes, *, source: str, alignment: int) -> None:
         """Opens the device and loads the module on it.
@@ -38,29 +45,17 @@ class IreeModule:
             ArtifactError: The module is damaged.
             DeviceError: The device is absent or cannot run it.
         """
-        self._lock = threading.Lock()
-        instance = rt.VmInstance()
-        self._device = open_device(uri)
-        module = open_module(instance, vmfb, source=source)
-        self._memory: _Memory = (
-            _HostMemory(self._device, alignment)
-            if uri.backend == "cpu"
-            else _DeviceMemory(self._device)
-        )
-        try:
-            hal_module = rt.create_hal_module(instance, self._device)
-            self._context = rt.VmContext(instance, modules=[hal_module, module])
-        except IREE_ERRORS as error:
-            raise DeviceError(f"device: {uri} cannot run {source}: {reason(error)}") from error
-        self._function = module.lookup_function(ENTRY)
+        self._open = functools.partial(_Loaded, uri, vmfb, source, alignment)
+        self._loaded = self._open()
 
     def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
         """Computes from NumPy arrays, into NumPy arrays."""
-        sent = [self._memory.send(array) for array in inputs]
-        received = [self._memory.room_for(array) for array in results]
-        self._invoke([buffer.view for buffer in (*sent, *received)], len(results))
+        loaded = self._here()
+        sent = [loaded.memory.send(array) for array in inputs]
+        received = [loaded.memory.room_for(array) for array in results]
+        loaded.invoke([buffer.view for buffer in (*sent, *received)], len(results))
         for buffer, array in zip(received, results, strict=True):
-            self._memory.receive(buffer, array)
+            loaded.memory.receive(buffer, array)
 
     def run_in_place(
         self, arrays: Sequence[tuple[TensorType, object, tuple[int, ...]]], results: int
@@ -75,16 +70,48 @@ class IreeModule:
         Raises:
             ValueError: IREE does not take the memory, naming the argument.
         """
+        loaded = self._here()
         views = []
         for argument, capsule, shape in arrays:
             try:
-                buffer = self._device.from_dlpack_capsule(capsule).get_buffer()
+                buffer = loaded.device.from_dlpack_capsule(capsule).get_buffer()
             except IREE_ERRORS as error:
                 raise ValueError(f"{argument.name}: {reason(error)}") from error
             views.append(_view(buffer, shape, DTYPES[argument.dtype].numpy))
-        self._invoke(views, results)
+        loaded.invoke(views, results)
 
-    def _invoke(self, views: Sequence[rt.HalBufferView], results: int) -> None:
+    def _here(self) -> _Loaded:
+        """The module as this process has it."""
+        if self._loaded.process != os.getpid():
+            with _DEVICES.opening:
+                if self._loaded.process != os.getpid():
+                    self._loaded = self._open()
+        return self._loaded
+
+
+class _Loaded:
+    """A module on a device of this process."""
+
+    def __init__(self, uri: DeviceUri, vmfb: bytes, source: str, alignment: int) -> None:
+        self.process = os.getpid()
+        self.device = open_device(uri)
+        self.memory: _Memory = (
+            _HostMemory(self.device, alignment)
+            if uri.backend == "cpu"
+            else _DeviceMemory(self.device)
+        )
+        self._lock = threading.Lock()
+        instance = rt.VmInstance()
+        module = open_module(instance, vmfb, source=source)
+        try:
+            hal_module = rt.create_hal_module(instance, self.device)
+            self._context = rt.VmContext(instance, modules=[hal_module, module])
+        except IREE_ERRORS as error:
+            raise DeviceError(f"device: {uri} cannot run {source}: {reason(error)}") from error
+        self._function = module.lookup_function(ENTRY)
+
+    def invoke(self, views: Sequence[rt.HalBufferView], results: int) -> None:
+        """Calls the function, and returns when it is done."""
         arguments = rt.VmVariantList(len(views))
         for view in views:
             arguments.push_ref(view)
@@ -198,16 +225,64 @@ class _DeviceMemory:
         np.copyto(array, raw.view(array.dtype).reshape(array.shape))
 
 
+class _Devices:
+    """The devices of this process: one of each kind, which all modules share.
+
+    A device holds threads and descriptors, and on a GPU a context.
+    """
+
+    def __init__(self) -> None:
+        self.opening = threading.RLock()
+        self._of_this_process: dict[DeviceUri, rt.HalDevice] = {}
+        self._of_the_parent: list[DeviceUri] = []
+        os.register_at_fork(after_in_child=self._begin_anew)
+        atexit.register(self._of_this_process.clear)  # while IREE can still let go of them
+
+    def open(self, uri: DeviceUri) -> rt.HalDevice:
+        """The device of that name.
+
+        Raises:
+            DeviceError: It is absent, or cannot be had in this process.
+        """
+        with self.opening:
+            device = self._of_this_process.get(uri)
+            if device is not None:
+                return device
+            if uri.backend != "cpu" and uri in self._of_the_parent:
+                raise DeviceError(f"device: {uri} {NOT_IN_A_CHILD}")
+            try:
+                # A driver of our own: what IREE keeps has its threads in the process that made it.
+                driver = rt._binding.create_hal_driver(uri.driver)
+                device = driver.create_device_by_uri(str(uri))
+            except IREE_ERRORS as error:
+                raise DeviceError(f"device: {uri} is absent: {reason(error)}") from error
+            self._of_this_process[uri] = device
+            return device
+
+    def _begin_anew(self) -> None:
+        """In a child of ``fork``: the parent's devices are without their threads.
+
+        To let go of one would wait for these, so nobody ever does.
+        """
+        if self._of_this_process:
+            rt._binding.disable_leak_checker()  # which would complain of them on standard error
+        for device in self._of_this_process.values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
+        self._of_the_parent += self._of_this_process
+        self._of_this_process.clear()
+        self.opening = threading.RLock()
+
+
+_DEVICES = _Devices()
+
+
 def open_device(uri: DeviceUri) -> rt.HalDevice:
-    """A device of IREE's.
+    """A device of IREE's, which all of this process share.
 
     Raises:
-        DeviceError: It is absent.
+        DeviceError: It is absent, or cannot be had in this process.
     """
-    try:
-        return rt.get_driver(uri.driver).create_device_by_uri(str(uri))
-    except IREE_ERRORS as error:
-        raise DeviceError(f"device: {uri} is absent: {reason(error)}") from error
+    return _DEVICES.open(uri)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Array:

@@ -400,7 +400,7 @@ def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
 
 
 def probe(device: DeviceUri) -> None:
-    """Opens a device and lets it go.
+    """Opens a device.
 
     Raises:
         DeviceError: It is absent.
