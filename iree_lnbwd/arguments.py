@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from iree_lnbwd import dtypes
 from iree_lnbwd.spec import (
+    MOST_ROWS,
     LayerNormSpec,
     check_eps,
     check_normalized_shape,
@@ -30,7 +31,8 @@ class GpuArray:
         shape: Its dimensions.
         dtype: NumPy's name of the element type; another library's where NumPy has none.
         device: IREE device URI, e.g. "cuda://0".
-        contiguous: Whether its elements follow each other, the last dimension fastest.
+        contiguous: Whether its values follow each other in its memory, the last dimension fastest.
+            Where not, a call works on a copy.
     """
 
     shape: tuple[int, ...]
@@ -51,7 +53,6 @@ class GpuArray:
 AnyArray = npt.NDArray[Any] | GpuArray
 
 DEFAULT_EPS = 1e-5  # PyTorch's
-MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 
 
 class LayerNormGrads(NamedTuple):
@@ -138,7 +139,9 @@ def bind(
 
     flat = {"grad_output": (rows, columns), "input": (rows, columns), "weight": (columns,)}
     arrays = {
-        name: _contiguous(name, array).reshape(flat.get(name, (rows,)))
+        name: (np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array).reshape(
+            flat.get(name, (rows,))
+        )
         for name, array in arrays.items()
     }
     places = {array.device for array in arrays.values() if isinstance(array, GpuArray)}
@@ -168,6 +171,40 @@ def bind(
     return Call(spec, x.shape, arrays)
 
 
+class Memory(NamedTuple):
+    """Where an argument is.
+
+    Attributes:
+        name: For messages.
+        address: Of its first byte.
+        nbytes: All of which are its own, or may be shared with others that are only read.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+
+
+def check_apart(inputs: Sequence[Memory], results: Sequence[Memory]) -> None:
+    """Storage for gradients shares memory with nothing else of a call.
+
+    Some kernels read a row again when parts of its gradient are written, others do not: no form
+    could promise what it means.
+
+    Raises:
+        ValueError: Naming the two.
+    """
+    for place, result in enumerate(results):
+        for other in (*inputs, *results[:place]):
+            begins = max(result.address, other.address)
+            ends = min(result.address + result.nbytes, other.address + other.nbytes)
+            if begins < ends:
+                raise ValueError(
+                    f"{result.name}: expected memory of its own, got memory of which {other.name} "
+                    f"has {ends - begins} bytes, too"
+                )
+
+
 _spec = functools.lru_cache(LayerNormSpec)  # calls are alike, and a spec takes microseconds
 
 
@@ -175,17 +212,6 @@ def _array(name: str, value: object) -> AnyArray:
     if not isinstance(value, np.ndarray | GpuArray):
         raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
     return value
-
-
-def _contiguous(name: str, array: AnyArray) -> AnyArray:
-    if isinstance(array, np.ndarray):
-        return np.ascontiguousarray(array)
-    if not array.contiguous:
-        raise ValueError(
-            f"{name}: expected a contiguous array on {array.device}, got one that would have to be "
-            "copied"
-        )
-    return array
 
 
 def _dtype(name: str, array: AnyArray) -> str:

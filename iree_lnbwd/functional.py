@@ -75,7 +75,7 @@ def layer_norm_backward(
     views: dict[str, Any] = interop.views(framework, arrays)
     call = bind(normalized_shape=normalized_shape, output_mask=output_mask, eps=eps, **views)
     where = DEFAULT_DEVICE if framework is None else call.arrays["input"].device
-    uri = DeviceUri.parse(device or where)
+    uri = DeviceUri.parse(where if device is None else device)
     if call.spec is None:
         return LayerNormGrads(None, None, None)
     op = loaded(call.spec, uri)

@@ -5,7 +5,6 @@ Nothing here imports a framework: an array whose framework were not loaded could
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,18 +13,16 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from iree_lnbwd import dlpack
 from iree_lnbwd.arguments import AnyArray, Array, GpuArray, LayerNormGrads
 from iree_lnbwd.devices import DeviceUri
 
-_HOST_KINDS = (1, 3)  # DLDeviceType: kDLCPU, kDLCUDAHost
-_GPU_DRIVERS = {2: "cuda", 10: "hip"}  # kDLCUDA, kDLROCM
-_DTYPES = {  # (DLDataTypeCode, bits)
-    (2, 16): np.dtype(np.float16),
-    (2, 32): np.dtype(np.float32),
-    (2, 64): np.dtype(np.float64),
-    (4, 16): np.dtype(ml_dtypes.bfloat16),
-}
-_LEGACY_DEFAULT_STREAM = 1  # what CUDA calls so, and DLPack too
+# PyTorch's dispatch keys of a tensor that is nothing but a piece of memory with a shape. Wrappers,
+# tensors of torch.func, sparse and nested ones have others.
+_PLAIN_KEYS = frozenset(
+    ("ADInplaceOrView", *(a + b for a in ("", "Autograd", "Autocast") for b in ("CPU", "CUDA")))
+)
+_LAZY_KEYS = frozenset(("Negative", "ZeroTensor"))  # what a copy settles
 
 
 class Framework(Protocol):
@@ -54,6 +51,13 @@ class Framework(Protocol):
     def capsule(self, array: Any) -> object:
         """The array as a DLPack capsule."""
 
+    def copy(self, name: str, array: Any) -> Any:
+        """The values of an array, in memory of their own, one after the other.
+
+        Raises:
+            ValueError: The library cannot, naming the argument.
+        """
+
     def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """A new array on the device of another."""
 
@@ -75,6 +79,7 @@ def on_gpu(name: str, array: Any) -> Framework | None:
 
     Raises:
         TypeError: It is no array, naming the argument.
+        ValueError: It is nowhere, or its library does not say.
     """
     if _is_torch(array):
         if array.is_cuda:
@@ -89,9 +94,9 @@ def on_gpu(name: str, array: Any) -> Framework | None:
     if not hasattr(array, "__dlpack_device__"):
         raise TypeError(
             f"{name}: expected a NumPy array, a PyTorch tensor or another array with DLPack, got "
-            f"{type(array).__name__}"
+            f"{_kind(array)}"
         )
-    return None if array.__dlpack_device__()[0] in _HOST_KINDS else _DLPACK
+    return None if dlpack.place(name, array)[0] in dlpack.HOST_KINDS else _DLPACK
 
 
 def views(framework: Framework | None, arrays: Mapping[str, Any]) -> dict[str, AnyArray | None]:
@@ -109,20 +114,36 @@ def views(framework: Framework | None, arrays: Mapping[str, Any]) -> dict[str, A
 
 
 def to_numpy(name: str, array: Any) -> Array:
-    """An array in the host's memory as NumPy's, without a copy.
+    """The values of an array in the host's memory as NumPy's: a view, unless that holds others.
 
     Raises:
-        TypeError: It is no array.
-        ValueError: It is on a GPU.
+        TypeError: It is no array, or has no memory for its values.
+        ValueError: It is on a GPU, or its library does not give it away.
     """
+    if _is_torch(array) and array.device.type == "cpu":
+        lazy = _check_memory(name, array, allowed=_LAZY_KEYS)
+        array = _torch_copy(array) if lazy else array
+    return memory_of(name, array)
+
+
+def memory_of(name: str, array: Any) -> Array:
+    """An array in the host's memory as NumPy's: what is written to the one is in the other.
+
+    Raises:
+        TypeError: It is no array, or one whose memory is not its values.
+        ValueError: It is on a GPU, or its library does not give it away.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got a masked one")
     if isinstance(array, np.ndarray):
-        return array
+        return np.asarray(array)
     if on_gpu(name, array) is not None:
         raise ValueError(
             f"{name}: expected an array in the host's memory, as input is, got a GPU's"
         )
     if not _is_torch(array):
-        return np.asarray(array)
+        return dlpack.to_numpy(name, array)
+    _check_memory(name, array)
     # Not by Tensor.numpy(), after which PyTorch could not free the memory, as FSDP2 does.
     detached = array.detach()
     if detached.dtype == sys.modules["torch"].bfloat16:  # which NumPy has no name for
@@ -131,10 +152,15 @@ def to_numpy(name: str, array: Any) -> Array:
 
 
 def from_numpy(gradients: LayerNormGrads, like: Any) -> LayerNormGrads:
-    """NumPy arrays as what the caller of ``like`` works with, without a copy."""
+    """NumPy arrays as what the caller of ``like`` works with, without a copy.
+
+    They stay NumPy's where nothing is known of that library but DLPack.
+    """
     if isinstance(like, np.ndarray):
         return gradients
-    wrap = _torch_tensor if _is_torch(like) else _namespace(like).asarray
+    wrap = _torch_tensor if _is_torch(like) else getattr(_namespace(like), "asarray", None)
+    if wrap is None:
+        return gradients
     return LayerNormGrads(*(None if array is None else wrap(array) for array in gradients))
 
 
@@ -148,6 +174,55 @@ def _torch_tensor(array: Array) -> Any:
 def _is_torch(array: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor of PyTorch's is a piece of memory that holds its values, and no more."""
+    return not _strange_keys(_dispatch_keys(tensor))
+
+
+def _check_memory(
+    name: str, tensor: Any, *, allowed: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """What is strange about a tensor, of what is allowed to be.
+
+    Raises:
+        TypeError: Something else is, naming the argument.
+        ValueError: Its memory is gone, or less than its shape says.
+    """
+    strange = _strange_keys(_dispatch_keys(tensor))
+    if strange - allowed:
+        raise TypeError(
+            f"{name}: expected a tensor whose memory holds its values, got a "
+            f"{_kind(tensor)} with {', '.join(sorted(strange))}"
+        )
+    if strange or not tensor.numel():
+        return strange
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = tensor.storage_offset() + sum((n - 1) * stride for n, stride in steps) + 1
+    there = tensor.untyped_storage().nbytes()
+    if there < elements * tensor.element_size():
+        raise ValueError(
+            f"{name}: expected a tensor with {elements * tensor.element_size()} bytes of storage, "
+            f"got one with {there}: it was freed or made smaller"
+        )
+    return strange
+
+
+def _torch_copy(tensor: Any) -> Any:
+    return tensor.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+
+
+def _dispatch_keys(tensor: Any) -> int:
+    keys: int = sys.modules["torch"]._C._dispatch_keys(tensor).raw_repr()
+    return keys
+
+
+@functools.cache
+def _strange_keys(keys: int) -> frozenset[str]:
+    """Of a set of dispatch keys, those that tell of more than a piece of memory."""
+    text = str(sys.modules["torch"]._C.DispatchKeySet.from_raw_repr(keys))
+    return frozenset(text.partition("(")[2].rstrip(")").split(", ")) - _PLAIN_KEYS
 
 
 class _Torch:
@@ -165,7 +240,9 @@ class _Torch:
             np.dtype(ml_dtypes.bfloat16): self._torch.bfloat16,
             np.dtype(np.uint8): self._torch.uint8,
         }
-        self.empty_like = self._torch.empty_like
+        self.empty_like = functools.partial(
+            self._torch.empty_like, memory_format=self._torch.contiguous_format
+        )
         # Without a GPU, a PyTorch has no such function.
         self.is_captured: Callable[[], bool] = getattr(
             self._torch._C,
@@ -185,6 +262,7 @@ class _Torch:
         try:
             for array in arrays:
                 found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
+                found += (type(array), array.is_neg())
         except AttributeError:  # not all are tensors: None, or a mistake
             tensors = [array for array in arrays if isinstance(array, self._torch.Tensor)]
             return (*map(type, arrays), self.signature(tensors))
@@ -197,15 +275,20 @@ class _Torch:
             raise ValueError(
                 f"{name}: expected a tensor on a GPU, as input is, got one on {array.device}"
             )
+        lazy = _check_memory(name, array, allowed=_LAZY_KEYS)
         return GpuArray(
             shape=tuple(array.shape),
             dtype=self._numpy.get(array.dtype, array.dtype),
             device=str(DeviceUri(self._driver, array.get_device())),
-            contiguous=array.is_contiguous(),
+            contiguous=not lazy and array.is_contiguous(),
         )
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
         return [array.data_ptr() for array in arrays], arrays
+
+    def copy(self, name: str, array: Any) -> Any:
+        _check_memory(name, array, allowed=_LAZY_KEYS)
+        return _torch_copy(array)
 
     def capsule(self, array: Any) -> object:
         return array.detach().__dlpack__()
@@ -238,28 +321,44 @@ class _DlPack:
             raise TypeError(
                 f"{name}: expected an array with DLPack, as input is, got {_kind(array)}"
             )
-        kind, index = array.__dlpack_device__()
-        driver = _GPU_DRIVERS.get(int(kind))
+        kind, index = dlpack.place(name, array)
+        driver = dlpack.GPU_DRIVERS.get(kind)
         if driver is None:
             raise ValueError(f"{name}: expected an array on a GPU, as input is, got one elsewhere")
-        _, tensor = _consumed(array)
-        shape, dtype = tuple(tensor.shape[: tensor.ndim]), tensor.dtype
+        tensor = dlpack.exported(name, array).tensor
+        shape = tuple(tensor.shape[: tensor.ndim])
         return GpuArray(
             shape=shape,
-            dtype=_DTYPES.get((dtype.code, dtype.bits), str(array.dtype)),
+            dtype=tensor.numpy_dtype or str(getattr(array, "dtype", "an unknown one")),
             device=str(DeviceUri(driver, index)),
             contiguous=not tensor.strides or _is_dense(shape, tensor.strides[: tensor.ndim]),
         )
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
-        consumed = [_consumed(array) for array in arrays]
-        return [(tensor.data or 0) + tensor.byte_offset for _, tensor in consumed], consumed
+        exported = [dlpack.exported("array", array) for array in arrays]
+        return [one.tensor.address for one in exported], exported
 
     def capsule(self, array: Any) -> object:
-        return array.__dlpack__(stream=_LEGACY_DEFAULT_STREAM)
+        return array.__dlpack__(**dlpack.on_default_stream(array))
+
+    def copy(self, name: str, array: Any) -> Any:
+        described = self.describe(name, array)
+        new = self.empty(array, described.shape, described.dtype)
+        try:
+            new[...] = array
+        except TypeError as error:  # such arrays are immutable
+            raise ValueError(
+                f"{name}: expected a contiguous array on {described.device} at an aligned address, "
+                f"got one that {type(array).__module__} would have to copy, and cannot"
+            ) from error
+        return new
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        return _namespace(like).empty_like(like, shape=shape, dtype=dtype)
+        empty_like = _namespace(like).empty_like
+        try:
+            return empty_like(like, shape=shape, dtype=dtype, order="C")
+        except TypeError:  # of a library that has no other order
+            return empty_like(like, shape=shape, dtype=dtype)
 
     def empty_like(self, like: Any) -> Any:
         return _namespace(like).empty_like(like)
@@ -272,7 +371,7 @@ class _DlPack:
             array.fill(0)
 
     def stream(self, device: DeviceUri) -> int:
-        return _LEGACY_DEFAULT_STREAM
+        return dlpack.DEFAULT_STREAMS[device.driver]
 
 
 _DLPACK = _DlPack()
@@ -286,7 +385,7 @@ def _namespace(array: Any) -> Any:
     """The library with ``empty_like`` and the like: as the array API has it, else its package."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
-    return sys.modules[type(array).__module__.split(".")[0]]
+    return sys.modules.get(type(array).__module__.split(".")[0])
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -296,34 +395,3 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
-
-
-class _DType(ctypes.Structure):
-    _fields_ = (
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-    )
-
-
-class _DLTensor(ctypes.Structure):
-    """``DLTensor`` of dlpack.h, which a ``DLManagedTensor`` begins with."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-def _consumed(array: Any) -> tuple[object, _DLTensor]:
-    """The array's capsule, which keeps it, and what it says; ordered before our stream's work."""
-    capsule = array.__dlpack__(stream=_LEGACY_DEFAULT_STREAM)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    return capsule, _DLTensor.from_address(pointer(capsule, b"dltensor"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from iree_lnbwd import artifact, dtypes, interop
-from iree_lnbwd.arguments import Call, GpuArray, LayerNormGrads, bind
+from iree_lnbwd.arguments import Array, Call, GpuArray, LayerNormGrads, Memory, bind, check_apart
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
 from iree_lnbwd.errors import ArtifactError, DeviceError
@@ -22,7 +23,12 @@ from iree_lnbwd.gpu_driver import Driver
 from iree_lnbwd.interop import Framework
 from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device
 from iree_lnbwd.schedule import host_alignment
-from iree_lnbwd.spec import GRADIENTS, LayerNormSpec, TensorType
+from iree_lnbwd.spec import (
+    GRADIENTS,
+    TensorType,
+    check_eps,
+    check_output_mask,
+)
 from iree_lnbwd.stream_call import ACCESS_BYTES, StreamCall, StreamModule, are_aligned
 
 _KINDS_KEPT = 1024  # kinds of call, by shapes and the like, that are not checked again
@@ -38,6 +44,8 @@ class _GpuCall:
     Attributes:
         rows: M.
         inputs: Picks what the module reads from the arguments of a call.
+        copied: Which of these it cannot use where they are.
+        sizes: Bytes of what it reads, and of the gradients that it computes.
         results: Makes an array for each gradient that is computed, from the arguments of a call.
         output_mask: Which these are.
         launches: Of the module's kernels; None where IREE runs it.
@@ -45,6 +53,8 @@ class _GpuCall:
 
     rows: int
     inputs: Callable[[Sequence[Any]], Sequence[Any]]
+    copied: tuple[int, ...]
+    sizes: tuple[int, ...]
     results: tuple[Callable[[Sequence[Any]], Any], ...]
     output_mask: tuple[bool, bool, bool]
     launches: StreamCall | None
@@ -78,7 +88,8 @@ class LayerNormBackward:
     """A module on a device: call it with the arrays, get the gradients.
 
     Arrays may be NumPy's, PyTorch's, or any that speak DLPack. What is in the device's memory is
-    used where it is; a GPU's module takes NumPy arrays too and copies them.
+    used where it is, if its values follow each other there and begin at a multiple of `alignment`;
+    otherwise a call works on a copy. A GPU's module takes NumPy arrays too and copies them.
 
     On a GPU a call with PyTorch's tensors returns when its kernels are in the queue of PyTorch's
     current stream, and can be captured into a graph. With other libraries' arrays, or where
@@ -120,7 +131,7 @@ class LayerNormBackward:
         output_mask: tuple[bool, bool, bool] | None = None,
         *,
         eps: float | None = None,
-        out: LayerNormGrads | None = None,
+        out: LayerNormGrads | Sequence[Any] | None = None,
     ) -> LayerNormGrads:
         """Computes the gradients that the module was compiled for.
 
@@ -135,26 +146,35 @@ class LayerNormBackward:
             bias: [*normalized_shape] or None; only its element type matters.
             output_mask: None, or the mask that the module was compiled for.
             eps: None, or the eps that the module was compiled for.
-            out: Arrays to write the gradients to; None makes new ones, of ``input``'s library.
+            out: Three arrays to write the gradients to, None among them where the module computes
+                none. They are contiguous (on a GPU, aligned as well), and share memory with no
+                other argument that is read, nor with each other. None makes new ones, of
+                ``input``'s library.
 
         Returns:
-            The gradients; None where the module computes none.
+            The gradients; None where the module computes none. With ``out``, these arrays.
 
         Raises:
-            TypeError, ValueError: Naming the argument, what came and what was expected: also a
-                GPU's array that is on another device, not contiguous, or misaligned.
+            TypeError, ValueError: Naming the argument, what came and what was expected: also an
+                array on another device.
             DeviceError: The GPU's driver refuses.
         """
         given = (grad_output, input, mean, rstd, weight, bias)
+        if output_mask is not None or eps is not None:
+            self._check_options(output_mask, eps)
+        storage = None if out is None else _three(out)
         framework = interop.on_gpu("input", input)
         if framework is not None:
-            return self._on_gpu(framework, given, output_mask, eps, out)
-        arrays = dict(zip(_ARRAYS, given, strict=True))
-        call = self._bind(interop.views(None, arrays), output_mask, eps)
-        if out is not None:
-            storage = self._checked_storage(None, out, self._shapes(call))
-            self.run(call, storage)
-            return out
+            return self._on_gpu(framework, given, storage)
+        call = self._bind(interop.views(None, dict(zip(_ARRAYS, given, strict=True))))
+        if storage is not None:
+            arrays = self._checked_storage(None, storage, self._shapes(call))
+            check_apart(
+                [_memory(given.name, call.arrays[given.name]) for given in self.spec.inputs],
+                [_memory(f"out.{r.name}", getattr(arrays, r.name)) for r in self.spec.results],
+            )
+            self.run(call, arrays)
+            return storage
         return interop.from_numpy(self.run(call), like=input)
 
     def stream_call(self, rows: int) -> StreamCall | None:
@@ -201,14 +221,12 @@ class LayerNormBackward:
         self,
         framework: Framework,
         given: tuple[Any, ...],
-        output_mask: tuple[bool, bool, bool] | None,
-        eps: float | None,
         out: LayerNormGrads | None,
     ) -> LayerNormGrads:
-        kind = (output_mask, eps, framework.signature(given if out is None else (*given, *out)))
+        kind = framework.signature(given if out is None else (*given, *out))
         known = self._kinds.get(kind)
         if known is None:
-            known = self._checked(framework, given, output_mask, eps, out)
+            known = self._checked(framework, given, out)
             if len(self._kinds) >= _KINDS_KEPT:
                 self._kinds.clear()
             self._kinds[kind] = known
@@ -217,11 +235,23 @@ class LayerNormBackward:
             if out is None
             else [g for g, asked in zip(out, self.spec.output_mask, strict=True) if asked]
         )
-        used = [*known.inputs(given), *results]
         if known.rows == 0:
             for result in results:
                 framework.clear(result)
             return known.gradients(results)
+        used = [*known.inputs(given), *results]
+        for place in known.copied:
+            used[place] = framework.copy(self.spec.inputs[place].name, used[place])
+        addresses, keeper = framework.addresses(used)
+        if not are_aligned(addresses, self.alignment) or 0 in addresses:
+            self._move(framework, used, addresses)
+            addresses, keeper = framework.addresses(used)
+        if out is not None:
+            memories = [
+                Memory(name, address, size)
+                for name, address, size in zip(self._names, addresses, known.sizes, strict=True)
+            ]
+            check_apart(memories[: -len(results)], memories[-len(results) :])
         queue = framework.stream(self.device)
         if known.launches is None:
             self._driver.synchronize(queue)
@@ -233,9 +263,6 @@ class LayerNormBackward:
                 len(results),
             )
             return known.gradients(results)
-        addresses, keeper = framework.addresses(used)
-        if not are_aligned(addresses):
-            raise ValueError(_misaligned(self.spec, addresses))
         captured = framework.is_captured()
         with self._launching:
             kept = None if captured else self._scratch.get(queue)
@@ -249,17 +276,34 @@ class LayerNormBackward:
         del keeper  # the kernels are in the queue, or done
         return known.gradients(results)
 
+    @functools.cached_property
+    def _names(self) -> tuple[str, ...]:
+        """Of the arguments of the module, as a caller knows them."""
+        results = (f"out.{result.name}" for result in self.spec.results)
+        return (*(given.name for given in self.spec.inputs), *results)
+
+    def _move(self, framework: Framework, used: list[Any], addresses: Sequence[int]) -> None:
+        """Puts copies in the place of what the module cannot use where it is.
+
+        Raises:
+            ValueError: It is storage for a gradient, or has no memory.
+        """
+        for place, (name, address) in enumerate(zip(self._names, addresses, strict=True)):
+            if address and address % self.alignment == 0:
+                continue
+            if place >= len(self.spec.inputs):
+                raise ValueError(
+                    f"{name}: expected memory that begins at a multiple of {self.alignment} bytes, "
+                    f"got {address:#x}"
+                )
+            used[place] = framework.copy(name, used[place])
+
     def _checked(
-        self,
-        framework: Framework,
-        given: tuple[Any, ...],
-        output_mask: tuple[bool, bool, bool] | None,
-        eps: float | None,
-        out: LayerNormGrads | None,
+        self, framework: Framework, given: tuple[Any, ...], out: LayerNormGrads | None
     ) -> _GpuCall:
         arrays = dict(zip(_ARRAYS, given, strict=True))
         views = interop.views(framework, arrays)
-        call = self._bind(views, output_mask, eps)
+        call = self._bind(views)
         where = call.arrays["input"].device
         if where != str(self.device):
             raise ValueError(f"input: this module is on {self.device}, got an array on {where}")
@@ -269,6 +313,15 @@ class LayerNormBackward:
         return _GpuCall(
             rows=call.rows,
             inputs=operator.itemgetter(*(_ARRAYS.index(a.name) for a in self.spec.inputs)),
+            copied=tuple(
+                place
+                for place, given in enumerate(self.spec.inputs)
+                if not call.arrays[given.name].contiguous
+            ),
+            sizes=tuple(
+                math.prod(_flat(argument, call.rows)) * dtypes.DTYPES[argument.dtype].numpy.itemsize
+                for argument in self.spec.arguments
+            ),
             results=tuple(
                 _maker(framework, views, (shapes[r.name], dtypes.DTYPES[r.dtype].numpy))
                 for r in self.spec.results
@@ -277,19 +330,19 @@ class LayerNormBackward:
             launches=self.stream_call(call.rows) if call.rows else None,
         )
 
-    def _bind(
-        self,
-        arrays: Mapping[str, Any],
-        output_mask: tuple[bool, bool, bool] | None,
-        eps: float | None,
-    ) -> Call:
-        """The arguments checked against each other, and against what this module computes."""
+    def _check_options(self, output_mask: object, eps: object) -> None:
+        """They are None, or what the module was compiled for."""
+        mask = None if output_mask is None else check_output_mask(output_mask)
+        number = None if eps is None else check_eps(eps)
         for name, asked, ours in (
-            ("output_mask", output_mask, self.spec.output_mask),
-            ("eps", eps, self.spec.recompute_eps),
+            ("output_mask", mask, self.spec.output_mask),
+            ("eps", number, self.spec.recompute_eps),
         ):
             if asked is not None and asked != ours:
                 raise ValueError(f"{name}: this module was compiled for {ours}, got {asked}")
+
+    def _bind(self, arrays: Mapping[str, Any]) -> Call:
+        """The arguments checked against each other, and against what this module computes."""
         mean = arrays["mean"]
         if (mean is None) != (self.spec.recompute_eps is not None):
             raise ValueError(
@@ -318,9 +371,11 @@ class LayerNormBackward:
         out: LayerNormGrads,
         shapes: Mapping[str, tuple[int, ...]],
     ) -> LayerNormGrads:
-        """The caller's arrays for the gradients, as `interop.views` has them."""
-        named = {f"out.{name}": array for name, array in out._asdict().items()}
-        arrays = interop.views(framework, named)
+        """The caller's arrays for the gradients: NumPy's, or what is known of a GPU's."""
+        view = interop.memory_of if framework is None else framework.describe
+        arrays: dict[str, Any] = {}
+        for name, array in out._asdict().items():
+            arrays[f"out.{name}"] = None if array is None else view(f"out.{name}", array)
         for result in self.spec.results:
             name = f"out.{result.name}"
             array = arrays[name]
@@ -331,13 +386,16 @@ class LayerNormBackward:
                 raise ValueError(f"{name}: expected shape {shapes[result.name]}, got {array.shape}")
             if array.dtype != dtype:
                 raise TypeError(f"{name}: expected element type {result.dtype}, got {array.dtype}")
-            if isinstance(array, GpuArray):
-                if not array.contiguous:
-                    raise ValueError(f"{name}: expected a contiguous array")
-                if array.device != str(self.device):
-                    raise ValueError(f"{name}: expected one on {self.device}, got {array.device}")
-            elif not array.flags.writeable:
-                raise ValueError(f"{name}: expected an array that can be written")
+            on_gpu = isinstance(array, GpuArray)
+            if not (array.contiguous if on_gpu else array.flags.c_contiguous):
+                raise ValueError(
+                    f"{name}: expected a contiguous array, got one whose elements do not follow "
+                    "each other in memory"
+                )
+            if on_gpu and array.device != str(self.device):
+                raise ValueError(f"{name}: expected one on {self.device}, got {array.device}")
+            if not on_gpu and not array.flags.writeable:
+                raise ValueError(f"{name}: expected an array that can be written, got another")
         return LayerNormGrads(*arrays.values())
 
     def _expect(self, call: Call, *, bias_given: bool) -> None:
@@ -421,6 +479,22 @@ def _flat(argument: TensorType, rows: int) -> tuple[int, ...]:
     return tuple(rows if dim is None else dim for dim in argument.shape)
 
 
+def _three(out: object) -> LayerNormGrads:
+    """The caller's storage as gradients, if it is three of something."""
+    if isinstance(out, LayerNormGrads):
+        return out
+    if not isinstance(out, tuple | list) or len(out) != len(GRADIENTS):
+        raise TypeError(
+            f"out: expected LayerNormGrads or three arrays, got {type(out).__name__}"
+            + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
+        )
+    return LayerNormGrads(*out)
+
+
+def _memory(name: str, array: Array) -> Memory:
+    return Memory(name, array.__array_interface__["data"][0], array.nbytes)
+
+
 def _maker(
     framework: Framework,
     views: Mapping[str, Any],
@@ -428,18 +502,7 @@ def _maker(
 ) -> Callable[[Sequence[Any]], Any]:
     """What makes a gradient from the arguments of a call: like one of them, if one is alike."""
     for place, name in enumerate(_ARRAYS):
-        if views[name] is not None and (views[name].shape, views[name].dtype) == kind:
+        view = views[name]
+        if view is not None and view.contiguous and (view.shape, view.dtype) == kind:
             return lambda given: framework.empty_like(given[place])
     return lambda given: framework.empty(given[_INPUT], *kind)
-
-
-def _misaligned(spec: LayerNormSpec, addresses: Sequence[int]) -> str:
-    name = next(
-        argument.name
-        for argument, address in zip(spec.arguments, addresses, strict=False)
-        if not are_aligned([address])
-    )
-    return (
-        f"{name}: expected memory that begins at a multiple of {ACCESS_BYTES} bytes, got one that "
-        "would have to be copied"
-    )

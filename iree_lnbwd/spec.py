@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from iree_lnbwd.dtypes import DTYPES
 
 ENTRY = "layer_norm_backward"
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
+MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
+MOST_COLUMNS = 2**31 - 2**20
+_LONGEST_SHOWN = 200  # characters of a bad value in a message
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class LayerNormSpec:
         bias_dtype: Of ``grad_bias``; None means ``weight_dtype``.
         has_weight: False where the op has no weight: gamma is 1 and there is no ``grad_weight``.
         output_mask: Which of (``grad_input``, ``grad_weight``, ``grad_bias``) is computed.
-        rows: M where it is fixed; None leaves it dynamic.
+        rows: M where it is fixed, at least 1; None leaves it dynamic.
         recompute_eps: None where ``mean`` and ``rstd`` are arguments. A number where they are
             recomputed from ``input`` instead, with this eps added to the biased variance.
 
@@ -75,7 +81,7 @@ class LayerNormSpec:
             _check_dtype(field, getattr(self, field), required=field == "dtype")
         set_field(self, "output_mask", check_output_mask(self.output_mask))
         if not isinstance(self.has_weight, bool):
-            raise TypeError(f"has_weight: expected a bool, got {self.has_weight!r}")
+            raise TypeError(f"has_weight: expected a bool, got {_shown(self.has_weight)}")
         if not self.has_weight:
             if self.weight_dtype is not None:
                 raise ValueError(
@@ -88,8 +94,10 @@ class LayerNormSpec:
                 + ("" if self.has_weight else " (without a weight there is no grad_weight)")
             )
         if self.rows is not None:
-            if not _is_int(self.rows) or self.rows < 0:
-                raise ValueError(f"rows: expected an int >= 0 or None, got {self.rows!r}")
+            if not _is_int(self.rows) or not 1 <= self.rows <= MOST_ROWS:
+                raise ValueError(
+                    f"rows: expected None or an int from 1 to {MOST_ROWS}, got {_shown(self.rows)}"
+                )
             set_field(self, "rows", int(self.rows))
         if self.recompute_eps is not None:
             set_field(self, "recompute_eps", check_eps(self.recompute_eps))
@@ -221,25 +229,29 @@ def check_normalized_shape(shape: object) -> tuple[int, ...]:
             f"normalized_shape: expected an int or a sequence of ints, got {type(shape).__name__}"
         )
     checked = tuple(int(dim) for dim in dims if _is_int(dim) and int(dim) >= 1)  # type: ignore[call-overload]
+    if math.prod(checked) > MOST_COLUMNS:
+        raise ValueError(
+            f"normalized_shape: expected at most {MOST_COLUMNS} columns, got {_shown(shape)}"
+        )
     if not dims or len(checked) != len(dims):
-        raise ValueError(f"normalized_shape: expected one or more ints >= 1, got {shape!r}")
+        raise ValueError(f"normalized_shape: expected one or more ints >= 1, got {_shown(shape)}")
     return checked
 
 
 def check_output_mask(mask: object) -> tuple[bool, bool, bool]:
-    """``output_mask`` as a tuple of three bools."""
+    """``output_mask`` as a tuple of three bools; NumPy's bools are taken, too."""
     if (
         not isinstance(mask, tuple | list)
         or len(mask) != len(GRADIENTS)
-        or not all(isinstance(asked, bool) for asked in mask)
+        or not all(isinstance(asked, bool | np.bool_) for asked in mask)
     ):
-        raise ValueError(f"output_mask: expected three bools, got {mask!r}")
-    return (mask[0], mask[1], mask[2])
+        raise ValueError(f"output_mask: expected three bools, got {_shown(mask)}")
+    return (bool(mask[0]), bool(mask[1]), bool(mask[2]))
 
 
 def check_eps(eps: object) -> float:
-    """``eps`` as a finite float."""
-    if isinstance(eps, bool) or not isinstance(eps, int | float):
+    """``eps`` as a finite float; NumPy's numbers are taken, too."""
+    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
         raise TypeError(f"eps: expected a float, got {type(eps).__name__}")
     try:
         number = float(eps)
@@ -248,6 +260,12 @@ def check_eps(eps: object) -> float:
     if not math.isfinite(number):
         raise ValueError(f"eps: expected a finite number, got {number!r}")
     return number + 0.0  # -0.0 means 0.0
+
+
+def _shown(value: object) -> str:
+    """A value in a message: on one line, and not longer than one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _is_int(value: object) -> bool:
@@ -262,4 +280,4 @@ def _check_dtype(field: str, value: object, *, required: bool) -> None:
     if value is None and not required:
         return
     if not isinstance(value, str) or value not in DTYPES:
-        raise ValueError(f"{field}: expected one of {', '.join(DTYPES)}, got {value!r}")
+        raise ValueError(f"{field}: expected one of {', '.join(DTYPES)}, got {_shown(value)}")

@@ -71,9 +71,9 @@ class StreamCall:
         return None
 
 
-def are_aligned(addresses: Sequence[int]) -> bool:
-    """Whether kernels can use rows at these addresses."""
-    return functools.reduce(operator.or_, addresses, 0) % ACCESS_BYTES == 0
+def are_aligned(addresses: Sequence[int], alignment: int) -> bool:
+    """Whether all of them are multiples of that."""
+    return functools.reduce(operator.or_, addresses, 0) % alignment == 0
 
 
 class StreamModule:

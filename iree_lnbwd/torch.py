@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd import cache, functional, torch_native
+from iree_lnbwd import cache, functional, interop, torch_native
 from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
@@ -203,7 +203,7 @@ class _LayerNormFunction(torch.autograd.Function):
         else:
             run = (
                 _layer_norm_backward
-                if _is_plain(grad_output) and _is_plain(input)
+                if _are_plain(grad_output, input, mean, rstd, weight, bias)
                 else torch.ops.iree_lnbwd.layer_norm_backward.default
             )
             dx, dgamma, dbeta = run(
@@ -220,10 +220,13 @@ class _LayerNormFunction(torch.autograd.Function):
         return dx, None, dgamma, dbeta, None
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether nobody watches what is done with a tensor, so that the dispatcher can be spared."""
+def _are_plain(*tensors: Tensor | None) -> bool:
+    """Whether the dispatcher can be spared, for nobody watches what is done with these tensors."""
     return (
-        type(tensor) in (Tensor, nn.Parameter)
+        all(
+            tensor is None or (type(tensor) in (Tensor, nn.Parameter) and interop.is_plain(tensor))
+            for tensor in tensors
+        )
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._autograd._profiler_enabled()
@@ -302,11 +305,7 @@ def _layer_norm_backward(
         gradients = _empty_gradients(input, normalized_shape, weight, bias, asked)
         return tuple(None if g is None else g.zero_() for g in gradients)  # type: ignore[return-value]
     op = _loaded(tuple(normalized_shape), kinds, asked, None if mean is not None else eps)
-    tensors = (grad_output, input, mean, rstd, weight, bias)
-    try:
-        gradients = op(*tensors)
-    except ValueError:  # strides or an address that the module cannot use, if nothing worse
-        return op(*(_usable(tensor, op.alignment) for tensor in tensors))
+    gradients = op(grad_output, input, mean, rstd, weight, bias)
     if mean is not None and input.is_cuda and torch_native.load():
         torch_native.remember(
             torch_native.Kind(
@@ -322,13 +321,6 @@ def _layer_norm_backward(
             op,
         )
     return gradients
-
-
-def _usable(tensor: Tensor | None, alignment: int) -> Tensor | None:
-    """The tensor, or a copy where a module cannot use it where it is."""
-    if tensor is None or (tensor.is_contiguous() and not tensor.data_ptr() % alignment):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _empty_gradients(

@@ -315,8 +315,9 @@ std::optional<at::ScalarType> type_of(const OptionalTensor& tensor) {
   return tensor->scalar_type();
 }
 
+// Python copies what is not, and refuses what has no memory (any more).
 bool is_usable(const Tensor& tensor) {
-  return tensor.is_contiguous() &&
+  return tensor.is_contiguous() && tensor.const_data_ptr() != nullptr &&
          reinterpret_cast<int64_t>(tensor.const_data_ptr()) % kAccessBytes == 0;
 }
 

@@ -45,7 +45,7 @@ def values_of(manifest: Manifest) -> dict[str, Any]:
         {"target": "host", "host_cpu": "x86_64-0123456789ab"},
         {"flags": ()},
         {"flags": ('--with="quotes" and spaces', "--with=ünïcode")},
-        {"spec": LayerNormSpec((1,), rows=0, recompute_eps=1e-5)},
+        {"spec": LayerNormSpec((1,), rows=1, recompute_eps=1e-5)},
         {"package_version": "9.9.9"},
     ],
 )

@@ -22,7 +22,7 @@ SPECS = (
     LayerNormSpec((2, 3), "f64"),
     LayerNormSpec((1,), "f16", weight_dtype="f32", grad_output_dtype="bf16", bias_dtype="bf16"),
     LayerNormSpec((8,), rows=3),
-    LayerNormSpec((8,), rows=0),
+    LayerNormSpec((8,), rows=1),
     LayerNormSpec((8,), has_weight=False),
     LayerNormSpec((8,), recompute_eps=1e-5),
     LayerNormSpec(

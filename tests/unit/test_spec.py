@@ -37,7 +37,7 @@ _fields = st.fixed_dictionaries(
         "bias_dtype": st.sampled_from((None, *DTYPES)),
         "has_weight": st.booleans(),
         "output_mask": st.sampled_from(MASKS),
-        "rows": st.sampled_from((None, 0, 1, 11)),
+        "rows": st.sampled_from((None, 1, 2, 11)),
         "recompute_eps": st.sampled_from((None, 0.0, 1.0, 1e-5, 1e-12, 11.0)),
     }
 )
@@ -208,7 +208,10 @@ def test_fixed_rows_show_in_the_types() -> None:
             ValueError,
             r"output_mask: .* \(without a weight there is no grad_weight\)",
         ),
-        ({"rows": -1}, ValueError, "rows: expected an int >= 0 or None, got -1"),
+        ({"rows": -1}, ValueError, "rows: expected None or an int from 1 to .*, got -1"),
+        ({"rows": 0}, ValueError, "rows: expected None or an int from 1 to .*, got 0"),
+        ({"rows": 2**31}, ValueError, "rows: expected None or an int from 1 to .*, got 2147483648"),
+        ({"normalized_shape": (2**16, 2**15)}, ValueError, "normalized_shape: expected at most"),
         ({"rows": True}, ValueError, "rows: .* got True"),
         ({"rows": 2.5}, ValueError, "rows: .* got 2.5"),
         ({"recompute_eps": float("nan")}, ValueError, "eps: expected a finite number, got nan"),

@@ -1,0 +1,178 @@
+"""DLPack, by which any library gives an array away where it is.
+
+The structures are those of dlpack.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from iree_lnbwd.arguments import Array
+
+HOST_KINDS = (1, 3, 11)  # DLDeviceType: kDLCPU, kDLCUDAHost, kDLROCMHost
+GPU_DRIVERS = {2: "cuda", 10: "hip"}  # kDLCUDA, kDLROCM
+DEFAULT_STREAMS = {"cuda": 1, "hip": 0}  # the driver's handle of the default one, and DLPack's
+
+_DTYPES = {  # (DLDataTypeCode, bits)
+    (2, 16): np.dtype(np.float16),
+    (2, 32): np.dtype(np.float32),
+    (2, 64): np.dtype(np.float64),
+    (4, 16): np.dtype(ml_dtypes.bfloat16),
+}
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def place(name: str, array: Any) -> tuple[int, int]:
+    """DLPack's kind of device, and which of them.
+
+    Raises:
+        ValueError: The library does not say, naming the argument.
+    """
+    try:
+        kind, index = array.__dlpack_device__()
+    except Exception as error:  # whatever a library raises
+        raise ValueError(f"{name}: its library does not say where it is: {error}") from error
+    return int(kind), int(index)
+
+
+class _DType(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+class _DLTensor(ctypes.Structure):
+    """``DLTensor`` of dlpack.h, which a ``DLManagedTensor`` begins with."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+    @property
+    def address(self) -> int:
+        """Of its first element."""
+        return int(self.data or 0) + int(self.byte_offset)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any] | None:
+        """NumPy's type of its elements, where the op knows that."""
+        return _DTYPES.get((self.dtype.code, self.dtype.bits)) if self.dtype.lanes == 1 else None
+
+
+class _Versioned(ctypes.Structure):
+    """``DLManagedTensorVersioned``, of DLPack 1.0."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),  # read-only; a copy: then nothing is to be written there
+        ("tensor", _DLTensor),
+    )
+
+
+class Exported(NamedTuple):
+    """What a library gave away.
+
+    Attributes:
+        capsule: Keeps the array.
+        tensor: Where and what it is.
+        writable: What is written there is in the array; so it is where nothing was said.
+    """
+
+    capsule: object
+    tensor: _DLTensor
+    writable: bool
+
+
+def exported(name: str, array: Any) -> Exported:
+    """An array by DLPack. On a GPU, its work so far comes before that of the default stream.
+
+    Raises:
+        ValueError: The library does not give it away, naming the argument.
+    """
+    try:
+        stream = on_default_stream(array)
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0), **stream)
+        except TypeError:  # of a library that knows no version
+            capsule = array.__dlpack__(**stream)
+        if (address := _pointer(capsule, b"dltensor_versioned")) is not None:
+            managed = _Versioned.from_address(address)
+            return Exported(capsule, managed.tensor, writable=not managed.flags)
+        if (address := _pointer(capsule, b"dltensor")) is not None:
+            return Exported(capsule, _DLTensor.from_address(address), writable=True)
+    except Exception as error:  # whatever a library raises
+        raise ValueError(f"{name}: its library does not give it away: {error}") from error
+    raise ValueError(f"{name}: expected a DLPack capsule of it, got {type(capsule).__name__}")
+
+
+def on_default_stream(array: Any) -> dict[str, int]:
+    """What ``__dlpack__`` is told of the stream that its consumer uses: on a CPU, nothing."""
+    kind, _ = array.__dlpack_device__()
+    driver = GPU_DRIVERS.get(int(kind))
+    return {} if driver is None else {"stream": DEFAULT_STREAMS[driver]}
+
+
+def _pointer(capsule: object, name: bytes) -> int | None:
+    """What a capsule of that name points to; None where it has another."""
+    return _get_pointer(capsule, name) if _is_valid(capsule, name) else None
+
+
+def to_numpy(name: str, array: Any) -> Array:
+    """An array in the host's memory as NumPy's, without a copy.
+
+    NumPy's own ``from_dlpack`` knows no bf16.
+
+    Raises:
+        TypeError: Its element type is none that the op knows, naming the argument.
+        ValueError: The library does not give it away.
+    """
+    given = exported(name, array)
+    tensor, dtype = given.tensor, given.tensor.numpy_dtype
+    if dtype is None:
+        raise TypeError(
+            f"{name}: expected an element type of {', '.join(map(str, _DTYPES.values()))}, got "
+            f"{getattr(array, 'dtype', 'an unknown one')}"
+        )
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    steps = tensor.strides[: tensor.ndim] if tensor.strides else None
+    memory = _Memory(
+        {
+            "version": 3,
+            "data": (tensor.address, not given.writable),
+            "shape": shape,
+            "strides": None if steps is None else tuple(n * dtype.itemsize for n in steps),
+            "typestr": f"<u{dtype.itemsize}",
+        },
+        given,
+    )
+    return np.asarray(memory).view(dtype)
+
+
+class _Memory:
+    """Memory that NumPy's array keeps by this object."""
+
+    def __init__(self, interface: dict[str, Any], keeper: object) -> None:
+        self.__array_interface__ = interface
+        self._keeper = keeper
