@@ -641,7 +641,7 @@ def test_unwritable_cache_costs_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("IREE_LNBWD_CACHE", str(tmp_path / "file" / "cache"))
     spec = LayerNormSpec((11,), recompute_eps=0.5)  # which no other test has loaded
     arguments = random_arguments(random_generator(), spec, (3,), eps=0.5)
-    with pytest.warns(RuntimeWarning, match="compiled module not cached: output_dir: cannot write"):
+    with pytest.warns(RuntimeWarning, match="compiled module not cached: .*: Not a directory"):
         gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)
 
