@@ -48,8 +48,7 @@ def opened(root: Path, below: PurePath, *, make: bool = False) -> Iterator[int]:
         for name in (str(root), *below.parts):
             path /= name
             if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, _OURS_ALONE, dir_fd=folder)
+                _make_in(folder, name, path)
             folder = _open(name, path, folder, os.O_DIRECTORY)
             closing.callback(os.close, folder)
         assert folder is not None
@@ -107,6 +106,17 @@ def _temporary_in(place: Path) -> tempfile.TemporaryDirectory[str]:
         made.cleanup()
         raise
     return made
+
+
+def _make_in(folder: int | None, name: str, path: Path) -> None:
+    """A folder in one that is open, if it is not there."""
+    try:
+        os.mkdir(name, _OURS_ALONE, dir_fd=folder)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def _make(folder: Path) -> None:
