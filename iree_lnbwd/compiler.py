@@ -15,7 +15,7 @@ from iree_lnbwd.description import describe
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.extra_flags import check_extra_flags
-from iree_lnbwd.schedule import FewRows, Schedule, WholeTensors
+from iree_lnbwd.schedule import FewRows, Form, Schedule, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target
 
@@ -204,15 +204,18 @@ def _check_spec(spec: object) -> None:
         raise TypeError(f"spec: expected a LayerNormSpec, got {type(spec).__name__}")
 
 
-def _check_schedule(how: object, name: str = "how") -> None:
-    """A schedule, and one whose numbers are numbers."""
-    if not isinstance(how, Schedule | FewRows):
-        raise TypeError(f"{name}: expected a schedule or None, got {type(how).__name__}")
-    types: dict[str, Any] = get_type_hints(type(how))
-    for field in fields(how):
-        value, expected = getattr(how, field.name), types[field.name]
+def _check_schedule(how: object) -> None:
+    if not isinstance(how, Schedule):
+        raise TypeError(f"how: expected a schedule or None, got {type(how).__name__}")
+    _check_numbers("how", how)
+
+
+def _check_numbers(name: str, form: Form) -> None:
+    types: dict[str, Any] = get_type_hints(type(form))
+    for field in fields(form):
+        value, expected = getattr(form, field.name), types[field.name]
         if isinstance(value, FewRows):
-            _check_schedule(value, f"{name}.{field.name}")
+            _check_numbers(f"{name}.{field.name}", value)
         elif not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
             wanted = getattr(expected, "__name__", expected)
             raise TypeError(f"{name}.{field.name}: expected {wanted}, got {value!r}")
