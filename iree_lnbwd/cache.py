@@ -57,13 +57,14 @@ def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
         if unusable is None:
             raise
         raise CompileError(f"{error}; the cache is of no use: {unusable}") from error
-    try:
-        if unusable is not None:
-            raise unusable
+    if unusable is None:
         content = (vmfb, manifest.to_json().encode())
-        write(_entry(manifest), dict(zip(_names(spec, target), content, strict=True)))
-    except UnusableError as error:
-        notices.warn(f"compiled module not cached: {error}")
+        try:
+            write(_entry(manifest), dict(zip(_names(spec, target), content, strict=True)))
+        except UnusableError as error:
+            unusable = error
+    if unusable is not None:
+        notices.warn(f"compiled module not cached: {unusable}")
     return vmfb, manifest
 
 
@@ -83,11 +84,8 @@ def read(entry: PurePath, *names: str) -> tuple[bytes, ...] | None:
         raise _unusable(folders.why(error, root)) from error
 
 
-def write(entry: PurePath, files: Mapping[str, bytes]) -> Path:
-    """Files by their names, each of them whole or not there at all.
-
-    Returns:
-        Their folder.
+def write(entry: PurePath, files: Mapping[str, bytes]) -> None:
+    """Files of an entry by their names, each of them whole or not there at all.
 
     Raises:
         UnusableError: Somebody else can write there, or we cannot.
@@ -99,7 +97,6 @@ def write(entry: PurePath, files: Mapping[str, bytes]) -> Path:
                 artifact.write_atomically(root / entry / name, data)
     except OSError as error:
         raise _unusable(folders.why(error, root)) from error
-    return root / entry
 
 
 def directory() -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 _OURS_ALONE = 0o700
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR names no place
-_ROOM = 1 << 20  # bytes: more than a module and what comes before it take
+_ROOM = 1 << 18  # bytes: more than a module and what it is made of take
 
 
 def why(error: OSError, path: Path) -> str:

@@ -65,7 +65,7 @@ def load() -> bool:
 def _loaded() -> tuple[bool, cache.UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     version = (torch.__version__, str(torch.version.git_version))
-    key = "\n".join((_SOURCE.read_text(), *_FLAGS, *version))
+    key = "\n".join((_SOURCE.read_text(encoding="utf-8"), *_FLAGS, *version))
     entry = PurePath("torch", digest(key.encode())[:16])
     try:
         if (library := _kept(entry)) is not None:

@@ -397,13 +397,30 @@ def test_without_an_environment(path: str, digests: str) -> None:
     assert succeeded(python(COMPILE, shell=f'exec /usr/bin/env -i {given} "$@"')) == digests
 
 
-def test_where_nobody_waits_for_children(digests: str) -> None:
-    """As in servers that ignore SIGCHLD; a child that does, too, cannot wait for its linker."""
-    script = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-    assert succeeded(python(script + COMPILE)) == digests
+# As servers do: a child that ignores it, too, cannot wait for its linker. Or another thread waits.
+CHILDREN = {
+    "ignored": "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n",
+    "waited for": """
+import os, threading, time
+
+def wait():
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            time.sleep(0.001)
+
+threading.Thread(target=wait, daemon=True).start()
+""",
+}
 
 
-def test_an_error_where_nobody_waits_for_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("children", CHILDREN)
+def test_where_we_cannot_wait_for_children(children: str, digests: str) -> None:
+    assert succeeded(python(CHILDREN[children] + COMPILE)) == digests
+
+
+def test_an_error_where_we_cannot_wait_for_children(tmp_path: Path) -> None:
     script = """
 import signal, sys
 import iree_lnbwd as lnbwd
