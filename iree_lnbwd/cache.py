@@ -1,69 +1,167 @@
-"""Modules that were compiled before, on disk."""
+"""What was compiled before, on disk: code that this process will run.
+
+So only what nobody else can have put there is taken, and only what we would put there now.
+"""
 
 from __future__ import annotations
 
 import os
-import warnings
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path, PurePath
 
-from iree_lnbwd import artifact, compiler
+from iree_lnbwd import artifact, compiler, folders, notices
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 
+_VARIABLE = "IREE_LNBWD_CACHE"
+_ITSELF = PurePath()
+_KEY_LETTERS = 16
 
-def directory() -> Path:
-    """``$IREE_LNBWD_CACHE``, else ``iree-lnbwd`` in the user's cache folder."""
-    if named := os.environ.get("IREE_LNBWD_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iree-lnbwd"
+
+class UnusableError(Exception):
+    """There is no folder, it cannot be used, or others write to it. The message says what to do."""
 
 
 def find(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
-    """What `build` built before; None where there is nothing, or it is damaged."""
-    return _find(_path(spec, target), spec, target)
-
-
-def _find(path: Path, spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
+    """What `build` built before; None where there is nothing that can be used."""
     try:
-        vmfb, manifest = artifact.read(path)
-    except ArtifactError:
+        return _kept(spec, target)
+    except UnusableError:
         return None
-    if manifest is None or (manifest.spec, manifest.target) != (spec, target.name):
-        return None
-    return (vmfb, manifest) if manifest.host_cpu in (None, host_cpu()) else None
 
 
 def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
     """As `compiler.build`, once for each spec, target, compiler version, flags and IR.
 
-    A damaged entry is compiled again. A folder that cannot be written costs a warning, no more.
+    An entry that is damaged, or not what would be compiled now, is compiled again. Without a
+    compiler, what `compile` put into the folder itself is taken for its spec and target.
+
+    A folder that cannot be used costs a warning, no more: nothing is read from it or written to it.
+
+    Raises:
+        CompileError: The compiler is missing or failed.
     """
-    path = _path(spec, target)
-    if (found := _find(path, spec, target)) is not None:
-        return found
-    vmfb, manifest = compiler.build(spec, target)
+    unusable: UnusableError | None = None
     try:
-        artifact.write(path.parent, vmfb, manifest)
-    except ArtifactError as error:
-        warnings.warn(f"compiled module not cached: {error}", RuntimeWarning, stacklevel=2)
+        if (kept := _kept(spec, target)) is not None:
+            return kept
+    except UnusableError as error:
+        unusable = error
+    try:
+        vmfb, manifest = compiler.build(spec, target)
+    except CompileError as error:
+        if unusable is None:
+            raise
+        raise CompileError(f"{error}; the cache is of no use: {unusable}") from error
+    if unusable is None:
+        content = (vmfb, manifest.to_json().encode())
+        try:
+            write(_entry(manifest), dict(zip(_names(spec, target), content, strict=True)))
+        except UnusableError as error:
+            unusable = error
+    if unusable is not None:
+        notices.warn(f"compiled module not cached: {unusable}")
     return vmfb, manifest
 
 
-def _path(spec: LayerNormSpec, target: Target) -> Path:
-    name = f"{artifact.stem(spec, target.name)}.vmfb"
+def read(entry: PurePath, *names: str) -> tuple[bytes, ...] | None:
+    """Files of an entry, none of which somebody else can have written; None if one is missing.
+
+    Raises:
+        UnusableError: Somebody else can, or they cannot be read.
+    """
+    root = directory()
     try:
-        version = compiler.compiler_version()
-    except CompileError:
-        # No compiler, so no key: what `iree-lnbwd compile` put into the folder itself.
-        return directory() / name
-    key = "\n".join(
-        (
-            compiler.source_text(spec, target),
-            *compiler.flags(target),
-            version,
-        )
-    )
-    return directory() / artifact.digest(key.encode())[:16] / name
+        with folders.opened(root, entry) as folder:
+            return tuple(folders.read(folder, name, root / entry / name) for name in names)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(folders.why(error, root)) from error
+
+
+def write(entry: PurePath, files: Mapping[str, bytes]) -> None:
+    """Files of an entry by their names, each of them whole or not there at all.
+
+    Raises:
+        UnusableError: Somebody else can write there, or we cannot.
+    """
+    root = directory()
+    try:
+        with folders.opened(root, entry, make=True):
+            for name, data in files.items():
+                artifact.write_atomically(root / entry / name, data)
+    except OSError as error:
+        raise _unusable(folders.why(error, root)) from error
+
+
+def directory() -> Path:
+    """``$IREE_LNBWD_CACHE``, else ``iree-lnbwd`` in the user's cache folder.
+
+    Raises:
+        UnusableError: It is relative, or the user has no folder.
+    """
+    if named := os.environ.get(_VARIABLE):
+        return _absolute(_VARIABLE, named)
+    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not users.is_absolute():  # then it does not count, by XDG's rules
+        try:
+            home = os.environ["HOME"] if "HOME" in os.environ else str(Path.home())
+        except RuntimeError as error:
+            raise _unusable("HOME: expected an absolute path, got none") from error
+        users = _absolute("HOME", home) / ".cache"
+    return users / "iree-lnbwd"
+
+
+def _kept(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
+    try:
+        _, planned = compiler.plan(spec, target)
+    except CompileError:  # missing: then nothing says what would be compiled
+        return _put_there(spec, target)
+    files = read(_entry(planned), *_names(spec, target))
+    if files is None:
+        return None
+    vmfb, text = files
+    manifest = replace(planned, vmfb_sha256=artifact.digest(vmfb))
+    return (vmfb, manifest) if text == manifest.to_json().encode() else None
+
+
+def _put_there(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
+    """What `compile` put into the folder itself, where it fits."""
+    files = read(_ITSELF, *(names := _names(spec, target)))
+    if files is None:
+        return None
+    vmfb, text = files
+    try:
+        manifest = Manifest.from_json(text.decode(), path=directory() / names[1])
+    except (ArtifactError, UnicodeDecodeError):
+        return None
+    is_it = (spec, target.name, artifact.digest(vmfb))
+    if (manifest.spec, manifest.target, manifest.vmfb_sha256) != is_it:
+        return None
+    return (vmfb, manifest) if manifest.host_cpu in (None, host_cpu()) else None
+
+
+def _entry(manifest: Manifest) -> PurePath:
+    """By all that decides what the module is."""
+    planned = replace(manifest, vmfb_sha256="")
+    return PurePath(artifact.digest(planned.to_json().encode())[:_KEY_LETTERS])
+
+
+def _names(spec: LayerNormSpec, target: Target) -> tuple[str, str]:
+    stem = artifact.stem(spec, target.name)
+    return f"{stem}.vmfb", f"{stem}.json"
+
+
+def _absolute(variable: str, path: str) -> Path:
+    if not Path(path).is_absolute():
+        raise _unusable(f"{variable}: expected an absolute path, got {path!r}")
+    return Path(path)
+
+
+def _unusable(why: str) -> UnusableError:
+    return UnusableError(f"{why}; {_VARIABLE} can name a folder of your own")

@@ -1,23 +1,23 @@
-"""From a spec and a target to an artifact, by iree-compile. The only user of the compiler."""
+"""From a spec and a target to an artifact, by iree-compile."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
-from importlib import metadata
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, get_type_hints
 
-from iree_lnbwd import artifact, ir, schedule
+from iree_lnbwd import artifact, ir, iree_compile, schedule
 from iree_lnbwd.artifact import Artifact, Manifest
+from iree_lnbwd.description import describe
 from iree_lnbwd.devices import host_cpu
-from iree_lnbwd.errors import CompileError
-from iree_lnbwd.schedule import Schedule, WholeTensors
+from iree_lnbwd.errors import ArtifactError, CompileError
+from iree_lnbwd.extra_flags import check_extra_flags
+from iree_lnbwd.schedule import FewRows, Form, Schedule, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target
-
-_PACKAGE = "iree-base-compiler"
 
 # f64 data must stay f64.
 _COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false",)
@@ -45,12 +45,15 @@ def compile(
         The artifact; the same arguments give the same bytes.
 
     Raises:
-        ValueError: ``target`` is unknown, or the schedule is illegal for it and the spec.
+        TypeError: An argument is of another type.
+        ValueError: ``target`` is unknown, the schedule is illegal for it and the spec, or a flag
+            would make the module something else than the manifest says.
         CompileError: The compiler is missing or failed.
         ArtifactError: ``output_dir`` cannot be written.
     """
+    folder = _checked_folder(output_dir)
     vmfb, manifest = build(spec, find_target(target), how=how, extra_flags=extra_flags)
-    return artifact.write(Path(output_dir), vmfb, manifest)
+    return artifact.write(folder, vmfb, manifest)
 
 
 def build(
@@ -69,13 +72,31 @@ def build(
         extra_flags: Further flags for iree-compile.
 
     Raises:
-        ValueError: The schedule is illegal for the spec and the target.
+        TypeError: An argument is of another type.
+        ValueError: The schedule is illegal for the spec and the target, or a flag would make the
+            module something else than the manifest says.
         CompileError: The compiler is missing or failed.
     """
+    return build_planned(*plan(spec, target, how=how, extra_flags=extra_flags))
+
+
+def plan(
+    spec: LayerNormSpec,
+    target: Target,
+    *,
+    how: Schedule | None = None,
+    extra_flags: Sequence[str] = (),
+) -> tuple[str, Manifest]:
+    """What `build` compiles: the text, and the manifest less the module's SHA-256.
+
+    Raises:
+        TypeError, ValueError: As `build`.
+        CompileError: The compiler is missing.
+    """
+    _check_spec(spec)
     how = schedule.choose(spec, target) if how is None else how
     text = source_text(spec, target, how=how)
     all_flags = flags(target, extra_flags=extra_flags)
-    vmfb = _iree_compile(text, _INPUT_TYPE, all_flags, f"{spec.name} for {target.name}")
     manifest = Manifest(
         spec=spec,
         target=target.name,
@@ -83,10 +104,31 @@ def build(
         compiler_version=compiler_version(),
         flags=all_flags,
         ir_sha256=artifact.digest(text.encode()),
-        vmfb_sha256=artifact.digest(vmfb),
+        vmfb_sha256="",
         host_cpu=_host_cpu(target),
     )
-    return vmfb, manifest
+    return text, manifest
+
+
+def build_planned(text: str, manifest: Manifest) -> tuple[bytes, Manifest]:
+    """The module of a `plan`, and its whole manifest.
+
+    Raises:
+        CompileError: The compiler failed, or made something else than the manifest says.
+    """
+    what = f"{manifest.spec.name} for {manifest.target}"
+    vmfb = iree_compile.run(text, _INPUT_TYPE, manifest.flags, what)
+    try:
+        described = describe(vmfb, source="what iree-compile wrote")
+    except ArtifactError as error:
+        raise CompileError(f"compiling {what} failed: {error}") from error
+    made: dict[str, object] = {**described._asdict(), "target": described.target.name}
+    for name in ("spec", "target", "schedule", "host_cpu"):
+        if made[name] != (asked := getattr(manifest, name)):
+            raise CompileError(
+                f"compiling {what} made another module: its {name} is {made[name]}, not {asked}"
+            )
+    return vmfb, replace(manifest, vmfb_sha256=artifact.digest(vmfb))
 
 
 def build_oracle(spec: LayerNormSpec, target: Target) -> bytes:
@@ -99,15 +141,18 @@ def build_oracle(spec: LayerNormSpec, target: Target) -> bytes:
         raise ValueError("rows: expected a fixed number for StableHLO, got None")
     oracle = (read_ir(ir.STABLEHLO),)
     text = ir.module(oracle, spec, target, WholeTensors(), host_cpu=_host_cpu(target))
-    return _iree_compile(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
+    return iree_compile.run(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
 
 def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = None) -> str:
     """The MLIR text that iree-compile is given.
 
     Raises:
+        TypeError: The schedule is none.
         ValueError: The schedule is illegal for the spec and the target.
     """
+    if how is not None:
+        _check_schedule(how)
     how = schedule.choose(spec, target) if how is None else how
     if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
         raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
@@ -119,24 +164,17 @@ def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]
     """What iree-compile is given besides the text.
 
     Raises:
-        TypeError: ``extra_flags`` is a single string, whose letters would be taken for flags.
+        TypeError, ValueError: As `check_extra_flags`.
     """
-    if isinstance(extra_flags, str):
-        raise TypeError(f"extra_flags: expected a sequence of strings, got {extra_flags!r}")
-    return (*target.flags, *_COMMON_FLAGS, *extra_flags)
+    return (*target.flags, *_COMMON_FLAGS, *check_extra_flags(extra_flags))
 
 
 def command_line(spec: LayerNormSpec, target: Target, *, extra_flags: Sequence[str] = ()) -> str:
     """A shell command that compiles the text of `source_text`, given on its standard input."""
-    words = (
-        "iree-compile",
-        "-",
-        f"--iree-input-type={_INPUT_TYPE}",
-        *flags(target, extra_flags=extra_flags),
-        "-o",
-        f"{artifact.stem(spec, target.name)}.vmfb",
+    output = f"{artifact.stem(spec, target.name)}.vmfb"
+    return shlex.join(
+        iree_compile.words(_INPUT_TYPE, flags(target, extra_flags=extra_flags), output)
     )
-    return shlex.join(words)
 
 
 def read_ir(name: str) -> str:
@@ -149,42 +187,48 @@ def read_ir(name: str) -> str:
 
 
 def compiler_version() -> str:
-    """Of the installed iree-base-compiler.
+    """Of the compiler that `build` uses.
 
     Raises:
         CompileError: It is not installed.
     """
-    try:
-        return metadata.version(_PACKAGE)
-    except metadata.PackageNotFoundError as error:
-        raise CompileError(f"compiling needs {_PACKAGE}, which is not installed") from error
+    return iree_compile.version()
 
 
 def _host_cpu(target: Target) -> str | None:
     return host_cpu() if target.is_this_cpu else None
 
 
-def _iree_compile(text: str, input_type: str, all_flags: Sequence[str], what: str) -> bytes:
-    try:
-        from iree.compiler.tools import CompilerToolError, compile_str
-    except ImportError as error:
-        raise CompileError(
-            f"compiling needs {_PACKAGE}, which is not installed; loading and running compiled "
-            "modules does not"
-        ) from error
-    try:
-        vmfb: bytes = compile_str(text, input_type=input_type, extra_args=list(all_flags))
-    except CompilerToolError as error:
-        raise CompileError(f"compiling {what} failed: {_first_errors(str(error))}") from error
-    return vmfb
+def _check_spec(spec: object) -> None:
+    if not isinstance(spec, LayerNormSpec):
+        raise TypeError(f"spec: expected a LayerNormSpec, got {type(spec).__name__}")
 
 
-def _first_errors(diagnostics: str) -> str:
-    """iree-compile's own words, without the IR dump and the command that come after them."""
-    said = [
-        line
-        for line in diagnostics.splitlines()
-        if "error:" in line or line.startswith("iree-compile: ")
-    ]
-    code = re.search(r"Error code: (-?\d+)", diagnostics)
-    return "; ".join(said[:3]) or f"iree-compile ended with {code[1] if code else 'no'} code"
+def _check_schedule(how: object) -> None:
+    if not isinstance(how, Schedule):
+        raise TypeError(f"how: expected a schedule or None, got {type(how).__name__}")
+    _check_numbers("how", how)
+
+
+def _check_numbers(name: str, form: Form) -> None:
+    types: dict[str, Any] = get_type_hints(type(form))
+    for field in fields(form):
+        value, expected = getattr(form, field.name), types[field.name]
+        if isinstance(value, FewRows):
+            _check_numbers(f"{name}.{field.name}", value)
+        elif not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
+            wanted = getattr(expected, "__name__", expected)
+            raise TypeError(f"{name}.{field.name}: expected {wanted}, got {value!r}")
+
+
+def _checked_folder(output_dir: object) -> Path:
+    try:
+        folder = Path(output_dir)  # type: ignore[arg-type]
+        usable = b"\0" not in os.fsencode(folder)
+    except TypeError as error:
+        raise TypeError(f"output_dir: expected a path, got {output_dir!r}") from error
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise ValueError(f"output_dir: expected a path, got {output_dir!r}")
+    return folder

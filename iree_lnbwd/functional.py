@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from iree_lnbwd import interop, runtime
 from iree_lnbwd.arguments import DEFAULT_EPS, LayerNormGrads, bind
@@ -13,6 +16,12 @@ from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.spec import LayerNormSpec
 
 _LOADED_MODULES = 64
+
+_Key = tuple[LayerNormSpec, DeviceUri]
+_loading: dict[_Key, threading.RLock] = {}
+_alive: WeakValueDictionary[_Key, LayerNormBackward] = WeakValueDictionary()
+# A thread that loads is not there in a forked process, and never gives its lock back.
+os.register_at_fork(after_in_child=_loading.clear)
 
 
 def layer_norm_backward(
@@ -86,8 +95,15 @@ def layer_norm_backward(
 
 @functools.lru_cache(maxsize=_LOADED_MODULES)
 def loaded(spec: LayerNormSpec, uri: DeviceUri) -> LayerNormBackward:
-    """The module for a spec on a device: from memory, the cache on disk, or the compiler."""
+    """The module for a spec on a device: from memory, the cache on disk, or the compiler.
+
+    Threads that need the same one wait for the first of them; where that one fails, the next tries.
+    """
     from iree_lnbwd import cache  # the compiler is not needed to import the package
 
-    vmfb, _ = cache.build(spec, target_of(uri))
-    return runtime.load_built(vmfb, str(uri))
+    key = (spec, uri)
+    with _loading.setdefault(key, threading.RLock()):
+        if (op := _alive.get(key)) is None:
+            vmfb, _ = cache.build(spec, target_of(uri))
+            op = _alive[key] = runtime.load_built(vmfb, str(uri))
+        return op

@@ -8,16 +8,19 @@ same, and cost the host more.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import io
 import logging
-import tempfile
+import sys
 import threading
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import torch
 
-from iree_lnbwd import cache
+from iree_lnbwd import cache, folders, notices
 from iree_lnbwd.artifact import digest
 from iree_lnbwd.gpu_driver import Graph
 from iree_lnbwd.runtime import LayerNormBackward
@@ -25,6 +28,8 @@ from iree_lnbwd.spec import GRADIENTS
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = ("-O2",)
+_LIBRARY = "iree_lnbwd_torch.so"
+_DIGEST = f"{_LIBRARY}.sha256"
 # The C++ names of a call's pointers, before those of its scratch.
 _POINTERS = ("grad_output", "input", "mean", "rstd", "weight", *GRADIENTS)
 # The fields of Driver in C++, which is given no more of them than a call takes.
@@ -36,7 +41,7 @@ _log = logging.getLogger(__name__)
 _remembered: set[Kind] = set()
 _modules: set[LayerNormBackward] = set()  # whose kernels C++ may launch
 _graphs: dict[Graph, Graph] = {}  # by the one that `LayerNormBackward` uses for the same kernels
-_remembering = threading.Lock()
+_loading, _remembering = threading.Lock(), threading.Lock()
 
 
 @functools.cache
@@ -44,40 +49,80 @@ def load() -> bool:
     """Loads the C++ operators, which from then on run in place of the Python ones.
 
     The first time on a machine they are compiled, which takes ten to twenty seconds, is logged and
-    is kept in the cache on disk.
+    is kept in the cache on disk. A cache that cannot be used costs a warning, and that time again.
 
     Returns:
         Whether they are there. If not, a warning was logged that says why.
     """
+    with _loading:  # the first to come loads them, the others wait
+        are_there, not_kept = _loaded()
+    if not_kept is not None:
+        notices.warn(f"compiled operators not cached: {not_kept}")
+    return are_there
+
+
+@functools.cache
+def _loaded() -> tuple[bool, cache.UnusableError | None]:
+    """Whether the operators are there, and why they were not kept."""
     version = (torch.__version__, str(torch.version.git_version))
-    key = "\n".join((_SOURCE.read_text(), *_FLAGS, *version))
-    library = cache.directory() / "torch" / digest(key.encode())[:16] / "iree_lnbwd_torch.so"
+    key = "\n".join((_SOURCE.read_text(encoding="utf-8"), *_FLAGS, *version))
+    entry = PurePath("torch", digest(key.encode())[:16])
     try:
-        if library.exists():
+        if (library := _kept(entry)) is not None:
             torch.ops.load_library(library)
-        else:
-            _log.warning("compiling %s for PyTorch %s", _SOURCE.name, torch.__version__)
-            _build_and_load(library)
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        _log.warning("the operators run in Python, for those in C++ cannot be had: %s", error)
-        return False
-    return True
+            return True, None
+        notices.log(_log, "compiling %s for PyTorch %s", _SOURCE.name, torch.__version__)
+        content = _build_and_load()
+    except Exception as error:  # whatever tools that are not ours fail with
+        message = "the operators run in Python, for those in C++ cannot be had: %s"
+        notices.log(_log, message, error)
+        return False, None
+    try:
+        cache.write(entry, {_LIBRARY: content, _DIGEST: digest(content).encode()})
+    except cache.UnusableError as error:
+        return True, error
+    return True, None
 
 
-def _build_and_load(library: Path) -> None:
+def _kept(entry: PurePath) -> Path | None:
+    """The library that was built before, as it was then; a damaged one would end the process."""
+    try:
+        files = cache.read(entry, _LIBRARY, _DIGEST)
+    except cache.UnusableError:
+        return None
+    if files is None or digest(files[0]).encode() != files[1]:
+        return None
+    return cache.directory() / entry / _LIBRARY
+
+
+def _build_and_load() -> bytes:
+    """Builds the operators where nobody else can write, loads them, and returns the library."""
     from torch.utils import cpp_extension  # takes setuptools, which only this needs
 
-    library.parent.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own: processes that build it at the same time do not meet.
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with folders.temporary() as folder, _standard_streams():
         cpp_extension.load(
-            library.stem,
+            Path(_LIBRARY).stem,
             [str(_SOURCE)],
             extra_cflags=list(_FLAGS),
             build_directory=folder,
             is_python_module=False,
         )
-        (Path(folder) / library.name).replace(library)
+        return (Path(folder) / _LIBRARY).read_bytes()
+
+
+@contextlib.contextmanager
+def _standard_streams() -> Iterator[None]:
+    """PyTorch flushes them before a build, also where they are closed, as in daemons."""
+    with contextlib.ExitStack() as stack:
+        if _is_closed(sys.stdout):
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        if _is_closed(sys.stderr):
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        yield
+
+
+def _is_closed(stream: object) -> bool:
+    return stream is None or bool(getattr(stream, "closed", False))
 
 
 class Kind(NamedTuple):

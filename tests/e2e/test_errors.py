@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from iree_lnbwd import (
     compiler,
     runtime,
 )
+from iree_lnbwd.schedule import FewRows, OnePass, RowBlocks, WholeTensors
 from iree_lnbwd.targets import find_target
 
 COMMAND = Path(sys.executable).parent / "iree-lnbwd"
@@ -253,6 +255,84 @@ def test_bad_argument_of_a_special_module(
     op = lnbwd.load(lnbwd.compile(spec, "generic", tmp_path).path)
     with pytest.raises(ValueError, match=said):
         op(ones(3, 8), ones(3, 8), ones(3), ones(3), **arguments)
+
+
+# --- what is compiled ------------------------------------------------------------------------
+
+GPU: Any = OnePass(1, 1, 1, 8)
+few_rows: Any = FewRows  # what follows shall not pass the type checker
+row_blocks: Any = RowBlocks
+whole_tensors: Any = WholeTensors
+BAD_COMPILATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"spec": None}, TypeError, "spec: expected a LayerNormSpec, got NoneType"),
+    ({"spec": (8,)}, TypeError, "spec: expected a LayerNormSpec, got tuple"),
+    ({"spec": LayerNormSpec}, TypeError, "spec: expected a LayerNormSpec, got type"),
+    ({"target": None}, TypeError, "target: expected a string, got NoneType"),
+    ({"target": find_target("generic")}, TypeError, "target: expected a string, got Target"),
+    ({"target": b"generic"}, TypeError, "target: expected a string, got bytes"),
+    ({"target": ""}, ValueError, "target: expected one of host, .*, got ''"),
+    ({"output_dir": None}, TypeError, "output_dir: expected a path, got None"),
+    ({"output_dir": 5}, TypeError, "output_dir: expected a path, got 5"),
+    ({"output_dir": b"out"}, TypeError, "output_dir: expected a path, got b'out'"),
+    ({"output_dir": ["out"]}, TypeError, r"output_dir: expected a path, got \['out'\]"),
+    ({"output_dir": "a\0b"}, ValueError, r"output_dir: expected a path, got 'a\\x00b'"),
+    ({"output_dir": "\ud800"}, ValueError, r"output_dir: expected a path, got '\\ud800'"),
+    ({"output_dir": "x" * 5000}, ArtifactError, "output_dir: cannot write to x*: .* name too long"),
+    ({"how": "best"}, TypeError, "how: expected a schedule or None, got str"),
+    ({"how": OnePass}, TypeError, "how: expected a schedule or None, got type"),
+    ({"how": 5}, TypeError, "how: expected a schedule or None, got int"),
+    ({"how": few_rows(1, 1, 32, 1)}, TypeError, "how: expected a schedule or None, got FewRows"),
+    ({"how": whole_tensors(5)}, TypeError, "how.reason: expected str, got 5"),
+    ({"how": row_blocks("1", 1, 1)}, TypeError, "how.workgroups: expected int, got '1'"),
+    ({"how": row_blocks(1, 1.5, 1)}, TypeError, r"how.block: expected int, got 1\.5"),
+    ({"how": row_blocks(1, 1, None)}, TypeError, "how.vector: expected int, got None"),
+    ({"how": row_blocks(1, 1, True)}, TypeError, "how.vector: expected int, got True"),
+    ({"how": replace(GPU, rereads=1)}, TypeError, "how.rereads: expected bool, got 1"),
+    ({"how": replace(GPU, few_rows=1)}, TypeError, "how.few_rows: expected .*FewRows.*, got 1"),
+    (
+        {"how": replace(GPU, few_rows=few_rows(1, 1, "32", 1))},
+        TypeError,
+        "how.few_rows.tile: expected int, got '32'",
+    ),
+    ({"how": GPU}, ValueError, "schedule: illegal for .* on generic: .* need a GPU; got OnePass"),
+    ({"how": row_blocks(0, 1, 1)}, ValueError, "schedule: illegal .*: a number below 1; got Row"),
+    ({"extra_flags": None}, TypeError, "extra_flags: expected a sequence of strings, got None"),
+    ({"extra_flags": 5}, TypeError, "extra_flags: expected a sequence of strings, got 5"),
+    ({"extra_flags": [1]}, TypeError, "extra_flags: expected a sequence of strings, got 1 in it"),
+    ({"extra_flags": b"x"}, TypeError, "extra_flags: expected a sequence of strings, got b'x'"),
+    ({"extra_flags": "--x"}, TypeError, "extra_flags: expected a sequence of strings, got '--x'"),
+    *(
+        ({"extra_flags": [flag]}, ValueError, f"extra_flags: expected .*, got '{flag}'")
+        for flag in (
+            *("-o", "-o=x", "--compile-to=input", "--compile-from=vm", "--help", "--version"),
+            *("--output-format=vm-c", "--iree-vm-bytecode-module-output-format=flatbuffer-text"),
+            *("--iree-input-type=auto", "x.mlir", "@x", "-", "--", ""),
+            *("--mlir-pass-pipeline-crash-reproducer=x", "--iree-hal-target-device=cuda"),
+            *("--iree-llvmcpu-target-cpu=host", "--iree-rocm-target=gfx942"),
+        )
+    ),
+    (
+        {"extra_flags": ["--iree-vm-emit-polyglot-zip=false"]},  # which no list knows of
+        CompileError,
+        "compiling .* for generic failed: what iree-compile wrote: truncated, altered or not a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "said"), BAD_COMPILATIONS)
+def test_bad_argument_of_compile(
+    wrong: dict[str, Any],
+    error: type[Exception],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good: dict[str, Any] = {"spec": SPEC, "target": "generic", "output_dir": "out"}
+    with pytest.raises(error, match=f"^{said}") as caught:
+        lnbwd.compile(**(good | wrong))
+    one_line(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 # --- targets and devices ---------------------------------------------------------------------
@@ -503,11 +583,16 @@ def children(pid: int) -> list[int]:
     return [int(word) for text in listed for word in text.split()]
 
 
-def start_compiling(folder: Path) -> subprocess.Popen[str]:
+def start_compiling(folder: Path, temporary: Path) -> subprocess.Popen[str]:
     """The command, at the moment when iree-compile has begun."""
     words = [str(COMMAND), "compile", "--normalized-shape=4096", "--dtype=bf16", f"-o{folder}"]
     command = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     deadline = time.monotonic() + 30
     while not children(command.pid):
@@ -518,31 +603,33 @@ def start_compiling(folder: Path) -> subprocess.Popen[str]:
 
 
 def test_interrupted_compile(tmp_path: Path) -> None:
-    command = start_compiling(tmp_path / "out")
+    command = start_compiling(tmp_path / "out", tmp_path)
     command.send_signal(signal.SIGINT)
     said, complaint = command.communicate(timeout=60)
     assert (command.returncode, said, complaint) == (130, "", "iree-lnbwd: interrupted\n")
-    assert not list(tmp_path.rglob("*.*"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_interrupted_with_everything_it_started(tmp_path: Path) -> None:
     """As Ctrl-C in a terminal does."""
-    command = start_compiling(tmp_path / "out")
+    command = start_compiling(tmp_path / "out", tmp_path)
     os.killpg(command.pid, signal.SIGINT)
     said, complaint = command.communicate(timeout=60)
     assert said == ""
     assert command.returncode in (2, 130)
     assert re.fullmatch(r"iree-lnbwd: [^\n]+\n", complaint), complaint
-    assert not list(tmp_path.rglob("*.*"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_compile(how: signal.Signals, tmp_path: Path) -> None:
-    command = start_compiling(tmp_path / "out")
+def test_killed_compile(
+    how: signal.Signals, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    command = start_compiling(tmp_path / "out", tmp_path_factory.mktemp("temporary"))
     os.killpg(command.pid, how)
     command.communicate(timeout=60)
     assert command.returncode == -how
-    assert not list(tmp_path.rglob("*.*"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_killed_at_any_time_nothing_is_incomplete(tmp_path: Path) -> None:
@@ -641,7 +728,7 @@ def test_unwritable_cache_costs_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("IREE_LNBWD_CACHE", str(tmp_path / "file" / "cache"))
     spec = LayerNormSpec((11,), recompute_eps=0.5)  # which no other test has loaded
     arguments = random_arguments(random_generator(), spec, (3,), eps=0.5)
-    with pytest.warns(RuntimeWarning, match="compiled module not cached: output_dir: cannot write"):
+    with pytest.warns(RuntimeWarning, match="compiled module not cached: .*: Not a directory"):
         gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)
 
@@ -736,6 +823,19 @@ def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_pat
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == python(CALL + call).stdout
 
+    tmp_path.chmod(0o777)
+    refused = python_with(runtime_only, CALL + call, **environment)
+    assert refused.returncode == 1
+    assert re.search(
+        "CompileError: compiling needs iree-base-compiler, which is not installed; the cache is of "
+        rf"no use: {tmp_path}: others can write to it, its mode is 0777 \(chmod go-w {tmp_path}\); "
+        r"IREE_LNBWD_CACHE can name a folder of your own\n\Z",
+        refused.stderr,
+    )
+    tmp_path.chmod(0o755)
+    assert python_with(runtime_only, CALL + call, **environment).returncode == 0
+
     manifest = made.manifest_path.read_text(encoding="utf-8")
-    made.manifest_path.write_text(manifest.replace("host", "generic"), encoding="utf-8")
-    assert python_with(runtime_only, CALL + call, **environment).returncode == 1
+    for other in (manifest.replace("host", "generic"), "{", "\ud800"):
+        made.manifest_path.write_text(other, encoding="utf-8", errors="surrogatepass")
+        assert python_with(runtime_only, CALL + call, **environment).returncode == 1

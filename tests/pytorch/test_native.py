@@ -6,7 +6,10 @@ wherever there is a GPU.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +21,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch_support import random_operands
 
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import LayerNormSpec, artifact
 
 WITHOUT_COMPILER = """
 import logging, torch
@@ -30,6 +33,53 @@ x = torch.ones(2, 8, requires_grad=True)
 layer_norm(x, 8).backward(torch.ones(2, 8))
 print(x.grad.abs().max().item())
 """
+
+# Builds them by four threads, without standard streams, where everybody can write; then keeps what
+# was built where only we can. Says what came of it and how often they were built.
+BUILD = """
+import json, os, sys, threading, warnings
+os.umask(0)
+from pathlib import Path
+try:
+    from iree_lnbwd import torch_native
+
+    folder, build, built, came = Path(os.environ["IREE_LNBWD_CACHE"]), None, [], []
+
+    def once():
+        if not built:
+            built.append(build())
+        builds.append(1)
+        return built[0]
+
+    builds, build, torch_native._build_and_load = [], torch_native._build_and_load, once
+    for mode in (0o777, 0o700):
+        folder.chmod(mode)
+        torch_native.load.cache_clear()
+        torch_native._loaded.cache_clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            threads = [
+                threading.Thread(target=lambda: came.append(torch_native.load())) for _ in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        said = [str(w.message) for w in caught if w.category is RuntimeWarning]
+        came += [len(builds), sorted(set(said)), sum(p.is_file() for p in folder.rglob("*"))]
+except BaseException as error:
+    came = repr(error)
+Path(sys.argv[1]).write_text(json.dumps(came))
+"""
+
+LOAD = """
+import logging
+logging.basicConfig(format="%(message)s")
+from iree_lnbwd import torch_native
+print(torch_native.load())
+"""
+
+PLANTED = '__attribute__((constructor)) void f() { fclose(fopen(getenv("PLANTED"), "w")); }'
 
 CALL: dict[str, Any] = {
     "device": torch.device("cpu"),
@@ -50,13 +100,96 @@ CALL: dict[str, Any] = {
 
 
 def test_without_a_compiler_they_stay_in_python(tmp_path: Path) -> None:
-    environment = {**os.environ, "CXX": "no-such-compiler", "IREE_LNBWD_CACHE": str(tmp_path)}
+    (tmp_path / "temporary").mkdir()
+    environment = {
+        **os.environ,
+        "CXX": "no-such-compiler",
+        "IREE_LNBWD_CACHE": str(tmp_path / "cache"),
+        "TMPDIR": str(tmp_path / "temporary"),
+    }
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT_COMPILER], env=environment, capture_output=True, text=True
     )
     assert ended.stdout.split() == ["False", "0.0"], ended.stderr
     assert "the operators run in Python, for those in C++ cannot be had: " in ended.stderr
-    assert not list((tmp_path / "torch").rglob("*.so"))
+    assert not (tmp_path / "cache" / "torch").exists()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the operators."""
+    if shutil.which(os.environ.get("CXX", "c++")) is None or shutil.which("ninja") is None:
+        pytest.skip("no C++ compiler or no ninja on PATH")
+    folder = tmp_path_factory.mktemp("operators")
+    cache = folder / "cache"
+    cache.mkdir()
+    shell = 'exec "$@" <&- >&- 2>&-'
+    words = ["/bin/sh", "-c", shell, "sh", sys.executable, "-c", BUILD, str(folder / "came")]
+    environment = {**os.environ, "IREE_LNBWD_CACHE": str(cache)}
+    assert subprocess.run(words, env=environment, check=False).returncode == 0
+    refused, kept = [True] * 4, [True] * 4
+    said = (
+        f"compiled operators not cached: {cache}: others can write to it, its mode is 0777 "
+        f"(chmod go-w {cache}); IREE_LNBWD_CACHE can name a folder of your own"
+    )
+    came = json.loads((folder / "came").read_text())
+    assert came == [*refused, 1, [said], 0, *kept, 2, [], 2]
+    assert not any(path.stat().st_mode & 0o022 for path in cache.rglob("*"))
+    made = [path for path in cache.rglob("*") if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
+    return cache
+
+
+def loaded_without_a_compiler(cache: Path, **variables: str) -> bool:
+    """Whether they were there. The process must not end of it."""
+    variables |= {"CXX": "no-such-compiler", "IREE_LNBWD_CACHE": str(cache)}
+    ended = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout == "True\n"
+
+
+def test_they_are_built_once(built: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
+    assert loaded_without_a_compiler(built)
+    assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
+
+
+@pytest.mark.parametrize("size", [0, 1000, -1])
+def test_a_damaged_library_is_not_loaded(size: int, built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built, tmp_path / "cache")
+    (library,) = tmp_path.rglob("*.so")
+    os.truncate(library, size if size >= 0 else library.stat().st_size - 1)
+    assert not loaded_without_a_compiler(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("which", ["nobody", "cache", "torch", "entry", "library", "digest"])
+def test_a_library_that_others_can_have_planted_is_not_loaded(
+    which: str, built: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(built, cache)
+    (library,) = cache.rglob("*.so")
+    (digest,) = cache.rglob("*.sha256")
+    source = tmp_path / "planted.c"
+    source.write_text(f"#include <stdio.h>\n#include <stdlib.h>\n{PLANTED}\n")
+    compiler = os.environ.get("CC", "cc")
+    if shutil.which(compiler) is None:
+        pytest.skip("no C compiler on PATH")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    digest.write_text(artifact.digest(library.read_bytes()))
+    what = {"cache": cache, "torch": cache / "torch", "entry": library.parent}
+    what |= {"library": library, "digest": digest}
+    if which in what:
+        what[which].chmod(0o777)
+    loaded = loaded_without_a_compiler(cache, PLANTED=str(tmp_path / "it ran"))
+    assert (tmp_path / "it ran").exists() == loaded == (which == "nobody")
 
 
 @pytest.mark.parametrize(

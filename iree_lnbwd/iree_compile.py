@@ -1,0 +1,152 @@
+"""iree-compile, as a process of its own. The only user of the compiler.
+
+It runs its linker through a shell, and both write to files whose names can be guessed. So it gets a
+folder for us alone, whose path no shell takes apart, and finds the linker there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from iree_lnbwd import folders, notices
+from iree_lnbwd.errors import CompileError
+
+_PACKAGE = "iree-base-compiler"
+_ABSENT = f"compiling needs {_PACKAGE}, which is not installed"
+# What would have it load other code, or link otherwise than the manifest says.
+_NOT_HANDED_ON = ("IREE_LOAD_", "IREE_LLVM_", "LLD_")
+_LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
+# What ends at once unless it is waited for, and what Python has ignored since it started.
+_SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+# iree-compile's own words and LLVM's, without the IR and the stack that come after them.
+_TELLING = re.compile(r"(?i:\berror\b)|^iree-compile: |^Linking failed|\bAssertion\b")
+_VERSION = re.compile(r"compiler version (\S+(?: @ \w+)?)")
+_MOST_LINES, _MOST_LETTERS = 3, 300
+
+
+def version() -> str:
+    """Of the installed iree-base-compiler; where IREE is told to use another one, what that says.
+
+    Raises:
+        CompileError: It is not installed.
+    """
+    try:
+        installed = metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError as error:
+        raise CompileError(_ABSENT) from error
+    if not os.environ.get("IREE_TOOL_PATH"):
+        return installed
+    try:
+        command = (_tool("iree-compile"), "--version")
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        raise CompileError(f"IREE_TOOL_PATH: {folders.why(error, Path(command[0]))}") from error
+    match = _VERSION.search(said.stdout.decode(errors="replace"))
+    if match is None:
+        raise CompileError(f"IREE_TOOL_PATH: {command[0]} does not say which version it is")
+    return match[1]
+
+
+def words(input_type: str, flags: Sequence[str], output: str) -> tuple[str, ...]:
+    """The command that compiles the text on its standard input."""
+    return ("iree-compile", "-", f"--iree-input-type={input_type}", "-o", output, *flags)
+
+
+def run(text: str, input_type: str, flags: Sequence[str], what: str) -> bytes:
+    """What iree-compile makes of a text.
+
+    Args:
+        text: MLIR.
+        input_type: Of which dialects.
+        flags: Beside those.
+        what: What that is, for messages.
+
+    Raises:
+        CompileError: The compiler is missing, failed, or had nowhere to work.
+    """
+    tool, linker = _tool("iree-compile"), _tool("iree-lld")
+    try:
+        with folders.temporary() as name:
+            folder = Path(name)
+            source, output, said = (folder / f"module.{end}" for end in ("mlir", "vmfb", "txt"))
+            source.write_bytes(text.encode())
+            (folder / "iree-lld").symlink_to(linker)
+            handed_on = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_HANDED_ON)}
+            environment = {**handed_on, "TMPDIR": name, _LINKER: str(folder / "iree-lld")}
+            command = (tool, *words(input_type, flags, str(output))[1:])
+            ended = _ended(command, environment, source, said)
+            remarks = said.read_text(encoding="utf-8", errors="replace")
+            if ended or not output.exists():
+                raise CompileError(f"compiling {what} failed: {_failure(ended, remarks)}")
+            vmfb = output.read_bytes()
+    except OSError as error:
+        raise CompileError(f"compiling {what} failed: {folders.why(error, Path(tool))}") from error
+    notices.show(remarks)
+    return vmfb
+
+
+def _tool(name: str) -> str:
+    try:
+        from iree.compiler.tools import binaries
+
+        return str(Path(binaries.find_tool(name)).resolve())
+    except ImportError as error:
+        raise CompileError(
+            f"{_ABSENT}; loading and running compiled modules does not need it"
+        ) from error
+    except ValueError as error:
+        raise CompileError(f"{_ABSENT} as it should be: {name} is missing") from error
+
+
+def _ended(
+    command: tuple[str, ...], environment: Mapping[str, str], source: Path, said: Path
+) -> int | None:
+    """The exit code of a command, negative for a signal; None where the system does not tell."""
+    # Not `subprocess`, which cannot make a child wait for its children again where we ignore ours:
+    # a linker that nobody can wait for counts as failed.
+    process = os.posix_spawn(
+        command[0],
+        command,
+        environment,
+        file_actions=(
+            (os.POSIX_SPAWN_OPEN, 0, str(source), os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(said), os.O_WRONLY | os.O_CREAT, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ),
+        setsigdef=_SIGNALS,
+    )
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    except ChildProcessError:
+        return None
+    except BaseException:  # interrupted
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):  # if it is still there
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        raise
+
+
+def _failure(ended: int | None, remarks: str) -> str:
+    """How it ended, and the first lines that say why."""
+    telling = [line.strip() for line in remarks.splitlines() if _TELLING.search(line)]
+    lines = [
+        "".join(letter if letter.isprintable() else " " for letter in line[:_MOST_LETTERS])
+        for line in telling[:_MOST_LINES]
+    ]
+    if ended is not None and ended < 0:
+        lines.insert(0, f"iree-compile was killed by {_signal_name(-ended)}")
+    return "; ".join(lines) or f"iree-compile ended with code {ended or 0} and said nothing of use"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

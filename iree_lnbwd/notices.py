@@ -1,0 +1,30 @@
+"""What is said aside, and must not fail: standard error may be closed, as in daemons."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+
+# Python's own ways to standard error bear that it is None or full, not that it was closed.
+_BORNE = contextlib.suppress(OSError, ValueError)
+
+
+def warn(message: str) -> None:
+    """A RuntimeWarning."""
+    with _BORNE:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def log(logger: logging.Logger, message: str, *values: object) -> None:
+    """A warning in a log."""
+    with _BORNE:
+        logger.warning(message, *values)
+
+
+def show(text: str) -> None:
+    """Text on standard error, as it is."""
+    if sys.stderr is not None:
+        with _BORNE:
+            sys.stderr.write(text)
