@@ -13,7 +13,7 @@ from iree_lnbwd import artifact, ir, iree_compile, schedule
 from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import host_cpu
-from iree_lnbwd.errors import ArtifactError, CompileError
+from iree_lnbwd.errors import ArtifactError, CompileError, shown
 from iree_lnbwd.extra_flags import check_extra_flags
 from iree_lnbwd.schedule import FewRows, Form, Schedule, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
@@ -218,7 +218,7 @@ def _check_numbers(name: str, form: Form) -> None:
             _check_numbers(f"{name}.{field.name}", value)
         elif not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
             wanted = getattr(expected, "__name__", expected)
-            raise TypeError(f"{name}.{field.name}: expected {wanted}, got {value!r}")
+            raise TypeError(f"{name}.{field.name}: expected {wanted}, got {shown(value)}")
 
 
 def _checked_folder(output_dir: object) -> Path:
@@ -226,9 +226,9 @@ def _checked_folder(output_dir: object) -> Path:
         folder = Path(output_dir)  # type: ignore[arg-type]
         usable = b"\0" not in os.fsencode(folder)
     except TypeError as error:
-        raise TypeError(f"output_dir: expected a path, got {output_dir!r}") from error
+        raise TypeError(f"output_dir: expected a path, got {shown(output_dir)}") from error
     except UnicodeEncodeError:
         usable = False
     if not usable:
-        raise ValueError(f"output_dir: expected a path, got {output_dir!r}")
+        raise ValueError(f"output_dir: expected a path, got {shown(output_dir)}")
     return folder

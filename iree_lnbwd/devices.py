@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from iree_lnbwd.errors import DeviceError
+from iree_lnbwd.errors import DeviceError, shown
 from iree_lnbwd.targets import Target, find_target, target_for_cuda_capability
 
 DEFAULT_DEVICE = "local-task"
@@ -49,7 +49,7 @@ class DeviceUri:
         ):
             raise ValueError(
                 f"device: expected one of {', '.join(_BACKENDS)}, with ://INDEX to pick one of "
-                f"several GPUs, got {uri!r}"
+                f"several GPUs, got {shown(uri)}"
             )
         return cls(match["driver"], int(match["index"] or 0))
 

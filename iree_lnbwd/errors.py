@@ -37,6 +37,15 @@ NOT_IN_A_CHILD = (
 )
 
 
+_LONGEST_SHOWN = 200  # characters
+
+
+def shown(value: object) -> str:
+    """A bad value in a message: on one line, and not the whole of a long one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
 def reason(error: Exception) -> str:
     """IREE's status message without its file names: "CODE; what happened"."""
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from iree_lnbwd.errors import shown
+
 _FLAG = re.compile(r"--?(?P<name>\w[\w.-]*)(?P<value>=.*)?", re.ASCII | re.DOTALL)
 
 _FILES = "use other files or tools, for which a manifest does not vouch"
@@ -60,12 +62,12 @@ def check_extra_flags(extra_flags: object) -> tuple[str, ...]:
             manifest says.
     """
     if not isinstance(extra_flags, Sequence) or isinstance(extra_flags, str | bytes | bytearray):
-        raise TypeError(f"extra_flags: expected a sequence of strings, got {extra_flags!r}")
+        raise TypeError(f"extra_flags: expected a sequence of strings, got {shown(extra_flags)}")
     for flag in extra_flags:
         if not isinstance(flag, str):
-            raise TypeError(f"extra_flags: expected a sequence of strings, got {flag!r} in it")
+            raise TypeError(f"extra_flags: expected a sequence of strings, got {shown(flag)} in it")
         if (expected := _expected_instead(flag)) is not None:
-            raise ValueError(f"extra_flags: expected {expected}, got {flag!r}")
+            raise ValueError(f"extra_flags: expected {expected}, got {shown(flag)}")
     return tuple(extra_flags)
 
 

@@ -429,11 +429,13 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
         device: IREE device URI: "local-task", "local-sync", "cuda", "hip", "cuda://1".
 
     Raises:
-        ValueError: ``device`` is no such URI.
+        TypeError, ValueError: ``path`` is no path, or ``device`` no such URI.
         ArtifactError: The file is missing, truncated, altered, or no module of this package.
         DeviceError: The device is absent or not the kind that the module is for.
     """
     uri = DeviceUri.parse(device)
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path: expected a str or a path, got {type(path).__name__}")
     vmfb, manifest = artifact.read(path)
     module = describe(vmfb, source=str(path))
     target = module.target

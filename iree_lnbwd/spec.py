@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import shown
 
 ENTRY = "layer_norm_backward"
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
-_LONGEST_SHOWN = 200  # characters of a bad value in a message
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class LayerNormSpec:
             _check_dtype(field, getattr(self, field), required=field == "dtype")
         set_field(self, "output_mask", check_output_mask(self.output_mask))
         if not isinstance(self.has_weight, bool):
-            raise TypeError(f"has_weight: expected a bool, got {_shown(self.has_weight)}")
+            raise TypeError(f"has_weight: expected a bool, got {shown(self.has_weight)}")
         if not self.has_weight:
             if self.weight_dtype is not None:
                 raise ValueError(
-                    f"weight_dtype: expected None without a weight, got {self.weight_dtype!r}"
+                    f"weight_dtype: expected None without a weight, got {shown(self.weight_dtype)}"
                 )
             set_field(self, "output_mask", (self.output_mask[0], False, self.output_mask[2]))
         if not any(self.output_mask):
@@ -96,11 +96,11 @@ class LayerNormSpec:
         if self.rows is not None:
             if not _is_int(self.rows) or not 1 <= self.rows <= MOST_ROWS:
                 raise ValueError(
-                    f"rows: expected None or an int from 1 to {MOST_ROWS}, got {_shown(self.rows)}"
+                    f"rows: expected None or an int from 1 to {MOST_ROWS}, got {shown(self.rows)}"
                 )
             set_field(self, "rows", int(self.rows))
         if self.recompute_eps is not None:
-            set_field(self, "recompute_eps", check_eps(self.recompute_eps))
+            set_field(self, "recompute_eps", check_eps(self.recompute_eps, "recompute_eps"))
         # One spelling for what means the same.
         if not self.output_mask[2]:
             set_field(self, "bias_dtype", None)
@@ -231,10 +231,10 @@ def check_normalized_shape(shape: object) -> tuple[int, ...]:
     checked = tuple(int(dim) for dim in dims if _is_int(dim) and int(dim) >= 1)  # type: ignore[call-overload]
     if math.prod(checked) > MOST_COLUMNS:
         raise ValueError(
-            f"normalized_shape: expected at most {MOST_COLUMNS} columns, got {_shown(shape)}"
+            f"normalized_shape: expected at most {MOST_COLUMNS} columns, got {shown(shape)}"
         )
     if not dims or len(checked) != len(dims):
-        raise ValueError(f"normalized_shape: expected one or more ints >= 1, got {_shown(shape)}")
+        raise ValueError(f"normalized_shape: expected one or more ints >= 1, got {shown(shape)}")
     return checked
 
 
@@ -245,27 +245,21 @@ def check_output_mask(mask: object) -> tuple[bool, bool, bool]:
         or len(mask) != len(GRADIENTS)
         or not all(isinstance(asked, bool | np.bool_) for asked in mask)
     ):
-        raise ValueError(f"output_mask: expected three bools, got {_shown(mask)}")
+        raise ValueError(f"output_mask: expected three bools, got {shown(mask)}")
     return (bool(mask[0]), bool(mask[1]), bool(mask[2]))
 
 
-def check_eps(eps: object) -> float:
+def check_eps(eps: object, name: str = "eps") -> float:
     """``eps`` as a finite float; NumPy's numbers are taken, too."""
     if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"eps: expected a float, got {type(eps).__name__}")
+        raise TypeError(f"{name}: expected a float, got {type(eps).__name__}")
     try:
         number = float(eps)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"eps: expected a finite number, got {number!r}")
+        raise ValueError(f"{name}: expected a finite number, got {number!r}")
     return number + 0.0  # -0.0 means 0.0
-
-
-def _shown(value: object) -> str:
-    """A value in a message: on one line, and not longer than one."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _is_int(value: object) -> bool:
@@ -280,4 +274,4 @@ def _check_dtype(field: str, value: object, *, required: bool) -> None:
     if value is None and not required:
         return
     if not isinstance(value, str) or value not in DTYPES:
-        raise ValueError(f"{field}: expected one of {', '.join(DTYPES)}, got {_shown(value)}")
+        raise ValueError(f"{field}: expected one of {', '.join(DTYPES)}, got {shown(value)}")

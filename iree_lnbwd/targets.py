@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from iree_lnbwd.errors import shown
+
 
 @dataclass(frozen=True)
 class Target:
@@ -170,7 +172,7 @@ def find_target(name: str) -> Target:
     if target is None:
         near = _nearest(name.lower())
         hint = f" Did you mean {near!r}?" if near else ""
-        raise ValueError(f"target: expected one of {', '.join(_BY_NAME)}, got {name!r}.{hint}")
+        raise ValueError(f"target: expected one of {', '.join(_BY_NAME)}, got {shown(name)}.{hint}")
     return target
 
 

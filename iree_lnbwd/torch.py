@@ -15,14 +15,13 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd import cache, functional, interop, torch_native
+from iree_lnbwd import cache, functional, interop, notices, torch_native
 from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
@@ -45,7 +44,6 @@ _Kind = tuple[torch.device, torch.dtype] | None
 _log = logging.getLogger(__name__)
 
 _LOADED_MODULES = 256
-_loading = threading.Lock()
 
 
 def layer_norm(
@@ -108,6 +106,7 @@ def replace_layer_norm(model: nn.Module) -> nn.Module:
     Returns:
         The model.
     """
+    _check_model(model)
     for module in model.modules():
         if type(module) is nn.LayerNorm:
             module.__class__ = LayerNorm
@@ -130,6 +129,7 @@ def warmup(
         dtype: Of the layer norms' inputs; None: that of their weights, or PyTorch's default.
         device: Of the inputs; None: that of their weights, or PyTorch's default.
     """
+    _check_model(model)
     for norm in model.modules():
         if not isinstance(norm, LayerNorm):
             continue
@@ -146,6 +146,11 @@ def warmup(
         )
         output = layer_norm(row, norm.normalized_shape, weight, bias, norm.eps)
         torch.autograd.backward(output, torch.zeros_like(output))
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
 
 
 def _forward(
@@ -407,10 +412,9 @@ def _loaded(
     )
     uri = _uri(input[0])
     target = target_of(uri)
-    with _loading:  # threads that need the same module wait for the one that compiles it
-        if cache.find(spec, target) is None:
-            _log.warning("compiling %s for %s; it is kept on disk", spec.name, target.name)
-        return functional.loaded(spec, uri)
+    if cache.find(spec, target) is None:
+        notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
+    return functional.loaded(spec, uri)
 
 
 # PyTorch keeps its operators' kernels, and so this module, past the interpreter's end. What IREE

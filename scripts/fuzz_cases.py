@@ -1,0 +1,865 @@
+"""What `scripts/fuzz` tries: a case for each seed and number, and what must come of it.
+
+A case calls something public with arguments that it draws. Either the gradients are right, by the
+f64 reference, whatever the layout, library or storage; or the call is refused in one line that
+begins with the name of an argument, and nothing has changed. All else is a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+import iree_lnbwd as lnbwd
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, reference, schedule
+from iree_lnbwd.arguments import Array, Call, bind
+from iree_lnbwd.description import describe
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.emulator import EmulatedLayerNormBackward
+from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
+from iree_lnbwd.functional import loaded
+from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.schedule import FewRows, OnePass, Schedule, TwoPass
+from iree_lnbwd.spec import GRADIENTS
+from iree_lnbwd.targets import Target, targets
+
+torch: Any = None
+with contextlib.suppress(ImportError):
+    import torch
+
+REFUSALS = (TypeError, ValueError, ArtifactError, CompileError, DeviceError)
+ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+DEVICES: Mapping[str, str] = MappingProxyType({"cpu": "local-task", "gpu": "cuda"})
+EMULATED = tuple(t for t in targets() if t.backend != "cpu" and t.name != "gfx1201")
+
+_CASES_OF_A_SPEC = 6  # about: a new spec takes a compilation
+_MOST_ELEMENTS = 1 << 17
+_MOST_EMULATED = 1 << 13
+_LONGEST_MESSAGE = 2000
+_UNTOUCHED = -77.0  # what storage holds before a call; no gradient does
+
+
+class Failure(Exception):  # noqa: N818 - of what is tried, not of the script
+    """Something else than what must come of a case."""
+
+
+@dataclass
+class Case:
+    """One case, as it is drawn and tried.
+
+    Attributes:
+        where: "cpu", "gpu" or "emulator".
+        rng: Decides all of it.
+        spec_rng: Decides the spec, which cases share.
+        said: What was drawn, for the line that tells of a failure.
+        tried: Public callables, their arguments, and whether these were "good" or "bad".
+        refused: How the call was refused, if it was.
+    """
+
+    where: str
+    rng: np.random.Generator
+    spec_rng: np.random.Generator
+    said: list[str] = field(default_factory=list)
+    tried: set[tuple[str, str, str]] = field(default_factory=set)
+    refused: str = ""
+
+    def pick(self, *choices: Any) -> Any:
+        """One of these."""
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def chance(self, probability: float) -> bool:
+        """True that often."""
+        return bool(self.rng.random() < probability)
+
+    def call(self, name: str, /, *, bad: str = "", **arguments: Any) -> Any:
+        """Calls something public, and remembers with what."""
+        for argument in arguments:
+            self.tried.add((name, argument, "bad" if argument == bad else "good"))
+        return PUBLIC[name](**arguments)
+
+    def judge(self, gradients: LayerNormGrads, call: Call) -> None:
+        """The gradients are those of a call."""
+        judgement = reference.judge(call)
+        results = {} if call.spec is None else {r.name: r for r in call.spec.results}
+        for name, got, expected, tolerance in zip(
+            GRADIENTS, gradients, judgement.expected, judgement.tolerance, strict=True
+        ):
+            if expected is None or tolerance is None:
+                if got is not None:
+                    raise Failure(f"{name} was not asked for")
+                continue
+            if got is None or got.shape != expected.shape:
+                raise Failure(f"{name}: {None if got is None else got.shape}, not {expected.shape}")
+            if got.dtype != DTYPES[results[name].dtype].numpy:
+                raise Failure(f"{name}: {got.dtype}, not {results[name].dtype}")
+            comparison = reference.compare(got, expected, tolerance)
+            if not comparison.passed:
+                raise Failure(f"{name} is wrong: {comparison}")
+
+
+def run(where: str, seed: int, number: int, kind: str | None = None) -> Case:
+    """Tries a case.
+
+    Raises:
+        Failure: Or anything else: what was tried did not do what it must.
+    """
+    rng = np.random.default_rng((seed, number))
+    of_spec = int(rng.integers(8 + number // _CASES_OF_A_SPEC))
+    case = Case(where, rng, np.random.default_rng((seed, of_spec, 1)))
+    kinds = KINDS[where]
+    chosen = kind or case.pick(*kinds)
+    case.said.append(chosen)
+    try:
+        kinds[chosen](case)
+    except Exception as error:
+        error.add_note(", ".join(case.said)) if hasattr(error, "add_note") else None
+        raise
+    return case
+
+
+# --- what is drawn ------------------------------------------------------------------------------
+
+
+def draw_spec(case: Case) -> LayerNormSpec:
+    """Widths of every kind, types and their mixtures, masks and options."""
+    rng = case.spec_rng
+
+    def pick(*choices: Any) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    width = pick(
+        int(rng.integers(1, 40)),
+        int(rng.integers(1, 1200)),
+        8 * int(rng.integers(1, 300)),
+        pick(64, 128, 256, 768, 1000, 1023, 1024, 2049, 4096),
+        int(rng.integers(4000, 21000)),
+    )
+    dims = (width,)
+    if width % 6 == 0 and rng.random() < 0.3:
+        dims = pick((6, width // 6), (2, 3, width // 6), (width, 1))
+    dtype = pick("f32", "f32", "bf16", "f16", "f64")
+    narrow = [None] if dtype == "f64" else [None, None, "f32", "bf16", "f16"]
+    has_weight = bool(rng.random() < 0.8)
+    mask = pick((True, True, True), (True, True, True), *_MASKS)
+    if not (mask[0] or mask[2] or (mask[1] and has_weight)):
+        mask = (True, True, True)
+    return LayerNormSpec(
+        dims,
+        dtype,
+        grad_output_dtype=pick(*narrow),
+        weight_dtype=pick(*narrow) if has_weight else None,
+        bias_dtype=pick(*narrow),
+        has_weight=has_weight,
+        output_mask=mask,
+        recompute_eps=pick(None, None, 1e-5, 0.5, 1e-12),
+    )
+
+
+_MASKS = [
+    (dx, dgamma, dbeta)
+    for dx in (True, False)
+    for dgamma in (True, False)
+    for dbeta in (True, False)
+    if dx or dgamma or dbeta
+]
+
+
+def draw_rows(case: Case, spec: LayerNormSpec, most_elements: int = _MOST_ELEMENTS) -> int:
+    """Few, many, and none."""
+    most = max(1, most_elements // spec.columns)
+    rows = case.pick(0, 1, 2, 3, int(case.rng.integers(1, 70)), int(case.rng.integers(1, most + 1)))
+    return int(min(rows, most))
+
+
+def draw_values(case: Case, dtype: str, shape: tuple[int, ...], *, plain: bool = False) -> Array:
+    """Numbers of an element type: random, constant, tiny, far from zero, not finite."""
+    rng, of = case.rng, DTYPES[dtype]
+    how = "normal" if plain else case.pick(*["normal"] * 4, "far", "equal", "subnormal", "scaled")
+    values = rng.standard_normal(shape)
+    if how == "far":
+        values += case.pick(-1, 1) * 2.0 ** rng.integers(1, 10)
+    elif how == "equal":
+        values = np.full(shape, rng.standard_normal())
+    elif how == "subnormal":
+        values = rng.integers(-99, 99, shape) * of.smallest_subnormal
+    elif how == "scaled":
+        values *= 2.0 ** rng.integers(-6 if dtype == "f16" else -20, 6 if dtype == "f16" else 20)
+    if not plain and values.size and case.chance(0.05):
+        values.flat[int(rng.integers(values.size))] = case.pick(np.inf, -np.inf, np.nan)
+    case.said.append(how)
+    with np.errstate(over="ignore"):
+        return values.astype(of.numpy)
+
+
+def draw_arrays(case: Case, spec: LayerNormSpec, rows: int) -> dict[str, Any]:
+    """The arrays of a call for a spec, NumPy's and in order."""
+    leading: tuple[int, ...] = (rows,)
+    if rows and case.chance(0.3):
+        divisor = next(d for d in range(math.isqrt(rows), 0, -1) if rows % d == 0)
+        leading = (divisor, rows // divisor)
+    if rows == 1 and case.chance(0.3):
+        leading = ()
+    dims, acc = spec.normalized_shape, spec.acc_dtype
+    x = draw_values(case, spec.dtype, (*leading, *dims))
+    given: dict[str, Any] = {
+        "grad_output": draw_values(case, spec.dy_dtype, x.shape),
+        "input": x,
+        "mean": None,
+        "rstd": None,
+        "weight": draw_values(case, spec.gamma_dtype, dims) if spec.has_weight else None,
+        "bias": draw_values(case, spec.beta_dtype, dims, plain=True),
+    }
+    if spec.recompute_eps is None:
+        ones = (1,) * len(dims) if case.chance(0.5) else ()
+        flat = x.reshape(*leading, -1).astype(np.float64)
+        with np.errstate(all="ignore"):
+            mean, rstd = flat.mean(axis=-1), 1 / np.sqrt(flat.var(axis=-1) + 1e-5)
+        if case.chance(0.2):  # the caller's affair
+            rstd = case.rng.standard_normal(leading)
+        shape = (*leading, *ones)
+        given["mean"] = np.asarray(mean, DTYPES[acc].numpy).reshape(shape)
+        given["rstd"] = np.asarray(rstd, DTYPES[acc].numpy).reshape(shape)
+    case.said += [spec.name, f"input {x.shape}"]
+    return given
+
+
+def bound(spec: LayerNormSpec, given: Mapping[str, Any]) -> Call:
+    """The call that arrays come to, of copies: what is done to the arrays does not show."""
+    copies = {name: None if array is None else np.array(array) for name, array in given.items()}
+    return bind(
+        normalized_shape=spec.normalized_shape,
+        output_mask=spec.output_mask,
+        eps=spec.recompute_eps or 0.0,
+        **copies,
+    )
+
+
+# --- layouts and libraries ----------------------------------------------------------------------
+
+
+def _at_an_odd_address(array: Array) -> Array:
+    moved = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def _past_an_element(array: Array) -> Array:
+    moved = np.zeros(array.size + 1, array.dtype)[1:].reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def _read_only(array: Array) -> Array:
+    frozen = array.copy()
+    frozen.flags.writeable = False
+    return frozen
+
+
+def _spread(array: Array) -> Array:
+    return np.repeat(array[..., None], 2, -1)[..., 0]
+
+
+def _backwards(array: Array) -> Array:
+    return np.ascontiguousarray(array[..., ::-1])[..., ::-1] if array.ndim else array
+
+
+LAYOUTS: tuple[Callable[[Array], Array], ...] = (
+    np.copy,
+    np.asfortranarray,
+    _at_an_odd_address,
+    _past_an_element,
+    _read_only,
+    _spread,
+    _backwards,
+)
+
+
+class Exported:
+    """An array of a library that nobody knows, which only gives it away."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> Any:
+        """The CPU."""
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """NumPy's capsule."""
+        return self.array.__dlpack__(**options)
+
+
+def _tensor(array: Array, device: str) -> Any:
+    if array.dtype == DTYPES["bf16"].numpy:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+def _lay_out_tensor(case: Case, tensor: Any) -> Any:
+    """A tensor of the same values."""
+
+    def past_an_element() -> Any:
+        buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+        return buffer[1:].view(tensor.shape).copy_(tensor)
+
+    def inference() -> Any:
+        with torch.inference_mode():
+            return tensor.clone()
+
+    changes: dict[str, Callable[[], Any]] = {
+        "plain": tensor.clone,
+        "negated": lambda: torch._neg_view(-tensor),
+        "spread": lambda: torch.stack((tensor, tensor), -1)[..., 0],
+        "shifted": past_an_element,
+        "transposed": lambda: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor.clone(),
+        "differentiated": lambda: tensor.clone().requires_grad_(),
+        "inference": inference,
+    }
+    name = case.pick(*changes)
+    case.said.append(name)
+    return changes[name]()
+
+
+def lay_out(case: Case, library: str, array: Any) -> Any:
+    """The same values in some layout, as an array of a library."""
+    if array is None:
+        return None
+    if library in ("numpy", "dlpack"):
+        layout = case.pick(*LAYOUTS)
+        case.said.append(layout.__name__.strip("_"))
+        laid_out = layout(array)
+        if library == "dlpack" and array.dtype != DTYPES["bf16"].numpy and laid_out.flags.aligned:
+            return Exported(laid_out)
+        return laid_out
+    if library == "torch":
+        return _lay_out_tensor(case, _tensor(array, "cuda" if case.where == "gpu" else "cpu"))
+    import importlib
+
+    return importlib.import_module(library).asarray(array)
+
+
+def on_host(gradients: Any) -> LayerNormGrads:
+    """Gradients of any library as NumPy's."""
+
+    def numpy(gradient: Any) -> Any:
+        if gradient is None or isinstance(gradient, np.ndarray):
+            return gradient
+        if isinstance(gradient, Exported):
+            return gradient.array
+        if torch is not None and isinstance(gradient, torch.Tensor):
+            host = gradient.detach().cpu().resolve_neg().contiguous()
+            if host.dtype == torch.bfloat16:
+                return host.view(torch.uint16).numpy().view(DTYPES["bf16"].numpy)
+            return host.numpy()
+        return gradient.get() if hasattr(gradient, "get") else np.asarray(gradient)
+
+    return LayerNormGrads(*map(numpy, gradients))
+
+
+@functools.cache
+def libraries(where: str) -> tuple[str, ...]:
+    """Whose arrays can be had."""
+    found = ["numpy", "numpy"]
+    if where == "cpu":
+        found.append("dlpack")
+    if torch is not None and (where == "cpu" or torch.cuda.is_available()):
+        found += ["torch", "torch"]
+    if where == "gpu":
+        with contextlib.suppress(ImportError):
+            import cupy  # noqa: F401
+
+            found.append("cupy")
+    return tuple(found)
+
+
+# --- kinds of cases -----------------------------------------------------------------------------
+
+
+def values(case: Case) -> None:
+    """Good arguments, of any values, layouts and libraries: the gradients are right."""
+    spec = draw_spec(case)
+    given = draw_arrays(case, spec, draw_rows(case, spec))
+    library = case.pick(*libraries(case.where))
+    if spec.dtype == "bf16" and library in ("cupy", "dlpack"):
+        library = "numpy"
+    if library == "cupy" and "bf16" in (spec.dy_dtype, spec.gamma_dtype, spec.beta_dtype):
+        library = "numpy"
+    case.said.append(library)
+    call = bound(spec, given)
+    arrays = {name: lay_out(case, library, array) for name, array in given.items()}
+    before = on_host_all(arrays)
+    device = None if library not in ("numpy", "dlpack") else DEVICES[case.where]
+    if case.chance(0.5) and call.spec is not None:
+        op = loaded(call.spec, DeviceUri.parse(DEVICES[case.where]))
+        mask = case.pick(None, spec.output_mask)
+        eps = case.pick(None, spec.recompute_eps)
+        gradients = case.call("module", self=op, output_mask=mask, eps=eps, out=None, **arrays)
+    else:
+        gradients = case.call(
+            "layer_norm_backward",
+            normalized_shape=spec.normalized_shape,
+            output_mask=spec.output_mask,
+            eps=spec.recompute_eps or 0.0,
+            device=device,
+            **arrays,
+        )
+    for gradient in gradients:
+        if library in ("numpy", "torch") and gradient is not None:
+            _expect_kind(gradient, arrays["input"])
+    case.judge(on_host(gradients), call)
+    if on_host_all(arrays) != before:
+        raise Failure("an argument was written to")
+
+
+def _expect_kind(gradient: Any, like: Any) -> None:
+    """A contiguous array of the caller's library."""
+    tensor = torch is not None and isinstance(like, torch.Tensor)
+    if not isinstance(gradient, torch.Tensor if tensor else np.ndarray):
+        raise Failure(f"a gradient is {type(gradient)}")
+    if not (gradient.is_contiguous() if tensor else gradient.flags.c_contiguous):
+        raise Failure("a gradient is not contiguous")
+
+
+def on_host_all(arrays: Mapping[str, Any]) -> dict[str, bytes]:
+    """What arrays hold, to the bit."""
+    return {
+        name: on_host((array,) * 3)[0].tobytes()
+        for name, array in arrays.items()
+        if array is not None
+    }
+
+
+def storage(case: Case) -> None:
+    """Storage of any layout, that may overlap anything: filled with what is right, or refused."""
+    spec = draw_spec(case)
+    given = draw_arrays(case, spec, draw_rows(case, spec))
+    if bound(spec, given).spec is None:
+        return
+    library = case.pick(*(name for name in libraries(case.where) if name in ("numpy", "torch")))
+    case.said.append(library)
+    shapes = {"grad_input": given["input"].shape}
+    stored: dict[str, Any] = dict.fromkeys(GRADIENTS)
+    for result in spec.results:
+        shape = shapes.get(result.name, spec.normalized_shape)
+        stored[result.name] = np.full(shape, _UNTOUCHED, DTYPES[result.dtype].numpy)
+    device = "cuda" if case.where == "gpu" else "cpu"
+    if library == "torch":
+        given = {n: None if a is None else _tensor(np.array(a), device) for n, a in given.items()}
+        stored = {n: None if a is None else _tensor(a, device) for n, a in stored.items()}
+    good = True
+    asked = [result.name for result in spec.results]
+    if case.chance(0.5):
+        name = case.pick(*asked)
+        stored[name] = (
+            lay_out(case, library, stored[name])
+            if library == "numpy"
+            else (_lay_out_tensor(case, stored[name]))
+        )
+        good = False
+    if case.chance(0.5):
+        _overlap(case, case.pick(*asked), stored, given)
+        good = False
+    call = bound(spec, {n: None if a is None else on_host((a,) * 3)[0] for n, a in given.items()})
+    before = on_host_all(given), on_host_all(stored)
+    op = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
+    out = case.pick(LayerNormGrads, lambda **named: tuple(named.values()))(**stored)
+    try:
+        case.call("module", self=op, out=out, bad="" if good else "out", **given)
+    except (TypeError, ValueError) as error:
+        case.refused = expect_refusal(error, ("out",))
+        if good:
+            raise Failure(f"good storage was refused: {error}") from error
+        if (on_host_all(given), on_host_all(stored)) != before:
+            raise Failure(f"refused, and something has changed: {error}") from error
+        return
+    case.judge(on_host(LayerNormGrads(**stored)), call)
+
+
+def _overlap(case: Case, result: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
+    """Puts a gradient's storage into the memory of something else of the call, or near it."""
+    others = {f"out.{n}": a for n, a in stored.items() if a is not None and n != result}
+    others |= {name: array for name, array in given.items() if array is not None}
+    name = case.pick(*others)
+    other, one = others[name], stored[result]
+    case.said.append(f"{result} in {name}")
+    itemsize = max(other.itemsize, one.itemsize)
+    size, taken = math.prod(one.shape) * one.itemsize, math.prod(other.shape) * other.itemsize
+    gap = itemsize * int(case.rng.integers(0, 1 + (size + taken) // itemsize))
+    total = size + taken + gap + 64
+    flip = case.chance(0.5)
+    first, second = (gap, 0) if flip else (0, gap)
+    if torch is not None and isinstance(one, torch.Tensor):
+        room = torch.zeros(total, dtype=torch.uint8, device=one.device)
+        first, second = (n // 64 * 64 for n in (first, second))
+        new_other = room[first : first + taken].view(other.dtype).view(other.shape)
+        new_one = room[second : second + size].view(one.dtype).view(one.shape)
+        new_other.copy_(other)
+    else:
+        room = np.zeros(total, np.uint8)
+        new_other = room[first : first + taken].view(other.dtype).reshape(other.shape)
+        new_one = room[second : second + size].view(one.dtype).reshape(one.shape)
+        new_other[...] = other
+    stored[result] = new_one
+    if name.startswith("out."):
+        stored[name.removeprefix("out.")] = new_other
+    else:
+        given[name] = new_other
+
+
+def expect_refusal(error: BaseException, names: tuple[str, ...]) -> str:
+    """One line that begins with the name of an argument."""
+    said = str(error)
+    if "\n" in said or len(said) > _LONGEST_MESSAGE:
+        raise Failure(f"refused in other than one line: {type(error).__name__}: {said}") from error
+    word = said.partition(":")[0].partition(".")[0]
+    if word not in names:
+        raise Failure(f"refused without a name: {type(error).__name__}: {said}") from error
+    return f"{type(error).__name__}: {said}"
+
+
+class _Object:
+    """Nothing in particular."""
+
+
+def draw_junk(case: Case) -> Any:
+    """What somebody might pass by mistake."""
+    rng = case.rng
+    simple = (
+        None, True, False, 0, 1, -1, 2**31, 2**63, 2**200, 0.0, 1e-5, -0.5, math.nan, math.inf,
+        1j, "", "cuda", "f32", "8", "\x1b[31m", "ü" * 3, b"", b"8", (), [], {}, set(), range(8),
+        ..., NotImplemented, int, len, lambda: 0, _Object(), [1.0] * 8, (8,), [8], (8, 8), ("8",),
+        (True, False), [True] * 3, (True,) * 4, {"a": 1}, Path("nowhere"), slice(None),
+    )  # fmt: skip
+    kind = case.pick("simple", "simple", "array", "scalar", "wrapped")
+    if kind == "simple":
+        return case.pick(*simple)
+    if kind == "scalar":
+        return case.pick(np.float32(1e-5), np.int64(8), np.bool_(True), np.float64(np.nan))
+    shape = case.pick((), (1,), (8,), (3,), (3, 8), (8, 3), (3, 8, 1), (0, 8), (3, 0), (2, 2))
+    dtype = case.pick(
+        np.float32, np.float64, np.float16, np.int32, bool, complex, object, ">f4", "U3"
+    )
+    array: Any = np.ones(shape, dtype)
+    if kind == "array":
+        return array
+    masked = np.ma.masked_array(rng.standard_normal((3, 8)).astype(np.float32), mask=False)
+    wrapped: list[Any] = [masked, memoryview(b"12345678"), [array], (array,)]
+    if torch is not None:
+        tensor = torch.ones(3, 8)
+        wrapped += [tensor, tensor.to_sparse(), tensor.to("meta"), tensor.to(torch.int32)]
+        wrapped += [torch._to_functional_tensor(tensor), torch.float32, torch.device("cpu")]
+    return case.pick(*wrapped)
+
+
+def junk(case: Case) -> None:
+    """Good arguments but for one: refused by name, or what it means is right."""
+    given: dict[str, Any] = {
+        "grad_output": np.ones((3, 8), np.float32),
+        "input": np.ones((3, 8), np.float32),
+        "normalized_shape": 8,
+        "mean": np.ones(3, np.float32),
+        "rstd": np.ones(3, np.float32),
+        "weight": np.ones(8, np.float32),
+        "bias": np.ones(8, np.float32),
+        "output_mask": (True, True, True),
+        "eps": 1e-5,
+        "device": DEVICES[case.where],
+    }
+    name = case.pick("layer_norm_backward", "module", "reference.layer_norm_backward")
+    if name == "module":
+        op = loaded(LayerNormSpec((8,)), DeviceUri.parse(DEVICES[case.where]))
+        del given["normalized_shape"], given["device"]
+        given |= {"self": op, "out": None, "eps": None}
+    if name == "reference.layer_norm_backward":
+        del given["device"]
+    bad = case.pick(*(argument for argument in given if argument != "self"))
+    given[bad] = draw_junk(case)
+    case.said += [name, bad, repr(given[bad])[:80]]
+    names = tuple(given) if name != "module" else (*given, "output_mask")
+    try:
+        gradients = case.call(name, bad=bad, **given)
+    except REFUSALS as error:
+        case.refused = expect_refusal(error, names)
+        return
+    known = {n: given[n] for n in ARRAYS}
+    if torch is not None:  # a tensor among arrays is an array like others
+        known = {n: on_host((a,) * 3)[0] for n, a in known.items()}
+    mask = given["output_mask"]
+    eps = given["eps"]
+    call = bind(
+        normalized_shape=given.get("normalized_shape", 8),
+        output_mask=(True, True, True) if mask is None else mask,
+        eps=1e-5 if eps is None else eps,
+        **known,
+    )
+    if name != "reference.layer_norm_backward":
+        case.judge(on_host(gradients), call)
+
+
+def specs(case: Case) -> None:
+    """The fields of a spec, of which one is junk: refused by name, or a spec with a name."""
+    good = draw_spec(case)
+    fields = {f.name: getattr(good, f.name) for f in dataclasses.fields(good)}
+    bad = case.pick("", *fields)
+    if bad:
+        fields[bad] = draw_junk(case)
+        case.said += [bad, repr(fields[bad])[:80]]
+    try:
+        spec = case.call("LayerNormSpec", bad=bad, **fields)
+    except REFUSALS as error:
+        case.refused = expect_refusal(error, tuple(fields))
+        if not bad:
+            raise Failure(f"a good spec was refused: {error}") from error
+        return
+    if LayerNormSpec.from_dict(spec.to_dict()) != spec or "/" in spec.name:
+        raise Failure(f"{spec} is not what its fields say")
+
+
+def compiles(case: Case) -> None:
+    """A spec for a target, in good words or bad: a module that says what it is, or a refusal."""
+    spec, target = draw_spec(case), case.pick(*targets())
+    if case.chance(0.3):
+        spec = dataclasses.replace(spec, rows=int(case.rng.integers(1, 3000)))
+    case.said += [spec.name, target.name]
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {
+            "spec": spec,
+            "target": case.pick(target.name, *target.aliases, target.name.upper()),
+            "output_dir": folder,
+            "how": case.pick(None, schedule.choose(spec, target)),
+            "extra_flags": case.pick((), [], ("--iree-opt-level=O2",)),
+        }
+        bad = case.pick("", "", *given)
+        if bad:
+            given[bad] = draw_junk(case)
+            case.said += [bad, repr(given[bad])[:80]]
+        if bad == "output_dir" and isinstance(given[bad], str | Path):
+            given[bad] = str(Path(folder) / "below" / str(given[bad]).replace("/", ""))
+        try:
+            made = case.call("compile", bad=bad, **given)
+        except REFUSALS as error:
+            if not bad:
+                raise Failure(f"does not compile: {error}") from error
+            case.refused = expect_refusal(error, (*given, "schedule", "compiling"))
+            if list(Path(folder).rglob("*.*")):
+                raise Failure("refused, and something was written") from error
+            return
+        described = describe(made.path.read_bytes(), source="made")
+        if (described.spec, described.target.name) != (given["spec"], made.manifest.target):
+            raise Failure(f"it is {described.spec} for {described.target.name}")
+        if target.name in ("host", "generic") and not bad:
+            _loads(case, made.path, spec)
+
+
+def _loads(case: Case, path: Path, spec: LayerNormSpec) -> None:
+    """What was compiled, loaded: its gradients are right."""
+    given = draw_arrays(case, spec, spec.rows or draw_rows(case, spec))
+    bad = case.pick("", "path", "device")
+    words: dict[str, Any] = {"path": case.pick(path, str(path)), "device": "local-sync"}
+    if bad:
+        words[bad] = draw_junk(case)
+        if isinstance(words["path"], str | Path) and bad == "path":
+            words["path"] = path.parent / f"no{str(words['path']).replace('/', '')[:9]}"
+    try:
+        op = case.call("load", bad=bad, **words)
+    except REFUSALS as error:
+        case.refused = str(error)
+        if not bad or "\n" in case.refused:
+            raise
+        return
+    case.judge(case.call("module", self=op, **given), bound(spec, given))
+
+
+def autograd(case: Case) -> None:
+    """PyTorch's operator, forward and backward, of any layouts and with any gradients asked for."""
+    spec = draw_spec(case)
+    dims = spec.normalized_shape
+    rows = max(1, draw_rows(case, spec))
+    given = draw_arrays(case, spec, rows)
+    given = {n: None if given[n] is None else np.nan_to_num(given[n]) for n in ARRAYS}
+    bias = given["bias"] if case.chance(0.7) else None
+    eps = case.pick(1e-5, 0.5)
+    device = "cuda" if case.where == "gpu" else "cpu"
+    leaves: dict[str, Any] = {"input": given["input"], "weight": given["weight"], "bias": bias}
+    tensors = {
+        n: None if a is None else _lay_out_tensor(case, _tensor(a, device)).detach()
+        for n, a in leaves.items()
+    }
+    tensors = {
+        n: t.clone() if t is not None and t.is_inference() else t for n, t in tensors.items()
+    }
+    asked = [n for n, t in tensors.items() if t is not None and case.chance(0.7)] or ["input"]
+    for n in asked:
+        tensors[n].requires_grad_()
+    grad_output = _lay_out_tensor(
+        case, _tensor(given["grad_output"].astype(given["input"].dtype), device)
+    )
+    case.said += [f"of {asked}", device]
+    output = case.call("torch.layer_norm", normalized_shape=dims, eps=eps, **tensors)
+    found = torch.autograd.grad(output, [tensors[n] for n in asked], grad_output.detach())
+    gradients = dict(zip(asked, found, strict=True))
+    mask = tuple(n in asked for n in ("input", "weight", "bias"))
+    call = bind(
+        on_host((grad_output,) * 3)[0],
+        given["input"],
+        dims,
+        None,
+        None,
+        given["weight"],
+        bias,
+        mask,
+        eps,
+    )
+    case.judge(
+        on_host(LayerNormGrads(*(gradients.get(n) for n in ("input", "weight", "bias")))), call
+    )
+
+
+def torch_junk(case: Case) -> None:
+    """PyTorch's functions, with one argument that is junk: an error, by name, and no crash."""
+    norm = lnbwd_torch().LayerNorm(8)
+    name, given = case.pick(
+        (
+            "torch.layer_norm",
+            {
+                "input": torch.ones(3, 8),
+                "normalized_shape": 8,
+                "weight": torch.ones(8),
+                "bias": torch.ones(8),
+                "eps": 1e-5,
+            },
+        ),
+        ("torch.warmup", {"model": norm, "dtype": torch.float32, "device": "cpu"}),
+        ("torch.replace_layer_norm", {"model": torch.nn.LayerNorm(8)}),
+    )
+    if case.chance(0.2):
+        case.call(name, **given)
+        return
+    bad = case.pick(*given)
+    given = given | {bad: draw_junk(case)}
+    case.said += [name, bad, repr(given[bad])[:80]]
+    try:
+        case.call(name, bad=bad, **given)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError, OverflowError) as error:
+        case.refused = f"{type(error).__name__}: {error}"
+
+
+def emulated(case: Case) -> None:
+    """A legal schedule of any numbers for a GPU, in the emulator: no fault, and right."""
+    target = case.pick(*EMULATED)
+    spec = draw_spec(case)
+    how = draw_schedule(case, spec, target)
+    rows = max(1, draw_rows(case, spec, _MOST_EMULATED))
+    case.said += [target.name, str(how)]
+    given = draw_arrays(case, spec, rows)
+    vmfb, _ = compiler.build(spec, target, how=how)
+    call = bound(spec, given)
+    case.judge(EmulatedLayerNormBackward(vmfb).run(call), call)
+
+
+def draw_schedule(case: Case, spec: LayerNormSpec, target: Target) -> Schedule:
+    """The chosen one, or one of random numbers that is legal."""
+    chosen = schedule.choose(spec, target)
+    if case.chance(0.3) or spec.acc_dtype == "f64":
+        return chosen
+    for one in _schedules(case, spec, target):
+        if one.illegal(spec, target) is None:
+            few = schedule.forms(chosen, spec)[0]
+            if isinstance(one, OnePass) and isinstance(few, FewRows) and case.chance(0.3):
+                with_few = dataclasses.replace(one, few_rows=few)
+                return with_few if with_few.illegal(spec, target) is None else one
+            return one
+    return chosen
+
+
+def _schedules(case: Case, spec: LayerNormSpec, target: Target) -> Iterator[OnePass | TwoPass]:
+    """Of random numbers; many are not legal."""
+    widest = schedule.vector_of(spec)
+    vectors = [v for v in (1, 2, 4, 8) if widest % v == 0]
+    for _ in range(200):
+        finalize: dict[str, Any] = {
+            "finalize_slices": case.pick(1, 2, 4, 8),
+            "finalize_rows": case.pick(1, 2, 4),
+            "finalize_columns": case.pick(16, 32, 64),
+        }
+        vector, warps = case.pick(*vectors), case.pick(1, 2, 3, 4, 8)
+        workgroups = case.pick(1, 2, 3, 7)
+        if case.chance(0.3):
+            yield TwoPass(
+                workgroups, warps, vector, case.pick(1, 2, 4), case.pick(1, 2, 3),
+                span_steps=case.pick(1, 2, 256), **finalize,
+            )  # fmt: skip
+            continue
+        slots = case.pick(0, 0, 1, 2, 3)
+        one = OnePass(
+            workgroups=workgroups,
+            groups=case.pick(1, 2, 4),
+            warps=warps,
+            vector=vector,
+            ahead=case.pick(*range(max(0, slots - 1), max(slots, 1) + 1)),
+            slots=slots,
+            rereads=slots > 0 and case.chance(0.4),
+            stages_weight=case.chance(0.4),
+            widens_weight=case.chance(0.3),
+            **finalize,
+        )
+        if one.chunks(spec, target) * vector <= 32:
+            yield one
+
+
+@functools.cache
+def lnbwd_torch() -> Any:
+    """`iree_lnbwd.torch`."""
+    import iree_lnbwd.torch
+
+    return iree_lnbwd.torch
+
+
+def _public() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {
+        "layer_norm_backward": lnbwd.layer_norm_backward,
+        "module": LayerNormBackward.__call__,
+        "LayerNormSpec": LayerNormSpec,
+        "compile": lnbwd.compile,
+        "load": lnbwd.load,
+        "reference.layer_norm_backward": reference.layer_norm_backward,
+    }
+    if torch is not None:
+        ours = lnbwd_torch()
+        functions = (ours.layer_norm, ours.warmup, ours.replace_layer_norm)
+        found |= {f"torch.{function.__name__}": function for function in functions}
+    return found
+
+
+# What is called, by the names that reports have for it.
+PUBLIC = _public()
+
+_ON_A_DEVICE: dict[str, Callable[[Case], None]] = {
+    "values": values,
+    "storage": storage,
+    "junk": junk,
+}
+if torch is not None:
+    _ON_A_DEVICE |= {"autograd": autograd, "torch_junk": torch_junk}
+KINDS: Mapping[str, Mapping[str, Callable[[Case], None]]] = MappingProxyType(
+    {
+        "cpu": {**_ON_A_DEVICE, "specs": specs, "compile": compiles},
+        "gpu": _ON_A_DEVICE,
+        "emulator": {"emulated": emulated},
+    }
+)
+warnings.filterwarnings("ignore", module="torch")
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000))
