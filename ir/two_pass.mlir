@@ -34,7 +34,7 @@
 #chunks_at_once = 1 : index
 #whole = true                    // the chunks at once of all threads fill rows without a rest
 #rows_at_once = 1 : index
-#span_steps = 256 : index        // of a walker, which it sums at a time
+#span_steps = 32 : index         // of a walker, which it sums at a time
 #wants_dx = true                 // the caller asks for it
 #workgroups_index = 66 : index   // that walk over the rows of a tile
 #workgroups = affine_map<()[m] -> (m ceildiv 1, 66)>
@@ -231,6 +231,10 @@ hal.executable.source private @columns {
       %first = arith.muli %walker, %rows_at_once : index
       %stride = arith.muli %p, %rows_at_once : index
       %last = arith.subi %m, %c1 : index
+      scf.if %inside {
+        vector.store %zeros, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+        vector.store %zeros, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+      }
       %span = arith.muli %stride, %span_steps : index
       scf.for %span_first = %first to %m step %span {
         %span_after = arith.addi %span_first, %span : index
@@ -281,18 +285,12 @@ hal.executable.source private @columns {
           scf.yield %dgamma_1, %dbeta_1 : !chunk, !chunk
         }
         scf.if %inside {
-          %begins = arith.cmpi eq, %span_first, %first : index
-          %dgamma, %dbeta = scf.if %begins -> (!chunk, !chunk) {
-            scf.yield %sums#0, %sums#1 : !chunk, !chunk
-          } else {
-            %dgamma_before = vector.load %dgamma_partials[%walker, %col] : !acc_rows, !chunk
-            %dbeta_before = vector.load %dbeta_partials[%walker, %col] : !acc_rows, !chunk
-            %dgamma_after = arith.addf %dgamma_before, %sums#0 : !chunk
-            %dbeta_after = arith.addf %dbeta_before, %sums#1 : !chunk
-            scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
-          }
-          vector.store %dgamma, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
-          vector.store %dbeta, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+          %dgamma_before = vector.load %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+          %dbeta_before = vector.load %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+          %dgamma_after = arith.addf %dgamma_before, %sums#0 : !chunk
+          %dbeta_after = arith.addf %dbeta_before, %sums#1 : !chunk
+          vector.store %dgamma_after, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
+          vector.store %dbeta_after, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
         }
       }
       return

@@ -335,7 +335,7 @@ class TwoPass:
     finalize_slices: int = 4
     finalize_rows: int = 4
     finalize_columns: int = 32
-    span_steps: int = 256
+    span_steps: int = 32
 
     @property
     def path(self) -> str:

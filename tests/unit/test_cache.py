@@ -31,6 +31,13 @@ from iree_lnbwd.spec import ENTRY
 from iree_lnbwd.targets import find_target
 
 SPEC, TARGET = LayerNormSpec((8,)), find_target("generic")
+
+
+def unused(columns: int) -> LayerNormSpec:
+    """What no other test of this process has loaded."""
+    return LayerNormSpec((columns,), recompute_eps=0.0625)
+
+
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 SOMEBODY = 12345
 
@@ -356,11 +363,11 @@ def test_threads_wait_for_the_one_that_compiles(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds = Builds(monkeypatch)
-    came = loaded_by_threads([LayerNormSpec((23,))] * 8)
+    came = loaded_by_threads([unused(23)] * 8)
     assert isinstance(came[0], LayerNormBackward)
     assert all(one is came[0] for one in came)
     assert len(builds.asked) == 1
-    assert functional.loaded(LayerNormSpec((23,)), DeviceUri("local-task")) is came[0]
+    assert functional.loaded(unused(23), DeviceUri("local-task")) is came[0]
 
 
 def test_an_error_of_the_one_that_compiles_is_its_own(
@@ -373,7 +380,7 @@ def test_an_error_of_the_one_that_compiles_is_its_own(
             raise CompileError("once")
 
     builds.before = fail_once
-    came = loaded_by_threads([LayerNormSpec((24,))] * 4)
+    came = loaded_by_threads([unused(24)] * 4)
     assert sum(isinstance(one, CompileError) for one in came) == 1
     assert len({id(one) for one in came if isinstance(one, LayerNormBackward)}) == 1
     assert len(builds.asked) == 2
@@ -384,7 +391,7 @@ def test_threads_that_need_other_modules_do_not_wait(
 ) -> None:
     """The first of them goes on once the other is done; else this would time out."""
     builds, done = Builds(monkeypatch), threading.Event()
-    slow, quick = LayerNormSpec((25,)), LayerNormSpec((26,))
+    slow, quick = unused(25), unused(26)
 
     def wait(spec: LayerNormSpec) -> None:
         if spec == slow:
