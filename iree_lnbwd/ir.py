@@ -52,6 +52,10 @@ _COPIED = re.compile(r" *// Each (chunk|row)\n(.*?) *// End\n", re.DOTALL)
 _CAST = re.compile(
     r" *%(\w+) = (?:arith\.extf|arith\.truncf|llvm\.fptrunc) %([\w#]+) : (!\w+) to (!\w+)\n"
 )
+_SUBGROUP_SUM = re.compile(
+    r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
+)
+_LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _PAIRS_OF_BF16 = re.compile(r"vector<(\d*[02468])xbf16>")
 _VALUE = re.compile(r"%(\w+)")
 _DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
@@ -152,6 +156,8 @@ def _kernel_text(
         times = {"chunk": schedule.chunks(spec, target)}
         text = _narrow_copies(text, spec, schedule)
     text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
+    if spec.acc_dtype == "f64":
+        text = _shuffled(text, target)
     return _repeat(text, times)
 
 
@@ -278,13 +284,13 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "#at_once": _flag(schedule.ahead == 0),
         "#stages": _flag(slots > 0),
         "#slots": f"{slots} : index",
-        "#copied": f"{_copied(schedule)} : index",
+        "#copied": f"{_copied(spec, schedule)} : index",
         "#in_place": _flag(schedule.in_place),
         "#pending_i32": f"{max(slots - 1, 0)} : i32",
         "#rereads": _flag(schedule.rereads and spec.output_mask[0]),
         "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
         "#widens_weight": _flag(schedule.widens_weight),
-        "#gamma_copied": f"{_gamma_copied(schedule)} : index",
+        "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
         "#wants_dx": _flag(spec.output_mask[0]),
         "#one_group": _flag(groups == 1),
         "#one_warp": _flag(schedule.warps == 1),
@@ -303,14 +309,15 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
     }
 
 
-def _copied(schedule: OnePass) -> int:
+def _copied(spec: LayerNormSpec, schedule: OnePass) -> int:
     """Elements of a copy; some that are legal for each type where nothing is copied."""
-    return schedule.vector if schedule.slots else 4
+    return schedule.vector if schedule.slots else _LEGAL_TO_COPY[spec.acc_dtype]
 
 
-def _gamma_copied(schedule: OnePass) -> int:
+def _gamma_copied(spec: LayerNormSpec, schedule: OnePass) -> int:
     """The same of the weight."""
-    return schedule.vector if schedule.stages_weight and not schedule.widens_weight else 4
+    copied = schedule.stages_weight and not schedule.widens_weight
+    return schedule.vector if copied else _LEGAL_TO_COPY[spec.acc_dtype]
 
 
 def _flag(value: bool) -> str:
@@ -377,9 +384,9 @@ def _row_statistics_aliases(spec: LayerNormSpec, target: Target) -> dict[str, st
 def _narrow_copies(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
     """Copies past the L1 cache are of 16 bytes; narrower ones go without the attribute."""
     for name, dtype, copied in (
-        ("dy", spec.dy_dtype, _copied(schedule)),
-        ("x", spec.dtype, _copied(schedule)),
-        ("gamma", spec.gamma_dtype, _gamma_copied(schedule)),
+        ("dy", spec.dy_dtype, _copied(spec, schedule)),
+        ("x", spec.dtype, _copied(spec, schedule)),
+        ("gamma", spec.gamma_dtype, _gamma_copied(spec, schedule)),
     ):
         if copied * DTYPES[dtype].numpy.itemsize < 16:
             copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)bypassL1, '
@@ -453,6 +460,28 @@ def _widen_pairs(text: str, aliases: Mapping[str, str]) -> str:
         )
 
     return _CAST.sub(spelled_out, text)
+
+
+def _shuffled(text: str, target: Target) -> str:
+    """With the sums over a subgroup's threads spelled out: IREE's own knows no f64 on CUDA."""
+
+    def spelled_out(reduction: re.Match[str]) -> str:
+        indent, result, value, size = reduction.groups()
+        name = result[1:]
+        lines = [f"%{name}_lanes = arith.constant {target.subgroup_size} : i32"]
+        for distance in (1 << k for k in range(int(size).bit_length() - 1)):
+            there, after = f"%{name}_there{distance}", f"%{name}_of{2 * distance}"
+            lines += [
+                f"%{name}_by{distance} = arith.constant {distance} : i32",
+                f"{there}, %{name}_valid{distance} = gpu.shuffle xor {value}, "
+                f"%{name}_by{distance}, %{name}_lanes : !acc",
+                f"{after} = arith.addf {value}, {there} : !acc",
+            ]
+            value = after
+        lines[-1] = lines[-1].replace(f"{value} =", f"{result} =")
+        return "".join(f"{indent}{line}\n" for line in lines)
+
+    return _SUBGROUP_SUM.sub(spelled_out, text)
 
 
 def _resolved(alias: str, aliases: Mapping[str, str]) -> str:

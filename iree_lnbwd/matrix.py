@@ -21,8 +21,13 @@ def specs() -> Iterator[LayerNormSpec]:
     for width in _WIDTHS:
         for dtype in _DTYPES:
             yield LayerNormSpec((width,), dtype)
+    for dtype in ("f32", "bf16"):
+        yield LayerNormSpec((5,), dtype, recompute_eps=DEFAULT_EPS)
+        yield LayerNormSpec((65536,), dtype, output_mask=(False, True, True))
+    yield LayerNormSpec((20000,), "f64")
     for width in (769, 4096):
         yield LayerNormSpec((width,), "f64")
+        yield LayerNormSpec((width,), "f64", recompute_eps=DEFAULT_EPS)
         for half in ("f16", "bf16"):
             yield LayerNormSpec((width,), "f32", grad_output_dtype=half, weight_dtype=half)
             yield LayerNormSpec((width,), half, weight_dtype="f32")

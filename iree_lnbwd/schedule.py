@@ -19,8 +19,8 @@ from iree_lnbwd.tuning import TUNED
 _ACCESS_BYTES = 16  # the widest global access that GPUs have
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy
 _WARPS_OF_A_PROCESSOR = 16
-_ELEMENTS_IN_REGISTERS = 24  # of a row, a thread's; beyond it registers spill
-_MOST_ELEMENTS = 32  # whose two sums a thread holds
+_WORDS_IN_REGISTERS = 24  # of a row, a thread's, 32 bits each; beyond it registers spill
+_MOST_WORDS = 32  # of each of its two sums that a thread holds
 # Steps ahead, slots, and whether the weight is staged; best first.
 _FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
 _WIDE_FETCHES = ((1, 2, False), (1, 1, False))
@@ -145,8 +145,8 @@ class FewRows:
                 f"{threads} threads for {2 * self.tile} sums",
             ),
             (
-                self.chunks(spec, target, vector) * vector > _MOST_ELEMENTS,
-                f"more than {_MOST_ELEMENTS} elements of a row to a thread",
+                self.chunks(spec, target, vector) * vector > _most_elements(spec),
+                f"more than {_most_elements(spec)} elements of a row to a thread",
             ),
         )
         why = next((why for broken, why in rules if broken), None)
@@ -246,7 +246,7 @@ class OnePass:
             DTYPES[name].numpy.itemsize / 4
             for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
         )
-        an_element = 2.0 if self.rereads else 4.0
+        an_element = (2.0 if self.rereads else 4.0) * _words(spec)
         if not (self.stages_weight or self.rereads):
             an_element += gamma
         if self.ahead and not self.slots:
@@ -470,7 +470,6 @@ def _gpu_rules(
     finalize_threads = schedule.finalize_columns * schedule.finalize_slices
     return (
         (target.backend == "cpu", "workgroups of threads need a GPU"),
-        (spec.acc_dtype == "f64", "subgroups reduce no f64"),
         (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
         (
             finalize_threads > target.max_threads,
@@ -490,8 +489,6 @@ def choose(spec: LayerNormSpec, target: Target) -> Schedule:
     """The schedule for a spec on a target."""
     if target.backend == "cpu":
         return _row_blocks(spec, target)
-    if spec.acc_dtype == "f64":
-        return WholeTensors("f64")
     reasoned = (*_staged(spec, target), *_direct(spec, target))
     for candidate in (
         *_tuned(spec, target),
@@ -551,10 +548,10 @@ def _staged(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
         return
     vector = vector_of(spec)
     for chunks in (2, 3, 4, 1, 6, 8):
-        if chunks * vector > _MOST_ELEMENTS:  # then two passes are faster
+        if chunks * vector > _most_elements(spec):  # then two passes are faster
             continue
         warps = _warps(spec, target, vector, chunks)
-        rereads = chunks * vector > _ELEMENTS_IN_REGISTERS
+        rereads = chunks * vector * _words(spec) > _WORDS_IN_REGISTERS
         fetches = _WIDE_FETCHES if rereads else _FETCHES
         for ahead, slots, stages_weight in fetches:
             yield OnePass(
@@ -588,8 +585,8 @@ def _direct(spec: LayerNormSpec, target: Target) -> Iterator[OnePass]:
 
     def shortcomings(one: OnePass) -> tuple[bool, int]:
         threads = one.groups * one.threads(target)
-        elements = one.chunks(spec, target) * vector
-        return elements > _ELEMENTS_IN_REGISTERS, max(0, _LEAST_DIRECT_THREADS - threads)
+        words = one.chunks(spec, target) * vector * _words(spec)
+        return words > _WORDS_IN_REGISTERS, max(0, _LEAST_DIRECT_THREADS - threads)
 
     yield from sorted(map(schedule, (2, 3, 4, 1, 6, 8, 12, 16)), key=shortcomings)
 
@@ -617,7 +614,7 @@ def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
     """As many small workgroups as fit a multiprocessor's registers: none waits for another."""
     warps = _DIRECT_THREADS // target.subgroup_size
     vector = vector_of(spec)
-    chunks = min(_MOST_TWO_PASS_CHUNKS, _MOST_ELEMENTS // vector)
+    chunks = min(_MOST_TWO_PASS_CHUNKS, _most_elements(spec) // vector)
     one = TwoPass(1, warps, vector, chunks, rows=4)
     tiles = -(-spec.columns // one.tile(target))
     return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * target.processors // tiles))
@@ -647,6 +644,16 @@ def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
     sums = 2 * spec.columns * acc
     block = next((rows for cache, rows in _BLOCK_ROWS if sums <= cache), _MOST_BLOCK_ROWS)
     return RowBlocks(_CPU_WORKGROUPS, block, vector)
+
+
+def _words(spec: LayerNormSpec) -> int:
+    """32-bit registers of a number in a sum."""
+    return DTYPES[spec.acc_dtype].numpy.itemsize // 4
+
+
+def _most_elements(spec: LayerNormSpec) -> int:
+    """Whose sums a thread holds."""
+    return _MOST_WORDS // _words(spec)
 
 
 def _wait_by_themselves(groups: int, warps: int, target: Target) -> bool:

@@ -326,9 +326,10 @@ bool is_usable(const OptionalTensor& tensor, at::Device device, at::IntArrayRef 
          (tensor->device() == device && tensor->sizes() == sizes && is_usable(*tensor));
 }
 
-bool is_statistic(const OptionalTensor& tensor, at::Device device, int64_t rows) {
-  return is_there(tensor) && tensor->device() == device && tensor->scalar_type() == at::kFloat &&
-         tensor->numel() == rows && is_usable(*tensor);
+bool is_statistic(const OptionalTensor& tensor, const Tensor& input, int64_t rows) {
+  const auto type = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return is_there(tensor) && tensor->device() == input.device() &&
+         tensor->scalar_type() == type && tensor->numel() == rows && is_usable(*tensor);
 }
 
 int64_t address(const OptionalTensor& tensor) {
@@ -350,7 +351,7 @@ std::optional<Kind> kind_of(const Tensor& grad_output, const Tensor& input,
   const int64_t columns = c10::multiply_integers(normalized_shape);
   const int64_t rows = input.numel() / columns;
   if (!is_usable(input) || !is_usable(grad_output, device, sizes) ||
-      !is_statistic(mean, device, rows) || !is_statistic(rstd, device, rows) ||
+      !is_statistic(mean, input, rows) || !is_statistic(rstd, input, rows) ||
       !is_usable(weight, device, normalized_shape) ||
       (is_there(bias) && bias->device() != device)) {
     return std::nullopt;

@@ -19,3 +19,15 @@
 // FLOW-NOT: f32
 // FLOW: func public @layer_norm_backward
 // FLOW-NOT: f32
+
+// On GPUs the kernels of every type; IREE's sums over a subgroup know no f64 on CUDA, and are spelled out.
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=1000 --dtype=f64 --target=sm_90 > %t.gpu.mlir
+// RUN: filecheck %s --input-file=%t.gpu.mlir --check-prefix=GPU
+// RUN: filecheck %s --input-file=%t.gpu.mlir --check-prefix=SHUFFLES
+
+// GPU: !acc = f64
+// GPU: hal.executable.source private @rows {
+// GPU: hal.executable.source private @few_rows {
+// SHUFFLES-NOT: gpu.subgroup_reduce
+// SHUFFLES: %{{.+}}, %{{.+}} = gpu.shuffle xor %{{.+}}, %{{.+}}, %{{.+}} : !acc
+// SHUFFLES-NOT: gpu.subgroup_reduce

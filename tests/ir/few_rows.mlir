@@ -4,7 +4,7 @@
 
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 > %t.mlir
 // RUN: filecheck %s < %t.mlir
-// RUN: iree-lnbwd compile --print-command --normalized-shape=4096 --dtype=bf16 --target=sm_90 | sed 's/ -o [^ ]*$/ --compile-to=stream -o -/' > %t.sh
+// RUN: iree-lnbwd compile --print-command --normalized-shape=4096 --dtype=bf16 --target=sm_90 | sed 's/ -o [^ ]* / --compile-to=stream -o - /' > %t.sh
 // RUN: sh %t.sh < %t.mlir | filecheck %s --check-prefix=STREAM
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefix=ROCM
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 --output-mask=100 | filecheck %s --check-prefix=ROWS

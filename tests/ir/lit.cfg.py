@@ -33,5 +33,5 @@ if "PYTHONPATH" in os.environ:
 config.substitutions += [
     ("%{ir}", str(_HERE.parent.parent / "ir")),
     ("%{to-input}", "iree-compile - --iree-input-type=none --compile-to=input"),
-    ("%{to-flow}", "sed 's/ -o [^ ]*$/ --compile-to=flow -o -/'"),
+    ("%{to-flow}", "sed 's/ -o [^ ]* / --compile-to=flow -o - /'"),
 ]

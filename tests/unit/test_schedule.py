@@ -156,11 +156,6 @@ def test_workgroups_without_staging_are_filled(dtype: str, target: Target) -> No
             assert chosen.groups * chosen.threads(target) >= 128, (columns, chosen)
 
 
-@pytest.mark.parametrize("one", [OnePass(1, 1, 1, 1), TwoPass(1, 1, 1, 1, 1)])
-def test_specs_that_kernels_do_not_compute_are_illegal(one: OnePass | TwoPass) -> None:
-    assert one.illegal(LayerNormSpec((64,), "f64"), gpu("sm_90")) == "subgroups reduce no f64"
-
-
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_rows_in_place_take_a_slot_less(ahead: int) -> None:
     ring = dataclasses.replace(LEGAL, groups=1, ahead=ahead, slots=ahead + 1)
@@ -203,15 +198,13 @@ def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
 def test_a_gpu_takes_kernels_of_ours_whatever_is_asked(
     target: Target, mask: tuple[bool, bool, bool], recompute_eps: float | None
 ) -> None:
-    for columns in (1, 7, 64, 1000, 4096, 20000, 65536):
-        spec = LayerNormSpec((columns,), "bf16", output_mask=mask, recompute_eps=recompute_eps)
+    for columns, dtype in itertools.product((1, 7, 64, 1000, 4096, 20000, 65536), DTYPES):
+        spec = LayerNormSpec((columns,), dtype, output_mask=mask, recompute_eps=recompute_eps)
         assert isinstance(schedule.choose(spec, target), OnePass | TwoPass)
 
 
 def test_what_falls_off_the_fast_path_says_why() -> None:
-    chosen = schedule.choose(LayerNormSpec((64,), "f64"), gpu("sm_90"))
-    assert isinstance(chosen, WholeTensors)
-    assert "f64" in chosen.path
+    assert WholeTensors("asked for").path.endswith("(asked for)")
 
 
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
