@@ -6,6 +6,7 @@ The structures are those of dlpack.h.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -154,20 +155,40 @@ def to_numpy(name: str, array: Any) -> Array:
             f"{getattr(array, 'dtype', 'an unknown one')}"
         )
     shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tensor.strides[: tensor.ndim] if tensor.strides else None
+    return view_of(tensor.address, shape, strides, dtype, keeper=given, writable=given.writable)
+
+
+def view_of(
+    address: int,
+    shape: tuple[int, ...],
+    strides: Sequence[int] | None,
+    dtype: np.dtype[Any],
+    *,
+    keeper: object,
+    writable: bool = True,
+) -> Array:
+    """Memory as NumPy's array.
+
+    Args:
+        address: Of the first element.
+        shape: Of the array.
+        strides: In elements; None where they follow each other.
+        dtype: Of the elements.
+        keeper: Keeps the memory; the array keeps this.
+        writable: Whether it may be written to.
+    """
     if 0 in shape:
         return np.empty(shape, dtype)
-    steps = tensor.strides[: tensor.ndim] if tensor.strides else None
-    memory = _Memory(
-        {
-            "version": 3,
-            "data": (tensor.address, not given.writable),
-            "shape": shape,
-            "strides": None if steps is None else tuple(n * dtype.itemsize for n in steps),
-            "typestr": f"<u{dtype.itemsize}",
-        },
-        given,
-    )
-    return np.asarray(memory).view(dtype)
+    size = dtype.itemsize
+    interface = {
+        "version": 3,
+        "data": (address, not writable),
+        "shape": shape,
+        "strides": None if strides is None else tuple([size * stride for stride in strides]),
+        "typestr": f"<u{size}",
+    }
+    return np.asarray(_Memory(interface, keeper)).view(dtype)
 
 
 class _Memory:

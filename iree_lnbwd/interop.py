@@ -16,6 +16,7 @@ import numpy as np
 from iree_lnbwd import dlpack
 from iree_lnbwd.arguments import AnyArray, Array, GpuArray, LayerNormGrads
 from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.dlpack import view_of
 
 # PyTorch's dispatch keys of a tensor that is nothing but a piece of memory with a shape. Wrappers,
 # tensors of torch.func, sparse and nested ones have others.
@@ -120,9 +121,9 @@ def to_numpy(name: str, array: Any) -> Array:
         TypeError: It is no array, or has no memory for its values.
         ValueError: It is on a GPU, or its library does not give it away.
     """
-    if _is_torch(array) and array.device.type == "cpu":
+    if _is_torch(array) and array.is_cpu:
         lazy = _check_memory(name, array, allowed=_LAZY_KEYS)
-        array = _torch_copy(array) if lazy else array
+        return _tensors_memory(name, _torch_copy(array) if lazy else array)
     return memory_of(name, array)
 
 
@@ -144,11 +145,18 @@ def memory_of(name: str, array: Any) -> Array:
     if not _is_torch(array):
         return dlpack.to_numpy(name, array)
     _check_memory(name, array)
-    # Not by Tensor.numpy(), after which PyTorch could not free the memory, as FSDP2 does.
-    detached = array.detach()
-    if detached.dtype == sys.modules["torch"].bfloat16:  # which NumPy has no name for
-        return np.from_dlpack(detached.view(sys.modules["torch"].uint16)).view(ml_dtypes.bfloat16)
-    return np.from_dlpack(detached)
+    return _tensors_memory(name, array)
+
+
+def _tensors_memory(name: str, tensor: Any) -> Array:
+    # Not by Tensor.numpy(), after which PyTorch could not free the memory, as FSDP2 does; nor by
+    # np.from_dlpack, which makes it read-only before NumPy 2.1.
+    dtype = _numpy_types().get(tensor.dtype)
+    if dtype is None:
+        expected = ", ".join(map(str, _numpy_types().values()))
+        raise TypeError(f"{name}: expected an element type of {expected}, got {tensor.dtype}")
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return view_of(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, keeper=tensor)
 
 
 def from_numpy(gradients: LayerNormGrads, like: Any) -> LayerNormGrads:
@@ -176,6 +184,18 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+@functools.cache
+def _numpy_types() -> Mapping[Any, np.dtype[Any]]:
+    """PyTorch's element types that the op knows, and NumPy's."""
+    torch = sys.modules["torch"]
+    return {
+        torch.float16: np.dtype(np.float16),
+        torch.float32: np.dtype(np.float32),
+        torch.float64: np.dtype(np.float64),
+        torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    }
+
+
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor of PyTorch's is a piece of memory that holds its values, and no more."""
     return not _strange_keys(_dispatch_keys(tensor))
@@ -196,10 +216,13 @@ def _check_memory(
             f"{name}: expected a tensor whose memory holds its values, got a "
             f"{_kind(tensor)} with {', '.join(sorted(strange))}"
         )
-    if strange or not tensor.numel():
+    elements = tensor.numel()
+    if strange or not elements:
         return strange
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = tensor.storage_offset() + sum((n - 1) * stride for n, stride in steps) + 1
+    if not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        elements = 1 + sum((n - 1) * stride for n, stride in steps)
+    elements += tensor.storage_offset()
     there = tensor.untyped_storage().nbytes()
     if there < elements * tensor.element_size():
         raise ValueError(
@@ -233,13 +256,9 @@ class _Torch:
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
         self._driver = "hip" if self._torch.version.hip else "cuda"
-        self._dtypes = {
-            np.dtype(np.float16): self._torch.float16,
-            np.dtype(np.float32): self._torch.float32,
-            np.dtype(np.float64): self._torch.float64,
-            np.dtype(ml_dtypes.bfloat16): self._torch.bfloat16,
-            np.dtype(np.uint8): self._torch.uint8,
-        }
+        self._numpy = _numpy_types()
+        self._dtypes = {ours: theirs for theirs, ours in self._numpy.items()}
+        self._dtypes[np.dtype(np.uint8)] = self._torch.uint8
         self.empty_like = functools.partial(
             self._torch.empty_like, memory_format=self._torch.contiguous_format
         )
@@ -255,7 +274,6 @@ class _Torch:
             "_cuda_getCurrentRawStream",
             lambda index: self._torch.cuda.current_stream(index).cuda_stream,
         )
-        self._numpy = {theirs: ours for ours, theirs in self._dtypes.items()}
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
         found: list[object] = []

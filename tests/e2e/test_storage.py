@@ -286,7 +286,7 @@ def test_storage_of_others_that_is_read_only_is_refused() -> None:
     frozen = read_only(stored["grad_weight"])
     out = LayerNormGrads(stored["grad_input"], Exported(frozen), stored["grad_bias"])
     with pytest.raises(
-        ValueError, match=r"out\.grad_weight: expected an array that can be written"
+        ValueError, match=r"out\.grad_weight: (expected an array that can be written|its library)"
     ):
         call(loaded(spec, HOST), arguments, out)
     assert (frozen == -77).all()
