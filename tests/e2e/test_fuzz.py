@@ -1,4 +1,4 @@
-"""``scripts/fuzz``: a short run of it, that it would find something, and that it forgets nothing."""
+"""``scripts/fuzz``: a short run; and that it would find something, and forgets nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, reference
+from iree_lnbwd import LayerNormGrads
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
-import fuzz_cases
+import fuzz_cases  # noqa: E402
 
 SEED = 11
 # Public names that take no arguments of a user's: errors, and what the package makes itself.
@@ -67,6 +67,15 @@ def test_every_public_function_is_tried() -> None:
         assert functions <= set(fuzz_cases.PUBLIC)
 
 
+def outcome_of(number: int, kind: str) -> str:
+    """What is wrong with a case; nothing where it is right."""
+    try:
+        fuzz_cases.run("cpu", SEED, number, kind)
+    except fuzz_cases.Failure as failure:
+        return str(failure)
+    return ""
+
+
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By half a percent, in one element."""
 
@@ -78,14 +87,9 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fuzz_cases, "libraries", lambda where: ("numpy",))
     monkeypatch.setitem(fuzz_cases.PUBLIC, "layer_norm_backward", wrong)
-    found = 0
-    for number in range(40):
-        try:
-            fuzz_cases.run("cpu", SEED, number, "values")
-        except fuzz_cases.Failure as failure:
-            assert "grad_bias is wrong" in str(failure)
-            found += 1
-    assert found > 3
+    said = [outcome_of(number, "values") for number in range(40)]
+    assert sum("grad_bias is wrong" in words for words in said) > 3
+    assert all("is wrong" in words for words in said if words)
 
 
 def test_a_failure_without_a_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +97,8 @@ def test_a_failure_without_a_name_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         raise ValueError("something is wrong")
 
     monkeypatch.setitem(fuzz_cases.PUBLIC, "reference.layer_norm_backward", nameless)
-    assert reference.layer_norm_backward is not nameless
-    with pytest.raises(fuzz_cases.Failure, match="refused without a name: ValueError: something"):
-        for number in range(30):
-            fuzz_cases.run("cpu", SEED, number, "junk")
+    said = {outcome_of(number, "junk") for number in range(30)}
+    assert "refused without a name: ValueError: something is wrong" in said
 
 
 def test_a_run_goes_on_where_its_log_ends(tmp_path: Path) -> None:
