@@ -148,6 +148,11 @@ def memory_of(name: str, array: Any) -> Array:
     return _tensors_memory(name, array)
 
 
+def is_immutable(array: Any) -> bool:
+    """Whether an array's library counts on its content, whatever its capsule says."""
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
 def _tensors_memory(name: str, tensor: Any) -> Array:
     # Not by Tensor.numpy(), after which PyTorch could not free the memory, as FSDP2 does; nor by
     # np.from_dlpack, which makes it read-only before NumPy 2.1.

@@ -374,8 +374,11 @@ class LayerNormBackward:
         """The caller's arrays for the gradients: NumPy's, or what is known of a GPU's."""
         view = interop.memory_of if framework is None else framework.describe
         arrays: dict[str, Any] = {}
-        for name, array in out._asdict().items():
-            arrays[f"out.{name}"] = None if array is None else view(f"out.{name}", array)
+        for gradient, array in out._asdict().items():
+            name = f"out.{gradient}"
+            if interop.is_immutable(array):
+                raise ValueError(f"{name}: expected an array that can be written, got JAX's")
+            arrays[name] = None if array is None else view(name, array)
         for result in self.spec.results:
             name = f"out.{result.name}"
             array = arrays[name]

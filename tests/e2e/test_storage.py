@@ -317,6 +317,23 @@ def test_what_a_library_does_not_give_away_is_named() -> None:
         lnbwd.layer_norm_backward(Exported(x.astype(np.int8)), x, 8)
 
 
+def test_arrays_of_jax() -> None:
+    """Taken where they are, bf16 too; what it traces is named, what it counts on not written."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    spec = LayerNormSpec((8,), "bf16")
+    arguments = random_arguments(random_generator(), spec, (3,))
+    names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+    given: dict[str, Any] = {name: jax.numpy.asarray(getattr(arguments, name)) for name in names}
+    gradients = lnbwd.layer_norm_backward(normalized_shape=8, **given)
+    assert all(isinstance(gradient, jax.Array) for gradient in gradients)
+    assert_same_bits(LayerNormGrads(*map(np.asarray, gradients)), arguments.backward())
+    out = LayerNormGrads(*map(jax.numpy.zeros_like, gradients))
+    with pytest.raises(ValueError, match=r"out\.grad_input: expected an array that can be written"):
+        loaded(spec, HOST)(**given, out=out)
+    with pytest.raises(TypeError, match=r"input: expected a NumPy array, .* got .*Tracer"):
+        jax.jit(lambda x: lnbwd.layer_norm_backward(x, x, 8).grad_input)(given["input"])
+
+
 # --- values that are not quite what they seem ---------------------------------------------------
 
 
