@@ -54,9 +54,15 @@ def describe(vmfb: bytes, *, source: str) -> Description:
     if damaged is not None:
         raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
     module = open_module(rt.VmInstance(), vmfb, source=source)
-    if ENTRY not in module.function_names:
+    try:
+        names = module.function_names
+        reflection: Mapping[str, str] = (
+            module.lookup_function(ENTRY).reflection if ENTRY in names else {}
+        )
+    except IREE_ERRORS as error:
+        raise ArtifactError(f"{source}: altered: {reason(error)}") from error
+    if ENTRY not in names:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: it has no function {ENTRY}")
-    reflection: Mapping[str, str] = module.lookup_function(ENTRY).reflection
     launches = reflection.get("iree_lnbwd.launches")
     try:
         spec = LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
