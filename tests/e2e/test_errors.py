@@ -472,7 +472,7 @@ def test_altered_lone_module(generic: Artifact, tmp_path: Path) -> None:
     assert came["refused"] > came["right"]
 
 
-# Alters the program of a lone module, sets its checksum right, and says what `describe` makes of it.
+# Alters the program of a lone module, sets its checksum right, and says what comes of `describe`.
 # IREE checks what it reads, but not all of it: in processes of their own, which may end.
 DESCRIBE_FORGED = """
 import json, os, random, struct, sys, zipfile, zlib
