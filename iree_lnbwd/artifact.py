@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import tempfile
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from iree_lnbwd import schedule
-from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd import files, schedule
+from iree_lnbwd.errors import ArtifactError, one_line
 from iree_lnbwd.schedule import Schedule
 from iree_lnbwd.spec import ENTRY, LayerNormSpec
 from iree_lnbwd.version import __version__
 
 SCHEMA_VERSION = 1
+
+_MOST_MANIFEST_BYTES = 1 << 20
+_MOST_VMFB_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -77,31 +81,11 @@ class Manifest:
             ArtifactError: It is no manifest, of another schema, or was altered.
         """
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ArtifactError(f"{path}: not a manifest: {error}") from error
-        if not isinstance(values, dict) or "schema_version" not in values:
-            raise ArtifactError(f"{path}: not a manifest: no schema_version")
-        if (version := values["schema_version"]) != SCHEMA_VERSION:
-            raise ArtifactError(
-                f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}"
-            )
-        if values.pop("manifest_sha256", None) != _digest_of_values(values):
-            raise ArtifactError(f"{path}: altered: its manifest_sha256 does not match its content")
-        try:
-            return cls(
-                spec=LayerNormSpec.from_dict(values["spec"]),
-                target=values["target"],
-                schedule=schedule.from_dict(values["schedule"]),
-                compiler_version=values["compiler_version"],
-                flags=tuple(values["flags"]),
-                ir_sha256=values["ir_sha256"],
-                vmfb_sha256=values["vmfb_sha256"],
-                host_cpu=values["host_cpu"],
-                package_version=values["package_version"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(f"{path}: not a manifest: {error}") from error
+            return _manifest(_parsed(text), path)
+        except ArtifactError:
+            raise
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{path}: not a manifest: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -133,32 +117,24 @@ def digest(data: bytes) -> str:
 
 
 def write(directory: Path, vmfb: bytes, manifest: Manifest) -> Artifact:
-    """Both files, each of them whole or not there at all.
+    """Both files, whole, or neither of them.
 
     Raises:
-        ArtifactError: The directory cannot be made or written.
+        ArtifactError: The directory cannot be made or written, or the manifest is too long to be
+            read again.
     """
     artifact = Artifact(directory / f"{manifest.stem}.vmfb", manifest)
+    text = manifest.to_json().encode()
+    if len(text) > _MOST_MANIFEST_BYTES:
+        raise ArtifactError(
+            f"manifest: expected at most {_MOST_MANIFEST_BYTES} bytes, got {len(text)}"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(artifact.path, vmfb)
-        write_atomically(artifact.manifest_path, manifest.to_json().encode())
-    except OSError as error:
+        files.write({artifact.path: vmfb, artifact.manifest_path: text})
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"output_dir: cannot write to {directory}: {error}") from error
     return artifact
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """A file with ``data``, or what was there before; never something between."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).chmod(0o644)  # mkstemp makes files that only their owner reads
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
@@ -177,16 +153,16 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
     if vmfb_path.suffix == ".json":
         vmfb_path = vmfb_path.with_suffix(".vmfb")
     try:
-        vmfb = vmfb_path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{vmfb_path}: cannot be read: {error.strerror}") from error
+        vmfb = files.read(vmfb_path, most=_MOST_VMFB_BYTES)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{vmfb_path}: cannot be read: {one_line(error)}") from error
     manifest_path = vmfb_path.with_suffix(".json")
     try:
-        text = manifest_path.read_text(encoding="utf-8")
+        text = files.read(manifest_path, most=_MOST_MANIFEST_BYTES).decode()
     except FileNotFoundError:
         return vmfb, None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{manifest_path}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{manifest_path}: cannot be read: {one_line(error)}") from error
     manifest = Manifest.from_json(text, path=manifest_path)
     if digest(vmfb) != manifest.vmfb_sha256:
         raise ArtifactError(
@@ -194,6 +170,61 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
             f"expects {manifest.vmfb_sha256}"
         )
     return vmfb, manifest
+
+
+def _parsed(text: str) -> Any:
+    """JSON that means one thing to every reader: no name twice, and numbers that are numbers."""
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            raise ValueError("a name comes twice in an object")
+        return values
+
+    def finite(literal: str) -> float:
+        if not math.isfinite(number := float(literal)):
+            raise ValueError(f"expected finite numbers, got {literal}")
+        return number
+
+    return json.loads(text, object_pairs_hook=members, parse_float=finite, parse_constant=finite)
+
+
+def _manifest(values: Any, path: Path) -> Manifest:
+    """The manifest of these values.
+
+    Raises:
+        ArtifactError: They are of another schema, or were altered.
+        KeyError, RecursionError, TypeError, ValueError: They are no manifest's.
+    """
+    if not isinstance(values, dict) or "schema_version" not in values:
+        raise ValueError("no schema_version")
+    version = values["schema_version"]
+    if version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"{path}: expected schema_version {SCHEMA_VERSION}, got {reprlib.repr(version)}"
+        )
+    if values.pop("manifest_sha256", None) != _digest_of_values(values):
+        raise ArtifactError(f"{path}: altered: its manifest_sha256 does not match its content")
+    flags, host_cpu = values["flags"], values["host_cpu"]
+    if not isinstance(flags, list):
+        raise TypeError(f"flags: expected a list, got {type(flags).__name__}")
+    return Manifest(
+        spec=LayerNormSpec.from_dict(values["spec"]),
+        target=_string("target", values["target"]),
+        schedule=schedule.from_dict(values["schedule"]),
+        compiler_version=_string("compiler_version", values["compiler_version"]),
+        flags=tuple(_string("flags", flag) for flag in flags),
+        ir_sha256=_string("ir_sha256", values["ir_sha256"]),
+        vmfb_sha256=_string("vmfb_sha256", values["vmfb_sha256"]),
+        host_cpu=None if host_cpu is None else _string("host_cpu", host_cpu),
+        package_version=_string("package_version", values["package_version"]),
+    )
+
+
+def _string(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a string, got {type(value).__name__}")
+    return value
 
 
 def _digest_of_values(values: Mapping[str, Any]) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
@@ -18,18 +21,25 @@ from iree_lnbwd import (
     compiler,
     emulator,
     evidence,
+    files,
     inspection,
     matrix,
     npz,
     runtime,
     verify,
 )
-from iree_lnbwd.arguments import Call
+from iree_lnbwd.arguments import MOST_ROWS, Call
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
+from iree_lnbwd.errors import (
+    ArtifactError,
+    CompileError,
+    DeviceError,
+    one_line,
+    printable,
+)
 from iree_lnbwd.inspection import Kernel
 from iree_lnbwd.schedule import WholeTensors, paths
 from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
@@ -50,27 +60,133 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 where all went well, 1 where a verification missed, 2 where something could not be done;
         then one line on standard error says what.
     """
-    # What follows "--" is iree-compile's, also where it looks like an option of ours.
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _expect_streams()
+        return _run_command(words)
+    except KeyboardInterrupt:
+        _tell("interrupted")
+        return _EXIT_INTERRUPTED
+    except Exception as error:  # Python itself would exit with 1, which says that something missed
+        _tell(f"error: {_explained(error)}")
+        return _EXIT_ERROR
+
+
+def _run_command(words: Sequence[str]) -> int:
+    """Runs the command of these words; returns the exit status."""
+    # What follows "--" is iree-compile's, also where it looks like an option of ours.
     cut = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:cut])
+    try:
+        options = _parser().parse_args(words[:cut])
+    except SystemExit as ended:  # argparse has said what is wrong, or printed the help
+        if ended.code:
+            return _EXIT_ERROR
+        _put("", sys.stdout)
+        return _EXIT_OK
     options.extra_flags = tuple(words[cut + 1 :])
     command: Callable[[argparse.Namespace], int] = options.command
+    compiles = (command is _compile and not options.print_ir) or (
+        command is _verify and options.modules is None
+    )
+    if options.extra_flags and not compiles:
+        raise ValueError(
+            f"flags: expected none after --, nothing is compiled here, got {options.extra_flags}"
+        )
+    return command(options)
+
+
+def _explained(error: Exception) -> str:
+    match error:
+        case CompileError() | DeviceError() | OSError() | TypeError() | ValueError():
+            return str(error) or type(error).__name__
+        case MemoryError():
+            return f"out of memory: {error}" if str(error) else "out of memory"
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    name = type(error).__name__
+    return f"unexpected, please report: {name}: {error}, at {Path(at.filename).name}:{at.lineno}"
+
+
+def _expect_streams() -> None:
+    """Sees to it that no other file can come to have a standard stream's number.
+
+    Raises:
+        OSError: Standard output is closed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w")  # argparse would take standard output in its place
+    if sys.stdout is None:
+        raise OSError("standard output: expected it open, got it closed")
+
+
+def _say(line: str, stream: TextIO | None = None) -> None:
+    """A line on a stream, standard output by default, that a terminal takes for text alone."""
+    _put(f"{printable(line)}\n", sys.stdout if stream is None else stream)
+
+
+def _tell(line: str) -> None:
+    """A line on standard error, where that can be written."""
+    with contextlib.suppress(OSError):
+        _say(f"iree-lnbwd: {line}", sys.stderr)
+
+
+def _put(text: str, stream: TextIO) -> None:
+    """Text on a stream, now.
+
+    A reader that has enough, `head` say, is no error: the command goes on to its exit status.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    encoding = stream.encoding or "utf-8"
     try:
-        return command(options)
-    except (ArtifactError, CompileError, DeviceError, TypeError, ValueError) as error:
-        print(f"iree-lnbwd: error: {error}", file=sys.stderr)
-        return _EXIT_ERROR
-    except KeyboardInterrupt:
-        print("iree-lnbwd: interrupted", file=sys.stderr)
-        return _EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader, `head` say, has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _EXIT_OK
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as error:
+        # Python tries again to write it when it ends, and must not fail then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if not isinstance(error, BrokenPipeError):
+            name = stream.name.strip("<>")
+            raise OSError(f"{name}: cannot be written: {one_line(error)}") from error
+
+
+class _Once(argparse.Action):
+    """Stores a value. Of two, none is dropped: the second is refused."""
+
+    given = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Called by argparse for each value."""
+        if self.given:
+            raise argparse.ArgumentError(self, "expected once, got it again")
+        self.given = True
+        setattr(namespace, self.dest, values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's, whose options are given once, and whose complaints are safe to print."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register("action", None, _Once)
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong with the words, and ends."""
+        super().error(printable(message))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="iree-lnbwd", description="Layer-norm backward modules, compiled by IREE."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -91,7 +207,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the algorithm as it stands, lowered by IREE alone (default: the best schedule)",
     )
-    sub.add_argument("-o", "--output-dir", default=".", type=Path, help="made if need be")
+    sub.add_argument(
+        "-o", "--output-dir", type=_path, help="made if need be (default: this folder)"
+    )
     shown = sub.add_mutually_exclusive_group()
     shown.add_argument("--print-ir", action="store_true", help="print the MLIR, compile nothing")
     shown.add_argument(
@@ -106,9 +224,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--target", help="compile for this (default: what fits the device)")
     sub.add_argument("--device", help="run there (default: what runs the target)")
-    sub.add_argument("--data", type=Path, help=".npz of cases (default: the captured tensors)")
+    sub.add_argument("--data", type=_path, help=".npz of cases (default: the captured tensors)")
     sub.add_argument(
-        "--modules", type=Path, help="folder of modules to use instead of compiling them"
+        "--modules", type=_path, help="folder of modules to use instead of compiling them"
     )
     sub.add_argument(
         "--emulate",
@@ -116,32 +234,37 @@ def _parser() -> argparse.ArgumentParser:
         help="run the code for a GPU target in software, on a machine without that GPU",
     )
     sub.add_argument(
-        "--normalized-shape", type=_dims, help="take random rows of this shape, not captured ones"
+        "--normalized-shape", type=_ints, help="take random rows of this shape, not captured ones"
     )
-    sub.add_argument("--dtype", default="f32", choices=DTYPES, help="of the random rows")
-    sub.add_argument(
-        "--rows", default=(1, 7, 64), type=_dims, help="how many random rows (default: 1,7,64)"
-    )
+    sub.add_argument("--dtype", choices=DTYPES, help="of the random rows (default: f32)")
+    sub.add_argument("--rows", type=_ints, help="how many random rows (default: 1,7,64)")
     sub.set_defaults(command=_verify)
 
     sub = commands.add_parser("run", help="run a module on the arrays of an .npz")
-    sub.add_argument("artifact", type=Path, help="a .vmfb")
+    sub.add_argument("artifact", type=_path, help="a .vmfb")
     sub.add_argument("--device", default=DEFAULT_DEVICE, help="IREE device URI, e.g. cuda://1")
     sub.add_argument(
-        "--input", required=True, type=Path, help=".npz with grad_output, input, mean, rstd, weight"
+        "--input",
+        required=True,
+        type=_path,
+        help=".npz with grad_output, input, mean, rstd, weight",
     )
-    sub.add_argument("--output", required=True, type=Path, help=".npz to write the gradients to")
+    sub.add_argument(
+        "--output",
+        required=True,
+        help=".npz to write the gradients to; - is standard output",
+    )
     sub.set_defaults(command=_run)
 
     sub = commands.add_parser("inspect", help="what a module is and what its kernels need")
-    sub.add_argument("artifact", type=Path, help="a .vmfb")
+    sub.add_argument("artifact", type=_path, help="a .vmfb")
     sub.set_defaults(command=_inspect)
     return parser
 
 
 def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     types = tuple(DTYPES)
-    parser.add_argument("--normalized-shape", required=True, type=_dims, help="e.g. 4096 or 16,64")
+    parser.add_argument("--normalized-shape", required=True, type=_ints, help="e.g. 4096 or 16,64")
     parser.add_argument("--dtype", default="f32", choices=types, help="of input and grad_input")
     parser.add_argument("--grad-output-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--weight-dtype", choices=types, help="default: --dtype")
@@ -150,7 +273,6 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-mask",
         type=_mask,
-        default=(True, True, True),
         help=f"three of 0 and 1, for {', '.join(GRADIENTS)} (default: 111)",
     )
     parser.add_argument("--rows", type=int, help="fix the number of rows (default: dynamic)")
@@ -162,7 +284,13 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _dims(text: str) -> tuple[int, ...]:
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return Path(text)
+
+
+def _ints(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
@@ -178,6 +306,13 @@ def _mask(text: str) -> tuple[bool, ...]:
 
 
 def _spec(options: argparse.Namespace) -> LayerNormSpec:
+    mask = (True, True, True) if options.output_mask is None else options.output_mask
+    if options.no_weight and options.output_mask is not None and mask[1]:
+        raise ValueError("output_mask: expected 0 for grad_weight beside --no-weight, got 1")
+    if options.bias_dtype is not None and not mask[2]:
+        raise ValueError(
+            f"bias_dtype: expected none where there is no grad_bias, got {options.bias_dtype!r}"
+        )
     return LayerNormSpec(
         normalized_shape=options.normalized_shape,
         dtype=options.dtype,
@@ -185,7 +320,7 @@ def _spec(options: argparse.Namespace) -> LayerNormSpec:
         weight_dtype=options.weight_dtype,
         bias_dtype=options.bias_dtype,
         has_weight=not options.no_weight,
-        output_mask=options.output_mask,
+        output_mask=mask,
         rows=options.rows,
         recompute_eps=options.recompute_statistics,
     )
@@ -197,7 +332,7 @@ def _targets(_: argparse.Namespace) -> int:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[-1]]))
+        _say("  ".join([*cells, row[-1]]))
     return _EXIT_OK
 
 
@@ -210,42 +345,51 @@ def _verified(target: Target) -> str:
 def _compile(options: argparse.Namespace) -> int:
     spec, target = _spec(options), find_target(options.target)
     how = WholeTensors("asked for") if options.whole_tensors else None
-    if options.print_ir:
-        print(compiler.source_text(spec, target, how=how), end="")
-    elif options.print_command:
-        print(compiler.command_line(spec, target, extra_flags=options.extra_flags))
-    else:
-        start = time.perf_counter()
-        made = compiler.compile(
-            spec, target.name, options.output_dir, how=how, extra_flags=options.extra_flags
-        )
-        size = made.path.stat().st_size
-        print(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")
-        print(made.manifest_path)
+    if options.print_ir or options.print_command:
+        if options.output_dir is not None:
+            raise ValueError(
+                f"output_dir: expected none where nothing is compiled, got {options.output_dir}"
+            )
+        if options.print_ir:
+            _put(compiler.source_text(spec, target, how=how), sys.stdout)
+            return _EXIT_OK
+        command = compiler.command_line(spec, target, extra_flags=options.extra_flags)
+        if not command.isprintable():
+            raise ValueError(f"flags: expected printable ones, got {options.extra_flags}")
+        _say(command)
+        return _EXIT_OK
+    folder = Path() if options.output_dir is None else options.output_dir
+    start = time.perf_counter()
+    made = compiler.compile(spec, target.name, folder, how=how, extra_flags=options.extra_flags)
+    size = made.path.stat().st_size
+    _say(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")
+    _say(str(made.manifest_path))
     return _EXIT_OK
 
 
 def _verify(options: argparse.Namespace) -> int:
     load, where = _emulated(options) if options.emulate else _on_device(options)
     cases, data_name = _cases(options)
-    print(f"{ENTRY} {where}, {data_name}\n")
+    _say(f"{ENTRY} {where}, {data_name}")
+    _say("")
     start = time.perf_counter()
-    width = max((len(name) for name in cases), default=0)
+    width = max(len(printable(name)) for name in cases)
     rows: list[verify.Row] = []
     fault = ""
     try:
         for row in verify.verify(cases, load):
-            if not rows:
-                print(verify.table_header(width))
-            print(verify.table_line(row, width), flush=True)
+            for line in () if rows else verify.table_header(width):
+                _say(line)
+            _say(verify.table_line(row, width))
             rows.append(row)
     except (emulator.Fault, emulator.VmError) as error:
         fault = str(error)
-        print(f"FAULT: {fault}")
-    print(f"\n{verify.EXPLANATION}\n")
+        _say(f"FAULT: {fault}")
+    for line in ("", *verify.EXPLANATION.splitlines(), ""):
+        _say(line)
     missed = sum(not row.comparison.passed for row in rows)
     verdict = "FAILED" if missed or fault or not rows else "passed"
-    print(
+    _say(
         f"{verdict}: {len(rows) - missed} of {len(rows)} gradients within tolerance, "
         f"{len(cases)} cases, {time.perf_counter() - start:.1f} s"
     )
@@ -257,18 +401,35 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, Call], str]:
     if options.normalized_shape is not None:
         if options.data is not None:
             raise ValueError("normalized-shape: expected no --data beside it")
-        seed = secrets.randbits(63)
-        rng = np.random.default_rng(seed)
-        spec = LayerNormSpec(options.normalized_shape, options.dtype)
-        calls = {f"random {m}": matrix.random_call(spec, m, rng) for m in options.rows}
-        return calls, f"random rows of seed {seed}"
+        return _random_cases(
+            LayerNormSpec(options.normalized_shape, options.dtype or "f32"),
+            (1, 7, 64) if options.rows is None else options.rows,
+        )
+    for name in ("dtype", "rows"):
+        if (value := getattr(options, name)) is not None:
+            raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
         captured, name = npz.read_cases(options.data), str(options.data)
     else:
         source = resources.files("iree_lnbwd") / "data" / "training_step.npz"
         with resources.as_file(source) as path:
             captured, name = npz.read_cases(path), "tensors captured from a training step"
-    return {case: verify.bind_case(arrays, case=case) for case, arrays in captured.items()}, name
+    if not captured:
+        raise ValueError(f"{name}: expected one case or more, got none")
+    calls = {
+        case: verify.bind_case(arrays, source=case or name) for case, arrays in captured.items()
+    }
+    return calls, name
+
+
+def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str, Call], str]:
+    """Calls of so many random rows each, and what they are in words."""
+    if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
+        raise ValueError(f"rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
+    seed = secrets.randbits(63)
+    rng = np.random.default_rng(seed)
+    calls = {f"random {m}": matrix.random_call(spec, m, rng) for m in rows}
+    return calls, f"random rows of seed {seed}"
 
 
 def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Runs], str]:
@@ -277,8 +438,10 @@ def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], R
 
     def load(spec: LayerNormSpec) -> Runs:
         if options.modules is not None:
-            name = f"{artifact.stem(spec, target.name)}.vmfb"
-            return runtime.load(options.modules / name, str(uri))
+            path = options.modules / f"{artifact.stem(spec, target.name)}.vmfb"
+            op = runtime.load(path, str(uri))
+            _expect_module(path, op.spec, op.target)
+            return op
         vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
         return runtime.load_built(vmfb, str(uri))
 
@@ -296,29 +459,38 @@ def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Ru
 
     def load(spec: LayerNormSpec) -> Runs:
         name = artifact.stem(spec, target.name)
-        if options.modules is not None:
-            vmfb, _ = artifact.read(options.modules / f"{name}.vmfb")
-        else:
+        if options.modules is None:
             vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
-        return emulator.EmulatedLayerNormBackward(vmfb, source=name, progress=_show_launch)
+            return emulator.EmulatedLayerNormBackward(vmfb, source=name, progress=_show_launch)
+        path = options.modules / f"{name}.vmfb"
+        vmfb, _ = artifact.read(path)
+        op = emulator.EmulatedLayerNormBackward(vmfb, source=str(path), progress=_show_launch)
+        _expect_module(path, op.spec, op.target)
+        return op
 
     return load, f"for {target.name} in the emulator"
+
+
+def _expect_module(path: Path, spec: LayerNormSpec, target: str) -> None:
+    """What a module computes is what its file's name says."""
+    if (name := artifact.stem(spec, target)) != path.stem:
+        raise ArtifactError(f"{path}: expected the module that it is named after, got {name}")
 
 
 def _show_launch(launch: emulator.Launch) -> None:
     """What runs now, on a line of a terminal that the next line of the table overwrites."""
     if sys.stderr.isatty():
         said = f"{launch.kernel}: {launch.workgroups} workgroups of {launch.threads} threads"
-        print(f"\x1b[2K{said}\r", end="", file=sys.stderr, flush=True)
+        print(f"\x1b[2K{printable(said)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
     """What to compile for and where to run it, from either or both or neither."""
     if target is None:
-        uri = DeviceUri.parse(device or DEFAULT_DEVICE)
+        uri = DeviceUri.parse(DEFAULT_DEVICE if device is None else device)
         return target_of(uri), uri
     found = find_target(target)
-    uri = DeviceUri.parse(device or found.driver)
+    uri = DeviceUri.parse(found.driver if device is None else device)
     if uri.backend != found.backend:
         raise DeviceError(f"device: {found.name} ({found.backend}) does not run on {uri}")
     try:
@@ -341,22 +513,28 @@ def _run(options: argparse.Namespace) -> int:
         arrays.get("bias"),
     )
     named = {k: v for k, v in gradients._asdict().items() if v is not None}
-    npz.write(options.output, named)
+    output = Path("/dev/fd/1" if options.output == "-" else options.output)
+    summary = sys.stderr if files.is_stdout(output) else sys.stdout
+    npz.write(output, named)
     for name, array in named.items():
-        print(f"{name}: {'x'.join(map(str, array.shape))} {array.dtype}")
-    print(options.output)
+        _say(f"{name}: {'x'.join(map(str, array.shape))} {array.dtype}", summary)
+    _say(options.output, summary)
     return _EXIT_OK
 
 
 def _inspect(options: argparse.Namespace) -> int:
     vmfb, manifest = artifact.read(options.artifact)
     described = describe(vmfb, source=str(options.artifact))
-    target = described.target
+    try:
+        kernels = inspection.kernels(vmfb, described.target)
+    except ValueError as error:
+        raise ArtifactError(f"{options.artifact}: {error}") from error
     for name, value in _facts(described, manifest, artifact.digest(vmfb)):
-        print(f"{name:<10}{value}")
-    print("kernels")
-    for kernel in inspection.kernels(vmfb, target):
-        print(f"  {kernel.name}\n    {_needs(kernel)}")
+        _say(f"{name:<10}{value}")
+    _say("kernels")
+    for kernel in kernels:
+        _say(f"  {kernel.name}")
+        _say(f"    {_needs(kernel)}")
     return _EXIT_OK
 
 

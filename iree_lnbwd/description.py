@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import iree.runtime as rt
 
-from iree_lnbwd.errors import IREE_ERRORS, ZIP_ERRORS, ArtifactError, reason
+from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
 from iree_lnbwd.launches import Launches
 from iree_lnbwd.schedule import Schedule
 from iree_lnbwd.schedule import from_dict as schedule_from_dict
@@ -49,8 +49,10 @@ def describe(vmfb: bytes, *, source: str) -> Description:
     try:
         with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:  # a .vmfb is a ZIP with checksums
             damaged = archive.testzip()
-    except ZIP_ERRORS as error:
-        raise ArtifactError(f"{source}: truncated, altered or not a .vmfb: {error}") from error
+    except Exception as error:  # nobody lists all that zipfile raises on damaged files
+        raise ArtifactError(
+            f"{source}: truncated, altered or not a .vmfb: {one_line(error)}"
+        ) from error
     if damaged is not None:
         raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
     module = open_module(rt.VmInstance(), vmfb, source=source)

@@ -1,21 +1,9 @@
 """The errors that are not the caller's arguments (those are ValueError and TypeError)."""
 
-import zipfile
-import zlib
-
-# What Python's zipfile raises on damaged files, which it does not sum up as BadZipFile.
-# (NotImplementedError, of unknown compression methods, is a RuntimeError, and so is "encrypted".)
-ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-)
-
 # What IREE's runtime raises (status_utils.cc): NotImplementedError is a RuntimeError, too.
 IREE_ERRORS = (IndexError, RuntimeError, ValueError)
+
+_LONGEST = 300  # characters of a message that others wrote
 
 
 class CompileError(RuntimeError):
@@ -48,5 +36,21 @@ def shown(value: object) -> str:
 
 def reason(error: Exception) -> str:
     """IREE's status message without its file names: "CODE; what happened"."""
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return first_line.rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:300]
+    return _first_line(error).rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:_LONGEST]
+
+
+def one_line(error: Exception) -> str:
+    """What an error of the system or of a library says, without the system's file names."""
+    said = error.strerror if isinstance(error, OSError) else None
+    return (said or _first_line(error))[:_LONGEST]
+
+
+def printable(text: str) -> str:
+    """The text in one line that no terminal takes for more than text: other characters escaped."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from iree_lnbwd import dtypes
+from iree_lnbwd import dtypes, files
 from iree_lnbwd.arguments import Array
-from iree_lnbwd.artifact import write_atomically
-from iree_lnbwd.errors import ZIP_ERRORS
+from iree_lnbwd.errors import one_line
 
 _BF16_SUFFIX = ":bf16"
 _BF16 = dtypes.DTYPES["bf16"].numpy
@@ -26,39 +27,63 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
     """The arrays of a file, by key.
 
     Raises:
-        ValueError: The file cannot be read or is no .npz.
+        ValueError: The file cannot be read or is no .npz, holds something that is no array, or two
+            arrays under one key.
     """
     try:
-        with Path(path).open("rb") as file:  # np.load itself leaves a damaged file open
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                raise ValueError("it is an .npy file, a single array")
-            with loaded:
-                stored = {key: loaded[key] for key in loaded.files}
-    except (OSError, *ZIP_ERRORS) as error:
-        raise ValueError(f"{path}: expected a readable .npz file: {error}") from error
-    arrays = {}
-    for key, array in stored.items():
-        if key.endswith(_BF16_SUFFIX):
-            if array.dtype != np.uint16:
-                raise ValueError(f"{path}: {key}: expected uint16 bits of bf16, got {array.dtype}")
-            array = array.view(_BF16)
-        arrays[key.removesuffix(_BF16_SUFFIX)] = array
+        with files.opened(Path(path)) as file:
+            stored = list(_members(file))
+    except Exception as error:  # nobody lists all that NumPy and zipfile raise on hostile files
+        raise ValueError(f"{path}: expected a readable .npz file: {one_line(error)}") from error
+    arrays: dict[str, Array] = {}
+    for key, array in stored:
+        name = key.removesuffix(_BF16_SUFFIX)
+        if name in arrays:
+            raise ValueError(f"{path}: {name}: expected one array of that name, got several")
+        if name != key and array.dtype != np.uint16:
+            raise ValueError(f"{path}: {key}: expected uint16 bits of bf16, got {array.dtype}")
+        arrays[name] = array if name == key else array.view(_BF16)
     return arrays
 
 
 def read_cases(path: str | os.PathLike[str]) -> dict[str, dict[str, Array]]:
-    """The arrays of a file by case and argument; keys without a case form the case ""."""
+    """The arrays of a file by case and argument; keys without a case form the case "".
+
+    Raises:
+        ValueError: As `read`.
+    """
     cases: dict[str, dict[str, Array]] = {}
     for key, array in read(path).items():
         case, _, argument = key.rpartition("/")
-        if array.dtype.kind != "U":  # provenance
-            cases.setdefault(case, {})[argument] = array
+        if array.dtype.kind == "U":  # provenance
+            continue
+        arguments = cases.setdefault(case, {})
+        if argument in arguments:  # "/input" and "input"
+            raise ValueError(f"{path}: {key}: expected one array of that name, got several")
+        arguments[argument] = array
     return cases
 
 
+def _members(file: BinaryIO) -> Iterator[tuple[str, Array]]:
+    """The arrays of an .npz file by key, also where a key comes twice."""
+    magic: bytes = np.lib.format.MAGIC_PREFIX
+    if file.read(len(magic)) == magic:
+        raise ValueError("it is an .npy file, a single array")
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            key = info.filename.removesuffix(".npy")
+            try:
+                with archive.open(info) as member:
+                    array: Array = np.lib.format.read_array(member, allow_pickle=False)
+                    if member.read(1):  # a checksum is compared at the end alone
+                        raise ValueError("more bytes than its array has")
+            except Exception as error:
+                raise ValueError(f"{info.filename}: no array: {one_line(error)}") from error
+            yield key, array
+
+
 def write(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
-    """Writes the arrays; the file appears whole or not at all.
+    """Writes the arrays as `files.write` does; a file appears whole or not at all.
 
     Raises:
         ValueError: The file cannot be written.
@@ -72,6 +97,6 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, **stored)  # type: ignore[arg-type]
     try:
-        write_atomically(Path(path), buffer.getvalue())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be written: {error.strerror}") from error
+        files.write({Path(path): buffer.getbuffer()})
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be written: {one_line(error)}") from error

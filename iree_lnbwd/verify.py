@@ -8,6 +8,7 @@ from typing import Protocol
 
 from iree_lnbwd import reference
 from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
+from iree_lnbwd.errors import printable
 from iree_lnbwd.reference import Comparison
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 
@@ -47,18 +48,24 @@ class Runs(Protocol):
         """Computes a call for its spec."""
 
 
-def bind_case(arrays: Mapping[str, Array], *, case: str = "") -> Call:
+def bind_case(arrays: Mapping[str, Array], *, source: str) -> Call:
     """The call that a case of an .npz describes: its arrays are named like ATen's arguments.
 
-    ``normalized_shape`` is the weight's shape, else the input's last dimension.
+    ``normalized_shape`` is the weight's shape, else the bias's, else the input's last dimension.
+
+    Args:
+        arrays: By ATen's name.
+        source: The case, or the file where it has just one, for messages.
 
     Raises:
-        TypeError, ValueError: Naming the case and the argument.
+        TypeError, ValueError: Naming the source and the argument.
     """
-    prefix = f"{case}: " if case else ""
-    check_names(arrays, case)
+    check_names(arrays, source)
     shaped_like = arrays.get("weight", arrays.get("bias"))
     shape = arrays["input"].shape[-1:] if shaped_like is None else shaped_like.shape
+    if not shape:
+        name = next(name for name in ("weight", "bias", "input") if name in arrays)
+        raise ValueError(f"{source}: {name}: expected one dimension or more, got none")
     try:
         return bind(
             arrays["grad_output"],
@@ -69,8 +76,10 @@ def bind_case(arrays: Mapping[str, Array], *, case: str = "") -> Call:
             arrays.get("weight"),
             arrays.get("bias"),
         )
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{prefix}{error}") from error
+    except TypeError as error:
+        raise TypeError(f"{source}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
 
 
 def check_names(arrays: Mapping[str, Array], source: str) -> None:
@@ -109,19 +118,19 @@ def verify(cases: Mapping[str, Call], load: Callable[[LayerNormSpec], Runs]) -> 
                 yield Row(case, call.spec, call.shape, name, comparison)
 
 
-def table_header(case_width: int) -> str:
+def table_header(case_width: int) -> tuple[str, str]:
     """The line above the rows, and one below it."""
     header = _line(
         case_width, "case", "shape", "dtype", "gradient", "error", "tolerance", "err/tol", ""
     )
-    return f"{header}\n{'-' * len(header)}"
+    return header, "-" * len(header)
 
 
 def table_line(row: Row, case_width: int) -> str:
     """One row for a person to read."""
     return _line(
         case_width,
-        row.case,
+        printable(row.case),
         "x".join(map(str, row.shape)),
         _types(row.spec),
         row.gradient,

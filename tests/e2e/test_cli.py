@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
 import shlex
+import signal
+import stat
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -24,7 +29,7 @@ from support import (
 )
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, artifact, compiler, npz, runtime
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, artifact, cli, compiler, npz, runtime
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.errors import DeviceError
@@ -35,10 +40,18 @@ BINARIES = Path(sys.executable).parent
 COMMAND = BINARIES / "iree-lnbwd"
 
 
-def run(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str | Path, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """The installed command, with nothing but its words."""
     return subprocess.run(
-        [COMMAND, *words], capture_output=True, text=True, check=False, cwd=cwd, timeout=120
+        [COMMAND, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        timeout=120,
+        env={**os.environ, **environment},
     )
 
 
@@ -168,7 +181,7 @@ def test_printed_command_and_ir_make_the_same_module(
     words = ("compile", f"--target={target}", "--normalized-shape=1000", "--dtype=bf16")
     command = shlex.split(succeeded(*words, "--print-command", *extra))
     assert command[:2] == ["iree-compile", "-"]
-    text = succeeded(*words, "--print-ir", *extra)
+    text = succeeded(*words, "--print-ir")
     assert not list(tmp_path.iterdir())
     subprocess.run(
         [BINARIES / command[0], *command[1:]], input=text.encode(), cwd=tmp_path, check=True
@@ -196,6 +209,30 @@ def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
         (["--normalized-shape=0"], "normalized_shape: expected .* got "),
         (["--normalized-shape=8", "--output-mask=000"], "output_mask: expected at least one"),
         (["--normalized-shape=8", "--rows=-1"], "rows: expected an int >= 0 .* got -1"),
+        (
+            ["--normalized-shape=8", "--no-weight", "--output-mask=111"],
+            "output_mask: expected 0 for grad_weight beside --no-weight, got 1",
+        ),
+        (
+            ["--normalized-shape=8", "--bias-dtype=f16", "--output-mask=110"],
+            "bias_dtype: expected none where there is no grad_bias, got 'f16'",
+        ),
+        (
+            ["--normalized-shape=8", "--print-ir", "-o", "out"],
+            "output_dir: expected none where nothing is compiled, got out",
+        ),
+        (
+            ["--normalized-shape=8", "--print-command", "-o", "out"],
+            "output_dir: expected none where nothing is compiled, got out",
+        ),
+        (
+            ["--normalized-shape=8", "--print-ir", "--", "--iree-opt-level=O1"],
+            r"flags: expected none after --, nothing is compiled here, got .*--iree-opt-level=O1",
+        ),
+        (
+            ["--normalized-shape=8", "--print-command", "--", "--x=\x1b[31m"],
+            r"flags: expected printable ones, got .*\\x1b\[31m",
+        ),
         (["--normalized-shape=8", "--recompute-statistics=nan"], "eps: .* finite .* got nan"),
         (["--normalized-shape=8", "--dtype=f64", "--weight-dtype=f32"], "dtype: f64 does not mix"),
         (
@@ -217,12 +254,18 @@ def test_compile_refuses_in_one_line(options: list[str], said: str, tmp_path: Pa
         (["--normalized-shape=8", "--dtype=f8"], "invalid choice: 'f8'"),
         (["--normalized-shape=8", "--output-mask=1100"], "expected three of 0 and 1 such as 110"),
         (["--normalized-shape=8", "--print-ir", "--print-command"], "not allowed with"),
+        (["--normalized-shape=8", "-o", ""], "expected a path, got ''"),
+        (["--normalized-shape=8", "--dtype=f32", "--dtype=f16"], "expected once, got it again"),
+        (["--normalized-shape=8", "--target=host", "--target=host"], "--target: expected once"),
+        (["--normalized-shape=8", "-o", "a", "--output-dir=b"], "expected once, got it again"),
+        (["--normalized-shape=8", "--\x1b[31m"], r"unrecognized arguments: --\x1b[31m"),
+        (["--normalized-shape=8", "a\nb"], r"unrecognized arguments: a\nb"),
     ],
 )
 def test_compile_explains_its_options(options: list[str], said: str, tmp_path: Path) -> None:
     ended = run("compile", *options, cwd=tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("usage: iree-lnbwd compile ")
+    assert ended.stderr.startswith("usage: iree-lnbwd ")
     assert said in ended.stderr.splitlines()[-1]
     assert not list(tmp_path.iterdir())
 
@@ -331,11 +374,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
-    """A module that was really compiled, from IR with a mistake in it."""
+def verify_wrong(mistake: str, folder: Path) -> tuple[str | Path, ...]:
+    """The words that verify a module that was really compiled, from IR with a mistake in it."""
     spec, target = LayerNormSpec((64,), "bf16"), find_target("generic")
-    right, wrong, spoiled = WRONG[mistake]
+    right, wrong, _ = WRONG[mistake]
     how = WholeTensors()
     text = compiler.source_text(spec, target, how=how)
     assert text.count(right) == 1
@@ -347,25 +389,69 @@ def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
         ir_sha256=artifact.digest(text.encode()),
         vmfb_sha256=artifact.digest(vmfb),
     )
-    artifact.write(tmp_path / "modules", vmfb, manifest)
+    artifact.write(folder / "modules", vmfb, manifest)
+    write_cases(folder / "x.npz", {"case": random_arguments(random_generator(), spec, (16,))})
+    words = ("verify", "--target=generic", "--data", folder / "x.npz")
+    return (*words, "--modules", folder / "modules")
 
-    write_cases(tmp_path / "x.npz", {"case": random_arguments(random_generator(), spec, (16,))})
-    words = ("verify", "--target=generic", "--data", tmp_path / "x.npz")
-    ended = run(*words, "--modules", tmp_path / "modules")
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> tuple[str | Path, ...]:
+    return verify_wrong(next(iter(WRONG)), tmp_path)
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
+    words = verify_wrong(mistake, tmp_path)
+    ended = run(*words)
     assert ended.returncode == 1, ended.stderr
     rows = rows_of(ended.stdout)
+    spoiled = WRONG[mistake][2]
     assert {row[3] for row in rows if row[-1] == "MISS"} == spoiled
     assert {row[3] for row in rows if row[-1] == "ok"} == {*LayerNormGrads._fields} - spoiled
     assert re.search(r"^FAILED: 2 of 3 gradients within tolerance", ended.stdout, re.MULTILINE)
     # The same data, and the module of the package.
-    assert "passed: 3 of 3" in succeeded(*words)
+    assert "passed: 3 of 3" in succeeded(*words[:-2])
 
 
 def test_verify_of_nothing_is_no_pass(tmp_path: Path) -> None:
+    """And no miss."""
     npz.write(tmp_path / "empty.npz", {})
-    ended = run("verify", "--data", tmp_path / "empty.npz")
-    assert ended.returncode != 0
-    assert "passed" not in ended.stdout
+    said = refused("verify", "--data", "empty.npz", cwd=tmp_path)
+    assert said == "empty.npz: expected one case or more, got none"
+
+
+def test_verify_exits_1_on_a_miss_that_nobody_reads(wrong: tuple[str | Path, ...]) -> None:
+    """Unlike a command that has said all that was asked for."""
+    words = shlex.join(map(str, (COMMAND, *wrong)))
+    ended = subprocess.run(
+        ["bash", "-c", f'{words} | head -1; exit "${{PIPESTATUS[0]}}"'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended.stdout.startswith("layer_norm_backward for generic on local-task, ")
+
+
+def test_verify_takes_no_module_for_another(tmp_path: Path) -> None:
+    """A file's name is what was asked for; the module in it need not be."""
+    for spec in (LayerNormSpec((9,)), LayerNormSpec((8,), recompute_eps=1.0)):
+        other = lnbwd.compile(spec, "host", tmp_path / "made").path
+        (tmp_path / "layer_norm_backward_n8_f32_host.vmfb").write_bytes(other.read_bytes())
+        said = refused("verify", "--normalized-shape=8", "--modules", tmp_path)
+        assert said == (
+            f"{tmp_path}/layer_norm_backward_n8_f32_host.vmfb: expected the module that it is "
+            f"named after, got {spec.name}_host"
+        )
+
+
+def test_the_emulator_takes_no_module_for_another(tmp_path: Path) -> None:
+    other = lnbwd.compile(LayerNormSpec((9,)), "gfx942", tmp_path / "made").path
+    (tmp_path / "layer_norm_backward_n8_f32_gfx942.vmfb").write_bytes(other.read_bytes())
+    words = ("verify", "--target=gfx942", "--emulate", "--normalized-shape=8")
+    said = refused(*words, "--modules", tmp_path)
+    assert said.endswith("named after, got layer_norm_backward_n9_f32_gfx942")
 
 
 @pytest.mark.parametrize(
@@ -391,6 +477,20 @@ def test_verify_without_the_device(target: str, device: str) -> None:
         ),
         (["--data=none.npz"], r"none\.npz: expected a readable \.npz file: .*No such file"),
         (["--modules=none"], r"none/.*\.vmfb: cannot be read: No such file"),
+        (["--device="], "device: expected one of local-task, .* got ''"),
+        (["--rows=5"], r"rows: expected none without --normalized-shape, got \(5,\)"),
+        (["--dtype=bf16"], "dtype: expected none without --normalized-shape, got bf16"),
+        (["--data=x.npz", "--dtype=f32"], "dtype: expected none without --normalized-shape"),
+        (["--data=x.npz", "--normalized-shape=8"], "normalized-shape: expected no --data"),
+        (["--normalized-shape=8", "--rows=-1"], r"rows: expected different ints .*got \(-1,\)"),
+        (["--normalized-shape=8", "--rows=7,7"], r"rows: expected different ints .*got \(7, 7\)"),
+        (["--normalized-shape=8", "--rows=99999999999999"], "rows: expected .* from 0 to 2146"),
+        (["--normalized-shape=99999999", "--rows=99999999"], "out of memory: Unable to allocate"),
+        (["--normalized-shape=0"], "normalized_shape: expected one or more ints >= 1"),
+        (
+            ["--modules=none", "--", "--iree-opt-level=O1"],
+            r"flags: expected none after --, nothing is compiled here, got \('--iree-opt",
+        ),
     ],
 )
 def test_verify_refuses_in_one_line(options: list[str], said: str, tmp_path: Path) -> None:
@@ -405,6 +505,11 @@ def test_verify_refuses_in_one_line(options: list[str], said: str, tmp_path: Pat
         ({"case/weight": np.ones(5, np.float32)}, "case: input: expected a shape that ends in"),
         ({"case/input": np.ones((3, 4), np.int32)}, "case: input: expected an element type"),
         ({"case/mean": np.ones(3, np.float32)}, "case: rstd: expected both mean and rstd"),
+        ({"case/weight": np.float32(1)}, "case: weight: expected one dimension or more, got none"),
+        ({"case/weight:bf16": np.ones(4, np.uint16)}, r".*x\.npz: case/weight: expected one array"),
+        ({"/input": np.ones(4, np.float32)}, r".*x\.npz: grad_output is missing; got \['input'\]"),
+        ({"input": np.ones(4, np.float32), "/input": np.ones(4)}, r".*x\.npz: /input: expected on"),
+        ({"\x1b[2J/input": np.ones(4, np.float32)}, r"\\x1b\[2J: grad_output is missing"),
     ],
 )
 def test_verify_names_the_case_and_the_argument(
@@ -488,6 +593,169 @@ def test_run_refuses_in_one_line(
     assert sorted(tmp_path.iterdir()) == before
 
 
+def arguments_file(folder: Path) -> Path:
+    """Good input for ``module``."""
+    npz.write(
+        folder / "in.npz",
+        stored(random_arguments(random_generator(), LayerNormSpec((8,)), (3,))),
+    )
+    return folder / "in.npz"
+
+
+SUMMARY = "grad_input: 3x8 float32\ngrad_weight: 8 float32\ngrad_bias: 8 float32\n"
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/fd/3", "link"])
+@pytest.mark.parametrize("to", ["pipe", "file", "end of a file"])
+def test_run_streams_to_standard_output(output: str, to: str, module: Path, tmp_path: Path) -> None:
+    """And says on standard error what it says, also where another number is the same file."""
+    (tmp_path / "link").symlink_to("/proc/self/fd/1")  # as /dev/stdout is one
+    words = shlex.join(
+        ["run", str(module), f"--input={arguments_file(tmp_path)}", f"--output={output}"]
+    )
+    written = tmp_path / "out.npz"
+    written.write_bytes(b"before")
+    how = {
+        "pipe": f"3>&1 | cat > {written}",
+        "file": f"> {written} 3>&1",
+        "end of a file": f">> {written} 3>&1",
+    }
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{COMMAND} {words} {how[to]}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr == f"{SUMMARY}{output}\n"
+    begin = b"before" if to == "end of a file" else b""
+    content = written.read_bytes()
+    assert content.startswith(begin + b"PK")
+    written.write_bytes(content.removeprefix(begin))
+    assert list(npz.read(written)) == ["grad_input", "grad_weight", "grad_bias"]
+
+
+def test_run_writes_to_what_the_shell_opened(module: Path, tmp_path: Path) -> None:
+    words = shlex.join(["run", str(module), f"--input={arguments_file(tmp_path)}"])
+    out = tmp_path / "out.npz"
+    ended = subprocess.run(
+        ["bash", "-c", f"{COMMAND} {words} --output=/dev/fd/7 7> {out}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"{SUMMARY}/dev/fd/7\n"
+    assert list(npz.read(out)) == ["grad_input", "grad_weight", "grad_bias"]
+
+
+def test_run_writes_into_a_pipe_through_a_link_too(module: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    words = ("run", module, "--input", arguments_file(tmp_path))
+    for name in ("pipe", "link"):
+        with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+            said = succeeded(*words, "--output", name, cwd=tmp_path)
+            content = reader.communicate(timeout=60)[0]
+        assert said == f"{SUMMARY}{name}\n"
+        (tmp_path / "got.npz").write_bytes(content)
+        assert len(npz.read(tmp_path / "got.npz")) == 3
+        assert (tmp_path / "pipe").is_fifo()
+        assert (tmp_path / "link").is_symlink()
+
+
+def test_run_follows_a_link_and_leaves_modes_as_they_are(module: Path, tmp_path: Path) -> None:
+    (tmp_path / "real.npz").write_bytes(b"before")
+    (tmp_path / "real.npz").chmod(0o640)
+    (tmp_path / "link.npz").symlink_to("real.npz")
+    words = ("run", module, "--input", arguments_file(tmp_path))
+    succeeded(*words, "--output", tmp_path / "link.npz")
+    assert (tmp_path / "link.npz").is_symlink()
+    assert stat.S_IMODE((tmp_path / "real.npz").stat().st_mode) == 0o640
+    assert len(npz.read(tmp_path / "real.npz")) == 3
+    before = os.umask(0o077)
+    try:
+        succeeded(*words, "--output", tmp_path / "new.npz")
+        succeeded("compile", "--normalized-shape=8", "-o", tmp_path / "made")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "new.npz", *(tmp_path / "made").iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_run_writes_no_binary_data_to_a_terminal(module: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words: list[str | Path] = [
+        COMMAND,
+        "run",
+        module,
+        "--input",
+        arguments_file(tmp_path),
+        "--output=-",
+    ]
+    ended = subprocess.run(
+        words,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "iree-lnbwd: error: /dev/fd/1: cannot be written: expected a file or a pipe, got a "
+        "terminal\n"
+    )
+
+
+def test_run_into_a_pipe_whose_reader_has_gone(module: Path, tmp_path: Path) -> None:
+    """Gradients that nobody got are no success."""
+    words: list[str | Path] = [
+        COMMAND,
+        "run",
+        module,
+        "--input",
+        arguments_file(tmp_path),
+        "--output=-",
+    ]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        words,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    os.close(writer)
+    assert ended.returncode == 2
+    assert ended.stderr == ("iree-lnbwd: error: /dev/fd/1: cannot be written: Broken pipe\n")
+
+
+def test_run_interrupted_while_a_pipe_is_full(module: Path, tmp_path: Path) -> None:
+    """It does not wait for the reader to take the rest."""
+    os.mkfifo(tmp_path / "pipe")
+    many = random_arguments(random_generator(), LayerNormSpec((8,)), (50_000,))
+    npz.write(tmp_path / "in.npz", stored(many))
+    words: list[str | Path] = [COMMAND, "run", module, "--input", tmp_path / "in.npz"]
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with subprocess.Popen(
+        [*words, "--output", tmp_path / "pipe"], stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert select.select([reader], [], [], 60)[0]
+        command.send_signal(signal.SIGINT)
+        complaint = command.communicate(timeout=60)[1]
+    os.close(reader)
+    assert (command.returncode, complaint) == (130, "iree-lnbwd: interrupted\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npz", "pipe"]
+
+
 # --- inspect ---------------------------------------------------------------------------------
 
 
@@ -519,6 +787,285 @@ def test_inspect_takes_the_manifest_too(module: Path) -> None:
 def test_inspect_refuses_what_is_no_module(tmp_path: Path) -> None:
     (tmp_path / "x.vmfb").write_text("not a module")
     assert "truncated, altered or not a .vmfb" in refused("inspect", tmp_path / "x.vmfb")
+
+
+def test_inspect_refuses_what_is_packed_in_another_way(tmp_path: Path) -> None:
+    """Each of ZIP's methods has errors of its own."""
+    with zipfile.ZipFile(tmp_path / "x.vmfb", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("module.fb", bytes(10_000))
+    whole = (tmp_path / "x.vmfb").read_bytes()
+    for position in range(39, 60):
+        (tmp_path / "x.vmfb").write_bytes(whole[:position] + b"\xff" * 8 + whole[position + 8 :])
+        with pytest.raises(lnbwd.ArtifactError, match=r"x\.vmfb: [^\n]*altered[^\n]+$"):
+            runtime.load(tmp_path / "x.vmfb")
+    assert "altered" in refused("inspect", tmp_path / "x.vmfb")
+
+
+# --- any command -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [["targets"], ["inspect", "x"], ["run", "x", "--input=x", "--output=x"]]
+)
+def test_words_after_two_dashes_where_nothing_is_compiled(words: list[str]) -> None:
+    said = refused(*words, "--", "--iree-opt-level=O1")
+    assert said == (
+        "flags: expected none after --, nothing is compiled here, got ('--iree-opt-level=O1',)"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "pipe"],
+        ["run", "pipe", "--input=in.npz", "--output=out.npz"],
+        ["run", "M", "--input=pipe", "--output=out.npz"],
+        ["verify", "--data=pipe"],
+        ["verify", "--modules=.", "--normalized-shape=8"],
+    ],
+)
+def test_a_pipe_is_not_waited_for(words: list[str], module: Path, tmp_path: Path) -> None:
+    arguments_file(tmp_path)
+    for name in ("pipe", "layer_norm_backward_n8_f32_host.vmfb"):
+        os.mkfifo(tmp_path / name)
+    before = sorted(tmp_path.iterdir())
+    said = refused(*(str(module) if word == "M" else word for word in words), cwd=tmp_path)
+    expected = "expected a regular file, got a pipe, a socket or a device"
+    assert re.fullmatch(rf"(pipe|layer_norm\S+): .*: {expected}", said)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+EVERY_COMMAND = [
+    ["targets"],
+    ["--help"],
+    ["--version"],
+    ["compile", "--normalized-shape=8", "--target=generic"],
+    ["compile", "--normalized-shape=8", "--print-ir"],
+    ["compile", "--normalized-shape=8", "--print-command"],
+    ["verify", "--normalized-shape=8", "--rows=1"],
+    ["run", "M", "--input=in.npz", "--output=out.npz"],
+    ["run", "M", "--input=in.npz", "--output=-"],
+    ["inspect", "M"],
+]
+
+
+def words_of(words: list[str], module: Path) -> list[str | Path]:
+    return [COMMAND, *(module if word == "M" else word for word in words)]
+
+
+@pytest.mark.parametrize("words", EVERY_COMMAND, ids=" ".join)
+def test_a_full_standard_output(words: list[str], module: Path, tmp_path: Path) -> None:
+    arguments_file(tmp_path)
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            words_of(words, module),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            timeout=120,
+        )
+    assert ended.returncode == 2, ended.stderr
+    assert re.fullmatch(
+        r"iree-lnbwd: error: (stdout|/dev/fd/1): cannot be written: No space left on device\n",
+        ended.stderr,
+    )
+
+
+def test_a_full_standard_output_is_not_to_blame_for_what_is_not_written_to_it() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [COMMAND, "compile"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 2
+    assert "--normalized-shape" in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", EVERY_COMMAND, ids=" ".join)
+def test_a_closed_standard_output(words: list[str], module: Path, tmp_path: Path) -> None:
+    """What was asked for can reach nobody; and no file of ours gets the number."""
+    before = sorted([arguments_file(tmp_path)])
+    ended = subprocess.run(
+        ["bash", "-c", f"{shlex.join(map(str, words_of(words, module)))} >&-"],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    said = "iree-lnbwd: error: standard output: expected it open, got it closed\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("to", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_standard_error_that_takes_nothing(to: str, module: Path, tmp_path: Path) -> None:
+    """The exit status is the same, and nothing that was for it goes elsewhere."""
+    arguments_file(tmp_path)
+    for words, status, said in (
+        (["inspect", "none"], 2, b""),
+        (["compile"], 2, b""),
+        (["run", "M", "--input=in.npz", "--output=out.npz"], 0, SUMMARY.encode() + b"out.npz\n"),
+        (["run", "M", "--input=in.npz", "--output=-"], 2 if "full" in to else 0, None),
+    ):
+        ended = subprocess.run(
+            ["bash", "-c", f"{shlex.join(map(str, words_of(words, module)))} {to}"],
+            stdout=subprocess.PIPE,
+            check=False,
+            cwd=tmp_path,
+            timeout=120,
+        )
+        assert ended.returncode == status, words
+        if said is None:
+            (tmp_path / "got.npz").write_bytes(ended.stdout)
+            assert len(npz.read(tmp_path / "got.npz")) == 3
+            assert SUMMARY.encode() not in ended.stdout
+        else:
+            assert ended.stdout == said
+
+
+# A name with a letter that is not ASCII, escape sequences, a line's end, and a mark that has the
+# rest of the line read from right to left; and how it is shown.
+ODD_NAME = "é\x1b[31m\x07\n\r\x9b2J\u202e"
+ODD_SHOWN = r"é\x1b[31m\x07\n\r\x9b2J\u202e"
+ENCODINGS: list[dict[str, str]] = [
+    {},
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "ascii:strict"},
+    {"PYTHONIOENCODING": "latin-1"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0"},
+]
+
+
+def shown_as_file(environment: dict[str, str]) -> str:
+    """How the odd name of a file is shown: one that is no text to Python by its bytes."""
+    if "LC_ALL" in environment:
+        return r"\udcc3\udca9\x1b[31m\x07\n\r\udcc2\udc9b2J\udce2\udc80\udcae"
+    return shown_as_text(environment)
+
+
+def shown_as_text(environment: dict[str, str]) -> str:
+    """How the odd name of a case is shown, also where the encoding has not all of its letters."""
+    ascii_only = "LC_ALL" in environment or "ascii" in str(environment)
+    return ODD_SHOWN.replace("é", r"\xe9") if ascii_only else ODD_SHOWN
+
+
+@pytest.mark.parametrize("environment", ENCODINGS, ids=str)
+def test_names_reach_a_terminal_as_text(environment: dict[str, str], tmp_path: Path) -> None:
+    """Of files in errors and in what is printed, and of cases."""
+
+    def said(*words: str | Path) -> tuple[int, str, str]:
+        ended = subprocess.run(
+            [COMMAND, *words],
+            capture_output=True,
+            check=False,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+        )
+        encoding = "latin-1" if "latin" in str(environment) else "utf-8"
+        return ended.returncode, ended.stdout.decode(encoding), ended.stderr.decode(encoding)
+
+    name = shown_as_file(environment)
+    status, _, complaint = said("inspect", ODD_NAME)
+    assert status == 2
+    said_of_it = "cannot be read: No such file or directory"
+    assert complaint == f"iree-lnbwd: error: {name}: {said_of_it}\n"
+
+    status, printed, _ = said("compile", "--target=generic", "--normalized-shape=8", "-o", ODD_NAME)
+    assert status == 0
+    first, second = printed.splitlines()
+    assert first.startswith(f"{name}/layer_norm_backward_n8_f32_generic.vmfb  ")
+    assert second == f"{name}/layer_norm_backward_n8_f32_generic.json"
+
+    cases = {ODD_NAME: random_arguments(random_generator(), LayerNormSpec((8,)), (3,))}
+    write_cases(tmp_path / "x.npz", cases)
+    status, printed, complaint = said("verify", "--data=x.npz")
+    assert (status, complaint) == (0, "")
+    case = shown_as_text(environment)
+    assert [line.startswith(f"{case}  3x8 ") for line in printed.splitlines()].count(True) == 3
+
+
+def test_flags_reach_a_terminal_as_text(tmp_path: Path) -> None:
+    words = ("compile", "--normalized-shape=8", "-o", tmp_path / "out", "--", f"--{ODD_NAME}")
+    assert "\x1b" not in refused(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "{}"],
+        ["run", "{}", "--input=in.npz", "--output=out.npz"],
+        ["run", "M", "--input={}", "--output=out.npz"],
+        ["run", "M", "--input=in.npz", "--output={}"],
+        ["verify", "--data={}"],
+        ["verify", "--modules={}"],
+        ["compile", "--normalized-shape=8", "--target=generic", "--output-dir={}"],
+    ],
+    ids=" ".join,
+)
+def test_names_that_are_too_long(words: list[str], module: Path, tmp_path: Path) -> None:
+    arguments_file(tmp_path)
+    filled = [str(module) if word == "M" else word.format("x/" * 4000) for word in words]
+    assert "File name too long" in refused(*filled, cwd=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npz"]
+
+
+def test_a_folder_that_is_gone(module: Path, tmp_path: Path) -> None:
+    """The command runs in it."""
+    gone = tmp_path / "gone"
+    for words in (
+        ["compile", "--normalized-shape=8"],
+        ["inspect", "x.vmfb"],
+        ["verify", "--data=x"],
+    ):
+        gone.mkdir()
+        ended = subprocess.run(
+            ["bash", "-c", f"rmdir {gone}; {shlex.join([str(COMMAND), *words])}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=gone,
+            timeout=120,
+        )
+        assert ended.returncode == 2
+        # The shell of iree-compile's linker has a word to say first.
+        assert re.fullmatch(r"(sh: .*\n)?iree-lnbwd: error: [^\n]+\n", ended.stderr), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ZeroDivisionError("division by zero"), "unexpected, please report: ZeroDivisionError: "),
+        (
+            RecursionError("too deep"),
+            "unexpected, please report: RecursionError: too deep, at test_",
+        ),
+        (KeyError("a\nb"), "unexpected, please report: KeyError: 'a\\nb', at test_cli.py:"),
+        (AssertionError(), "unexpected, please report: AssertionError: , at test_cli.py:"),
+        (MemoryError(), "out of memory\n"),
+        (OSError(5, "Input/output error", "x"), "[Errno 5] Input/output error: 'x'\n"),
+        (ValueError(), "ValueError\n"),
+        (BrokenPipeError(32, "Broken pipe"), "[Errno 32] Broken pipe\n"),
+        (Warning("a\nb\x1b"), r"unexpected, please report: Warning: a\nb\x1b, at test_cli.py:"),
+    ],
+)
+def test_an_error_of_ours_is_no_miss(
+    error: Exception,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "targets", fails)
+    assert cli.main(["targets"]) == 2
+    out, complaint = capsys.readouterr()
+    assert out == ""
+    assert complaint.startswith(f"iree-lnbwd: error: {said}")
+    assert complaint.count("\n") == 1
 
 
 def test_the_environment_of_the_tests_is_their_own() -> None:

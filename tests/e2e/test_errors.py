@@ -684,12 +684,12 @@ def test_killed_compile(
 def test_killed_at_any_time_nothing_is_incomplete(tmp_path: Path) -> None:
     """A script that only writes, killed while it does so: what has its name is whole."""
     script = (
-        "import sys, iree_lnbwd.artifact as a\n"
+        "import sys, iree_lnbwd.files as f\n"
         "from pathlib import Path\n"
         "print('ready', flush=True)\n"
         "while True:\n"
         "    for letter in b'ab':\n"
-        "        a.write_atomically(Path(sys.argv[1]) / 'file', bytes([letter]) * 4_000_000)\n"
+        "        f.write({Path(sys.argv[1]) / 'file': bytes([letter]) * 4_000_000})\n"
     )
     whole = {bytes([letter]) * 4_000_000 for letter in b"ab"}
     for round_ in range(5):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,22 @@ def test_json_that_is_no_manifest(text: str) -> None:
         ("spec", {"normalized_shape": [0]}),
         ("spec", {"normalized_shape": [8], "surprise": 1}),
         ("flags", None),
+        ("flags", "--iree-opt-level=O1"),
+        ("flags", {"--iree-opt-level=O1": 1}),
+        ("flags", ["--iree-opt-level=O1", 1]),
+        ("target", ["generic"]),
+        ("target", None),
+        ("compiler_version", 3.13),
+        ("package_version", {}),
+        ("host_cpu", True),
+        ("ir_sha256", 0),
+        ("vmfb_sha256", [[]]),
+        ("schedule", "OnePass"),
+        ("schedule", {"form": ["OnePass"]}),
+        ("schedule", {"form": "OnePass", "few_rows": 3}),
+        ("spec", [["normalized_shape", [8]]]),
+        ("spec", {"normalized_shape": [8], "recompute_eps": "1e-5"}),
+        ("spec", {"normalized_shape": [8], "rows": 1.0}),
     ],
 )
 def test_signed_nonsense(field: str, value: object, manifest: Manifest) -> None:
@@ -142,6 +160,70 @@ def test_missing_field(field: str, manifest: Manifest) -> None:
     del values[field]
     with pytest.raises(ArtifactError, match=f"here.json: not a manifest: .*{field}"):
         Manifest.from_json(signed(values), path=HERE)
+
+
+def with_member(manifest: Manifest, literal: str) -> str:
+    """A manifest with one member more, spelled like this; it cannot be signed."""
+    return manifest.to_json().replace("{", f'{{"more": {literal},', 1)
+
+
+# JSON, or what Python takes for it, that no two readers take for the same, or that none can read.
+NO_JSON = {
+    "deep arrays": "[" * 100_000 + "]" * 100_000,
+    "deep objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "deep and not closed": "[" * 100_000,
+    "a number beyond f64": "1e999",
+    "a number below f64": "-1e999",
+    "not a number": "NaN",
+    "infinite": "-Infinity",
+    "more digits than an int may have": "9" * 5000,
+    "a name twice": '{"a": 1, "a": 2}',
+    "a name twice, escaped": '{"a": 1, "\\u0061": 2}',
+    "a control character": '"\x1b"',
+}
+
+
+@pytest.mark.parametrize("what", NO_JSON)
+def test_json_that_can_be_misread(what: str, manifest: Manifest) -> None:
+    with pytest.raises(ArtifactError, match=r"^here\.json: not a manifest: [^\n]{1,400}$"):
+        Manifest.from_json(with_member(manifest, NO_JSON[what]), path=HERE)
+
+
+@pytest.mark.parametrize("depth", [300, 900, 990, 1000, 1100, 5000])
+def test_json_as_deep_as_can_just_be_read(depth: int, manifest: Manifest) -> None:
+    """The reader, the digest and the message go down differently far."""
+    for literal in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        text = with_member(manifest, literal)
+        for changed in (text, text.replace('"schema_version": 1', f'"schema_version": {literal}')):
+            with pytest.raises(ArtifactError, match=r"^here\.json: [^\n]{1,400}$"):
+                Manifest.from_json(changed, path=HERE)
+
+
+def test_a_member_that_comes_twice(manifest: Manifest) -> None:
+    """Python would take the last, others the first."""
+    text = manifest.to_json().replace("{", '{"target": "sm_90",', 1)
+    with pytest.raises(ArtifactError, match="not a manifest: a name comes twice in an object"):
+        Manifest.from_json(text, path=HERE)
+
+
+def test_a_message_is_short_however_long_what_came_is(manifest: Manifest) -> None:
+    long = "x" * 100_000
+    for change in ({"spec": {long: 1}}, {"schema_version": long}, {"schedule": {"form": long}}):
+        with pytest.raises(ArtifactError, match=r"^here\.json: [^\n]{1,400}$"):
+            Manifest.from_json(signed(values_of(manifest) | change), path=HERE)
+
+
+def test_strings_may_be_any(manifest: Manifest) -> None:
+    """Lone surrogates too: what a file name that is no UTF-8 comes to."""
+    changed = replace(manifest, flags=("--a=\udcff", "\x1b[31m", "\0", "\u202e", ""))
+    assert Manifest.from_json(changed.to_json(), path=HERE) == changed
+
+
+def test_numbers_as_large_as_can_be_read(manifest: Manifest) -> None:
+    values = values_of(manifest)
+    values["spec"]["normalized_shape"] = [10**4000, 10**4000]
+    loaded = Manifest.from_json(signed(values), path=HERE)
+    assert loaded.spec.normalized_shape == (10**4000, 10**4000)
 
 
 def test_files_are_named_after_spec_and_target(tmp_path: Path, manifest: Manifest) -> None:
@@ -192,36 +274,125 @@ def test_read_of_a_manifest_that_is_no_text(tmp_path: Path, manifest: Manifest) 
         artifact.read(made.path)
 
 
+def test_read_of_a_manifest_with_a_byte_order_mark(tmp_path: Path, manifest: Manifest) -> None:
+    made = artifact.write(tmp_path, VMFB, manifest)
+    made.manifest_path.write_bytes(b"\xef\xbb\xbf" + made.manifest_path.read_bytes())
+    with pytest.raises(ArtifactError, match=r"\.json: not a manifest: .*BOM"):
+        artifact.read(made.path)
+
+
+def test_read_of_a_manifest_that_is_too_long(tmp_path: Path, manifest: Manifest) -> None:
+    made = artifact.write(tmp_path, VMFB, manifest)
+    text = made.manifest_path.read_bytes()
+    made.manifest_path.write_bytes(text + b" " * ((1 << 20) - len(text)))
+    assert artifact.read(made.path) == (VMFB, manifest)
+    made.manifest_path.write_bytes(text + b" " * ((1 << 20) - len(text) + 1))
+    with pytest.raises(ArtifactError, match=r"\.json: cannot be read: expected at most 1048576"):
+        artifact.read(made.path)
+
+
+def test_no_manifest_is_written_that_is_too_long(tmp_path: Path, manifest: Manifest) -> None:
+    long = replace(manifest, flags=("x" * (1 << 20),))
+    with pytest.raises(ArtifactError, match="manifest: expected at most 1048576 bytes, got "):
+        artifact.write(tmp_path, VMFB, long)
+    assert not list(tmp_path.iterdir())
+
+
+def test_read_of_a_module_that_no_memory_holds(tmp_path: Path) -> None:
+    with (tmp_path / "x.vmfb").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ArtifactError, match=r"x\.vmfb: cannot be read: expected at most"):
+        artifact.read(tmp_path / "x.vmfb")
+
+
+@pytest.mark.parametrize("name", ["x.vmfb", "x.json"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("pipe", "expected a regular file, got a pipe, a socket or a device"),
+        ("folder", "Is a directory"),
+        ("loop", "Too many levels of symbolic links"),
+    ],
+)
+def test_read_of_what_is_no_file(name: str, kind: str, said: str, tmp_path: Path) -> None:
+    """Nothing waits for a writer that may never come."""
+    (tmp_path / "x.vmfb").write_bytes(VMFB)
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path.name)
+    with pytest.raises(ArtifactError, match=rf"{name}: cannot be read: {said}$"):
+        artifact.read(tmp_path / "x.vmfb")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 4000, "nul\0", "\ud800", "", ".", "/"])
+def test_read_of_what_can_be_no_file(name: str) -> None:
+    with pytest.raises(ArtifactError, match="cannot be read: "):
+        artifact.read(name)
+
+
 def test_read_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read: Is a directory"):
         artifact.read(tmp_path)
 
 
-def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
-    (tmp_path / "ordinary").touch()
-    artifact.write_atomically(tmp_path / "atomic", b"")
-    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+FILLED_UP = """
+import resource, sys
+from dataclasses import replace
+from pathlib import Path
+from iree_lnbwd import ArtifactError, artifact
+
+folder = Path(sys.argv[1])
+vmfb, manifest = artifact.read(next(folder.glob("*.vmfb")))
+limit = len(manifest.to_json()) - 1  # enough for the module, not for the manifest
+assert len(vmfb) < limit
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+manifest = replace(manifest, vmfb_sha256=artifact.digest(b"after"))
+for output in (folder, folder / "new"):
+    try:
+        artifact.write(output, b"after", manifest)
+    except ArtifactError as error:
+        print(error)
+"""
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()  # a file cannot replace a folder
-    with pytest.raises(OSError, match="Is a directory"):
-        artifact.write_atomically(tmp_path / "taken", b"data")
-    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+def test_a_disk_that_fills_up_keeps_what_was_there(tmp_path: Path, manifest: Manifest) -> None:
+    """A module without its manifest, or beside an older one, would be half of what was asked."""
+    made = artifact.write(tmp_path, VMFB, manifest)
+    ended = subprocess.run(
+        [sys.executable, "-c", FILLED_UP, tmp_path], capture_output=True, text=True, check=True
+    )
+    said = [f"output_dir: cannot write to {folder}: " for folder in (tmp_path, tmp_path / "new")]
+    for line, begin in zip(ended.stdout.splitlines(), said, strict=True):
+        assert line.startswith(begin)
+        assert "File too large" in line
+    assert artifact.read(made.path) == (VMFB, manifest)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
 
 
-def test_readers_see_one_whole_version(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    versions = [bytes([i]) * 200_000 for i in range(4)]
-    artifact.write_atomically(path, versions[0])
+@pytest.mark.parametrize("taken", ["vmfb", "json"])
+def test_a_name_that_a_folder_has_keeps_the_other_as_it_was(
+    taken: str, tmp_path: Path, manifest: Manifest
+) -> None:
+    made = artifact.write(tmp_path, VMFB, manifest)
+    made.path.with_suffix(f".{taken}").unlink()
+    made.path.with_suffix(f".{taken}").mkdir()
 
-    def rewrite(data: bytes) -> None:
-        for _ in range(25):
-            artifact.write_atomically(path, data)
+    def there() -> dict[str, object]:
+        return {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
 
-    writers = [threading.Thread(target=rewrite, args=(data,)) for data in versions]
-    for writer in writers:
-        writer.start()
-    while any(writer.is_alive() for writer in writers):
-        assert path.read_bytes() in versions
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    before = there()
+    with pytest.raises(ArtifactError, match=r"output_dir: .*Is a directory"):
+        artifact.write(tmp_path, b"another", replace(manifest, package_version="9"))
+    assert there() == before
+
+
+@pytest.mark.parametrize("folder", ["nul\0", "\ud800", "x" * 300])
+def test_a_folder_that_cannot_be_made(folder: str, tmp_path: Path, manifest: Manifest) -> None:
+    with pytest.raises(ArtifactError, match="output_dir: cannot write to "):
+        artifact.write(tmp_path / folder, VMFB, manifest)
