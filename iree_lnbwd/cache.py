@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from iree_lnbwd import artifact, compiler, folders, notices
+from iree_lnbwd import artifact, compiler, files, folders, notices
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
@@ -20,6 +20,7 @@ from iree_lnbwd.targets import Target
 _VARIABLE = "IREE_LNBWD_CACHE"
 _ITSELF = PurePath()
 _KEY_LETTERS = 16
+_OURS_ALONE = 0o600
 
 
 class UnusableError(Exception):
@@ -84,7 +85,7 @@ def read(entry: PurePath, *names: str) -> tuple[bytes, ...] | None:
         raise _unusable(folders.why(error, root)) from error
 
 
-def write(entry: PurePath, files: Mapping[str, bytes]) -> None:
+def write(entry: PurePath, contents: Mapping[str, bytes]) -> None:
     """Files of an entry by their names, each of them whole or not there at all.
 
     Raises:
@@ -93,8 +94,9 @@ def write(entry: PurePath, files: Mapping[str, bytes]) -> None:
     root = directory()
     try:
         with folders.opened(root, entry, make=True):
-            for name, data in files.items():
-                artifact.write_atomically(root / entry / name, data)
+            files.write(
+                {root / entry / name: data for name, data in contents.items()}, mode=_OURS_ALONE
+            )
     except OSError as error:
         raise _unusable(folders.why(error, root)) from error
 
@@ -122,20 +124,20 @@ def _kept(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
         _, planned = compiler.plan(spec, target)
     except CompileError:  # missing: then nothing says what would be compiled
         return _put_there(spec, target)
-    files = read(_entry(planned), *_names(spec, target))
-    if files is None:
+    kept = read(_entry(planned), *_names(spec, target))
+    if kept is None:
         return None
-    vmfb, text = files
+    vmfb, text = kept
     manifest = replace(planned, vmfb_sha256=artifact.digest(vmfb))
     return (vmfb, manifest) if text == manifest.to_json().encode() else None
 
 
 def _put_there(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     """What `compile` put into the folder itself, where it fits."""
-    files = read(_ITSELF, *(names := _names(spec, target)))
-    if files is None:
+    kept = read(_ITSELF, *(names := _names(spec, target)))
+    if kept is None:
         return None
-    vmfb, text = files
+    vmfb, text = kept
     try:
         manifest = Manifest.from_json(text.decode(), path=directory() / names[1])
     except (ArtifactError, UnicodeDecodeError):

@@ -28,7 +28,7 @@ from iree_lnbwd import (
     runtime,
     verify,
 )
-from iree_lnbwd.arguments import MOST_ROWS, Call
+from iree_lnbwd.arguments import Call
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
@@ -42,7 +42,7 @@ from iree_lnbwd.errors import (
 )
 from iree_lnbwd.inspection import Kernel
 from iree_lnbwd.schedule import WholeTensors, paths
-from iree_lnbwd.spec import ENTRY, GRADIENTS, LayerNormSpec
+from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verify import Runs
 from iree_lnbwd.version import __version__

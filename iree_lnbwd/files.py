@@ -55,12 +55,16 @@ def read(path: Path, *, most: int) -> bytes:
         return file.read(most)
 
 
-def write(contents: Mapping[Path, bytes | memoryview]) -> None:
+def write(contents: Mapping[Path, bytes | memoryview], *, mode: int | None = None) -> None:
     """Files with these contents, or what was there before; never something between.
 
     A link is followed. What is no regular file, a pipe say, is written to and not replaced, and so
     is what the caller has open as ``/dev/stdout`` or ``/dev/fd/N``. A new file has the mode that
     the umask leaves it, an existing one keeps its own.
+
+    Args:
+        contents: By path.
+        mode: Of the files, new or not, in place of these.
 
     Raises:
         OSError: One of them cannot be written; then none has been replaced.
@@ -76,7 +80,8 @@ def write(contents: Mapping[Path, bytes | memoryview]) -> None:
             target = Path(os.path.realpath(path))
             temporary = target.with_name(f".iree-lnbwd.{secrets.token_hex(8)}")
             moves.append((temporary, target))  # before it is there: an interrupt leaves none
-            _create(temporary, data, None if status is None else status.st_mode & 0o777)
+            kept = None if status is None else status.st_mode & 0o777
+            _create(temporary, data, kept if mode is None else mode)
         for temporary, target in moves:
             temporary.replace(target)
     except BaseException:

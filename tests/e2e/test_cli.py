@@ -208,7 +208,7 @@ def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
         ),
         (["--normalized-shape=0"], "normalized_shape: expected .* got "),
         (["--normalized-shape=8", "--output-mask=000"], "output_mask: expected at least one"),
-        (["--normalized-shape=8", "--rows=-1"], "rows: expected an int >= 0 .* got -1"),
+        (["--normalized-shape=8", "--rows=-1"], "rows: expected None or an int from 1 .* got -1"),
         (
             ["--normalized-shape=8", "--no-weight", "--output-mask=111"],
             "output_mask: expected 0 for grad_weight beside --no-weight, got 1",
@@ -233,7 +233,10 @@ def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
             ["--normalized-shape=8", "--print-command", "--", "--x=\x1b[31m"],
             r"flags: expected printable ones, got .*\\x1b\[31m",
         ),
-        (["--normalized-shape=8", "--recompute-statistics=nan"], "eps: .* finite .* got nan"),
+        (
+            ["--normalized-shape=8", "--recompute-statistics=nan"],
+            "recompute_eps: .* finite .* got nan",
+        ),
         (["--normalized-shape=8", "--dtype=f64", "--weight-dtype=f32"], "dtype: f64 does not mix"),
         (
             ["--normalized-shape=8", "-o", "/dev/null/x"],
