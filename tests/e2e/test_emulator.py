@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from iree.compiler.tools import compile_str
 from support import (
     assert_matches_reference,
     assert_same_bits,
@@ -253,12 +254,12 @@ def test_command_errors(arguments: tuple[str, ...], message: str) -> None:
 
 def test_command_on_broken_modules(tmp_path: Path) -> None:
     """A module that reads beyond its bounds: one line says so, and the exit status."""
-    spec = LayerNormSpec((192,), "f32")
-    vmfb, manifest = compiler.build(spec, find_target("sm_90"))
-    # Both modules in one folder under the name that the command looks for.
-    other, _ = compiler.build(LayerNormSpec((256,), "f32"), find_target("sm_90"))
-    assert vmfb != other
-    (tmp_path / f"{manifest.stem}.vmfb").write_bytes(other)
+    target = find_target("sm_90")
+    text = compiler.source_text(LayerNormSpec((256,)), target)
+    wide, narrow = (rf"\"normalized_shape\": [{n}]" for n in (256, 192))
+    assert text.count(wide) == 1
+    lying = compile_str(text.replace(wide, narrow), input_type="none", extra_args=target.flags)
+    (tmp_path / "layer_norm_backward_n192_f32_sm_90.vmfb").write_bytes(lying)
     run = _command(
         "verify",
         "--emulate",

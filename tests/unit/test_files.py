@@ -91,7 +91,9 @@ def test_the_longest_name_that_a_file_can_have(tmp_path: Path) -> None:
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()))
+    reader = threading.Thread(
+        target=lambda: got.append((tmp_path / "pipe").read_bytes()), daemon=True
+    )
     reader.start()
     write(tmp_path / "pipe")
     reader.join(timeout=60)
