@@ -7,6 +7,7 @@ import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from iree_lnbwd.emulator.launch import Dim3
 
@@ -164,38 +165,27 @@ def parse(text: str) -> dict[str, Kernel]:
     if target is None:
         raise PtxError("the text does not say what it is for (.target)")
     outside: dict[str, Variable] = {}
-    entries: list[tuple[re.Match[str], str, str, int, int]] = []
-    at = 0
+    entries: dict[str, _Entry] = {}
+    at, line = 0, 1
     while (entry := _ENTRY.search(text, at)) is not None:
         parameters_end = text.find(")", entry.end())
         if parameters_end < 0:
             raise PtxError(f"{entry['name']}: the parameters do not end")
         directives = _DIRECTIVES.match(text, parameters_end + 1)
         assert directives is not None
-        begin = directives.end()
+        begin = end = directives.end()
         outside |= _variables(text[at : entry.start()].split(";"))
-        if text[begin : begin + 1] == "{":
+        line += text.count("\n", at, begin)
+        if text[begin : begin + 1] == "{":  # else it is declared, no more
+            if entry["name"] in entries:
+                raise PtxError(f"{entry['name']} is there twice")
             end = _closing_brace(text, begin + 1)
-            parameters = text[entry.end() : parameters_end]
-            entries.append((entry, parameters, directives[0], begin + 1, end))
-            at = end + 1
-        else:  # a kernel that is declared, no more
-            at = begin
+            parameters, body = text[entry.end() : parameters_end], text[begin + 1 : end]
+            entries[entry["name"]] = _Entry(parameters, directives[0], body, line)
+            line += text.count("\n", begin, end)
+        at = end
     outside |= _variables(text[at:].split(";"))
-    kernels: dict[str, Kernel] = {}
-    for entry, parameters, directives_text, begin, end in entries:
-        if entry["name"] in kernels:
-            raise PtxError(f"{entry['name']} is there twice")
-        kernels[entry["name"]] = _kernel(
-            entry["name"],
-            target[1],
-            parameters,
-            directives_text,
-            text[begin:end],
-            text.count("\n", 0, begin) + 1,
-            outside,
-        )
-    return kernels
+    return {name: _kernel(name, entry, target[1], outside) for name, entry in entries.items()}
 
 
 def address(operand: str) -> tuple[str, int]:
@@ -216,25 +206,26 @@ def vector(operand: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in operand.strip("{}").split(","))
 
 
-def _kernel(
-    name: str,
-    target: str,
-    parameters: str,
-    directives: str,
-    body: str,
-    first_line: int,
-    outside: Mapping[str, Variable],
-) -> Kernel:
+class _Entry(NamedTuple):
+    """The text of a kernel, and the line that its body begins in."""
+
+    parameters: str
+    directives: str
+    body: str
+    line: int
+
+
+def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variable]) -> Kernel:
     sizes = {
         match["what"]: tuple(_number(size or "1") for size in match.groups()[1:])
-        for match in _THREADS.finditer(directives)
+        for match in _THREADS.finditer(entry.directives)
     }
     x, y, z = sizes.get("req", (0, 0, 0))
     declarations: list[str] = []
     registers: dict[str, Registers] = {}
     code: list[Instruction] = []
     labels: dict[str, int] = {}
-    for words, line in _statements(body, first_line):
+    for words, line in _statements(entry.body, entry.line):
         if words.endswith(":"):
             if words[:-1] in labels:
                 raise PtxError(f"line {line}: the label {_short(words)} is there twice")
@@ -251,7 +242,7 @@ def _kernel(
     return Kernel(
         name=name,
         target=target,
-        parameters=_parameters(parameters, name),
+        parameters=_parameters(entry.parameters, name),
         max_threads=math.prod(sizes["max"]) if "max" in sizes else None,
         required_size=(x, y, z) if "req" in sizes else None,
         registers=registers,

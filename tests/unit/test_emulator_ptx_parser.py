@@ -20,6 +20,10 @@ def _kernel(body: str, parameters: str = "") -> str:
         (f"{_TARGET}.visible .entry f() {{ ret;", "a kernel's body does not end"),
         (f"{_TARGET}.visible .entry f(.param .u64 p", "f: the parameters do not end"),
         (_kernel("\tret;\n\t%r1 = 2;"), "line 4: expected an instruction, got %r1"),
+        (
+            _kernel("ret;") + ".visible .entry g() {\n\tret;\n\t%r1 = 2;\n}",
+            "line 6: expected an instruction, got %r1",
+        ),
         (_kernel(".reg .b16 %a; .reg .b32 %a; ret;"), "%a is declared twice"),
         (_kernel(".reg .b16 %a; .reg .b16 %a<4>; ret;"), "%a is declared twice"),
         (_kernel(".reg .b16 %a-;"), "line 3: expected registers, got .reg .b16 %a-"),

@@ -34,6 +34,7 @@ _SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
 _NOTES, _NO_BITS = 7, 8  # kinds of sections: SHT_NOTE, SHT_NOBITS
 _SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
 _NAME = re.compile(r"[\w.$]+")  # of a kernel
+_LONGEST_NAME = 4096
 _LITERAL, _DPP, _SDWA, _ZERO = 255, 250, 249, 128
 _FLOATS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0", "0.15915494")
 _SELECTORS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
@@ -172,7 +173,7 @@ def _symbols(sections: list[_Section]) -> dict[str, bytes]:
                     continue  # neither an object nor a function with a content
                 section = sections[number]
                 begin = value - section.address
-                label = names[name : names.index(b"\0", name)].decode()
+                label = names[name : names.index(b"\0", name, name + _LONGEST_NAME)].decode()
                 if not 0 <= begin <= len(section.content) - nbytes:
                     raise Fault(f"a damaged code object: {label!r} is outside of its section")
                 content = section.content[begin : begin + nbytes]
