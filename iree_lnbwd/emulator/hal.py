@@ -15,10 +15,11 @@ import numpy as np
 
 from iree_lnbwd.emulator.launch import Binding, Bytes, Executor, Launch
 from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
-from iree_lnbwd.emulator.vm import Imports, VmError
+from iree_lnbwd.emulator.vm import Imports, Steps, VmError
 from iree_lnbwd.executables import Export, exports_of_executable
 
 _WHOLE = (1 << 64) - 1  # a length that means "to the end"
+_MOVED_IN_STEP, _READ_IN_STEP = 1 << 16, 1 << 5  # bytes that the host moves, and of code
 _DRIVERS = {"cuda-nvptx-fb": "cuda", "rocm-hsaco-fb": "hip"}
 
 # Makes the executor of one code of an executable of a format, e.g. "cuda-nvptx-fb".
@@ -40,7 +41,7 @@ class Span:
             VmError: It is out of bounds.
         """
         length = self.length - offset if length == _WHOLE else length
-        if offset + length > self.length:
+        if offset > self.length or offset + length > self.length:
             raise VmError(
                 f"bytes {offset} to {offset + length} of a piece of {self.buffer.name} that has "
                 f"{self.length}"
@@ -88,6 +89,7 @@ class Hal:
         memory: GlobalMemory,
         executable_format: str,
         make_executor: MakeExecutor,
+        steps: Steps,
         progress: Callable[[Launch], None] = lambda launch: None,
     ) -> None:
         """A device that takes executables of one format.
@@ -96,12 +98,14 @@ class Hal:
             memory: Its memory.
             executable_format: E.g. "cuda-nvptx-fb".
             make_executor: From a code to what runs it.
+            steps: The host program's, of which commands take some.
             progress: Is told of every dispatch before it runs.
         """
         self.memory = memory
         self.launches: list[Launch] = []
         self._format = executable_format
         self._make_executor = make_executor
+        self._steps = steps
         self._progress = progress
         self._transients = 0
 
@@ -162,7 +166,7 @@ class Hal:
 
     def _query(self, device: Hal, category: bytes, key: bytes) -> tuple[int, int]:
         """What the device is: whether it is known, and the answer."""
-        match category.decode(), key.decode():
+        match _text(category), _text(key):
             case "hal.device.id", pattern:
                 return 1, int(pattern.rstrip("*") == _DRIVERS[self._format])
             case "hal.executable.format", name:
@@ -174,15 +178,16 @@ class Hal:
     ) -> _Loaded:
         if constants:
             raise VmError("executables with specialization constants are not known")
+        self._steps.take(len(data) // _READ_IN_STEP)
         exports = exports_of_executable(data)
         codes = {export.code for export in exports}
-        return _Loaded(exports, {code: self._make_executor(name.decode(), code) for code in codes})
+        return _Loaded(exports, {code: self._make_executor(_text(name), code) for code in codes})
 
     def _look_up(self, loaded: _Loaded, name: bytes) -> int:
         names = [export.kernel for export in loaded.exports]
-        if name.decode() not in names:
-            raise VmError(f"no kernel {name.decode()}; the executable has {', '.join(names)}")
-        return names.index(name.decode())
+        if _text(name) not in names:
+            raise VmError(f"no kernel {_text(name)}; the executable has {', '.join(names)}")
+        return names.index(_text(name))
 
     def _allocate(self, size: int) -> Span:
         self._transients += 1
@@ -195,14 +200,14 @@ class Hal:
         self, span: Span, message: bytes, _allocator: Hal, minimum: int, _types: int, _usage: int
     ) -> None:
         if span.length < minimum:
-            raise VmError(f"{message.decode()}: {span.length} bytes, expected {minimum} or more")
+            raise VmError(f"{_text(message)}: {span.length} bytes, expected {minimum} or more")
 
     def _assert_view(
         self, view: View, message: bytes, element_type: int, encoding: int, shape: list[int]
     ) -> None:
         if view.shape != tuple(shape) or view.element_type != element_type:
             raise VmError(
-                f"{message.decode()}: expected shape {tuple(shape)} of type {element_type:#x}, got "
+                f"{_text(message)}: expected shape {tuple(shape)} of type {element_type:#x}, got "
                 f"{view.shape} of type {view.element_type:#x}"
             )
 
@@ -297,6 +302,7 @@ class Hal:
     def _execute(self, commands: _Commands, table: Sequence[Span]) -> None:
         self.memory.barrier()
         for command in commands.recorded:
+            self._steps.take()
             command(table)
 
     def _dispatch(
@@ -330,16 +336,28 @@ class Hal:
         executor.run(launch, self.memory)
 
     def _fill(self, target: Span, pattern: int, width: int) -> None:
+        if width not in (1, 2, 4, 8) or target.length % width:
+            raise VmError(f"a fill of {target.length} bytes with a pattern of {width}")
+        self._steps.take(target.length // _MOVED_IN_STEP)
         unit = np.frombuffer(pattern.to_bytes(8, "little")[:width], np.uint8)
-        self.memory.write(target.buffer, target.offset, np.resize(unit, target.length))
+        self.memory.fill(target.buffer, target.offset, target.length, unit)
 
     def _copy(self, source: Span, target: Span) -> None:
+        self._steps.take(target.length // _MOVED_IN_STEP)
         data = self.memory.read(source.buffer, source.offset, source.length)
         self.memory.write(target.buffer, target.offset, data)
 
     def _update(self, source: bytes, offset: int, target: Span) -> None:
+        if offset + target.length > len(source):
+            raise VmError(
+                f"an update with bytes {offset} to {offset + target.length} of {len(source)}"
+            )
         data: Bytes = np.frombuffer(source[offset : offset + target.length], np.uint8)
         self.memory.write(target.buffer, target.offset, data)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
 
 
 def _nothing(*_: object) -> None:

@@ -25,6 +25,11 @@ Dim3 = tuple[int, int, int]
 
 _THREADS_NAMED = 4  # in a message
 
+# What a launch may do before it is taken for one that does not end: instructions times the lanes
+# that run them, of which Python takes few to be no quicker than so many. Ten minutes or so.
+_MOST_WORK = 1 << 39
+_FEW_LANES = 1 << 16
+
 
 class Fault(Exception):  # noqa: N818 - a kernel's fault, not an error of the emulator
     """A kernel did what no kernel may do.
@@ -123,6 +128,37 @@ class Launch:
             f"workgroup {_coordinates(workgroup, self.workgroup_count)} "
             f"thread {_coordinates(thread, self.workgroup_size)}"
         )
+
+
+# What Python and NumPy raise where code treats something as what it is not.
+CONFUSION = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def not_understood(error: Exception) -> Fault:
+    """The fault of an instruction whose operands are not of the kind that it takes."""
+    return Fault(f"not understood: {type(error).__name__}: {error}")
+
+
+class Work:
+    """What a launch has done, over all its workgroups; too much is a fault.
+
+    Nothing else tells a kernel that does not end from one that takes long.
+    """
+
+    def __init__(self) -> None:
+        self._instructions = 0
+        self._left = _MOST_WORK
+
+    def add(self, instructions: int, lanes: int) -> None:
+        """So many lanes run so many instructions.
+
+        Raises:
+            Fault: That is more than a kernel that ends would run.
+        """
+        self._instructions += instructions
+        self._left -= instructions * max(lanes, _FEW_LANES)
+        if self._left < 0:
+            raise Fault(f"the kernel does not end: {self._instructions} instructions were run")
 
 
 class Executor(Protocol):

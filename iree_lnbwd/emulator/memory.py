@@ -15,6 +15,7 @@ that memory knows nothing of types: view them as what they are.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,11 @@ _GUARD_BYTES = 1 << 20  # between buffers, so that a near miss hits nothing
 _FIRST_ADDRESS = 1 << 32  # no 32-bit number is an address
 _BASE_ALIGNMENT = 256
 _WIDEST = 16  # bytes of one access, and of a cell before a narrower access came
+# Bytes of buffers with their stamps, of which there are 1 to 16 for each byte: so that a program
+# that asks for more than a GPU has is told so, and does not take the machine's memory.
+_CAPACITY = 4 << 30
+_AT_ONCE = 1 << 30  # of the registers, shared and local memory of the workgroups that run together
+_PIECE = 1 << 24  # of what the host moves, at once
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 POISON = 0xFF  # what memory holds before anything was written: NaN in every float type
 
@@ -38,22 +44,40 @@ _PASSED_BITS = 24
 _ANYONE = (1 << _PASSED_BITS) - 1  # several threads of several workgroups
 _FIRST_WORKGROUP = 1 << 23  # "several threads of workgroup w" is this plus w
 _HOST = 1
+_MOST_LAUNCHES = 1 << 18
+_MOST_PASSED = (_LAUNCH >> _PASSED_BITS) - 1
 
 
 class _Cells:
     """A stamp of the last write and of the last read for each cell of a piece of memory."""
 
-    def __init__(self, nbytes: int, *, written: int = 0) -> None:
+    def __init__(
+        self, nbytes: int, *, written: int = 0, claim: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
+        """Cells of the widest access.
+
+        Args:
+            nbytes: Of the memory.
+            written: The stamp of the last write.
+            claim: Is told how many bytes more the stamps take before they do.
+        """
         self.size = _WIDEST
+        self._claim = claim
         count = -(-nbytes // _WIDEST)
         self.write = np.full(count, written, np.int64)
         self.read = np.zeros(count, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all stamps."""
+        return self.write.nbytes + self.read.nbytes
 
     def index(self, offsets: Lanes, nbytes: int, alignment: int) -> Lanes:
         """The cells of each access: [T, cells of one access]."""
         unit = min(nbytes & -nbytes, alignment)
         if unit < self.size:
             finer = self.size // unit
+            self._claim((finer - 1) * self.nbytes)
             self.write, self.read = np.repeat(self.write, finer), np.repeat(self.read, finer)
             self.size = unit
         first = (offsets // self.size)[:, None]
@@ -101,12 +125,14 @@ class GlobalMemory:
                 (IREE's among them) count on it, though PTX does not promise it.
         """
         self._buffers: list[Buffer] = []  # by address
+        self._bound: list[Buffer] = []  # by the launch
         self._next_address = _FIRST_ADDRESS
         self._lockstep = lockstep
         self._launch = Launch("", (0, 1, 1), (1, 1, 1), 1, 0, (), ())
         self._number = 0  # of the launch
         self._passed = np.zeros(0, np.int64)  # barriers, by workgroup
         self._ordered_before = _LAUNCH  # stamps below are of what a barrier of the host came after
+        self._used = 0  # bytes, with their stamps
 
     def allocate(
         self, name: str, nbytes: int, *, data: Array | None = None, write_once: bool = False
@@ -118,8 +144,21 @@ class GlobalMemory:
             nbytes: Its length; 0 is one that no access fits into.
             data: Its content, of that many bytes.
             write_once: It is an output: no byte may be written twice.
+
+        Raises:
+            Fault: There is not so much memory.
         """
         padded = -(-nbytes // _WIDEST) * _WIDEST
+
+        def claim(more: int) -> None:
+            if self._used + more > _CAPACITY:
+                raise Fault(
+                    f"no memory for {name} of {nbytes} bytes: {self._used} and {more} bytes with "
+                    f"their stamps, the emulator has {_CAPACITY}"
+                )
+            self._used += more
+
+        claim(2 * padded)  # as many of stamps
         content = np.full(padded, POISON, np.uint8)
         if data is not None:
             content[:nbytes] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -129,7 +168,7 @@ class GlobalMemory:
             nbytes=nbytes,
             write_once=write_once,
             _data=content,
-            _cells=_Cells(padded, written=0 if data is None else _HOST),
+            _cells=_Cells(padded, written=0 if data is None else _HOST, claim=claim),
         )
         after = buffer.address + padded + _GUARD_BYTES
         self._next_address = -(-after // _BASE_ALIGNMENT) * _BASE_ALIGNMENT
@@ -154,11 +193,15 @@ class GlobalMemory:
             Fault: Part of it was never written, or it is out of bounds.
         """
         self._check_host(buffer, offset, nbytes)
-        missing = self.unwritten(buffer, offset, nbytes)
-        if missing.size:
+        count, first = 0, -1
+        for start, size in _pieces(offset, nbytes):
+            missing = self.unwritten(buffer, start, size)
+            if missing.size and not count:
+                first = int(missing[0])
+            count += missing.size
+        if count:
             raise Fault(
-                f"{missing.size} bytes of {buffer.name} were never written, the first at byte "
-                f"{missing[0]}"
+                f"{count} bytes of {buffer.name} were never written, the first at byte {first}"
             )
         return buffer._data[offset : offset + nbytes].copy()
 
@@ -169,8 +212,21 @@ class GlobalMemory:
             Fault: Out of bounds, or an output is written twice.
         """
         self._check_host(buffer, offset, data.size)
-        if not data.size:
-            return
+        for start, size in _pieces(0, data.size):
+            self._write(buffer, offset + start, data[start : start + size])
+
+    def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: Bytes) -> None:
+        """The host fills a piece of a buffer with a pattern of 1, 2, 4 or 8 bytes.
+
+        Raises:
+            Fault: Out of bounds, or an output is written twice.
+        """
+        self._check_host(buffer, offset, nbytes)
+        data = np.tile(pattern, -(-min(nbytes, _PIECE) // pattern.size))
+        for start, size in _pieces(offset, nbytes):
+            self._write(buffer, start, data[:size])
+
+    def _write(self, buffer: Buffer, offset: int, data: Bytes) -> None:
         ends = offset | data.size | _WIDEST
         unit = ends & -ends  # the largest cells that begin and end where the data does
         at = np.arange(offset, offset + data.size, unit)
@@ -190,30 +246,50 @@ class GlobalMemory:
         return at[(at >= offset) & (at < offset + nbytes)]
 
     def release(self, buffer: Buffer) -> None:
-        """The host gives a buffer back; from now on nothing may touch it."""
+        """The host gives a buffer back; from now on nothing may touch it.
+
+        Raises:
+            Fault: It did so before.
+        """
+        self._check_host(buffer, 0, 0)
         buffer.released = True
+        self._used -= buffer._data.nbytes + buffer._cells.nbytes
+        buffer._data, buffer._cells, buffer._windows = buffer._data[:0].copy(), _Cells(0), []
 
     def barrier(self) -> None:
         """Launches that come are ordered after all that came; without it they run side by side."""
         self._ordered_before = (self._number + 1) * _LAUNCH
 
     def workgroup_barrier(self, workgroups: Lanes) -> None:
-        """All threads of these workgroups have met: what they did is ordered."""
+        """All threads of these workgroups have met: what they did is ordered.
+
+        Raises:
+            Fault: They have met more often than is counted.
+        """
         self._passed[workgroups] += 1
+        if self._passed[workgroups].max(initial=0) > _MOST_PASSED:
+            raise Fault(f"more than {_MOST_PASSED} barriers of a workgroup")
 
     def begin(self, launch: Launch) -> None:
         """A launch begins; its bindings are all that it may touch.
 
         Raises:
-            Fault: A binding lies outside of every buffer, or in one that was given back.
+            Fault: There are more threads, or launches, than are told apart; a binding lies
+                outside of every buffer, or in one that was given back.
         """
-        if launch.lanes > _FIRST_WORKGROUP:
-            raise Fault(f"{launch.lanes} threads, expected at most {_FIRST_WORKGROUP}").of(launch)
+        if not 0 < launch.threads <= _FIRST_WORKGROUP or launch.lanes > _FIRST_WORKGROUP:
+            raise Fault(
+                f"workgroups {launch.workgroup_count} of {launch.workgroup_size}: {launch.lanes} "
+                f"threads, the emulator takes 1 to {_FIRST_WORKGROUP}"
+            ).of(launch)
+        if self._number == _MOST_LAUNCHES:
+            raise Fault(f"more than {_MOST_LAUNCHES} launches").of(launch)
         self._launch = launch
         self._number += 1
         self._passed = np.zeros(launch.workgroups, np.int64)
-        for buffer in self._buffers:
-            buffer._windows = [(0, buffer.nbytes, False)] if buffer.constant else []
+        for buffer in self._bound:
+            buffer._windows = []
+        self._bound = []
         for number, binding in enumerate(launch.bindings):
             buffer = self._buffer_at(binding.address)
             start = binding.address - buffer.address
@@ -225,6 +301,7 @@ class GlobalMemory:
             if buffer.released:
                 raise Fault(f"binding {number} is {buffer.name}, which was given back").of(launch)
             buffer._windows.append((start, start + binding.nbytes, binding.writable))
+            self._bound.append(buffer)
 
     def load(
         self, lanes: Lanes, addresses: Lanes, nbytes: int, *, alignment: int | None = None
@@ -399,6 +476,8 @@ class GlobalMemory:
         return found
 
     def _check_host(self, buffer: Buffer, offset: int, nbytes: int) -> None:
+        if buffer.released:
+            raise Fault(f"{buffer.name} is used, which was given back")
         if offset < 0 or nbytes < 0 or offset + nbytes > buffer.nbytes:
             raise Fault(
                 f"bytes {offset} to {offset + nbytes} are out of bounds of {buffer.name}, which "
@@ -406,9 +485,40 @@ class GlobalMemory:
             )
 
 
+def _pieces(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of what is done at once."""
+    for start in range(offset, offset + nbytes, _PIECE):
+        yield start, min(_PIECE, offset + nbytes - start)
+
+
+def workgroups_at_once(shared_bytes: int, thread_bytes: int, threads: int) -> int:
+    """How many workgroups may run together, so that what they need stays small.
+
+    Args:
+        shared_bytes: Shared memory of one workgroup.
+        thread_bytes: Registers and local memory of a thread, with what is noted of them.
+        threads: Of a workgroup.
+
+    Raises:
+        Fault: Not one.
+    """
+    needed = (1 + 2 * 8) * shared_bytes + thread_bytes * threads  # stamps, where cells are bytes
+    if needed > _AT_ONCE:
+        raise Fault(
+            f"a workgroup with {shared_bytes} bytes of shared memory and {threads} threads of "
+            f"{thread_bytes} takes {needed}, the emulator has {_AT_ONCE}"
+        )
+    return _AT_ONCE // max(1, needed)
+
+
 # A stamp of shared memory: epochs of the workgroup, of the group and of the subgroup, and who. Each
 # epoch counts from the last barrier of what is wider.
 _EPOCH_BITS, _GROUP_EPOCH_BITS, _SUBGROUP_EPOCH_BITS = 46, 30, 12
+_MOST_EPOCHS = {
+    _EPOCH_BITS: (1 << 63 - _EPOCH_BITS) - 1,
+    _GROUP_EPOCH_BITS: (1 << _EPOCH_BITS - _GROUP_EPOCH_BITS) - 1,
+    _SUBGROUP_EPOCH_BITS: (1 << _GROUP_EPOCH_BITS - _SUBGROUP_EPOCH_BITS) - 1,
+}
 _EPOCH = 1 << _EPOCH_BITS  # barriers that the workgroup has passed
 _WHO = (
     1 << _SUBGROUP_EPOCH_BITS
@@ -545,7 +655,14 @@ class SharedMemory:
 
     def _begin_epoch(self, lanes: Lanes, bits: int) -> None:
         """What these lanes do from now on is in another epoch, of what has its epochs there."""
-        self._now[lanes] = ((self._now[lanes] >> bits) + 1 << bits) + lanes % self._threads
+        epoch = (self._now[lanes] >> bits) + 1
+        most = _MOST_EPOCHS[bits]
+        if (full := epoch & most == 0).any():
+            raise Fault(
+                f"more than {most} barriers, with none of more threads between",
+                lanes[full] + self._first_lane,
+            )
+        self._now[lanes] = (epoch << bits) + lanes % self._threads
 
     def copy_async(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
         """Each lane starts a copy of bytes into shared memory: [T, nbytes].

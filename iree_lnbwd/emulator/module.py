@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor, disassemble
 from iree_lnbwd.emulator.hal import Hal, Span, View
 from iree_lnbwd.emulator.launch import Array, Executor, Launch
-from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
+from iree_lnbwd.emulator.memory import GlobalMemory
 from iree_lnbwd.emulator.ptx import PtxExecutor
-from iree_lnbwd.emulator.vm import Program
+from iree_lnbwd.emulator.vm import Program, Steps
 
 # iree/hal/buffer_view.h: iree_hal_element_types_t.
 _ELEMENT_TYPES = {
@@ -28,7 +29,8 @@ Edit = Callable[[str], str]
 
 
 def _ptx(code: bytes, edit: Edit) -> Executor:
-    return PtxExecutor(edit(code.rstrip(b"\0").decode()))
+    text = code.partition(b"\0")[0].decode(errors="replace")  # a C string
+    return PtxExecutor(edit(text))
 
 
 def _amdgcn(code: bytes, edit: Edit) -> Executor:
@@ -71,20 +73,24 @@ class Module:
             progress: Is told of every dispatch before it runs.
 
         Raises:
-            ValueError: There is no emulator for the backend.
+            ValueError: There is no emulator for the backend, or an executable is damaged;
+                PtxError where its text is no PTX.
+            Fault: A code object is damaged.
             VmError: The module is not for this backend, or cannot be read.
         """
         if FORMATS.get(backend) not in EXECUTORS:
             raise ValueError(f"backend: there is no emulator for {backend!r}")
         self.memory = GlobalMemory(lockstep=lockstep)
+        steps = Steps()
         hal = Hal(
             self.memory,
             FORMATS[backend],
             lambda format_, code: EXECUTORS[format_](code, edit),
+            steps,
             progress,
         )
         self.launches = hal.launches
-        self._program = Program(vmfb, hal.imports)
+        self._program = Program(vmfb, hal.imports, steps)
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -92,8 +98,15 @@ class Module:
         return self._program.functions
 
     def input(self, name: str, array: Array) -> View:
-        """An argument that the module reads."""
-        return self._view(self.memory.allocate(name, array.nbytes, data=array), array)
+        """An argument that the module reads.
+
+        Raises:
+            ValueError: It is of a type that is not known.
+            Fault: There is not so much memory.
+        """
+        type_ = _element_type(name, array.dtype)
+        buffer = self.memory.allocate(name, array.nbytes, data=array)
+        return View(Span(buffer, 0, buffer.nbytes), type_, array.shape)
 
     def output(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, write_once: bool = True
@@ -105,9 +118,15 @@ class Module:
             shape: Its shape.
             dtype: Its element type.
             write_once: No byte of it may be written twice.
+
+        Raises:
+            ValueError: It is of a type that is not known.
+            Fault: There is not so much memory.
         """
-        like = np.empty(shape, dtype)
-        return self._view(self.memory.allocate(name, like.nbytes, write_once=write_once), like)
+        type_ = _element_type(name, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        buffer = self.memory.allocate(name, nbytes, write_once=write_once)
+        return View(Span(buffer, 0, buffer.nbytes), type_, shape)
 
     def call(self, function: str, *arguments: View) -> tuple[View, ...]:
         """Calls a function of the module.
@@ -123,11 +142,18 @@ class Module:
 
         Raises:
             Fault: Part of it was never written.
+            ValueError: It has not as many bytes as its shape and the type.
         """
         span = view.span
+        if span.length != math.prod(view.shape) * dtype.itemsize:
+            raise ValueError(
+                f"view: expected {dtype} of shape {view.shape}, got {span.length} bytes"
+            )
         data = self.memory.read(span.buffer, span.offset, span.length)
         return data.view(dtype).reshape(view.shape)
 
-    @staticmethod
-    def _view(buffer: Buffer, like: Array) -> View:
-        return View(Span(buffer, 0, buffer.nbytes), _ELEMENT_TYPES[like.dtype.name], like.shape)
+
+def _element_type(name: str, dtype: np.dtype[Any]) -> int:
+    if dtype.name not in _ELEMENT_TYPES:
+        raise ValueError(f"{name}: expected one of {', '.join(_ELEMENT_TYPES)}, got {dtype}")
+    return _ELEMENT_TYPES[dtype.name]

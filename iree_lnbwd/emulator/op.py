@@ -64,7 +64,8 @@ class EmulatedLayerNormBackward:
         """Computes a call that `arguments.bind` has checked and that is for this spec.
 
         Raises:
-            Fault: A kernel did what no kernel may do.
+            Fault: A kernel did what no kernel may do, or a code object is damaged.
+            ValueError: Another executable is; PtxError where its text is no PTX.
             VmError: The host program failed.
         """
         # A fresh GPU for each call: whatever a call leaves behind cannot help the next.

@@ -15,9 +15,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from iree_lnbwd.emulator import ptx_parser, ptx_semantics
-from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Lanes, Launch
-from iree_lnbwd.emulator.memory import POISON, GlobalMemory, LocalMemory, SharedMemory
+from iree_lnbwd.emulator import limits, ptx_parser, ptx_semantics
+from iree_lnbwd.emulator.launch import (
+    CONFUSION,
+    Array,
+    Bytes,
+    Fault,
+    Lanes,
+    Launch,
+    Work,
+    not_understood,
+)
+from iree_lnbwd.emulator.memory import (
+    POISON,
+    GlobalMemory,
+    LocalMemory,
+    SharedMemory,
+    workgroups_at_once,
+)
 from iree_lnbwd.emulator.ptx_parser import Instruction, Kernel, PtxError
 from iree_lnbwd.emulator.ptx_semantics import DTYPES, UnknownInstructionError
 
@@ -25,9 +40,6 @@ WARP = 32
 
 # As many threads as keep their registers in a processor's cache.
 _LANES_AT_ONCE = 1 << 16
-
-# Blocks that are run before a kernel is taken for one that does not end: a minute or so.
-_MOST_BLOCKS = 1 << 20
 
 # Generic addresses of what is not global: far above every global one.
 _SHARED_WINDOW = 1 << 60
@@ -39,6 +51,7 @@ Step = Callable[["_Threads", Selection], None]
 _Sync = Callable[["_Threads", Lanes, "npt.NDArray[np.bool_]"], "npt.NDArray[np.bool_]"]
 
 _IMMEDIATE = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
+_FLOAT = re.compile(r"0[fF][0-9a-fA-F]{8}$|0[dD][0-9a-fA-F]{16}$")
 _SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid)$")
 _BARRIERS = 16  # of a workgroup
 _NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
@@ -69,26 +82,59 @@ class PtxExecutor:
         """
         try:
             program = self._program(launch)
-            at_once = max(1, _LANES_AT_ONCE // launch.threads)
+            kernel = program.kernel
+            room = workgroups_at_once(
+                kernel.nbytes["shared"] + launch.shared_bytes,
+                2 * kernel.nbytes["local"] + program.register_bytes,
+                launch.threads,
+            )
+            at_once = max(1, min(room, _LANES_AT_ONCE // launch.threads))
+            work = Work()
             for first in range(0, launch.workgroups, at_once):
                 count = min(at_once, launch.workgroups - first)
                 with np.errstate(all="ignore"):
-                    _Threads(program, launch, memory, first, count).run()
+                    _Threads(program, launch, memory, first, count).run(work)
         except Fault as fault:
             raise fault.of(launch) from None
 
     def _program(self, launch: Launch) -> _Program:
+        if launch.kernel not in self._kernels:
+            raise Fault(f"no such kernel; the module has {', '.join(self._kernels)}")
+        kernel = self._kernels[launch.kernel]
+        _check(kernel, launch)
         if launch.kernel not in self._programs:
-            if launch.kernel not in self._kernels:
-                raise Fault(f"no such kernel; the module has {', '.join(self._kernels)}")
-            self._programs[launch.kernel] = _Program(self._kernels[launch.kernel])
-        program = self._programs[launch.kernel]
-        parameters = len(program.kernel.parameters)
-        if (given := len(launch.bindings) + len(launch.constants)) != parameters:
-            raise Fault(f"{given} bindings and constants for {parameters} parameters")
-        if launch.threads % WARP:
-            raise Fault(f"workgroups of {launch.threads} threads, expected a multiple of {WARP}")
-        return program
+            self._programs[launch.kernel] = _Program(kernel)
+        return self._programs[launch.kernel]
+
+
+def _check(kernel: Kernel, launch: Launch) -> None:
+    """The kernel can be launched so.
+
+    Raises:
+        Fault: It cannot.
+    """
+    limits.check(
+        launch,
+        limits.of_cuda(kernel.target),
+        static_bytes=kernel.nbytes["shared"],
+        local_bytes=kernel.nbytes["local"],
+    )
+    if kernel.max_threads is not None and launch.threads > kernel.max_threads:
+        raise Fault(f"workgroups of {launch.threads} threads: .maxntid allows {kernel.max_threads}")
+    if kernel.required_size not in (None, launch.workgroup_size):
+        raise Fault(
+            f"workgroups of {launch.workgroup_size} threads: .reqntid asks for "
+            f"{kernel.required_size}"
+        )
+    if launch.threads % WARP:
+        raise Fault(f"workgroups of {launch.threads} threads, expected a multiple of {WARP}")
+    given = [64] * len(launch.bindings) + [32] * len(launch.constants)
+    widths = [int(type_[1:]) for type_ in kernel.parameters.values()]
+    if given != widths:
+        raise Fault(
+            f"{len(launch.bindings)} bindings and {len(launch.constants)} constants for "
+            f"parameters of {widths} bits"
+        )
 
 
 @dataclass
@@ -128,8 +174,9 @@ class _Program:
         for start, end in itertools.pairwise(ordered):
             block = _Block([])
             for instruction in kernel.code[start:end]:
+                decoder.check_predicate(instruction)
                 if instruction.opcode == "bra":
-                    label = instruction.operands[0]
+                    label = ", ".join(instruction.operands)
                     if label not in kernel.labels:
                         raise _at(instruction, Fault(f"no label {label}"))
                     block.instruction = instruction
@@ -142,6 +189,7 @@ class _Program:
                 elif instruction.opcode not in _NO_EFFECT:
                     block.steps.append((instruction, decoder.step(instruction)))
             self.blocks.append(block)
+        self.register_bytes = decoder.register_bytes
 
 
 class _Threads:
@@ -156,16 +204,15 @@ class _Threads:
         self.threads = launch.threads
         self.first_lane = first * launch.threads
         self.memory = memory
-        static = kernel.nbytes("shared")
         self.shared = SharedMemory(
-            static + launch.shared_bytes,
+            kernel.nbytes["shared"] + launch.shared_bytes,
             workgroups=count,
             threads=launch.threads,
             subgroup_size=WARP,
             first_lane=self.first_lane,
         )
         self.local = LocalMemory(
-            kernel.nbytes("local"), lanes=self.lanes, first_lane=self.first_lane
+            kernel.nbytes["local"], lanes=self.lanes, first_lane=self.first_lane
         )
         self.registers: dict[str, Array] = {}
         self.symbols = {
@@ -186,19 +233,22 @@ class _Threads:
         self._at = np.zeros(self.lanes, np.int32)
         self._waits = np.zeros(self.lanes, np.bool_)
 
-    def run(self) -> None:
+    def run(self, work: Work) -> None:
         """Until every thread has ended."""
         if not self._blocks:
             return
         selection: Selection = slice(0, self.lanes)
         number, alone = 0, True
-        for _ in range(_MOST_BLOCKS):
+        while True:
             block = self._blocks[number]
+            self._count(work, block, selection)
             for instruction, step in block.steps:
                 try:
                     self._perform(instruction, step, selection)
                 except Fault as fault:
                     raise _at(instruction, fault) from None
+                except CONFUSION as error:
+                    raise _at(instruction, not_understood(error)) from error
             following = self._leave(block, number, selection)
             if following is not None and following < self._ended and alone:
                 number = following
@@ -210,10 +260,12 @@ class _Threads:
                 return
             number, selection = chosen
             alone = _size(selection) == np.count_nonzero(self._at < self._ended)
-        raise Fault(
-            f"the kernel does not end: {_MOST_BLOCKS} blocks of instructions were run",
-            self.numbers[selection] + self.first_lane,
-        )
+
+    def _count(self, work: Work, block: _Block, selection: Selection) -> None:
+        try:
+            work.add(len(block.steps) + 1, _size(selection))
+        except Fault as fault:
+            raise fault if block.instruction is None else _at(block.instruction, fault) from None
 
     def _perform(self, instruction: Instruction, step: Step, selection: Selection) -> None:
         if instruction.predicate:
@@ -247,6 +299,8 @@ class _Threads:
                 return self._meet(block.sync, number, selection, chosen)
         except Fault as fault:
             raise _at(instruction, fault) from None
+        except CONFUSION as error:
+            raise _at(instruction, not_understood(error)) from error
         target = self._ended if block.ends else block.target
         assert target is not None
         if chosen is selection:
@@ -349,6 +403,7 @@ class _Decoder:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._used: dict[str, np.dtype[np.generic]] = {}
         self._special: dict[str, Callable[[Instruction], Step]] = {
             "ld": self._load,
             "ldu": self._load,
@@ -359,18 +414,31 @@ class _Decoder:
             "trap": self._trap,
         }
 
+    @property
+    def register_bytes(self) -> int:
+        """Of all registers that the decoded instructions name, in a thread."""
+        return sum(dtype.itemsize for dtype in self._used.values())
+
     @staticmethod
     def is_sync(instruction: Instruction) -> bool:
         """It waits for other threads."""
         return instruction.opcode in ("bar", "barrier", "shfl")
+
+    def check_predicate(self, instruction: Instruction) -> None:
+        """The register that decides who takes part is one that can."""
+        try:
+            if instruction.predicate and self._dtype_of(instruction.predicate) != np.bool_:
+                raise PtxError(f"{instruction.predicate} is no predicate")
+        except PtxError as error:
+            raise _at(instruction, Fault(str(error))) from error
 
     def step(self, instruction: Instruction) -> Step:
         """What an instruction does."""
         try:
             special = self._special.get(instruction.opcode)
             return special(instruction) if special else self._pure(instruction)
-        except (UnknownInstructionError, PtxError, ValueError) as error:
-            raise _at(instruction, _unknown(instruction)) from error
+        except CONFUSION as error:
+            raise _at(instruction, _unknown(instruction, error)) from error
 
     def sync(self, instruction: Instruction) -> _Sync:
         """For whom an instruction waits, and what is done then."""
@@ -380,8 +448,8 @@ class _Decoder:
                 if instruction.opcode == "shfl"
                 else self._barrier(instruction)
             )
-        except (UnknownInstructionError, PtxError, ValueError) as error:
-            raise _at(instruction, _unknown(instruction)) from error
+        except CONFUSION as error:
+            raise _at(instruction, _unknown(instruction, error)) from error
 
     def _pure(self, instruction: Instruction) -> Step:
         semantics = ptx_semantics.find(instruction.opcode, instruction.modifiers)
@@ -487,7 +555,10 @@ class _Decoder:
             case ("async", "commit_group"):
                 return lambda threads, to: threads.shared.commit(threads.numbers[to])
             case ("async", "wait_group"):
-                pending = int(instruction.operands[0])
+                (operand,) = instruction.operands
+                if not operand.isdecimal():
+                    raise PtxError(f"expected a number of groups, got {operand}")
+                pending = int(operand)
                 return lambda threads, to: threads.shared.wait(threads.numbers[to], pending)
             case ("async", "wait_all"):
                 return lambda threads, to: threads.shared.wait_all(threads.numbers[to])
@@ -688,12 +759,16 @@ class _Decoder:
     def _constant(self, operand: str, dtype: np.dtype[np.generic]) -> Array:
         if operand in self._kernel.variables:
             return np.array([self._symbol(operand)], np.int64).astype(dtype)
-        if operand[:2] in ("0f", "0F", "0d", "0D"):
+        if _FLOAT.match(operand):
             bits = np.array([int(operand[2:], 16)], f"u{(len(operand) - 2) // 2}")
-            return bits.view(dtype) if bits.itemsize == dtype.itemsize else bits.astype(dtype)
+            if bits.itemsize != dtype.itemsize:
+                raise PtxError(f"expected a constant of {dtype.itemsize} bytes, got {operand}")
+            return bits.view(dtype)
         if not _IMMEDIATE.match(operand):
             raise PtxError(f"expected an operand, got {operand}")
         number = int(operand.rstrip("U"), 0)
+        if not -(1 << 63) <= number < 1 << 64:
+            raise PtxError(f"expected a number of 64 bits, got {operand}")
         if dtype == np.bool_:
             return np.array([number != 0])
         mask = (1 << dtype.itemsize * 8) - 1
@@ -703,7 +778,7 @@ class _Decoder:
         """Address of a variable in its state space; extern shared memory begins after the rest."""
         variable = self._kernel.variables[name]
         if variable.space == "shared" and not variable.nbytes:
-            return self._kernel.nbytes("shared")
+            return self._kernel.nbytes["shared"]
         return variable.offset
 
     def _writer(self, operand: str) -> Writer:
@@ -714,12 +789,13 @@ class _Decoder:
 
     def _dtype_of(self, register: str) -> np.dtype[np.generic]:
         """Of the unsigned type that a register is kept as."""
-        known = self._kernel.registers
-        declared = known.get(register) or known.get(register.rstrip("0123456789"))
-        if declared is None:
-            raise PtxError(f"{register} is not declared")
-        dtype = DTYPES[declared]
-        return dtype if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
+        if register not in self._used:
+            declared = self._kernel.type_of(register)
+            if declared not in DTYPES:
+                raise PtxError(f"{register} is of the type {declared}, which is not known")
+            dtype = DTYPES[declared]
+            self._used[register] = dtype if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
+        return self._used[register]
 
     def _address(self, operand: str) -> Reader:
         """Addresses as int64."""
@@ -899,8 +975,10 @@ def _size(selection: Selection) -> int:
     return len(selection)
 
 
-def _unknown(instruction: Instruction) -> Fault:
-    return Fault(f"unknown instruction {'.'.join((instruction.opcode, *instruction.modifiers))}")
+def _unknown(instruction: Instruction, error: Exception) -> Fault:
+    why = f": {error}" if isinstance(error, PtxError) else ""
+    name = ".".join((instruction.opcode, *instruction.modifiers))
+    return Fault(f"unknown instruction {name}{why}")
 
 
 def _at(instruction: Instruction, fault: Fault) -> Fault:

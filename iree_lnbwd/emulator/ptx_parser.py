@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from iree_lnbwd.emulator.launch import Dim3
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_ENTRY = re.compile(
-    r"\.entry\s+(?P<name>[\w$]+)\s*\((?P<params>[^)]*)\)(?P<directives>[^{]*)\{", re.DOTALL
+# Each is tried once at a place and goes on from where it ended, so that any text is read in a time
+# that grows as it does.
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_STRANGE = re.compile(r"[^\t-\r -~]")
+_TARGET = re.compile(r"\.target\s+(sm_\w+)")
+_ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\(")
+_DIRECTIVES = re.compile(r"[^{;]*")
+_THREADS = re.compile(r"\.(?P<what>max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+\d+\s+)?\.(?P<type>[busf](?:8|16|32|64))\s+(?:\.\S+\s+|\d+\s+)*"
 )
-_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,]*?([\w$]+)\s*(?:,|$)", re.DOTALL)
-_MAX_THREADS = re.compile(r"\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
-_REGISTERS = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<names>[^;]+);")
+_NAME = re.compile(r"[%\w$]+")
+_REGISTERS = re.compile(r"(?P<stem>[%\w$]+?)(?:<(?P<count>\d+)>)?")
+_SPACE = re.compile(r"\.(?:shared|local|global|const)\s")
 _VARIABLE = re.compile(
-    r"\.(?P<space>shared|local|global|const)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
-    r"(?P<name>[\w$]+)(?:\[(?P<count>\d*)\])?\s*(?:=\s*\{(?P<values>[^}]*)\}\s*)?;"
+    r"\.(?P<space>\w+)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>[busf](?:8|16|32|64))\s+"
+    r"(?P<name>[\w$]+)(?:\[(?P<count>\d*)\])?\s*(?:=\s*\{(?P<values>[^}]*)\}\s*)?;?$"
 )
 _STATEMENT = re.compile(
     r"(?:@(?P<not>!?)(?P<predicate>%\w+)\s+)?(?P<opcode>[a-z][\w.:]*)(?:\s+(?P<operands>.*))?$",
@@ -24,7 +35,9 @@ _STATEMENT = re.compile(
 )
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 _ADDRESS = re.compile(r"(?P<base>[%$\w]+)(?:\s*\+\s*(?P<offset>-?\w+))?$")
-_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+_LONGEST = 4096  # characters of an instruction
+_MOST_CONTENT = 1 << 26  # bytes of a variable that is not all zero
+_SHOWN = 80  # characters of a text that is not understood
 
 
 class PtxError(ValueError):
@@ -64,8 +77,9 @@ class Variable:
     Attributes:
         space: "shared", "local", "global" or "const".
         name: Of the variable.
-        offset: Of its first byte among the variables of its space.
+        offset: Of its first byte among the variables of its space that a kernel uses.
         nbytes: Its length.
+        align: Of what its address is a multiple.
         content: What it holds from the start; empty where that is nothing.
     """
 
@@ -73,7 +87,27 @@ class Variable:
     name: str
     offset: int
     nbytes: int
+    align: int
     content: bytes = b""
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Registers that are declared together.
+
+    Attributes:
+        type: Of each, e.g. "b32".
+        count: They are numbered from 0 to one less; None where it is one, without a number.
+    """
+
+    type: str
+    count: int | None
+
+    def has(self, number: str) -> bool:
+        """One of them has this number; "" for none."""
+        if self.count is None or not number:
+            return self.count is None and not number
+        return number == str(int(number)) and int(number) < self.count
 
 
 @dataclass(frozen=True)
@@ -82,52 +116,89 @@ class Kernel:
 
     Attributes:
         name: Of the entry.
+        target: What the module is for, e.g. "sm_90".
         parameters: Types by name, in order, e.g. {"f_param_0": "u64"}.
-        max_threads: ``.maxntid``.
-        registers: Type of each register, by its name without the number: {"%r": "b32"}.
-        variables: Of the kernel and of the module around it, by name.
+        max_threads: Of a workgroup: ``.maxntid``; None where it does not say.
+        required_size: Of a workgroup: ``.reqntid``; None where it does not say.
+        registers: By their name without the number.
+        variables: Of the kernel and of the module around it, by name; those that it uses.
+        nbytes: Of them, in a state space.
         code: Instructions.
         labels: Index of the instruction that each label stands before.
     """
 
     name: str
+    target: str
     parameters: dict[str, str]
-    max_threads: Dim3
-    registers: dict[str, str]
-    variables: dict[str, Variable]
+    max_threads: int | None
+    required_size: Dim3 | None
+    registers: dict[str, Registers]
+    variables: Mapping[str, Variable]
+    nbytes: Mapping[str, int]
     code: tuple[Instruction, ...]
     labels: dict[str, int]
 
-    def nbytes(self, space: str) -> int:
-        """Of all variables in a state space."""
-        ends = [v.offset + v.nbytes for v in self.variables.values() if v.space == space]
-        return max(ends, default=0)
+    def type_of(self, register: str) -> str:
+        """The type of a register.
+
+        Raises:
+            PtxError: It was not declared.
+        """
+        for cut in range(len(register.rstrip("0123456789")), len(register) + 1):
+            declared = self.registers.get(register[:cut])
+            if declared is not None and declared.has(register[cut:]):
+                return declared.type
+        raise PtxError(f"{register} is not declared")
 
 
 def parse(text: str) -> dict[str, Kernel]:
     """The kernels of a PTX module by name.
 
     Raises:
-        PtxError: Naming the line.
+        PtxError: Naming the line, where there is one.
     """
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
-    kernels = {}
-    bodies = []
-    for entry in _ENTRY.finditer(text):
-        end = _closing_brace(text, entry.end())
-        bodies.append((entry, end))
-    outside = _outside(text, [(entry.start(), end) for entry, end in bodies])
-    for entry, end in bodies:
-        kernels[entry["name"]] = _kernel(entry, text, end, outside)
-    return kernels
+    if (strange := _STRANGE.search(text)) is not None:
+        line = text.count("\n", 0, strange.start()) + 1
+        raise PtxError(f"line {line}: expected ASCII text, got {strange[0]!a}")
+    target = _TARGET.search(text)
+    if target is None:
+        raise PtxError("the text does not say what it is for (.target)")
+    outside: dict[str, Variable] = {}
+    entries: dict[str, _Entry] = {}
+    at, line = 0, 1
+    while (entry := _ENTRY.search(text, at)) is not None:
+        parameters_end = text.find(")", entry.end())
+        if parameters_end < 0:
+            raise PtxError(f"{entry['name']}: the parameters do not end")
+        directives = _DIRECTIVES.match(text, parameters_end + 1)
+        assert directives is not None
+        begin = end = directives.end()
+        outside |= _variables(text[at : entry.start()].split(";"))
+        line += text.count("\n", at, begin)
+        if text[begin : begin + 1] == "{":  # else it is declared, no more
+            if entry["name"] in entries:
+                raise PtxError(f"{entry['name']} is there twice")
+            end = _closing_brace(text, begin + 1)
+            parameters, body = text[entry.end() : parameters_end], text[begin + 1 : end]
+            entries[entry["name"]] = _Entry(parameters, directives[0], body, line)
+            line += text.count("\n", begin, end)
+        at = end
+    outside |= _variables(text[at:].split(";"))
+    return {name: _kernel(name, entry, target[1], outside) for name, entry in entries.items()}
 
 
 def address(operand: str) -> tuple[str, int]:
-    """Base and offset of an operand in brackets."""
+    """Base and offset of an operand in brackets.
+
+    Raises:
+        PtxError: It is none.
+    """
     match = _ADDRESS.match(operand.strip("[] \t"))
-    if match is None:
+    offset = 0 if match is None else _number(match["offset"] or "0")
+    if match is None or not -(1 << 31) <= offset < 1 << 31:
         raise PtxError(f"expected an address, got {operand}")
-    return match["base"], int(match["offset"] or "0", 0)
+    return match["base"], offset
 
 
 def vector(operand: str) -> tuple[str, ...]:
@@ -135,78 +206,150 @@ def vector(operand: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in operand.strip("{}").split(","))
 
 
-def _kernel(entry: re.Match[str], text: str, end: int, outside: str) -> Kernel:
-    body = text[entry.end() : end]
-    dims = _MAX_THREADS.search(entry["directives"])
-    sizes = [int(size or 1) for size in dims.groups()] if dims else [1, 1, 1]
-    registers: dict[str, str] = {}
-    for declared in _REGISTERS.finditer(body):
-        for name in declared["names"].split(","):
-            stem = re.sub(r"<\d+>$", "", name.strip())
-            if registers.setdefault(stem, declared["type"]) != declared["type"]:
-                raise PtxError(f"{stem} is declared twice, with different types")
-    code, labels = _statements(body, text.count("\n", 0, entry.end()) + 1)
+class _Entry(NamedTuple):
+    """The text of a kernel, and the line that its body begins in."""
+
+    parameters: str
+    directives: str
+    body: str
+    line: int
+
+
+def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variable]) -> Kernel:
+    sizes = {
+        match["what"]: tuple(_number(size or "1") for size in match.groups()[1:])
+        for match in _THREADS.finditer(entry.directives)
+    }
+    x, y, z = sizes.get("req", (0, 0, 0))
+    declarations: list[str] = []
+    registers: dict[str, Registers] = {}
+    code: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for words, line in _statements(entry.body, entry.line):
+        if words.endswith(":"):
+            if words[:-1] in labels:
+                raise PtxError(f"line {line}: the label {_short(words)} is there twice")
+            labels[words[:-1]] = len(code)
+        elif words.startswith(".reg"):
+            _declare(words, line, registers)
+        elif words.startswith("."):  # a variable, or a pragma
+            declarations.append(words)
+        else:
+            code.append(_instruction(words.rstrip(";").strip(), line))
+    known = ChainMap(_variables(declarations), dict(outside))
+    used = {name for i in code for operand in i.operands for name in _NAME.findall(operand)}
+    variables, nbytes = _laid_out([known[name] for name in sorted(used & known.keys())])
     return Kernel(
-        name=entry["name"],
-        parameters={name: type_ for type_, name in _PARAM.findall(entry["params"])},
-        max_threads=(sizes[0], sizes[1], sizes[2]),
+        name=name,
+        target=target,
+        parameters=_parameters(entry.parameters, name),
+        max_threads=math.prod(sizes["max"]) if "max" in sizes else None,
+        required_size=(x, y, z) if "req" in sizes else None,
         registers=registers,
-        variables=_variables(outside + body),
-        code=code,
+        variables=variables,
+        nbytes=nbytes,
+        code=tuple(code),
         labels=labels,
     )
 
 
-def _variables(text: str) -> dict[str, Variable]:
-    """Laid out one after the other; what is extern has the memory behind them."""
-    ends = {"shared": 0, "local": 0, "global": 0, "const": 0}
-    found = {}
-    for declared in _VARIABLE.finditer(text):
-        size = _BYTES[declared["type"][1:]]
-        align = int(declared["align"] or size)
-        space, count = declared["space"], declared["count"]
-        offset = -(-ends[space] // align) * align
-        nbytes = size * int(count or "1") if count != "" else 0
-        ends[space] = offset + nbytes
-        content = b"".join(
-            int(value, 0).to_bytes(size, "little", signed=value.startswith("-"))
-            for value in re.findall(r"-?\w+", declared["values"] or "")
-        )
-        # Elements that are not spelled out are zero.
-        content = content.ljust(nbytes, b"\0") if content else b""
-        found[declared["name"]] = Variable(space, declared["name"], offset, nbytes, content)
+def _parameters(text: str, kernel: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for piece in text.split(",") if text.strip() else ():
+        words = piece.strip()
+        type_ = _PARAMETER.match(words)
+        name = None if type_ is None else _NAME.fullmatch(words, type_.end())
+        if type_ is None or name is None or name[0] in found:
+            raise PtxError(f"{kernel}: expected a parameter of its own, got {_short(words)}")
+        found[name[0]] = type_["type"]
     return found
 
 
-def _statements(body: str, first_line: int) -> tuple[tuple[Instruction, ...], dict[str, int]]:
-    code: list[Instruction] = []
-    labels: dict[str, int] = {}
+def _declare(words: str, line: int, registers: dict[str, Registers]) -> None:
+    """Registers: ``.reg .b32 %r<10>, tmp;``."""
+    _, _, rest = words.rstrip(";").partition(".reg")
+    type_, *names = rest.split(maxsplit=1)
+    for name in "".join(names).split(","):
+        match = _REGISTERS.fullmatch(name.strip())
+        if match is None or not type_.startswith("."):
+            raise PtxError(f"line {line}: expected registers, got {_short(words)}")
+        count = None if match["count"] is None else _number(match["count"])
+        given = Registers(type_[1:], count)
+        before = registers.setdefault(match["stem"], given)
+        if before.type != given.type or (before.count is None) != (count is None):
+            raise PtxError(f"{match['stem']} is declared twice, with different types")
+        # In scopes of their own the same names may be more or fewer.
+        if before.count is not None and count is not None and count > before.count:
+            registers[match["stem"]] = given
+
+
+def _variables(statements: Iterable[str]) -> dict[str, Variable]:
+    """What statements declare, as far as they do; whoever uses another is told so.
+
+    Raises:
+        PtxError: That cannot be.
+    """
+    found = {}
+    for statement in statements:
+        begin = _SPACE.search(statement)
+        declared = None if begin is None else _VARIABLE.match(statement, begin.start())
+        if declared is not None:
+            found[declared["name"]] = _variable(declared)
+    return found
+
+
+def _variable(declared: re.Match[str]) -> Variable:
+    name, count = declared["name"], declared["count"]
+    size = int(declared["type"][1:]) // 8
+    align = _number(declared["align"] or str(size))
+    if align < 1 or align & align - 1:
+        raise PtxError(f"{name}: expected an alignment that is a power of two, got {align}")
+    nbytes = size * _number(count or "1") if count != "" else 0
+    content = b""
+    if declared["values"] is not None:
+        if nbytes > _MOST_CONTENT:
+            raise PtxError(f"{name}: {nbytes} bytes, expected at most {_MOST_CONTENT}")
+        values = [_number(value) for value in re.findall(r"-?\w+", declared["values"])]
+        if size * len(values) > nbytes:
+            raise PtxError(f"{name}: {len(values)} values for {nbytes} bytes")
+        mask = (1 << 8 * size) - 1
+        content = b"".join((value & mask).to_bytes(size, "little") for value in values)
+        content = content.ljust(nbytes, b"\0")  # what is not spelled out
+    return Variable(declared["space"], name, 0, nbytes, align, content)
+
+
+def _laid_out(variables: Sequence[Variable]) -> tuple[dict[str, Variable], dict[str, int]]:
+    """One after the other, with the bytes of each space; what is extern has the memory behind."""
+    ends = dict.fromkeys(("shared", "local", "global", "const"), 0)
+    placed = {}
+    for variable in variables:
+        offset = -(-ends[variable.space] // variable.align) * variable.align
+        ends[variable.space] = offset + variable.nbytes
+        placed[variable.name] = replace(variable, offset=offset)
+    return placed, ends
+
+
+def _statements(body: str, first_line: int) -> Iterator[tuple[str, int]]:
+    """Statements and labels, each with its line."""
     line = first_line
     for piece in re.split(r"(?<=[;])|(?<=:)(?=\s*\n)", body):
         # Braces around statements scope registers, whose names differ or mean the same here.
         words = piece.strip(" \t\n{}") if piece.strip()[:1] in ("{", "}") else piece.strip()
         at = line + piece[: piece.index(words)].count("\n")
         line += piece.count("\n")
-        if not words:
-            continue
-        if words.endswith(":"):
-            labels[words[:-1]] = len(code)
-        elif words.startswith("."):  # a declaration or a pragma
-            continue
-        else:
-            code.append(_instruction(words.rstrip(";").strip(), at))
-    return tuple(code), labels
+        if words:
+            yield words, at
 
 
 def _instruction(text: str, line: int) -> Instruction:
-    match = _STATEMENT.match(text)
+    match = None if len(text) > _LONGEST else _STATEMENT.match(text)
     if match is None:
-        raise PtxError(f"line {line}: expected an instruction, got {text}")
+        raise PtxError(f"line {line}: expected an instruction, got {_short(text)}")
     opcode, *modifiers = match["opcode"].split(".")
     return Instruction(
         opcode=opcode,
         modifiers=tuple(modifiers),
-        operands=tuple(o.strip() for o in _OPERAND.findall(match["operands"] or "")),
+        operands=tuple(" ".join(o.split()) for o in _OPERAND.findall(match["operands"] or "")),
         predicate=match["predicate"] or "",
         negated=match["not"] == "!",
         text=" ".join(text.split()),
@@ -223,10 +366,15 @@ def _closing_brace(text: str, start: int) -> int:
     raise PtxError("a kernel's body does not end")
 
 
-def _outside(text: str, spans: list[tuple[int, int]]) -> str:
-    """What stands between the kernels: the module's own variables."""
-    parts, last = [], 0
-    for start, end in spans:
-        parts.append(text[last:start])
-        last = end + 1
-    return "".join([*parts, text[last:]])
+def _number(text: str) -> int:
+    """Decimal, or with a prefix."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise PtxError(f"expected a number, got {_short(text)}") from None
+
+
+def _short(text: str) -> str:
+    """On one line, and not all of it where that is long."""
+    line = " ".join(text[: 2 * _SHOWN].split())
+    return line if len(text) <= _SHOWN else f"{line[:_SHOWN]}..."

@@ -69,9 +69,12 @@ def find(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     if finder is None or not modifiers:
         raise UnknownInstructionError(".".join((opcode, *modifiers)))
     try:
-        return finder(opcode, modifiers)
+        found = finder(opcode, modifiers)
     except (KeyError, ValueError) as error:
         raise UnknownInstructionError(".".join((opcode, *modifiers))) from error
+    if {found.result, *found.sources} - DTYPES.keys():
+        raise UnknownInstructionError(".".join((opcode, *modifiers)))
+    return found
 
 
 # Integers.

@@ -12,10 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from iree_lnbwd.emulator.launch import CONFUSION
 
 _IMPORT = re.compile(r'^vm\.import @(\S+) cconv "(?:\d)(\w*?)_(\w*)"', re.MULTILINE)
 _RODATA = re.compile(r"^vm\.rodata\[(\d+)\] = ([0-9A-F]*)", re.MULTILINE)
@@ -34,12 +37,37 @@ _JUMP = re.compile(r"(\^bb\d+)\(([^)]*)\)")
 _INDEX = re.compile(r"\[(\d+)\]")
 _ONE_VALUE = 65535  # a segment that is not variadic
 
+_MOST_STEPS = 1 << 18  # of a call; host programs of kernels take some hundred
+_DEEPEST = 64  # calls of functions inside each other
+_DUMP_SECONDS = 600
+
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _WIDTHS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 
 
 class VmError(RuntimeError):
     """The host program failed, or does what this interpreter does not know."""
+
+
+class Steps:
+    """What a host program has done in a call; too much, and it is taken for one without an end."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_STEPS
+
+    def begin(self) -> None:
+        """A call begins."""
+        self._left = _MOST_STEPS
+
+    def take(self, count: int = 1) -> None:
+        """So many steps are made.
+
+        Raises:
+            VmError: They are too many.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise VmError(f"the host program does not end: {_MOST_STEPS} steps were made")
 
 
 @dataclass(frozen=True)
@@ -61,6 +89,9 @@ class _Registers:
         kind, number = _register(name)
         if kind == "r":
             return self.refs.get(number)
+        for half in range(bits // 32):
+            if number + half not in self.ints:
+                raise VmError(f"{name} is read and was never written")
         low = self.ints[number]
         return low | self.ints[number + 1] << 32 if bits == 64 else low
 
@@ -80,19 +111,22 @@ Imports = Mapping[str, Callable[..., Any]]
 class Program:
     """A module's functions, with their globals."""
 
-    def __init__(self, vmfb: bytes, imports: Imports) -> None:
+    def __init__(self, vmfb: bytes, imports: Imports, steps: Steps | None = None) -> None:
         """Disassembles a module and runs its initializers.
 
         Args:
             vmfb: The module.
             imports: Python functions by name, e.g. "hal.buffer.length". i64 come and go as
                 unsigned ints, variadic arguments as lists (of tuples where they come in tuples).
+                What they raise of Fault, VmError and ValueError, the caller gets.
+            steps: What counts the program's steps; imports may take some, too.
 
         Raises:
             VmError: It cannot be read, or an initializer failed.
         """
         text = disassemble(vmfb)
         self._imports = imports
+        self._steps = steps or Steps()
         self._conventions = {name: (takes, gives) for name, takes, gives in _IMPORT.findall(text)}
         self._rodata = {int(n): bytes.fromhex(digits) for n, digits in _RODATA.findall(text)}
         self._functions: list[_Function] = []
@@ -122,21 +156,28 @@ class Program:
         """
         if name not in self._exports:
             raise VmError(f"no function {name}; the module has {', '.join(self.functions)}")
-        return self._run(self._functions[self._exports[name]], arguments)
+        self._steps.begin()
+        return self._run(self._functions[self._exports[name]], arguments, 0)
 
-    def _run(self, function: _Function, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def _run(self, function: _Function, arguments: Sequence[Any], depth: int) -> tuple[Any, ...]:
         name = function.name
+        if depth > _DEEPEST:
+            raise VmError(f"{name}: more than {_DEEPEST} calls inside each other")
         if len(arguments) != len(function.arguments):
             raise VmError(
                 f"{name}: expected {len(function.arguments)} arguments, got {len(arguments)}"
             )
         registers = _Registers()
-        for (register, kind), value in zip(function.arguments, arguments, strict=True):
-            registers.set(register, value, _bits(kind))
+        with _understood(name):
+            for (register, kind), value in zip(function.arguments, arguments, strict=True):
+                registers.set(register, value, _bits(kind))
         block = "^bb0"
         while True:
+            if block not in function.blocks:
+                raise VmError(f"{name}: a jump to {block}, which it does not have")
             for line in function.blocks[block]:
-                outcome = self._step(line, registers, function)
+                self._steps.take()
+                outcome = self._step(line, registers, function, depth)
                 if isinstance(outcome, tuple):
                     return outcome
                 if outcome is not None:
@@ -146,13 +187,20 @@ class Program:
                 raise VmError(f"{name}: {block} ends without a jump")
 
     def _step(
-        self, line: str, registers: _Registers, function: _Function
+        self, line: str, registers: _Registers, function: _Function, depth: int
     ) -> str | tuple[Any, ...] | None:
         """One instruction: the block that it jumps to, the results where it returns, or None."""
         results, _, words = line.rpartition(" = ") if " = vm." in line else ("", "", line)
+        if words.startswith("vm.call"):
+            return self._call(words, results, registers, depth)
+        with _understood(line):
+            return self._simple(words, results, registers, function)
+
+    def _simple(
+        self, words: str, results: str, registers: _Registers, function: _Function
+    ) -> str | tuple[Any, ...] | None:
+        """One instruction that is no call."""
         opcode, _, rest = words.partition(" ")
-        if opcode.startswith("vm.call"):
-            return self._call(words, results, registers)
         match opcode:
             case "vm.return":
                 return tuple(
@@ -192,43 +240,53 @@ class Program:
         else:
             self._globals[key] = registers.get(_names(rest)[0], bits)
 
-    def _call(self, words: str, results: str, registers: _Registers) -> str | None:
+    def _call(self, words: str, results: str, registers: _Registers, depth: int) -> str | None:
+        """A call; the block that it jumps to, or None."""
         call = _CALL.match(words)
         if call is None:
             raise VmError(f"unknown call: {words}")
         name = call["name"]
         if name not in self._conventions:
             internal = self._internal(name)
-            arguments = [
-                registers.get(register, _bits(kind))
-                for register, (_, kind) in zip(
-                    _names(call["arguments"]), internal.arguments, strict=True
-                )
-            ]
-            returned = self._run(internal, arguments)
-            for register, value, kind in zip(
-                _names(results), returned, internal.results, strict=True
-            ):
-                registers.set(register, value, _bits(kind))
+            with _understood(words):
+                arguments = [
+                    registers.get(register, _bits(kind))
+                    for register, (_, kind) in zip(
+                        _names(call["arguments"]), internal.arguments, strict=True
+                    )
+                ]
+            returned = self._run(internal, arguments, depth + 1)
+            with _understood(words):
+                for register, value, kind in zip(
+                    _names(results), returned, internal.results, strict=True
+                ):
+                    registers.set(register, value, _bits(kind))
             return None
         takes, gives = (kinds.replace("v", "") for kinds in self._conventions[name])
-        segments = [int(n) for n in (call["segments"] or "").split(",") if n.strip()]
-        values = _arguments(takes, segments, _names(call["arguments"]), registers)
+        with _understood(words):
+            segments = [int(n) for n in (call["segments"] or "").split(",") if n.strip()]
+            values = _arguments(takes, segments, _names(call["arguments"]), registers)
         function = self._imports.get(name)
         if function is None:
             raise VmError(f"the import {name} is not known to the emulator")
-        returned = function(*values)
-        given = returned if len(gives) > 1 else (returned,) if gives else ()
-        if call["yields"]:
-            # The results go to the registers that the block they arrive in names.
-            jump = _JUMP.match(call["target"] or "")
-            if jump is None:
-                raise VmError(f"unknown call: {words}")
-            for register, value, kind in zip(_names(jump[2]), given, gives, strict=True):
+        try:
+            returned = function(*values)
+        except ValueError:  # of what an executable holds
+            raise
+        except CONFUSION as error:
+            raise VmError(f"{name} is given what it does not take: {error}") from error
+        with _understood(words):
+            given = returned if len(gives) > 1 else (returned,) if gives else ()
+            if call["yields"]:
+                # The results go to the registers that the block they arrive in names.
+                jump = _JUMP.match(call["target"] or "")
+                if jump is None:
+                    raise VmError(f"unknown call: {words}")
+                for register, value, kind in zip(_names(jump[2]), given, gives, strict=True):
+                    registers.set(register, value, 64 if kind == "I" else 32)
+                return jump[1]
+            for register, value, kind in zip(_names(results), given, gives, strict=True):
                 registers.set(register, value, 64 if kind == "I" else 32)
-            return jump[1]
-        for register, value, kind in zip(_names(results), given, gives, strict=True):
-            registers.set(register, value, 64 if kind == "I" else 32)
         return None
 
     def _internal(self, name: str) -> _Function:
@@ -247,6 +305,19 @@ class Program:
         raise VmError(f"a call of {name}, which the module does not have")
 
 
+@contextmanager
+def _understood(line: str) -> Iterator[None]:
+    """An instruction that makes no sense is an error of the program's.
+
+    Raises:
+        VmError: It makes none.
+    """
+    try:
+        yield
+    except CONFUSION as error:
+        raise VmError(f"{line}: {type(error).__name__}: {error}") from error
+
+
 def _bits(kind: str) -> int:
     """Of a register, or a pair of them, for a type."""
     return 64 if kind == "i64" else 32
@@ -263,10 +334,14 @@ def disassemble(vmfb: bytes) -> str:
         path.write_bytes(vmfb)
         command = [sys.executable, "-m", "iree._runtime.scripts.iree_dump_module"]
         command += ["--output=all", str(path)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            run = subprocess.run(command, capture_output=True, check=False, timeout=_DUMP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise VmError(f"iree-dump-module: no end after {_DUMP_SECONDS} seconds") from None
     if run.returncode:
-        raise VmError(f"iree-dump-module failed: {run.stderr.strip()}")
-    return run.stdout
+        said = run.stderr.decode(errors="replace").strip() or f"exit status {run.returncode}"
+        raise VmError(f"iree-dump-module failed: {said}")
+    return run.stdout.decode(errors="backslashreplace")
 
 
 def _blocks(body: str) -> dict[str, tuple[str, ...]]:
@@ -326,7 +401,7 @@ def _arguments(
     left = iter(names)
 
     def take(kind: str) -> Any:
-        return registers.get(next(left), 64 if kind == "I" else 32)
+        return registers.get(next(left, ""), 64 if kind == "I" else 32)
 
     values: list[Any] = []
     counts = iter(segments)
@@ -414,7 +489,8 @@ def _compute(opcode: str, rest: str, result: str, registers: _Registers) -> None
             registers.set(result, a * b + c, _WIDTHS[kind])
         case ["shl" | "shr" as how, kind, *sign]:
             value = _operand(registers, names[0], kind, sign)
-            registers.set(result, _BINARY[how](value, registers.get(names[1])), _WIDTHS[kind])
+            amount = registers.get(names[1]) & _WIDTHS[kind] - 1  # as CPUs take it
+            registers.set(result, _BINARY[how](value, amount), _WIDTHS[kind])
         case [how, kind, *sign] if how in _BINARY and kind in _WIDTHS:
             a, b = (_operand(registers, name, kind, sign) for name in names)
             registers.set(result, _BINARY[how](a, b), _WIDTHS[kind])

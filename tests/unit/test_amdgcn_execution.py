@@ -8,6 +8,7 @@ from support import random_generator
 
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Binding, Fault, GlobalMemory, Launch
+from iree_lnbwd.emulator import launch as emulator_launch
 from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor
 
 _LDS = 4096
@@ -385,7 +386,7 @@ PARTING = START + " v_lshrrev_b32_e32 v2, 8, v1\n v_readfirstlane_b32 s8, v2\n s
         (COPY.replace("s_endpgm", "s_branch .Lnowhere"), "no such label"),
         (COPY.replace("s_endpgm", "s_nonsense"), "instruction not known: s_nonsense"),
         (COPY.replace("vmcnt(0)", "wmcnt(0)"), "counters not understood"),
-        (START + ".Lself:\n s_branch .Lself\n", "no end after"),
+        (START + ".Lself:\n s_branch .Lself\n", "the kernel does not end"),
         (
             START + " ds_read_b32 v2, v1\n s_waitcnt lgkmcnt(0)\n s_endpgm\n",
             "a read of shared memory at byte 0, which nobody wrote",
@@ -404,7 +405,7 @@ PARTING = START + " v_lshrrev_b32_e32 v2, 8, v1\n v_readfirstlane_b32 s8, v2\n s
     ],
 )
 def test_what_hardware_would_hide(body: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iree_lnbwd.emulator.amdgcn.executor._MOST_STEPS", 10_000)
+    monkeypatch.setattr(emulator_launch, "_MOST_WORK", 10_000 << 16)
     given = words(128)
     with pytest.raises(Fault, match=what):
         run(body, given, 512, threads=(128, 1, 1))

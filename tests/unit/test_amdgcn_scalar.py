@@ -71,6 +71,12 @@ def _cases() -> dict[str, _Case]:
             cases[f"s_{name}_b{bits}"] = (u, f"{u} {u}", function, not_zero)
         cases[f"s_not_b{bits}"] = (u, u, lambda a: ~a, not_zero)
         cases[f"s_mov_b{bits}"] = (u, u, lambda a: a, None)
+        cases[f"s_brev_b{bits}"] = (
+            u,
+            u,
+            lambda a, bits=bits: int(f"{a:0{bits}b}"[::-1], 2),
+            None,
+        )
         cases[f"s_ff1_i32_b{bits}"] = ("i32", u, _first_set, None)
         cases[f"s_ctz_i32_b{bits}"] = ("i32", u, _first_set, None)
         cases[f"s_bcnt1_i32_b{bits}"] = ("u32", u, lambda a: a.bit_count(), not_zero)

@@ -53,6 +53,32 @@ def number(value: Any) -> Any:
     return value.item()
 
 
+# The same of gfx11, which reads and writes halves of registers.
+OF_HALVES: dict[str, Callable[[int, int], int]] = {
+    "v_add_nc_u16": operator.add,
+    "v_sub_nc_u16": operator.sub,
+    "v_mul_lo_u16": operator.mul,
+    "v_and_b16": operator.and_,
+    "v_or_b16": operator.or_,
+    "v_xor_b16": operator.xor,
+    "v_lshlrev_b16": lambda a, b: b << (a & 15),
+    "v_lshrrev_b16": lambda a, b: b >> (a & 15),
+    "v_ashrrev_i16": lambda a, b: _signed(b, 16) >> (a & 15),
+}
+
+
+@pytest.mark.parametrize("name", OF_HALVES)
+def test_integers_in_halves(name: str) -> None:
+    rng = random_generator()
+    old, a, b = (random(rng, "u32")[:, :32] for _ in range(3))
+    registers = Registers(32)
+    registers.fill({"v0": old, "v4": a, "v5": b})
+    got = registers.run(f"{name} v0.h, v4.l, v5.h", generation=11).read("v0")
+    for at in np.ndindex(got.shape):
+        exact = OF_HALVES[name](number(a[at]) & 0xFFFF, number(b[at]) >> 16) & 0xFFFF
+        assert number(got[at]) == exact << 16 | number(old[at]) & 0xFFFF
+
+
 _COUNT = {16: 1, 32: 1, 64: 2}
 
 
@@ -72,6 +98,9 @@ INTEGERS: dict[str, tuple[str, str, Callable[..., int]]] = {
     "v_mov_b32_e32": ("b32", "b32", lambda a: a),
     "v_mov_b64_e32": ("b64", "b64", lambda a: a),
     "v_not_b32_e32": ("u32", "u32", lambda a: ~a),
+    "v_bfrev_b32_e32": ("u32", "u32", lambda a: int(f"{a:032b}"[::-1], 2)),
+    "v_med3_u32": ("u32", "u32 u32 u32", lambda *abc: sorted(abc)[1]),
+    "v_med3_i32": ("i32", "i32 i32 i32", lambda *abc: sorted(abc)[1]),
     "v_and_b32_e32": ("u32", "u32 u32", operator.and_),
     "v_or_b32_e32": ("u32", "u32 u32", operator.or_),
     "v_xor_b32_e32": ("u32", "u32 u32", operator.xor),
@@ -109,6 +138,13 @@ INTEGERS: dict[str, tuple[str, str, Callable[..., int]]] = {
     "v_mul_hi_u32_u24_e32": ("u32", "u32 u32", lambda a, b: (a & _24) * (b & _24) >> 32),
     "v_mad_u32_u24": ("u32", "u32 u32 u32", lambda a, b, c: (a & _24) * (b & _24) + c),
     "v_pack_b32_f16": ("b32", "b16 b16", lambda a, b: a | b << 16),
+    "v_add_u16_e32": ("u16", "u16 u16", operator.add),
+    "v_sub_u16_e32": ("u16", "u16 u16", operator.sub),
+    "v_subrev_u16_e32": ("u16", "u16 u16", lambda a, b: b - a),
+    "v_mul_lo_u16_e32": ("u16", "u16 u16", operator.mul),
+    "v_lshlrev_b16_e32": ("u16", "u16 u16", lambda a, b: b << (a & 15)),
+    "v_lshrrev_b16_e32": ("u16", "u16 u16", lambda a, b: b >> (a & 15)),
+    "v_ashrrev_i16_e32": ("i16", "u16 i16", lambda a, b: b >> (a & 15)),
 }
 
 
@@ -407,34 +443,32 @@ def test_comparisons(kind: str) -> None:
         assert (registers.mask("exec") == expected).all(), name
 
 
-def test_classes() -> None:
+@pytest.mark.parametrize("bits", [32, 64])
+def test_classes(bits: int) -> None:
     rng = random_generator()
-    x = rng.integers(0, _M32, _SHAPE, np.uint32, endpoint=True)
-    edges = [
-        0,
-        0x80000000,
-        1,
-        0x80000001,
-        0x7F800000,
-        0xFF800000,
-        0x7FC00000,
-        0x7F800001,
-        0x3F800000,
-    ]
-    x = np.where(rng.random(_SHAPE) < 0.7, rng.choice(np.array(edges, np.uint32), _SHAPE), x)
+    unsigned = np.dtype(f"u{bits // 8}")
+    x = rng.integers(0, (1 << bits) - 1, _SHAPE, unsigned, endpoint=True)
+    inf = int(np.array(np.inf, f"f{bits // 8}").view(unsigned))
+    quiet = int(np.array(np.nan, f"f{bits // 8}").view(unsigned))
+    edges = [0, 1, inf, quiet, inf + 1, int(np.array(1, f"f{bits // 8}").view(unsigned))]
+    edges += [edge | 1 << bits - 1 for edge in edges[:3]]
+    x = np.where(rng.random(_SHAPE) < 0.7, rng.choice(np.array(edges, unsigned), _SHAPE), x)
     wanted = rng.integers(0, 1 << 10, _SHAPE, np.uint32)
     registers = Registers(_LANES)
-    registers.fill({"v4": x, "v5": wanted})
-    got = registers.run("v_cmp_class_f32_e32 vcc, v4, v5").mask("vcc")
+    source = _name("v", 4, f"u{bits}")
+    registers.fill({source: x, "v6": wanted})
+    got = registers.run(f"v_cmp_class_f{bits}_e32 vcc, {source}, v6").mask("vcc")
     for at in np.ndindex(_SHAPE):
-        assert got[at] == bool(number(wanted[at]) >> _class(number(x[at])) & 1)
+        assert got[at] == bool(number(wanted[at]) >> _class(number(x[at]), bits) & 1)
 
 
-def _class(bits: int) -> int:
-    negative, exponent, fraction = bits >> 31, bits >> 23 & 255, bits & 0x7FFFFF
-    if exponent == 255 and fraction:
-        return fraction >> 22
-    if exponent == 255:
+def _class(word: int, bits: int) -> int:
+    fraction_bits = {32: 23, 64: 52}[bits]
+    negative, fraction = word >> bits - 1, word & (1 << fraction_bits) - 1
+    exponent = word >> fraction_bits & (1 << bits - 1 - fraction_bits) - 1
+    if exponent + 1 == 1 << bits - 1 - fraction_bits:
+        if fraction:
+            return fraction >> fraction_bits - 1
         return 2 if negative else 9
     if exponent:
         return 3 if negative else 8
@@ -459,6 +493,8 @@ def test_selection_and_its_signs() -> None:
 _CONVERSIONS: dict[str, tuple[str, str, Callable[[Any], float]]] = {
     "v_cvt_f32_f16": ("f32", "f16", float),
     "v_cvt_f64_f32": ("f64", "f32", float),
+    "v_cvt_u32_u16": ("u32", "u16", float),
+    "v_cvt_i32_i16": ("i32", "i16", float),
     "v_cvt_f64_u32": ("f64", "u32", float),
     "v_cvt_f64_i32": ("f64", "i32", float),
     "v_cvt_f32_u32": ("f32", "u32", lambda x: rounded(Fraction(int(x)), "f32", zero=0.0)),
@@ -485,7 +521,7 @@ def test_conversions(name: str) -> None:
     result, kind, exactly = _CONVERSIONS[name]
     x = random(random_generator(), kind)
     registers = Registers(_LANES)
-    words = x.view(np.uint16).astype(np.uint32) if kind == "f16" else x
+    words = x.view(np.uint16).astype(np.uint32) if x.itemsize == 2 else x
     registers.fill({_name("v", 4, kind): words})
     registers.run(f"{name}_e32 {_name('v', 0, result)}, {_name('v', 4, kind)}")
     bits = int(result[1:])
@@ -528,15 +564,32 @@ def test_approximations_are_good_to_an_ulp(name: str, exactly: Callable[[float],
         assert abs(float(got[at]) - exact) <= abs(exact) * 2.0**-23
 
 
-@pytest.mark.parametrize("of_one", [True, False])
-def test_division(of_one: bool) -> None:
-    """The sequence that compilers make of y / x gives the nearest f32, where that is normal."""
-    rng = random_generator()
-    x, y = (_wide_range(rng) for _ in range(2))
-    y = np.ones(_SHAPE, np.float32) if of_one else y
+@pytest.mark.parametrize(
+    ("name", "exactly"),
+    [
+        ("v_rcp_f64", lambda x: 1 / x),
+        ("v_sqrt_f64", math.sqrt),
+        ("v_rsq_f64", lambda x: 1 / math.sqrt(x)),
+    ],
+)
+def test_approximations_of_f64_are_no_better_than_promised(
+    name: str, exactly: Callable[[float], float]
+) -> None:
+    """Good to 2^29 ulp, so that code which counts on more goes wrong here as well."""
+    x = np.exp(random_generator().uniform(-300, 300, _SHAPE))
     registers = Registers(_LANES)
-    registers.fill({"v7": y, "v8": x})
-    registers.run(
+    registers.fill({"v[4:5]": x})
+    got = registers.run(f"{name}_e32 v[0:1], v[4:5]").read("v[0:1]", np.float64)
+    for at in np.ndindex(_SHAPE):
+        exact = exactly(float(x[at]))
+        assert abs(float(got[at]) - exact) <= abs(exact) * 2.0 ** (29 - 53)
+    errors = [abs(float(got[at]) / exactly(float(x[at])) - 1) for at in np.ndindex(_SHAPE)]
+    assert max(errors) > 2.0**-27
+
+
+# What compilers make of y / x: y in v[2:3] or v7, x in v[4:5] or v8.
+_DIVISIONS = {
+    "f32": (
         "v_div_scale_f32 v9, s[2:3], v8, v8, v7",
         "v_rcp_f32_e32 v10, v9",
         "v_fma_f32 v11, -v9, v10, 1.0",
@@ -548,25 +601,55 @@ def test_division(of_one: bool) -> None:
         "v_fma_f32 v9, -v9, v12, v11",
         "v_div_fmas_f32 v9, v9, v10, v12",
         "v_div_fixup_f32 v0, v9, v8, v7",
-    )
-    got = registers.read("v0", np.float32)
+    ),
+    "f64": (
+        "v_div_scale_f64 v[6:7], s[2:3], v[4:5], v[4:5], v[2:3]",
+        "v_rcp_f64_e32 v[8:9], v[6:7]",
+        "v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0",
+        "v_fma_f64 v[8:9], v[8:9], v[10:11], v[8:9]",
+        "v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0",
+        "v_fma_f64 v[8:9], v[8:9], v[10:11], v[8:9]",
+        "v_div_scale_f64 v[10:11], vcc, v[2:3], v[4:5], v[2:3]",
+        "v_mul_f64 v[12:13], v[10:11], v[8:9]",
+        "v_fma_f64 v[6:7], -v[6:7], v[12:13], v[10:11]",
+        "v_div_fmas_f64 v[6:7], v[6:7], v[8:9], v[12:13]",
+        "v_div_fixup_f64 v[0:1], v[6:7], v[4:5], v[2:3]",
+    ),
+}
+
+
+@pytest.mark.parametrize("of_one", [True, False])
+@pytest.mark.parametrize("kind", _DIVISIONS)
+def test_division(kind: str, of_one: bool) -> None:
+    """The sequence that compilers make gives the nearest number, where that is normal."""
+    rng = random_generator()
+    dtype = np.dtype(f"f{int(kind[1:]) // 8}")
+    x, y = (_wide_range(rng, kind) for _ in range(2))
+    y = np.ones(_SHAPE, dtype) if of_one else y
+    registers = Registers(_LANES)
+    registers.fill({"v7": y, "v8": x} if kind == "f32" else {"v[2:3]": y, "v[4:5]": x})
+    registers.run(*_DIVISIONS[kind])
+    got = registers.read(_name("v", 0, kind), dtype)
+    limits = np.finfo(dtype)
     for at in np.ndindex(_SHAPE):
-        expected = _divided(float(y[at]), float(x[at]))
+        expected = _divided(float(y[at]), float(x[at]), kind)
         if math.isinf(expected) and math.isfinite(y[at]) and x[at]:
             continue  # the documents do not say how an overflow comes out of the last two steps
-        if 0 < abs(expected) < 2.0**-126:  # is scaled, and rounded again
-            assert abs(float(got[at]) - expected) <= 2.0**-149
+        if 0 < abs(expected) < limits.smallest_normal:  # is scaled, and rounded again
+            assert abs(float(got[at]) - expected) <= limits.smallest_subnormal
         else:
             assert same(got[at], expected), (y[at], x[at])
 
 
-def _wide_range(rng: np.random.Generator) -> Array:
-    x = np.exp(rng.uniform(-87, 88, _SHAPE)).astype(np.float32)
-    signed = (x * rng.choice([-1, 1], _SHAPE)).astype(np.float32)
-    return np.where(rng.random(_SHAPE) < 0.3, random(rng, "f32"), signed)
+def _wide_range(rng: np.random.Generator, kind: str) -> Array:
+    dtype = np.dtype(f"f{int(kind[1:]) // 8}")
+    most = math.log(np.finfo(dtype).max)
+    x = np.exp(rng.uniform(1 - most, most - 1, _SHAPE)).astype(dtype)
+    signed = (x * rng.choice([-1, 1], _SHAPE)).astype(dtype)
+    return np.where(rng.random(_SHAPE) < 0.3, random(rng, kind), signed)
 
 
-def _divided(y: float, x: float) -> float:
+def _divided(y: float, x: float, kind: str) -> float:
     sign = math.copysign(1, x) * math.copysign(1, y)
     if math.isnan(x) or math.isnan(y) or (x == 0 == y) or (math.isinf(x) and math.isinf(y)):
         return math.nan
@@ -574,7 +657,7 @@ def _divided(y: float, x: float) -> float:
         return sign * math.inf
     if math.isinf(x) or y == 0:
         return sign * 0.0
-    return rounded(Fraction(y) / Fraction(x), "f32", zero=sign * 0.0)
+    return rounded(Fraction(y) / Fraction(x), kind, zero=sign * 0.0)
 
 
 def test_inactive_lanes_are_kept() -> None:
@@ -624,6 +707,23 @@ def test_sdwa_selects_bits() -> None:
     registers.run("v_cvt_f32_f16_sdwa v0, v4 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1")
     expected = (words >> np.uint32(16)).astype(np.uint16).view(np.float16).astype(np.float32)
     assert np.array_equal(registers.read("v0", np.float32), expected, equal_nan=True)
+
+
+def test_sdwa_selects_what_has_a_sign() -> None:
+    """A half that is taken for a number with a sign is one."""
+    rng = random_generator()
+    a, b = random(rng, "u32"), random(rng, "u32")
+    registers = Registers(_LANES)
+    registers.fill({"v4": a, "v5": b, "s6": np.full(WAVES, 3, np.uint32)})
+    registers.run(
+        "v_ashrrev_i16_sdwa v0, s6, v5 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
+        "src1_sel:WORD_1",
+        "v_cmp_lt_i16_sdwa vcc, v4, v5 src0_sel:WORD_1 src1_sel:WORD_0",
+    )
+    got, less = registers.read("v0"), registers.mask("vcc")
+    for at in np.ndindex(_SHAPE):
+        assert got[at] == _signed(number(b[at]) >> 16, 16) >> 3 & 0xFFFF
+        assert less[at] == (_signed(number(a[at]) >> 16, 16) < _signed(number(b[at]), 16))
 
 
 def test_halves_of_registers() -> None:

@@ -10,7 +10,8 @@ import pytest
 from ptx_kernels import run_kernel
 from support import random_generator
 
-from iree_lnbwd.emulator import Fault, ptx
+from iree_lnbwd.emulator import Fault, launch, memory, ptx
+from iree_lnbwd.emulator.memory import LocalMemory
 from iree_lnbwd.emulator.ptx import shuffle_source
 
 _STORE = """
@@ -418,10 +419,80 @@ def test_faults_name_the_line() -> None:
 
 
 def test_kernels_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptx, "_MOST_BLOCKS", 1000)
+    monkeypatch.setattr(launch, "_MOST_WORK", 1000 * launch._FEW_LANES)
     body = "$loop:\n\tsetp.ge.u32 %p0, %r0, 0;\n\t@%p0 bra $loop;"
     with pytest.raises(Fault, match="the kernel does not end"):
         run_kernel(body, [1])
+
+
+def test_work_is_counted_over_all_workgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one batch of them may do is not allowed to each."""
+    body = "\n".join("\tadd.u32 %r5, %r0, 1;" for _ in range(100))
+    monkeypatch.setattr(ptx, "_LANES_AT_ONCE", 64)
+    run_kernel(body, [1], workgroups=8)
+    monkeypatch.setattr(launch, "_MOST_WORK", 400 * launch._FEW_LANES)
+    run_kernel(body, [1], workgroups=2)
+    with pytest.raises(Fault, match="the kernel does not end"):
+        run_kernel(body, [1], workgroups=8)
+
+
+@pytest.mark.parametrize("space", ["shared", "local"])
+def test_workgroups_with_much_memory_run_in_turn(
+    space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what the emulator needs for them stays small; each has its own all the same."""
+    body = f"""
+\t.local .align 4 .b8 depot[4096];
+\tmov.u64 %rd23, {"depot" if space == "local" else "__dynamic_shared_memory__"};
+\tmul.wide.u32 %rd24, %r0, 4;
+\tadd.s64 %rd25, %rd23, %rd24;
+\tst.{space}.b32 [%rd25], %r3;
+\tld.{space}.b32 %r5, [%rd25];
+{_STORE}"""
+    monkeypatch.setattr(memory, "_AT_ONCE", 2 << 20)
+    made: list[int] = []
+
+    def noticed(nbytes: int, *, lanes: int, first_lane: int) -> LocalMemory:
+        made.append(lanes)
+        return LocalMemory(nbytes, lanes=lanes, first_lane=first_lane)
+
+    monkeypatch.setattr(ptx, "LocalMemory", noticed)
+    result = run_kernel(body, [1, 512], workgroups=8, shared_bytes=65536, module=_DYNAMIC)[1]
+    assert result.tolist() == list(range(512))
+    assert made == [64] * 8
+    monkeypatch.setattr(memory, "_AT_ONCE", 1 << 20)
+    with pytest.raises(Fault, match="a workgroup with 65536 bytes of shared memory and 64 threads"):
+        run_kernel(body, [1, 512], workgroups=8, shared_bytes=65536, module=_DYNAMIC)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "message"),
+    [
+        ("add.u32 %r60, %r0, 1", "unknown instruction add.u32: %r60 is not declared"),
+        ("add.u32 %r5, %q1, 1", "unknown instruction add.u32: %q1 is not declared"),
+        ("st.global.b32 [%rd60], %r0", "unknown instruction st.global.b32: %rd60 is not declared"),
+        ("@%p20 add.u32 %r5, %r0, 1", "%p20 is not declared"),
+        ("@%p20 bra $end", "%p20 is not declared"),
+        ("@!%r1 bra $end", "%r1 is no predicate"),
+        ("bra", "no label ;"),
+        ("bra $nowhere", r"no label \$nowhere;"),
+        ("cvt.u31.u32 %r5, %r0", "unknown instruction cvt.u31.u32"),
+        ("cvt.add.u32 %r5, %r0", "unknown instruction cvt.add.u32"),
+        ("shl.f32 %r5, %r0, 1", "not understood: TypeError"),
+        ("cp.async.wait_group -1", "expected a number of groups, got -1"),
+        ("cp.async.wait_group", "unknown instruction cp.async.wait_group"),
+        ("bar.warp.sync", "unknown instruction bar.warp.sync"),
+        ("ld.global.b32 %r5, [%rd1+4294967296]", "expected an address, got"),
+        ("mov.b32 %r5, 0f00", "unknown instruction mov.b32: expected an operand, got 0f00"),
+        ("mov.b64 %rd5, 0f3F800000", "expected a constant of 8 bytes, got 0f3F800000"),
+        ("add.u32 %r5, %r0,\n\n%r1 %r2", "expected an operand|%r1 %r2 is not declared"),
+    ],
+)
+def test_instructions_that_make_no_sense(instruction: str, message: str) -> None:
+    with pytest.raises(Fault, match=message) as caught:
+        run_kernel(f"\t{instruction};\n$end:\n", [1, 64])
+    assert "\n" not in str(caught.value)
+    assert "line " in str(caught.value)
 
 
 def test_launches_that_do_not_fit_the_kernel() -> None:

@@ -11,6 +11,7 @@ from support import random_generator
 
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Binding, Fault, GlobalMemory, Launch, SharedMemory
+from iree_lnbwd.emulator import memory as emulator_memory
 from iree_lnbwd.emulator.memory import LocalMemory
 
 _WORDS = 64
@@ -116,6 +117,95 @@ def test_buffers_that_were_given_back() -> None:
     memory.release(buffer)
     with pytest.raises(Fault, match="binding 0 is buffer, which was given back"):
         memory.begin(launch(Binding(buffer.address, 64)))
+    for use in (
+        lambda: memory.read(buffer, 0, 4),
+        lambda: memory.write(buffer, 0, np.zeros(4, np.uint8)),
+        lambda: memory.fill(buffer, 0, 4, np.zeros(1, np.uint8)),
+        lambda: memory.release(buffer),
+    ):
+        with pytest.raises(Fault, match="buffer is used, which was given back"):
+            use()
+
+
+def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = GlobalMemory()
+    for nbytes in (1 << 60, 1 << 62, (1 << 64) - 1):
+        with pytest.raises(Fault, match=f"no memory for transient of {nbytes} bytes: 0 and"):
+            memory.allocate("transient", nbytes)
+    monkeypatch.setattr(emulator_memory, "_CAPACITY", 4096)
+    first = memory.allocate("first", 1024)  # and as much for its stamps
+    with pytest.raises(Fault, match="no memory for second of 1040 bytes: 2048 and 2080"):
+        memory.allocate("second", 1040)
+    memory.release(first)
+    second = memory.allocate("second", 1040)
+    # Narrow accesses need stamps of their own.
+    memory.begin(launch(Binding(second.address, 1040)))
+    with pytest.raises(Fault, match="no memory for second of 1040 bytes: 2080 and 3120"):
+        memory.store(at(0), at(second.address), words(0))
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
+def test_the_host_moves_much_in_pieces(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator_memory, "_PIECE", 64)
+    memory = GlobalMemory()
+    data = random_generator().integers(0, 256, 256).astype(np.uint8)
+    buffer = memory.allocate("buffer", 256)
+    memory.write(buffer, 24, data[:length])
+    assert (memory.read(buffer, 24, length) == data[:length]).all()
+    with pytest.raises(Fault, match=f"{256 - length} bytes of buffer were never .* at byte 0"):
+        memory.read(buffer, 0, 256)
+    filled = memory.allocate("filled", 256)
+    memory.fill(filled, 8, length // 4 * 4, data[:4])
+    expected = np.tile(data[:4], length // 4)
+    assert (memory.read(filled, 8, length // 4 * 4) == expected).all()
+    with pytest.raises(Fault, match="out of bounds of filled"):
+        memory.fill(filled, 248, 12, data[:4])
+
+
+def test_more_barriers_than_are_counted() -> None:
+    """The next one would be taken for a barrier of more threads, or for another launch's."""
+    memory, _, _ = memory_with()
+    for workgroups in (at(0), at(1)):
+        memory.workgroup_barrier(workgroups)
+        memory._passed[workgroups] += (1 << 20) - 2  # as many as it takes a minute to run
+        with pytest.raises(Fault, match="more than 1048575 barriers of a workgroup"):
+            memory.workgroup_barrier(workgroups)
+
+
+@pytest.mark.parametrize(("first", "epochs"), [(46, 17), (30, 16), (12, 18)])
+def test_more_barriers_of_shared_memory_than_are_counted(first: int, epochs: int) -> None:
+    shared = SharedMemory(64, workgroups=1, threads=32, subgroup_size=32)
+    lanes = np.arange(32)
+
+    def barrier() -> None:
+        if first == 46:
+            shared.barrier(at(0))
+        elif first == 30:
+            shared.group_barrier(lanes, np.ones(32, np.int64))
+        else:
+            shared.subgroup_barrier(lanes)
+
+    barrier()
+    done = int(shared._now[0] >> first) & (1 << epochs) - 1
+    shared._now += (1 << epochs) - 2 - done << first  # as many as it takes a minute to run
+    barrier()
+    with pytest.raises(Fault, match=f"more than {(1 << epochs) - 1} barriers"):
+        barrier()
+
+
+def test_more_launches_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator_memory, "_MOST_LAUNCHES", 3)
+    memory = GlobalMemory()
+    for _ in range(3):
+        memory.begin(launch())
+    with pytest.raises(Fault, match="more than 3 launches"):
+        memory.begin(launch())
+
+
+@pytest.mark.parametrize("threads", [0, (1 << 23) + 1])
+def test_launches_of_strange_sizes(threads: int) -> None:
+    with pytest.raises(Fault, match="threads, the emulator takes 1 to 8388608"):
+        GlobalMemory().begin(launch(threads=threads, workgroups=1))
 
 
 def test_misaligned() -> None:

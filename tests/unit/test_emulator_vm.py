@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import struct
 
 import iree.runtime as rt
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator
 
-from iree_lnbwd.emulator.vm import Program, VmError
+from iree_lnbwd.emulator import vm
+from iree_lnbwd.emulator.vm import Program, VmError, disassemble
 
 _OPERATIONS = {
     "add": "arith.addi",
@@ -82,6 +85,28 @@ def _source() -> str:
       scf.yield %twice, %next : i64, i32
     }}
     return %s, %i : i64, i32
+  }}
+  func.func @forever(%n: i32) -> i32 {{
+    %c1 = arith.constant 1 : i32
+    %r = scf.while (%k = %n) : (i32) -> i32 {{
+      %odd = arith.ori %k, %c1 : i32
+      %more = arith.cmpi ne, %odd, %n : i32
+      scf.condition(%more) %odd : i32
+    }} do {{
+    ^bb0(%k: i32):
+      %next = func.call @inner(%k) : (i32) -> i32
+      scf.yield %next : i32
+    }}
+    return %r : i32
+  }}
+  func.func @outer(%a: i32) -> i32 {{
+    %r = func.call @inner(%a) : (i32) -> i32
+    return %r : i32
+  }}
+  func.func private @inner(%a: i32) -> i32 attributes {{noinline}} {{
+    %c2 = arith.constant 2 : i32
+    %r = arith.muli %a, %c2 : i32
+    return %r : i32
   }}
   func.func private @mixed(%a: i64, %k: i32) -> i64 attributes {{noinline}} {{
     %w = arith.extsi %k : i32 to i64
@@ -156,6 +181,75 @@ def test_loops_and_calls(program: Program, machine: Machine) -> None:
     for n in (0, 1, 5, 40):
         total, count = _by_iree(machine, "loop", n, 3)
         assert program.call("loop", n, 3) == (total & (1 << 64) - 1, count)
+
+
+def test_a_program_that_does_not_end(program: Program) -> None:
+    with pytest.raises(VmError, match="the host program does not end: 262144 steps were made"):
+        program.call("forever", 2)
+    # Each call has as many steps as the first.
+    assert program.call("outer", 21) == (42,)
+
+
+def test_functions_that_call_themselves() -> None:
+    """No compiler makes that of a program: an ordinal in the bytecode is changed."""
+    whole = _module()
+    text = disassemble(whole)
+    calls = re.findall(r"vm\.call @host:(\d+)\(%i0\)", text)
+    inner = int(calls[-1])
+    exported = [line for line in text.splitlines() if line.startswith(("vm.func", "vm.export"))]
+    functions = [line for line in exported if line.startswith("vm.func")]
+    outer = next(n for n, line in enumerate(functions) if line.startswith("vm.func @outer("))
+    for place in re.finditer(re.escape(struct.pack("<I", inner)), whole):
+        changed = whole[: place.start()] + struct.pack("<I", outer) + whole[place.end() :]
+        try:
+            found = re.search(r"vm\.func @outer.*?\n\}", disassemble(changed), re.DOTALL)
+        except VmError:
+            continue
+        if found is not None and f"@host:{outer}(" in found[0]:
+            with pytest.raises(VmError, match="outer: more than 64 calls inside each other"):
+                Program(changed, {}).call("outer", 1)
+            return
+    pytest.fail("no place of the bytecode is the call of a function")
+
+
+def test_what_has_no_result(program: Program) -> None:
+    for name in ("divs32", "divu64", "rems64", "remu32"):
+        with pytest.raises(VmError, match=r"vm\.(div|rem)\.i\d\d.*: ZeroDivisionError"):
+            program.call(name, 7, 0)
+
+
+def test_shifts_by_more_than_there_are_bits(program: Program, machine: Machine) -> None:
+    """As on the CPU that runs IREE; an integer of 2^32 bits would not fit a machine."""
+    for name, bits in (("shl32", 32), ("shrs64", 64)):
+        (expected,) = _by_iree(machine, name, 5, bits + 1)
+        assert program.call(name, 5, bits + 1) == (expected & (1 << bits) - 1,)
+    assert program.call("shl32", 5, (1 << 32) - 1) == (5 << 31 & 0xFFFFFFFF,)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("%i1 = vm.add.i32 %i0, %i1", "%i1 = vm.add.i32 %i0, %i9", "%i9 is read and was never"),
+        ("%i1 = vm.add.i32 %i0, %i1", "%i1 = vm.add.i32 %i0", "ValueError: not enough values"),
+        ("%i1 = vm.add.i32 %i0, %i1", "%i1 = vm.frob.i32 %i0, %i1", "unknown instruction vm.frob"),
+        ("%i1 = vm.add.i32 %i0, %i1", "%r1 = vm.const.ref.rodata 7 x", "KeyError: 7"),
+        ("%i1 = vm.add.i32 %i0, %i1", "vm.br ^bb7()", r"add32: a jump to \^bb7, which it does not"),
+        ("%i1 = vm.add.i32 %i0, %i1", "vm.br bb7", "unknown jump: bb7"),
+        ("%i1 = vm.add.i32 %i0, %i1", "vm.cond_br %i0, ^bb0()", "ValueError: not enough values"),
+        ("%i1 = vm.add.i32 %i0, %i1", "%i1 = vm.call @host:99(%i0)", "which the module does not"),
+        ("%i1 = vm.add.i32 %i0, %i1", "%i1 = vm.call @host:1()", "ValueError: zip"),
+        ("%i1 = vm.add.i32 %i0, %i1", "vm.call", "unknown call: vm.call"),
+    ],
+)
+def test_programs_that_make_no_sense(
+    before: str, after: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IREE's own verifier lets none of these pass; what it says of them is what is read here."""
+    text = disassemble(_module()).replace(before, after)
+    monkeypatch.setattr(vm, "disassemble", lambda vmfb: text)
+    assert after in text
+    with pytest.raises(VmError, match=message):
+        Program(b"", {}).call("add32", 1, 2)
 
 
 def test_what_is_not_there(program: Program) -> None:

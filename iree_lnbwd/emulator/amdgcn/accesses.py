@@ -251,7 +251,7 @@ class _BufferAccess:
         """Of each lane in a mask, and how many bytes there are from there to the end.
 
         Raises:
-            Fault: The descriptor is of a kind that is not known here.
+            Fault: The descriptor is of a kind that is not known here, or an offset has no meaning.
         """
         first = self.descriptor.index
         words = [group.scalar(first + n).astype(np.int64) for n in range(4)]
@@ -261,6 +261,14 @@ class _BufferAccess:
         within = np.full(where.shape, self.offset, np.int64)
         if self.vector_offset is not None:
             within = within + self.vector_offset(group)
+        if (wraps := (within >> 32 != 0) & where).any():
+            # A compiler that means a negative offset and a larger constant: LLVM itself takes it
+            # for illegal (splitBufferOffsets), and no document says what it is.
+            first = within[wraps][0] - self.offset
+            raise Fault(
+                f"a buffer's offset of {first:#x}, to which {self.offset} is added, wraps around",
+                group.lane_ids[wraps],
+            )
         within = within + self.scalar_offset(group).astype(np.int64)[:, None]
         return (base[:, None] + within)[where], (words[2][:, None] - within)[where]
 

@@ -70,15 +70,18 @@ class Kernel:
         """A directive's value.
 
         Raises:
-            Fault: It is no number.
+            Fault: It is no number, or less than 0.
         """
         text = self.descriptor.get(directive)
         if text is None:
             return default
         try:
-            return int(text, 0)
+            value = int(text, 0)
         except ValueError:
-            raise Fault(f".amdhsa_{directive} of {self.name}: no number: {text}") from None
+            value = -1
+        if value < 0:
+            raise Fault(f".amdhsa_{directive} of {self.name}: expected a number, got {text}")
+        return value
 
 
 def kernels(assembly: str) -> dict[str, Kernel]:
@@ -114,6 +117,8 @@ def kernels(assembly: str) -> dict[str, Kernel]:
             descriptor[name] = value.strip()
         elif body is not None:
             body.add(text, number)
+    if without := sorted(descriptors.keys() - bodies.keys()):
+        raise Fault(f"descriptors without code: {', '.join(without)}")
     return {name: bodies[name].kernel(name, descriptors[name]) for name in descriptors}
 
 

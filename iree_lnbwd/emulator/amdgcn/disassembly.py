@@ -14,18 +14,27 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from iree_lnbwd.emulator.amdgcn.accesses import LOADS, STORES
+from iree_lnbwd.emulator.amdgcn.metadata import Metadata, of_kernels
 from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11
 from iree_lnbwd.emulator.amdgcn.operands import width
 from iree_lnbwd.emulator.amdgcn.scalar import SCALAR
 from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
-from iree_lnbwd.emulator.launch import Fault
+from iree_lnbwd.emulator.launch import CONFUSION, Fault
 
 # EF_AMDGPU_MACH of the ELF header's flags (LLVM AMDGPU guide, "Header").
 _TARGETS = {0x3F: "gfx90a", 0x41: "gfx1100", 0x4C: "gfx942", 0x4F: "gfx950"}
 _PRELOAD_PADDING = 256
+_DESCRIPTOR_BYTES = 64
+_SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
+_NOTES, _NO_BITS = 7, 8  # kinds of sections: SHT_NOTE, SHT_NOBITS
+_SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
+_NAME = re.compile(r"[\w.$]+")  # of a kernel
+_LONGEST_NAME = 4096
 _LITERAL, _DPP, _SDWA, _ZERO = 255, 250, 249, 128
 _FLOATS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0", "0.15915494")
 _SELECTORS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
@@ -46,6 +55,7 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_fma_mixlo_f16": (("b32",), ("b32", "b32", "b32")),
     "v_fma_mixhi_f16": (("b32",), ("b32", "b32", "b32")),
     "v_div_fmas_f32": (("f32",), ("f32", "f32", "f32")),  # VCC goes without saying
+    "v_div_fmas_f64": (("f64",), ("f64", "f64", "f64")),
 }
 _DUAL_X = {0: "fmac_f32", 3: "mul_f32", 4: "add_f32", 5: "sub_f32", 6: "subrev_f32", 8: "mov_b32"}
 _DUAL_X |= {9: "cndmask_b32", 10: "max_f32", 11: "min_f32"}
@@ -57,19 +67,28 @@ def disassemble(code_object: bytes) -> str:
     """The kernels of a code object, an ELF file, as assembly, with their descriptors.
 
     Raises:
-        Fault: Something in it is not known here.
+        Fault: Something in it is not known here, or damaged.
     """
+    with _undamaged():
+        return _disassemble(code_object)
+
+
+def _disassemble(code_object: bytes) -> str:
     found = symbols(code_object)
     (flags,) = struct.unpack_from("<I", code_object, 0x30)
     target = _TARGETS.get(flags & 0xFF)
     if target is None:
         raise Fault(f"a code object for a processor that is not known: flags {flags:#x}")
+    notes = [s.content for s in _sections(code_object) if s.kind == _NOTES]
+    metadata = of_kernels(b"".join(notes))
     parts = []
     for name, descriptor in found.items():
         kernel = name.removesuffix(".kd")
         if kernel == name:
             continue
-        directives = _descriptor(descriptor)
+        if not _NAME.fullmatch(kernel) or kernel not in found:
+            raise Fault(f"a code object with a descriptor, but no code, of {kernel!r}")
+        directives = _descriptor(descriptor, target) | _launch(metadata.get(kernel, Metadata()))
         preloads = bool(directives["user_sgpr_kernarg_preload_length"])
         lanes = 32 if directives["wavefront_size32"] else 64
         code = _Code(kernel, found[kernel], target, lanes)
@@ -87,42 +106,110 @@ def symbols(elf: bytes) -> dict[str, bytes]:
     """The content of the functions and objects of an ELF file, by name.
 
     Raises:
-        Fault: It is no 64-bit little-endian ELF file.
+        Fault: It is no 64-bit little-endian ELF file, or damaged.
     """
+    with _undamaged():
+        return _symbols(_sections(elf))
+
+
+@contextmanager
+def _undamaged() -> Iterator[None]:
+    """Numbers in a code object that lead astray are a fault.
+
+    Raises:
+        Fault: They do.
+    """
+    try:
+        yield
+    except (*CONFUSION, struct.error) as error:
+        raise Fault(f"a damaged code object: {type(error).__name__}: {error}") from error
+
+
+class _Section(NamedTuple):
+    """A part of an ELF file.
+
+    Attributes:
+        kind: What is in it.
+        address: Of its first byte, once it is loaded.
+        content: Its bytes.
+        link: The number of another that belongs to it.
+    """
+
+    kind: int
+    address: int
+    content: bytes
+    link: int
+
+
+def _sections(elf: bytes) -> list[_Section]:
     if elf[:6] != b"\x7fELF\x02\x01":
         raise Fault("a code object: no ELF file of 64 bits, little end first")
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count = struct.unpack_from("<HH", elf, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, table + n * size) for n in range(count)]
-    found = {}
-    for _, kind, _, _, start, length, link, _, _, each in sections:
-        if kind not in (2, 11):  # SHT_SYMTAB, SHT_DYNSYM
-            continue
-        names = sections[link][4]
-        for at in range(start, start + length, each):
-            name, info, _, section, value, nbytes = struct.unpack_from("<IBBHQQ", elf, at)
-            if not nbytes or info & 15 not in (1, 2) or not 0 < section < count:
-                continue  # neither an object nor a function with a content
-            _, _, _, address, offset, *_ = sections[section]
-            begin = value - address + offset
-            label = elf[names + name : elf.index(b"\0", names + name)].decode()
-            found[label] = elf[begin : begin + nbytes]
+    if size != _SECTION.size:
+        raise Fault(f"a damaged code object: headers of {size} bytes, expected {_SECTION.size}")
+    found = []
+    for n in range(count):
+        _, kind, _, address, start, length, link, *_ = _SECTION.unpack_from(elf, table + n * size)
+        content = elf[start : start + length] if kind != _NO_BITS else b""
+        if kind != _NO_BITS and len(content) != length:
+            raise Fault(
+                f"a damaged code object: a section of {length} bytes at {start} of {len(elf)}"
+            )
+        found.append(_Section(kind, address, content, link))
     return found
 
 
-def _descriptor(content: bytes) -> dict[str, int]:
+def _symbols(sections: list[_Section]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for kind in _SYMBOL_TABLES:
+        tables = [section for section in sections if section.kind == kind]
+        if len(tables) > 1:
+            raise Fault("a damaged code object: more than one table of symbols")
+        for table in tables:
+            names = sections[table.link].content
+            for name, info, _, number, value, nbytes in _SYMBOL.iter_unpack(table.content):
+                if not nbytes or info & 15 not in (1, 2) or not 0 < number < len(sections):
+                    continue  # neither an object nor a function with a content
+                section = sections[number]
+                begin = value - section.address
+                label = names[name : names.index(b"\0", name, name + _LONGEST_NAME)].decode()
+                if not 0 <= begin <= len(section.content) - nbytes:
+                    raise Fault(f"a damaged code object: {label!r} is outside of its section")
+                content = section.content[begin : begin + nbytes]
+                if found.setdefault(label, content) != content:
+                    raise Fault(f"a damaged code object: {label!r} is there twice")
+    return found
+
+
+def _launch(metadata: Metadata) -> dict[str, int]:
+    """Directives of our own: what the assembler has in the metadata."""
+    sizes = zip("xyz", metadata.required_size, strict=True)
+    return {
+        "max_flat_workgroup_size": metadata.max_threads,
+        **{f"reqd_workgroup_size_{axis}": size for axis, size in sizes},
+    }
+
+
+def _descriptor(content: bytes, target: str) -> dict[str, int]:
     """The directives that a kernel descriptor was made from."""
+    if len(content) != _DESCRIPTOR_BYTES:
+        raise Fault(f"a kernel descriptor of {len(content)} bytes, expected {_DESCRIPTOR_BYTES}")
     shared, private, arguments = struct.unpack_from("<III", content, 0)
-    rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIHH", content, 48)
+    rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", content, 44)
 
     def bits(word: int, high: int, low: int) -> int:
         return word >> low & (1 << (high - low + 1)) - 1
 
+    gfx9, wave32 = target.startswith("gfx9"), bits(properties, 10, 10)
     return {
         "group_segment_fixed_size": shared,
         "private_segment_fixed_size": private,
         "kernarg_size": arguments,
-        "next_free_vgpr": 8 * (bits(rsrc1, 5, 0) + 1),  # or a few less
+        # As many as are allocated: the code may use a few less.
+        "next_free_vgpr": (8 if gfx9 or wave32 else 4) * (bits(rsrc1, 5, 0) + 1),
+        "next_free_sgpr": 8 * (bits(rsrc1, 9, 6) + 1) if gfx9 else 106,
+        **({"accum_offset": 4 * (bits(rsrc3, 5, 0) + 1)} if gfx9 else {}),
         "float_round_mode_32": bits(rsrc1, 13, 12),
         "float_round_mode_16_64": bits(rsrc1, 15, 14),
         "float_denorm_mode_32": bits(rsrc1, 17, 16),
@@ -141,7 +228,7 @@ def _descriptor(content: bytes) -> dict[str, int]:
         "user_sgpr_dispatch_id": bits(properties, 4, 4),
         "user_sgpr_flat_scratch_init": bits(properties, 5, 5),
         "user_sgpr_private_segment_size": bits(properties, 6, 6),
-        "wavefront_size32": bits(properties, 10, 10),
+        "wavefront_size32": wave32,
         "uses_dynamic_stack": bits(properties, 11, 11),
         "user_sgpr_kernarg_preload_length": bits(preload, 6, 0),
         "user_sgpr_kernarg_preload_offset": bits(preload, 15, 7),
@@ -157,6 +244,8 @@ class _Code:
 
     def __init__(self, name: str, code: bytes, target: str, lanes: int) -> None:
         self._name = name
+        if len(code) % 4:
+            raise Fault(f"{name}: {len(code)} bytes of code, expected a multiple of 4")
         self._words = struct.unpack(f"<{len(code) // 4}I", code)
         self._gfx9 = target.startswith("gfx9")
         self._has_sc = target in ("gfx942", "gfx950")
@@ -259,15 +348,17 @@ class _Code:
     def _scalar(self, code: int, count: int = 1) -> str:
         """A scalar register by its number."""
         m0, null = (124, None) if self._gfx9 else (125, 124)
-        if code < 106:
+        if code + count <= (102 if self._gfx9 else 106):
             return _run("s", code, count)
-        if 108 <= code < 124:
+        if 108 <= code <= 124 - count:
             return _run("ttmp", code - 108, count)
         if code == null:
             return "null"
         pairs = {106: "vcc", 126: "exec"}
         if count == 2:
             return pairs[code]
+        if count != 1:
+            raise KeyError(f"scalar {code}")
         return {106: "vcc_lo", 107: "vcc_hi", m0: "m0", 126: "exec_lo", 127: "exec_hi"}[code]
 
     def _source(self, code: int, kind: str) -> str:
@@ -413,25 +504,34 @@ class _Code:
         self, name: str, targets: list[str], kinds: tuple[str, ...], *, second: int | None
     ) -> str:
         """VOP1, VOP2 or VOPC, perhaps with DPP or SDWA behind it."""
-        form, modifiers, signs = "e32", "", ["{}", "{}"]
         code = self._bits(8, 0)
-        if code == _DPP or (code == _SDWA and self._gfx9):
+        numbers = [] if second is None else [second]
+        if code == _DPP:
             self._more()
-            form = "dpp" if code == _DPP else "sdwa"
-            modifiers = self._dpp() if code == _DPP else self._sdwa(len(kinds))
-            first = self._vector(self._bits(39, 32), kinds[0])
-            flags = [self._bits(52 + n, 52 + n) for n in range(4)]
-            signs = [
-                "-" * neg + "|{}|" * absolute or "{}" for neg, absolute in (flags[:2], flags[2:])
+            form, modifiers = "dpp", self._dpp()
+            numbers = [self._bits(39, 32), *numbers]
+            sources = [
+                _signed(self._vector(number, kind), *self._signs(52 + 2 * n))
+                for n, (number, kind) in enumerate(zip(numbers, kinds, strict=False))
             ]
-            signs = [sign if "{}" in sign else sign + "{}" for sign in signs]
+        elif code == _SDWA and self._gfx9:
+            self._more()
+            numbers = [self._bits(39, 32), *numbers]
+            form, modifiers = "sdwa", self._sdwa(targets, len(numbers))
+            sources = [
+                _signed(self._sdwa_source(n, number, kind), *self._signs(52 + 8 * n))
+                for n, (number, kind) in enumerate(zip(numbers, kinds, strict=False))
+            ]
         else:
-            first = self._source(code, kinds[0])
-        sources = [signs[0].format(first)]
-        if second is not None:
-            sources.append(signs[1].format(self._vector(second, kinds[1])))
+            form, modifiers = "e32", ""
+            sources = [self._source(code, kinds[0])]
+            sources += [self._vector(number, kinds[1]) for number in numbers]
         sources += [self._implicit_mask()] * (len(kinds) - len(sources))
         return f"{name}_{form} {', '.join(targets + sources)}{modifiers}"
+
+    def _signs(self, low: int) -> tuple[int, int]:
+        """Whether a source is negated, and whether its absolute value is taken before."""
+        return self._bits(low, low), self._bits(low + 1, low + 1)
 
     def _dpp(self) -> str:
         control = self._bits(48, 40)
@@ -442,12 +542,24 @@ class _Code:
             text += " fi:1"
         return f" {text}"
 
-    def _sdwa(self, sources: int) -> str:
-        selector = _SELECTORS[self._bits(42, 40)]
-        unused = ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")[self._bits(44, 43)]
-        text = f" dst_sel:{selector} dst_unused:{unused} src0_sel:{_SELECTORS[self._bits(50, 48)]}"
-        second = _SELECTORS[self._bits(58, 56)]
-        return text + (f" src1_sel:{second}" if sources > 1 else "")
+    def _sdwa(self, targets: list[str], sources: int) -> str:
+        """Which parts of registers are read and written; a comparison may name its target here."""
+        if targets == [self._implicit_mask()]:
+            if self._bits(47, 47):
+                targets[0] = self._scalar(self._bits(46, 40), self._lanes // 32)
+            text = ""
+        else:
+            selector = _SELECTORS[self._bits(42, 40)]
+            unused = ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")[self._bits(44, 43)]
+            text = f" dst_sel:{selector} dst_unused:{unused}"
+        for n in range(sources):
+            text += f" src{n}_sel:{_SELECTORS[self._bits(50 + 8 * n, 48 + 8 * n)]}"
+        return text
+
+    def _sdwa_source(self, number: int, code: int, kind: str) -> str:
+        """A vector register; or, as a bit says, a scalar one."""
+        scalar = 55 + 8 * number
+        return self._source(code, kind) if self._bits(scalar, scalar) else self._vector(code, kind)
 
     def _unused(self, sources: int) -> None:
         """What stands where sources are not there: nothing, or the constant 0."""

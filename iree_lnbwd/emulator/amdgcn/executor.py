@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from iree_lnbwd.emulator import limits
 from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES
 from iree_lnbwd.emulator.amdgcn.arguments import KERNARG_ADDRESS, Arguments, arguments
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction, Kernel, kernels
@@ -23,13 +24,19 @@ from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
 from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
-from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, Group, Waves
-from iree_lnbwd.emulator.launch import Fault, Lanes, Launch
-from iree_lnbwd.emulator.memory import GlobalMemory, LocalMemory, SharedMemory
+from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, VCC, Group, Waves
+from iree_lnbwd.emulator.launch import CONFUSION, Fault, Lanes, Launch, Work, not_understood
+from iree_lnbwd.emulator.memory import (
+    GlobalMemory,
+    LocalMemory,
+    SharedMemory,
+    workgroups_at_once,
+)
 
+_MOST_VECTORS = 256  # of each kind, of a lane
 _REGISTER_BYTES = 64 << 20  # of the vector registers of a batch
-_MOST_STEPS = 10_000_000  # of a batch: a kernel that takes more does not end
-_TARGET = re.compile(r'\.amdgcn_target ".*gfx(\d+)\w\w"')  # the generation, stepping left out
+_TARGET = re.compile(r'\.amdgcn_target ".*(gfx\d+[0-9a-f]{2})"')
+_NUMBERS = re.compile(r"\b([avs])(?:(\d+)(?!\w)|\[(\d+):(\d+)\])")  # registers
 _FOREVER = np.iinfo(np.int64).max
 
 # What user registers hold, in their order: directive, and how many.
@@ -42,6 +49,8 @@ _USER_REGISTERS = (
     ("user_sgpr_flat_scratch_init", 2),
     ("user_sgpr_private_segment_size", 1),
 )
+_MOST_USER_REGISTERS = 16
+_MOST_ARGUMENTS = 1 << 16  # bytes
 _KERNARG = "user_sgpr_kernarg_segment_ptr"
 # What must be as it is here: to nearest even, subnormals kept, IEEE's NaN.
 _MODES = {
@@ -61,11 +70,15 @@ class AmdgcnExecutor:
         Raises:
             Fault: A line is not understood.
         """
-        self._kernels = kernels(assembly)
+        try:
+            self._kernels = kernels(assembly)
+        except CONFUSION as error:
+            raise not_understood(error) from error
         found = _TARGET.search(assembly)
         if found is None:
             raise Fault("the assembly does not say what it is for (.amdgcn_target)")
-        self._generation = int(found[1])
+        self._processor = found[1]
+        self._generation = limits.generation(found[1])
         self._steps: dict[str, tuple[Step, ...]] = {}
 
     def subgroup_size(self, kernel: str) -> int:
@@ -89,7 +102,7 @@ class AmdgcnExecutor:
         """
         try:
             kernel = self._kernel(launch.kernel)
-            _check(kernel, launch)
+            self._check(kernel, launch)
             with np.errstate(all="ignore"):
                 self._run(kernel, launch, memory)
         except Fault as fault:
@@ -103,20 +116,50 @@ class AmdgcnExecutor:
         """
         if name not in self._steps:
             kernel = self._kernel(name)
-            lanes = _lanes(kernel)
-            self._steps[name] = tuple(
-                decode(instruction, kernel.labels, lanes, self._generation)
-                for instruction in kernel.instructions
-            )
+            lanes, allocated = _lanes(kernel), _allocated(kernel)
+            steps = []
+            for instruction in kernel.instructions:
+                _check_registers(instruction, allocated)
+                try:
+                    steps.append(decode(instruction, kernel.labels, lanes, self._generation))
+                except CONFUSION as error:
+                    raise instruction.fault(str(not_understood(error))) from error
+            self._steps[name] = tuple(steps)
         return self._steps[name]
+
+    def _check(self, kernel: Kernel, launch: Launch) -> None:
+        """The kernel can be launched so.
+
+        Raises:
+            Fault: It cannot.
+        """
+        lanes = _lanes(kernel)
+        if self._generation == 9 and lanes != 64:
+            raise Fault(f"waves of {lanes} lanes, which {self._processor} does not have")
+        if launch.subgroup_size != lanes:
+            raise Fault(f"waves of {lanes} lanes, launched with {launch.subgroup_size}")
+        limits.check(
+            launch,
+            limits.of_rocm(self._processor, lanes),
+            static_bytes=kernel.number("group_segment_fixed_size"),
+            local_bytes=kernel.number("private_segment_fixed_size"),
+        )
+        _check_size(kernel, launch)
+        _check_modes(kernel)
 
     def _run(self, kernel: Kernel, launch: Launch, memory: GlobalMemory) -> None:
         steps = self.decode(kernel.name)
         given = arguments(launch, kernel.number("kernarg_size"))
         lanes = _lanes(kernel)
-        vectors = kernel.number("next_free_vgpr")
+        vectors = max(1, kernel.number("next_free_vgpr"))
         waves = -(-launch.threads // lanes)
-        batch = max(1, _REGISTER_BYTES // (4 * waves * lanes * vectors))
+        room = workgroups_at_once(
+            kernel.number("group_segment_fixed_size") + launch.shared_bytes,
+            2 * kernel.number("private_segment_fixed_size"),
+            launch.threads,
+        )
+        batch = max(1, min(room, _REGISTER_BYTES // (4 * waves * lanes * vectors)))
+        work = Work()
         for first in range(0, launch.workgroups, batch):
             count = min(batch, launch.workgroups - first)
             shared = SharedMemory(
@@ -134,7 +177,7 @@ class AmdgcnExecutor:
             machine = Machine(launch, memory, shared, local, given, first)
             workgroups = np.arange(first, first + count)
             state = _initial(kernel, launch, workgroups, lanes, vectors, given, self._generation)
-            _Scheduler(steps, state, machine, waves).run(kernel.entry)
+            _Scheduler(steps, state, machine, waves, work).run(kernel.entry)
 
 
 def decode(
@@ -167,14 +210,57 @@ def _lanes(kernel: Kernel) -> int:
     return 32 if kernel.number("wavefront_size32") else 64
 
 
-def _check(kernel: Kernel, launch: Launch) -> None:
-    if launch.subgroup_size != _lanes(kernel):
-        raise Fault(f"waves of {_lanes(kernel)} lanes, launched with {launch.subgroup_size}")
+def _allocated(kernel: Kernel) -> dict[str, int]:
+    """How many registers of each kind a wave has. Unified ones begin with the vector registers."""
+    vectors = kernel.number("next_free_vgpr")
+    apart = kernel.number("accum_offset", vectors)
+    return {
+        "v": min(vectors, apart, _MOST_VECTORS),
+        "a": min(max(0, vectors - apart), _MOST_VECTORS),
+        "s": min(kernel.number("next_free_sgpr", VCC), VCC),
+    }
+
+
+def _check_registers(instruction: Instruction, allocated: Mapping[str, int]) -> None:
+    for half in (instruction, instruction.second):
+        for kind, one, first, last in _NUMBERS.findall(" ".join(half.operands) if half else ""):
+            number = int(last or one)
+            if number >= allocated[kind] or int(first or one) > number:
+                raise instruction.fault(
+                    f"{kind}{number} is used, and the kernel has {allocated[kind]} such registers"
+                )
+
+
+def _check_size(kernel: Kernel, launch: Launch) -> None:
+    most = kernel.number("max_flat_workgroup_size")
+    if most and launch.threads > most:
+        raise Fault(f"workgroups of {launch.threads} threads: max_flat_workgroup_size is {most}")
+    x, y, z = (kernel.number(f"reqd_workgroup_size_{axis}") for axis in "xyz")
+    if any((x, y, z)) and launch.workgroup_size != (x, y, z):
+        raise Fault(
+            f"workgroups of {launch.workgroup_size} threads: reqd_workgroup_size is {(x, y, z)}"
+        )
+    if (size := kernel.number("kernarg_size")) > _MOST_ARGUMENTS:
+        raise Fault(f"{size} bytes of arguments, expected at most {_MOST_ARGUMENTS}")
+
+
+def _check_modes(kernel: Kernel) -> None:
     for directive, expected in _MODES.items():
         if (got := kernel.number(directive, expected)) != expected:
             raise Fault(f".amdhsa_{directive} {got}: only {expected} is known")
     if kernel.number("uses_dynamic_stack"):
         raise Fault("a stack of dynamic size is not known")
+    if kernel.number("private_segment_fixed_size") and not kernel.number(
+        "enable_private_segment", 1
+    ):
+        raise Fault("a kernel with a private segment, which it does not enable")
+    needed = sum(count for name, count in _USER_REGISTERS if kernel.number(name))
+    needed += kernel.number("user_sgpr_kernarg_preload_length")
+    given = kernel.number("user_sgpr_count")
+    if not needed <= given <= _MOST_USER_REGISTERS:
+        raise Fault(
+            f"{given} user registers, expected {needed} or more, and at most {_MOST_USER_REGISTERS}"
+        )
 
 
 def _initial(
@@ -191,7 +277,7 @@ def _initial(
     thread = np.tile(np.arange(waves * lanes).reshape(waves, lanes), (len(workgroups), 1))
     exists = thread < launch.threads
     workgroup = np.repeat(workgroups, waves)
-    state = Waves(workgroup[:, None] * launch.threads + thread, exists, max(1, vectors))
+    state = Waves(workgroup[:, None] * launch.threads + thread, exists, vectors)
     group = Group(state, np.arange(state.count))
     for n, word in enumerate(_words(exists)):
         group.set_scalar(EXEC + n, word)
@@ -245,13 +331,18 @@ class _Scheduler:
     """Takes waves through the code."""
 
     def __init__(
-        self, steps: tuple[Step, ...], waves: Waves, machine: Machine, of_workgroup: int
+        self,
+        steps: tuple[Step, ...],
+        waves: Waves,
+        machine: Machine,
+        of_workgroup: int,
+        work: Work,
     ) -> None:
         self._steps = steps
         self._waves = waves
         self._machine = machine
         self._of_workgroup = of_workgroup  # waves
-        self._budget = _MOST_STEPS
+        self._work = work
 
     def run(self, entry: int) -> None:
         """Until every wave has ended."""
@@ -279,10 +370,8 @@ class _Scheduler:
             if pc >= len(steps):
                 raise Fault("a wave runs past the end of its kernel", group.lane_ids[:, 0])
             step = steps[pc]
-            self._budget -= 1
             try:
-                if self._budget < 0:
-                    raise Fault(f"no end after {_MOST_STEPS} instructions", group.lane_ids[:, 0])
+                self._work.add(1, group.size * waves.lanes)
                 waves.waits.check(group.index, step.reads)
                 waves.waits.check(group.index, step.writes, loads=step.loads)
                 step.run(group, self._machine)
@@ -298,6 +387,8 @@ class _Scheduler:
                 if not fault.instruction:
                     fault.instruction = step.instruction.where
                 raise
+            except CONFUSION as error:
+                raise step.instruction.fault(str(not_understood(error))) from error
             if step.then is Then.END:
                 waves.ended[group.index] = True
                 return

@@ -36,7 +36,8 @@ def _with_long_forms(tables: Mapping[str, Table], *, first_vop1: int) -> Mapping
 _GFX9: Mapping[str, Table] = {
     "sop1": _table(
         """
-        s_mov_b32=0 s_mov_b64=1 s_not_b32=4 s_not_b64=5 s_bcnt1_i32_b32=12 s_bcnt1_i32_b64=13
+        s_mov_b32=0 s_mov_b64=1 s_not_b32=4 s_not_b64=5 s_brev_b32=8 s_brev_b64=9
+        s_bcnt1_i32_b32=12 s_bcnt1_i32_b64=13
         s_ff1_i32_b32=16 s_ff1_i32_b64=17 s_sext_i32_i8=22 s_sext_i32_i16=23
         s_and_saveexec_b64=32 s_or_saveexec_b64=33 s_xor_saveexec_b64=34 s_andn2_saveexec_b64=35
         s_abs_i32=48
@@ -85,8 +86,8 @@ _GFX9: Mapping[str, Table] = {
         """
         v_mov_b32=1 v_readfirstlane_b32=2 v_cvt_f64_i32=4 v_cvt_f32_i32=5 v_cvt_f32_u32=6
         v_cvt_u32_f32=7 v_cvt_i32_f32=8 v_cvt_f16_f32=10 v_cvt_f32_f16=11 v_cvt_f32_f64=15
-        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_rcp_f32=34 v_rsq_f32=36 v_sqrt_f32=39 v_not_b32=43
-        v_mov_b64=56
+        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_rcp_f32=34 v_rsq_f32=36 v_rcp_f64=37 v_rsq_f64=38
+        v_sqrt_f32=39 v_sqrt_f64=40 v_not_b32=43 v_bfrev_b32=44 v_mov_b64=56
         """
     ),
     "vop2": _table(
@@ -96,13 +97,16 @@ _GFX9: Mapping[str, Table] = {
         v_min_u32=14 v_max_u32=15 v_lshrrev_b32=16 v_ashrrev_i32=17 v_lshlrev_b32=18
         v_and_b32=19 v_or_b32=20 v_xor_b32=21 v_add_co_u32=25 v_sub_co_u32=26 v_subrev_co_u32=27
         v_addc_co_u32=28 v_subb_co_u32=29 v_subbrev_co_u32=30 v_add_f16=31 v_sub_f16=32
-        v_subrev_f16=33 v_mul_f16=34 v_max_f16=45 v_min_f16=46 v_add_u32=52 v_sub_u32=53
+        v_subrev_f16=33 v_mul_f16=34 v_add_u16=38 v_sub_u16=39 v_subrev_u16=40 v_mul_lo_u16=41
+        v_lshlrev_b16=42 v_lshrrev_b16=43 v_ashrrev_i16=44 v_max_f16=45 v_min_f16=46
+        v_add_u32=52 v_sub_u32=53
         v_subrev_u32=54 v_fmac_f32=59 v_xnor_b32=61
         """
     ),
     "vopc": _table(
         """
-        v_cmp_class_f32=16 v_cmp_lt_f16=33 v_cmp_eq_f16=34 v_cmp_le_f16=35 v_cmp_gt_f16=36
+        v_cmp_class_f32=16 v_cmp_class_f64=18
+        v_cmp_lt_f16=33 v_cmp_eq_f16=34 v_cmp_le_f16=35 v_cmp_gt_f16=36
         v_cmp_lg_f16=37 v_cmp_ge_f16=38 v_cmp_o_f16=39 v_cmp_u_f16=40 v_cmp_nge_f16=41
         v_cmp_nlg_f16=42 v_cmp_ngt_f16=43 v_cmp_nle_f16=44 v_cmp_neq_f16=45 v_cmp_nlt_f16=46
         v_cmp_lt_f32=65 v_cmp_eq_f32=66 v_cmp_le_f32=67 v_cmp_gt_f32=68 v_cmp_lg_f32=69
@@ -123,7 +127,8 @@ _GFX9: Mapping[str, Table] = {
     "vop3": _table(
         """
         v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458 v_fma_f32=459 v_fma_f64=460
-        v_alignbit_b32=462 v_div_fixup_f32=478 v_div_scale_f32=480 v_div_fmas_f32=482
+        v_alignbit_b32=462 v_med3_i32=471 v_med3_u32=472 v_div_fixup_f32=478 v_div_fixup_f64=479
+        v_div_scale_f32=480 v_div_scale_f64=481 v_div_fmas_f32=482 v_div_fmas_f64=483
         v_mad_u64_u32=488 v_perm_b32=493 v_xad_u32=499 v_lshl_add_u32=509 v_add_lshl_u32=510
         v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514 v_lshl_add_u64=520
         v_cvt_pk_f16_f32=615 v_cvt_pk_bf16_f32=616 v_add_f64=640 v_mul_f64=641 v_min_f64=642
@@ -169,7 +174,8 @@ _GFX9: Mapping[str, Table] = {
 _GFX11: Mapping[str, Table] = {
     "sop1": _table(
         """
-        s_mov_b32=0 s_mov_b64=1 s_ctz_i32_b32=8 s_ctz_i32_b64=9 s_sext_i32_i8=14
+        s_mov_b32=0 s_mov_b64=1 s_brev_b32=4 s_brev_b64=5
+        s_ctz_i32_b32=8 s_ctz_i32_b64=9 s_sext_i32_i8=14
         s_sext_i32_i16=15 s_abs_i32=21 s_bcnt1_i32_b32=24 s_bcnt1_i32_b64=25 s_not_b32=30
         s_not_b64=31 s_and_saveexec_b32=32 s_and_saveexec_b64=33 s_or_saveexec_b32=34
         s_or_saveexec_b64=35 s_xor_saveexec_b32=36 s_xor_saveexec_b64=37
@@ -221,8 +227,9 @@ _GFX11: Mapping[str, Table] = {
         """
         v_mov_b32=1 v_readfirstlane_b32=2 v_cvt_f64_i32=4 v_cvt_f32_i32=5 v_cvt_f32_u32=6
         v_cvt_u32_f32=7 v_cvt_i32_f32=8 v_cvt_f16_f32=10 v_cvt_f32_f16=11 v_cvt_f32_f64=15
-        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_mov_b16=28 v_rcp_f32=42 v_rsq_f32=46 v_sqrt_f32=51
-        v_not_b32=55
+        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_mov_b16=28 v_rcp_f32=42 v_rsq_f32=46 v_rcp_f64=47
+        v_rsq_f64=49 v_sqrt_f32=51 v_sqrt_f64=52 v_not_b32=55 v_bfrev_b32=56 v_cvt_i32_i16=106
+        v_cvt_u32_u16=107
         """
     ),
     "vop2": _table(
@@ -252,7 +259,8 @@ _GFX11: Mapping[str, Table] = {
         v_cmp_lt_u32=73 v_cmp_eq_u32=74 v_cmp_le_u32=75 v_cmp_gt_u32=76 v_cmp_ne_u32=77
         v_cmp_ge_u32=78 v_cmp_lt_i64=81 v_cmp_eq_i64=82 v_cmp_le_i64=83 v_cmp_gt_i64=84
         v_cmp_ne_i64=85 v_cmp_ge_i64=86 v_cmp_lt_u64=89 v_cmp_eq_u64=90 v_cmp_le_u64=91
-        v_cmp_gt_u64=92 v_cmp_ne_u64=93 v_cmp_ge_u64=94 v_cmp_class_f32=126 v_cmpx_lt_f16=129
+        v_cmp_gt_u64=92 v_cmp_ne_u64=93 v_cmp_ge_u64=94 v_cmp_class_f32=126 v_cmp_class_f64=127
+        v_cmpx_lt_f16=129
         v_cmpx_eq_f16=130 v_cmpx_le_f16=131 v_cmpx_gt_f16=132 v_cmpx_lg_f16=133
         v_cmpx_ge_f16=134 v_cmpx_o_f16=135 v_cmpx_u_f16=136 v_cmpx_nge_f16=137
         v_cmpx_nlg_f16=138 v_cmpx_ngt_f16=139 v_cmpx_nle_f16=140 v_cmpx_neq_f16=141
@@ -272,19 +280,24 @@ _GFX11: Mapping[str, Table] = {
         v_cmpx_eq_i64=210 v_cmpx_le_i64=211 v_cmpx_gt_i64=212 v_cmpx_ne_i64=213
         v_cmpx_ge_i64=214 v_cmpx_lt_u64=217 v_cmpx_eq_u64=218 v_cmpx_le_u64=219
         v_cmpx_gt_u64=220 v_cmpx_ne_u64=221 v_cmpx_ge_u64=222 v_cmpx_class_f32=254
+        v_cmpx_class_f64=255
         """
     ),
     "vop3": _table(
         """
         v_mad_u32_u24=523 v_bfe_u32=528 v_bfi_b32=530 v_fma_f32=531 v_fma_f64=532
-        v_alignbit_b32=534 v_div_fixup_f32=551 v_div_fmas_f32=567 v_perm_b32=580 v_xad_u32=581
+        v_alignbit_b32=534 v_med3_i32=544 v_med3_u32=545 v_div_fixup_f32=551 v_div_fixup_f64=552
+        v_div_fmas_f32=567 v_div_fmas_f64=568 v_perm_b32=580 v_xad_u32=581
         v_lshl_add_u32=582 v_add_lshl_u32=583 v_add3_u32=597 v_lshl_or_b32=598 v_and_or_b32=599
         v_or3_b32=600 v_permlane16_b32=603 v_permlanex16_b32=604 v_div_scale_f32=764
-        v_mad_u64_u32=766 v_add_co_u32=768 v_sub_co_u32=769 v_subrev_co_u32=770 v_pack_b32_f16=785
+        v_div_scale_f64=765
+        v_mad_u64_u32=766 v_add_co_u32=768 v_sub_co_u32=769 v_subrev_co_u32=770 v_add_nc_u16=771
+        v_sub_nc_u16=772 v_mul_lo_u16=773 v_pack_b32_f16=785
         v_ldexp_f32=796 v_mbcnt_lo_u32_b32=799 v_mbcnt_hi_u32_b32=800 v_add_f64=807 v_mul_f64=808
         v_min_f64=809 v_max_f64=810 v_ldexp_f64=811 v_mul_lo_u32=812 v_mul_hi_u32=813
+        v_lshlrev_b16=824 v_lshrrev_b16=825 v_ashrrev_i16=826
         v_lshlrev_b64=828 v_lshrrev_b64=829 v_ashrrev_i64=830 v_readlane_b32=864
-        v_writelane_b32=865
+        v_writelane_b32=865 v_and_b16=866 v_or_b16=867 v_xor_b16=868
         """
     ),
     "vop3p": _table(

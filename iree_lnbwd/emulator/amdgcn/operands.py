@@ -52,6 +52,11 @@ def width(kind: str) -> int:
     return int(kind[1:])
 
 
+def numpy_type(kind: str) -> type[np.generic]:
+    """What NumPy calls a type."""
+    return _NUMPY[kind]
+
+
 @dataclass(frozen=True)
 class Operand:
     """What an operand says, before it is known how it is read.

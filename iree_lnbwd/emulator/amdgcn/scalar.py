@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
+from iree_lnbwd.emulator.amdgcn.integers import reverse_bits
 from iree_lnbwd.emulator.amdgcn.operands import (
     constant,
     destination,
@@ -156,6 +157,7 @@ def _logic() -> dict[str, Scalar]:
         kind = f"u{bits}"
         for name, compute in operations.items():
             table[f"s_{name}_b{bits}"] = _two(kind, _nonzero(compute), sets_scc=True)
+        table[f"s_brev_b{bits}"] = Scalar(kind, (kind,), reverse_bits)
         table[f"s_not_b{bits}"] = Scalar(kind, (kind,), _nonzero(np.invert), sets_scc=True)
         table[f"s_mov_b{bits}"] = Scalar(kind, (kind,), np.copy)
         table[f"s_cselect_b{bits}"] = Scalar(

@@ -22,6 +22,7 @@ from iree_lnbwd.emulator.amdgcn.operands import (
     constant,
     destination,
     mask_reader,
+    numpy_type,
     operand,
     vector_reader,
     width,
@@ -51,7 +52,7 @@ class _Result:
 Compute = Callable[[Group], list[_Result]]  # everything is read before anything is written
 
 _FORM = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
-_READS_VCC = {"v_div_fmas_f32"}  # and says so nowhere
+_READS_VCC = {"v_div_fmas_f32", "v_div_fmas_f64"}  # and says so nowhere
 _SDWA_SELECTORS = {
     "DWORD": (0, 32),
     "WORD_0": (0, 16),
@@ -286,12 +287,12 @@ def _take_sdwa(instruction: Instruction, modifiers: dict[str, str]) -> dict[int,
 
 def _selected(instruction: Instruction, text: str, kind: str, first: int, count: int) -> Reader:
     """Reads some bits of a 32-bit source, extended by zeros."""
-    if width(kind) < count or operand(instruction, text).negated:
+    if width(kind) not in range(count, 33) or operand(instruction, text).negated:
         raise instruction.fault(f"SDWA selects {count} bits for {kind}: {text}")
     read = vector_reader(instruction, text, "u32")
     mask = np.uint32((1 << count) - 1)
     unsigned = np.uint16 if width(kind) == 16 else np.uint32
-    dtype = np.float16 if kind == "f16" else unsigned
+    dtype = numpy_type(kind)
     return lambda group: (read(group) >> np.uint32(first) & mask).astype(unsigned).view(dtype)
 
 

@@ -6,6 +6,7 @@ instructions. Where they leave a result open, the comment says what is done here
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.floats import fma_f32, fma_f64, maximum, minimum
+from iree_lnbwd.emulator.amdgcn.integers import reverse_bits
 from iree_lnbwd.emulator.floats import flush32
 from iree_lnbwd.emulator.launch import Array
 
@@ -110,16 +112,67 @@ def _reciprocal_square_root_f32(x: Array) -> Array:
     return flush32(exact.astype(_F32))
 
 
-def _exponent_f32(x: Array) -> Array:
-    return (x.view(_U32) >> _U32(23) & _U32(0xFF)).astype(np.int32)
+def _coarse_f64(exact: Array) -> Array:
+    # Hardware is good to 2^29 ulp, from which code goes on to what it needs. More than that is not
+    # given here, so that code which does not go on is found out.
+    return (exact.view(_U64) & ~_U64((1 << 28) - 1)).view(np.float64)
 
 
-def _is_subnormal_f32(x: Array) -> Array:
-    result: Array = (np.abs(x) < _F32(2.0**-126)) & (x != 0)
-    return result
+@dataclass(frozen=True)
+class _Format:
+    """A floating-point type, and the numbers that the documents have for it in a division.
+
+    Attributes:
+        kind: Its name.
+        unsigned: Of its bits.
+        fraction_bits: The lowest.
+        top: The exponent of Inf and NaN.
+        scale: The power of two that the sides of a division are scaled by.
+        far: Exponents that differ so much need it.
+        tiny: A numerator of this exponent, or less, needs it.
+        underflow: The difference of the exponents of a quotient that is 0.
+    """
+
+    kind: str
+    unsigned: type[Any]
+    fraction_bits: int
+    top: int
+    scale: int
+    far: int
+    tiny: int
+    underflow: int
+
+    @property
+    def number(self) -> type[Any]:
+        """NumPy's type."""
+        return np.float32 if self.unsigned is np.uint32 else np.float64
+
+    @property
+    def bias(self) -> int:
+        """The exponent of 1."""
+        return self.top >> 1
+
+    def exponent(self, x: Array) -> Array:
+        """As it is in the bits."""
+        field: Array = x.view(self.unsigned) >> self.unsigned(self.fraction_bits)
+        result: Array = (field & self.unsigned(self.top)).astype(np.int32)
+        return result
+
+    def is_subnormal(self, x: Array) -> Array:
+        """Smaller than every normal number, and not 0."""
+        result: Array = (self.exponent(x) == 0) & (x != 0)
+        return result
 
 
-def _div_scale_f32(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
+_FORMATS = (
+    _Format("f32", np.uint32, 23, 0xFF, scale=64, far=96, tiny=23, underflow=-150),
+    _Format("f64", np.uint64, 52, 0x7FF, scale=128, far=768, tiny=53, underflow=-1075),
+)
+
+
+def _div_scale(
+    form: _Format, value: Array, denominator: Array, numerator: Array
+) -> tuple[Array, Array]:
     """Scales one side of a division that would leave the range; the mask says: scale it back.
 
     The documents leave open what is returned where nothing is scaled: the value. Where both
@@ -127,65 +180,69 @@ def _div_scale_f32(value: Array, denominator: Array, numerator: Array) -> tuple[
     sequence of a division comes out right if it is scaled down.
     """
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
-    up, down = np.ldexp(value, 64), np.ldexp(value, -64)
-    of_denominator = value.view(_U32) == denominator.view(_U32)
-    of_numerator = value.view(_U32) == numerator.view(_U32)
-    exponents = _exponent_f32(numerator) - _exponent_f32(denominator)
-    tiny_reciprocal = _is_subnormal_f32((_F32(1) / denominator).astype(_F32))
-    tiny_quotient = _is_subnormal_f32((numerator / denominator).astype(_F32))
+    up, down = np.ldexp(value, form.scale), np.ldexp(value, -form.scale)
+    of_denominator = value.view(form.unsigned) == denominator.view(form.unsigned)
+    of_numerator = value.view(form.unsigned) == numerator.view(form.unsigned)
+    exponents = form.exponent(numerator) - form.exponent(denominator)
+    tiny_reciprocal = form.is_subnormal((form.number(1) / denominator).astype(form.number))
+    tiny_quotient = form.is_subnormal((numerator / denominator).astype(form.number))
     nan = np.full_like(value, np.nan)
     yes = np.ones(value.shape, np.bool_)
     cases = [  # the first that holds: what is returned, and the mask
         ((numerator == 0) | (denominator == 0), nan, ~yes),
-        (exponents >= 96, np.where(of_denominator, up, value), yes),
-        (_is_subnormal_f32(denominator), up, ~yes),
+        (exponents >= form.far, np.where(of_denominator, up, value), yes),
+        (form.is_subnormal(denominator), up, ~yes),
         (tiny_reciprocal & tiny_quotient, np.where(of_denominator, down, value), yes),
         (tiny_reciprocal, down, ~yes),
         (tiny_quotient, np.where(of_numerator, up, value), yes),
-        (_exponent_f32(numerator) <= 23, up, ~yes),
+        (form.exponent(numerator) <= form.tiny, up, ~yes),
     ]
     conditions = [condition for condition, _, _ in cases]
     scaled = np.select(conditions, [result for _, result, _ in cases], value)
-    return scaled.astype(_F32), np.select(conditions, [mask for _, _, mask in cases], ~yes)
+    return scaled.astype(form.number), np.select(conditions, [mask for _, _, mask in cases], ~yes)
 
 
-def _div_fmas_f32(a: Array, b: Array, c: Array, scale: Array) -> Array:
-    # The documents say 2^32. Scaling by 2^64, undone, is what div_scale needs and what hardware was
-    # measured to do: up where the third source is at least 2, down below.
-    plain = fma_f32(a, b, c)
-    power = np.where(_exponent_f32(np.broadcast_to(c, plain.shape)) > 127, 64, -64)
-    return np.where(scale, np.ldexp(plain, power), plain).astype(_F32)
+def _div_fmas(form: _Format, a: Array, b: Array, c: Array, scale: Array) -> Array:
+    # The CDNA3 document says 2^32 of f32. Scaling by what div_scale has, undone, is what that needs
+    # and what hardware was measured to do: up where the third source is at least 2, down below.
+    plain = (fma_f32 if form.kind == "f32" else fma_f64)(a, b, c)
+    large = form.exponent(np.broadcast_to(c, plain.shape)) > form.bias
+    power = np.where(large, form.scale, -form.scale)
+    return np.where(scale, np.ldexp(plain, power), plain).astype(form.number)
 
 
-def _div_fixup_f32(quotient: Array, denominator: Array, numerator: Array) -> Array:
+def _div_fixup(form: _Format, quotient: Array, denominator: Array, numerator: Array) -> Array:
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
-    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), _F32(-1), _F32(1))
+    one = form.number(1)
+    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -one, one)
     infinite_d, infinite_n = np.isinf(denominator), np.isinf(numerator)
     zero_d, zero_n = denominator == 0, numerator == 0
-    return np.select(
+    zero = sign * form.number(0)
+    result: Array = np.select(
         [
             np.isnan(numerator),
             np.isnan(denominator),
             (zero_d & zero_n) | (infinite_d & infinite_n),
             zero_d | infinite_n,
             infinite_d | zero_n,
-            _exponent_f32(numerator) - _exponent_f32(denominator) < -150,
+            form.exponent(numerator) - form.exponent(denominator) < form.underflow,
         ],
-        [numerator, denominator, _F32(np.nan), sign * _F32(np.inf), sign * _F32(0), sign * _F32(0)],
+        [numerator, denominator, form.number(np.nan), sign * form.number(np.inf), zero, zero],
         np.copysign(quotient, sign),
-    ).astype(_F32)
-
-
-def _class_f32(x: Array, wanted: Array) -> Array:
-    bits = x.view(_U32)
-    exponent, fraction = bits >> _U32(23) & _U32(0xFF), bits & _U32(0x7FFFFF)
-    nan = (exponent == 255) & (fraction != 0)
-    quiet = bits >> _U32(22) & _U32(1)
-    kind = np.select(
-        [exponent == 255, exponent > 0, fraction != 0], [_U32(9), _U32(8), _U32(7)], _U32(6)
     )
-    kind = np.where(bits >> _U32(31) != 0, _U32(11) - kind, kind)
-    kind = np.where(nan, quiet, kind)
+    return result.astype(form.number)
+
+
+def _class(form: _Format, x: Array, wanted: Array) -> Array:
+    bits: Array = x.view(form.unsigned)
+    exponent = form.exponent(x)
+    fraction = bits & form.unsigned((1 << form.fraction_bits) - 1)
+    quiet = (bits >> form.unsigned(form.fraction_bits - 1)).astype(_U32) & _U32(1)
+    kind = np.select(
+        [exponent == form.top, exponent > 0, fraction != 0], [_U32(9), _U32(8), _U32(7)], _U32(6)
+    )
+    kind = np.where(np.signbit(x), _U32(11) - kind, kind)
+    kind = np.where((exponent == form.top) & (fraction != 0), quiet, kind)
     chosen: Array = wanted.view(_U32) >> kind & _U32(1) != 0
     return chosen
 
@@ -298,13 +355,56 @@ def _comparisons() -> dict[str, Vector]:
     for kind in ("u16", "i16", "f16", "u32", "i32", "f32", "u64", "i64", "f64"):
         for name, relation in (of_floats if kind[0] == "f" else of_integers).items():
             table[f"v_cmp_{name}_{kind}"] = _op("mask", f"{kind} {kind}", relation)
-    table["v_cmp_class_f32"] = _op("mask", "f32 b32", _class_f32)
+    for form in _FORMATS:
+        name, classify = f"v_cmp_class_{form.kind}", functools.partial(_class, form)
+        table[name] = _op("mask", f"{form.kind} b32", classify)
     return table
+
+
+def _divisions() -> dict[str, Vector]:
+    table = {}
+    for form in _FORMATS:
+        kind = form.kind
+        three = f"{kind} {kind} {kind}"
+        for name, results, sources, compute in (
+            ("scale", f"{kind} mask", three, _div_scale),
+            ("fmas", kind, f"{three} mask", _div_fmas),
+            ("fixup", kind, three, _div_fixup),
+        ):
+            compute_form: Callable[..., Any] = functools.partial(compute, form)
+            table[f"v_div_{name}_{kind}"] = _op(results, sources, compute_form)
+    return table
+
+
+def _of_16_bits() -> dict[str, Vector]:
+    table = {}
+    for name, compute in (("add", np.add), ("sub", np.subtract)):
+        for infix in ("", "_nc"):  # gfx10 and later say nc: no carry
+            table[f"v_{name}{infix}_u16"] = _op("u16", "u16 u16", compute)
+    table["v_subrev_u16"] = _op("u16", "u16 u16", lambda a, b: b - a)
+    table["v_mul_lo_u16"] = _op("u16", "u16 u16", np.multiply)
+    for name, logic in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
+        table[f"v_{name}_b16"] = _op("u16", "u16 u16", logic)
+    for name, kind, shift in (
+        ("v_lshlrev_b16", "u16", np.left_shift),
+        ("v_lshrrev_b16", "u16", np.right_shift),
+        ("v_ashrrev_i16", "i16", np.right_shift),
+    ):
+        table[name] = _op(
+            kind, f"u16 {kind}", lambda a, b, shift=shift: shift(b, (a & 15).astype(b.dtype))
+        )
+    return table
+
+
+def _median(a: Array, b: Array, c: Array) -> Array:
+    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
 VECTOR: Mapping[str, Vector] = MappingProxyType(
     _arithmetic()
     | _comparisons()
+    | _divisions()
+    | _of_16_bits()
     | {
         "v_mov_b32": _op("b32", "b32", np.copy),
         "v_mov_b64": Vector(("b64",), ("b64",), np.copy, low_apart=True),
@@ -315,6 +415,9 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_xor_b32": _op("u32", "u32 u32", np.bitwise_xor),
         "v_xnor_b32": _op("u32", "u32 u32", lambda a, b: ~(a ^ b)),
         "v_not_b32": _op("u32", "u32", np.bitwise_not),
+        "v_bfrev_b32": _op("u32", "u32", reverse_bits),
+        "v_med3_u32": _op("u32", "u32 u32 u32", _median),
+        "v_med3_i32": _op("i32", "i32 i32 i32", _median),
         "v_or3_b32": _op("u32", "u32 u32 u32", lambda a, b, c: a | b | c),
         "v_and_or_b32": _op("u32", "u32 u32 u32", lambda a, b, c: a & b | c),
         "v_bfe_u32": _op("u32", "u32 u32 u32", _bits_of),
@@ -365,15 +468,17 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_sqrt_f32": _op("f32", "f32", _square_root_f32),
         "v_ldexp_f32": _op("f32", "f32 i32", np.ldexp),
         "v_ldexp_f64": _op("f64", "f64 i32", np.ldexp),
-        "v_div_scale_f32": _op("f32 mask", "f32 f32 f32", _div_scale_f32),
-        "v_div_fmas_f32": _op("f32", "f32 f32 f32 mask", _div_fmas_f32),
-        "v_div_fixup_f32": _op("f32", "f32 f32 f32", _div_fixup_f32),
+        "v_rcp_f64": _op("f64", "f64", lambda x: _coarse_f64(1 / x)),
+        "v_rsq_f64": _op("f64", "f64", lambda x: _coarse_f64(1 / np.sqrt(x))),
+        "v_sqrt_f64": _op("f64", "f64", lambda x: _coarse_f64(np.sqrt(x))),
         "v_cvt_f32_f16": _op("f32", "f16", lambda x: x.astype(_F32)),
         "v_cvt_f16_f32": _op("f16", "f32", lambda x: x.astype(np.float16)),
         "v_cvt_f32_f64": _op("f32", "f64", lambda x: x.astype(_F32)),
         "v_cvt_f64_f32": _op("f64", "f32", lambda x: x.astype(np.float64)),
         "v_cvt_f32_u32": _op("f32", "u32", lambda x: x.astype(_F32)),
         "v_cvt_f32_i32": _op("f32", "i32", lambda x: x.astype(_F32)),
+        "v_cvt_u32_u16": _op("u32", "u16", lambda x: x.astype(_U32)),
+        "v_cvt_i32_i16": _op("i32", "i16", lambda x: x.astype(np.int32)),
         "v_cvt_f64_u32": _op("f64", "u32", lambda x: x.astype(np.float64)),
         "v_cvt_f64_i32": _op("f64", "i32", lambda x: x.astype(np.float64)),
         "v_cvt_u32_f32": _op("u32", "f32", lambda x: _to_integer(x, np.uint32)),

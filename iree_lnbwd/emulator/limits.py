@@ -1,0 +1,109 @@
+"""What a GPU does not launch: more threads, workgroups or memory than it has.
+
+Sources: NVIDIA, "CUDA C++ Programming Guide", Technical Specifications per Compute Capability; AMD,
+HIP's hipModuleLaunchKernel, and LLVM's GCNSubtarget (LDS, the scratch of a wave).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from iree_lnbwd.emulator.launch import Dim3, Fault, Launch
+from iree_lnbwd.targets import TARGETS
+
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one launch may have at most.
+
+    Attributes:
+        threads: Of a workgroup.
+        size: Threads of a workgroup along x, y, z.
+        count: Workgroups along x, y, z.
+        grid: Threads of all workgroups along an axis.
+        static_bytes: Shared memory (LDS) of a workgroup that the code itself asks for.
+        shared_bytes: With what the launch adds.
+        local_bytes: Local memory (scratch) of a thread.
+    """
+
+    threads: int
+    size: Dim3
+    count: Dim3
+    grid: int
+    static_bytes: int
+    shared_bytes: int
+    local_bytes: int
+
+
+def of_cuda(arch: str) -> Limits:
+    """Of a PTX module's ``.target``; of one that is not among ours, the most that any has."""
+    known = {name: t.shared_bytes for name, t in TARGETS.items() if t.backend == "cuda"}
+    shared = known.get(re.sub(r"[af]$", "", arch), max(known.values()))
+    return Limits(
+        threads=1024,
+        size=(1024, 1024, 64),
+        count=(_MOST, 65535, 65535),
+        grid=_MOST * 1024,
+        static_bytes=48 << 10,
+        shared_bytes=shared,
+        local_bytes=512 << 10,
+    )
+
+
+_LARGER_LDS = {"gfx950": 160 << 10}  # than what targets.py leaves to schedules
+_WAVE_SCRATCH = {9: ((1 << 13) - 1) * 1024, 10: ((1 << 13) - 1) * 1024, 11: ((1 << 15) - 1) * 256}
+_WAVE_SCRATCH_SINCE_GFX12 = ((1 << 18) - 1) * 256
+
+
+def of_rocm(processor: str, lanes: int) -> Limits:
+    """Of a code object's processor, for waves of so many lanes."""
+    known = {name: t.shared_bytes for name, t in TARGETS.items() if t.backend == "rocm"} | (
+        _LARGER_LDS
+    )
+    shared = known.get(processor, max(known.values()))
+    scratch = _WAVE_SCRATCH.get(generation(processor), _WAVE_SCRATCH_SINCE_GFX12)
+    return Limits(
+        threads=1024,
+        size=(1024, 1024, 1024),
+        count=(_MOST, _MOST, _MOST),
+        grid=2**32 - 1,
+        static_bytes=shared,
+        shared_bytes=shared,
+        local_bytes=scratch // lanes,
+    )
+
+
+def generation(processor: str) -> int:
+    """Of gfx942: 9. The last two letters are stepping."""
+    return int(processor.removeprefix("gfx")[:-2])
+
+
+def check(launch: Launch, limits: Limits, *, static_bytes: int, local_bytes: int) -> None:
+    """Hardware would launch it.
+
+    Raises:
+        Fault: It would not; naming what is too much.
+    """
+    size, count = launch.workgroup_size, launch.workgroup_count
+    for axis, threads, groups, most_threads, most_groups in zip(
+        "xyz", size, count, limits.size, limits.count, strict=True
+    ):
+        _at_most(threads, most_threads, f"threads of a workgroup along {axis}")
+        _at_most(groups, most_groups, f"workgroups along {axis}")
+        _at_most(threads * groups, limits.grid, f"threads along {axis}")
+    _at_most(launch.threads, limits.threads, "threads of a workgroup")
+    _at_most(static_bytes, limits.static_bytes, "bytes of static shared memory")
+    _at_most(
+        static_bytes + launch.shared_bytes,
+        limits.shared_bytes,
+        f"bytes of shared memory, {launch.shared_bytes} of them dynamic",
+    )
+    _at_most(local_bytes, limits.local_bytes, "bytes of local memory of a thread")
+
+
+def _at_most(number: int, most: int, what: str) -> None:
+    if number > most:
+        raise Fault(f"{number} {what}: the GPU takes at most {most}")
