@@ -120,7 +120,10 @@ class _Table:
     def tables(self, number: int) -> list[_Table]:
         """A vector of tables."""
         at = self._followed(number)
-        places = [at + 4 + 4 * i for i in range(_u32(self.data, at))]
+        count = _u32(self.data, at)
+        if count > len(self.data) // 4:  # before memory is taken for so many
+            raise IndexError(f"a vector of {count} tables")
+        places = [at + 4 + 4 * i for i in range(count)]
         return [_Table(self.data, place + _u32(self.data, place)) for place in places]
 
     def _followed(self, number: int) -> int:

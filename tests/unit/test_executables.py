@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
 
 import pytest
+from support import random_generator
 
 from iree_lnbwd import LayerNormSpec, compiler, inspection, schedule
 from iree_lnbwd.executables import exports, exports_of_executable
@@ -58,6 +61,27 @@ def test_what_a_kernel_may_write() -> None:
 def test_what_is_no_executable() -> None:
     with pytest.raises(ValueError, match="executable: expected one of"):
         exports_of_executable(b"nothing of the kind")
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_a_damaged_executable_is_a_value_error_and_takes_no_memory(target: str) -> None:
+    """The lengths of its vectors too, which would be lists of billions."""
+    vmfb, _ = compiler.build(LayerNormSpec((64,)), find_target(target))
+    with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
+        files = [archive.read(name) for name in archive.namelist()]
+    (whole,) = (file for file in files if file[:4] in (b"CDA1", b"HIP1"))
+    rng = random_generator()
+    said = []
+    for _ in range(300):
+        damaged = bytearray(whole)
+        at = len(whole) - int(rng.integers(1, 600))
+        damaged[at : at + int(rng.integers(1, 9))] = bytes([int(rng.choice([0, 1, 127, 255]))])
+        try:
+            exports_of_executable(bytes(damaged))
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 20
+    assert not any("\n" in words for words in said)
 
 
 def test_a_module_for_the_cpu_has_none() -> None:
