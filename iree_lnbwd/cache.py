@@ -20,7 +20,7 @@ from iree_lnbwd.targets import Target
 _VARIABLE = "IREE_LNBWD_CACHE"
 _ITSELF = PurePath()
 _KEY_LETTERS = 16
-_OURS_ALONE = 0o600
+_MODE = 0o644  # all may read, we alone may write, whatever the umask
 
 
 class UnusableError(Exception):
@@ -95,7 +95,8 @@ def write(entry: PurePath, contents: Mapping[str, bytes]) -> None:
     try:
         with folders.opened(root, entry, make=True):
             files.write(
-                {root / entry / name: data for name, data in contents.items()}, mode=_OURS_ALONE
+                {root / entry / name: data for name, data in contents.items()},
+                mode=_MODE,
             )
     except OSError as error:
         raise _unusable(folders.why(error, root)) from error

@@ -128,6 +128,10 @@ s_waitcnt vmcnt(63) expcnt(7) lgkmcnt(0)
 s_waitcnt vmcnt(17)
 buffer_inv sc1
 """,
+    "gfx950": """
+v_permlane16_swap_b32_e32 v1, v2
+v_permlane32_swap_b32_e32 v1, v2
+""",
     "gfx1100": """
 v_dual_mov_b32 v1, 0x42280000 :: v_dual_cndmask_b32 v4, v3, v5
 v_dual_fmac_f32 v0, v2, v3 :: v_dual_add_nc_u32 v1, 1, v5
@@ -155,8 +159,10 @@ s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)
 buffer_gl0_inv
 """,
 }
+_CDNA_WORDS = {"SCALAR": "dwordx8", "LOAD": "dwordx4", "MASK": "s[6:7]"}
 _WORDS = {
-    "gfx942": {"SCALAR": "dwordx8", "LOAD": "dwordx4", "MASK": "s[6:7]"},
+    "gfx942": _CDNA_WORDS,
+    "gfx950": _CDNA_WORDS,
     "gfx1100": {
         "SCALAR": "b256",
         "LOAD": "b128",
@@ -184,7 +190,7 @@ def test_each_instruction(target: str) -> None:
 
 def _code_object(code: bytes, target: str) -> bytes:
     """An ELF file with one function and its descriptor, as far as the reader looks."""
-    machine = {"gfx942": 0x4C, "gfx1100": 0x41}[target]
+    machine = {"gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41}[target]
     descriptor = bytearray(64)
     struct.pack_into("<H", descriptor, 56, 1 << 10 if target == "gfx1100" else 0)
     names = b"\0k\0k.kd\0"

@@ -489,6 +489,7 @@ HOMELESS = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anothe
 AS_NOBODY = """
 import os, pwd, warnings
 import numpy as np
+import numpy.ma
 import iree_lnbwd as lnbwd
 from iree_lnbwd import cache, compiler
 from iree_lnbwd.targets import find_target

@@ -187,22 +187,51 @@ def test_other_libraries(gpu: DeviceUri, library: str) -> None:
     assert_matches_reference(moved, arguments)
 
 
+def off_by_an_element(tensor: Any) -> Any:
+    """The same values, where no vector instruction can load them."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
+    return room[1:].view(tensor.shape).copy_(tensor)
+
+
+def every_second_element(tensor: Any) -> Any:
+    return torch.stack([tensor, tensor + 1], -1)[..., 0]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+@pytest.mark.parametrize("recompute_eps", [None, 1e-5])
+def test_tensors_at_any_address_in_any_order(
+    gpu: DeviceUri, recompute_eps: float | None, dtype: str
+) -> None:
+    """They are copied; what is next on the GPU finds it as it was."""
+    spec = LayerNormSpec((1024,), dtype, recompute_eps=recompute_eps)
+    op, given, arguments = op_and_tensors(gpu, spec, 37)
+    expected = on_host(op(**given))
+    there = {name: tensor for name, tensor in given.items() if tensor is not None}
+    for change in (off_by_an_element, every_second_element):
+        changed = {name: change(tensor) for name, tensor in there.items()}
+        for name, tensor in changed.items():
+            assert_same_bits(on_host(op(**(given | {name: tensor}))), expected)
+        assert_same_bits(on_host(op(**(given | changed))), expected)
+    assert_matches_reference(expected, arguments)
+
+
 def test_bad_tensors_are_named(gpu: DeviceUri) -> None:
     op, given, arguments = op_and_tensors(gpu, LayerNormSpec((1024,), "f32"), 37)
     x, w = given["input"], given["weight"]
-    shifted = torch.empty(37 * 1024 + 1, device="cuda")[1:].view(37, 1024)
+    turned, shifted = x.t().contiguous().t(), off_by_an_element(x)
     out = LayerNormGrads(torch.empty_like(x), torch.empty_like(w), torch.empty_like(w))
     for wrong, error, said in (
         ({"grad_output": x.cpu()}, ValueError, "grad_output: expected a tensor on a GPU.* cpu"),
         ({"weight": arguments.weight}, TypeError, "weight: expected a PyTorch tensor"),
-        ({"input": x.t().contiguous().t()}, ValueError, "input: expected a contiguous"),
-        ({"grad_output": shifted}, ValueError, "grad_output: expected memory that begins at"),
         ({"input": x.int()}, TypeError, "input: expected an element type.*int32"),
         ({"weight": w.half()}, TypeError, "weight: this module was compiled for f32, got f16"),
         ({"out": out._replace(grad_bias=None)}, ValueError, "out.grad_bias: expected an array"),
         ({"out": out._replace(grad_input=x[:5])}, ValueError, "out.grad_input: expected shape"),
         ({"out": out._replace(grad_weight=w.cpu())}, ValueError, "out.grad_weight: .* on a GPU"),
         ({"out": out._replace(grad_weight=w.half())}, TypeError, "out.grad_weight: .* f32"),
+        ({"out": out._replace(grad_input=turned)}, ValueError, "out.grad_input: .* a contiguous"),
+        ({"out": out._replace(grad_input=shifted)}, ValueError, "out.grad_input: .* begins at"),
+        ({"out": out._replace(grad_input=x)}, ValueError, "out.grad_input: .* memory of its own"),
     ):
         with pytest.raises(error, match=said):
             op(**(given | wrong))

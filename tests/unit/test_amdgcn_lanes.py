@@ -114,6 +114,32 @@ def test_permutations_of_rows(options: tuple[int, int], name: str, lanes: int) -
                 assert got[wave, lane] == old[wave, lane]
 
 
+@pytest.mark.parametrize("apart", [16, 32])
+def test_swaps_of_rows(apart: int) -> None:
+    rng = random_generator()
+    one, other = _random(rng, 64), _random(rng, 64)
+    registers = Registers(64)
+    registers.fill({"v0": one, "v4": other})
+    registers.run(f"v_permlane{apart}_swap_b32_e32 v0, v4")
+    for wave in range(WAVES):
+        for lane in range(64):
+            upper = bool(lane & apart)
+            assert registers.read("v0")[wave, lane] == (
+                other[wave, lane - apart] if upper else one[wave, lane]
+            )
+            assert registers.read("v4")[wave, lane] == (
+                other[wave, lane] if upper else one[wave, lane + apart]
+            )
+
+
+def test_a_swap_of_inactive_lanes_is_a_fault() -> None:
+    rng = random_generator()
+    registers = Registers(64, _some(rng, 64))
+    registers.fill({"v0": _random(rng, 64), "v4": _random(rng, 64)})
+    fault = fault_of(registers, "v_permlane16_swap_b32_e32 v0, v4")
+    assert "expected all lanes to be active" in fault
+
+
 def test_counts_of_lanes_below() -> None:
     rng = random_generator()
     mask = _random(rng, 64)

@@ -45,6 +45,8 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_writelane_b32": (("b32",), ("s32", "s32")),
     "v_permlane16_b32": (("b32",), ("b32", "s32", "s32")),
     "v_permlanex16_b32": (("b32",), ("b32", "s32", "s32")),
+    "v_permlane16_swap_b32": (("b32",), ("b32",)),
+    "v_permlane32_swap_b32": (("b32",), ("b32",)),
     "v_mbcnt_lo_u32_b32": (("b32",), ("b32", "b32")),
     "v_mbcnt_hi_u32_b32": (("b32",), ("b32", "b32")),
     "v_pk_add_f32": (("b64",), ("b64", "b64")),

@@ -234,6 +234,33 @@ def _permlane(across: bool) -> Decoder:
     return decode
 
 
+def _swap(lanes_apart: int) -> Decoder:
+    def decode(instruction: Instruction, lanes: int) -> Step:
+        """v_permlane16/32_swap_b32: one's odd rows (its upper half) for the other's even (lower).
+
+        Source: AMD's "CDNA4 Instruction Set Architecture". What inactive lanes do is not known
+        here.
+        """
+        one, other = (destination(instruction, t, vector=True) for t in instruction.operands)
+        low = np.broadcast_to(np.arange(lanes) & lanes_apart == 0, (1, lanes))
+        exchanged = np.arange(lanes) ^ lanes_apart
+
+        def run(group: Group, machine: Machine) -> None:
+            if not group.active.all():
+                raise instruction.fault("expected all lanes to be active")
+            assert one.register is not None
+            assert other.register is not None
+            for_one = group.vector(other.register.index)[:, exchanged]
+            for_other = group.vector(one.register.index)[:, exchanged]
+            group.set_vector(one.register.index, for_one, ~low)
+            group.set_vector(other.register.index, for_other, low)
+
+        both = numbers((one.register, other.register))
+        return Step(instruction, run, both, both)
+
+    return decode
+
+
 def _list(text: str | None, length: int) -> list[str]:
     return ["0"] * length if text is None else text.strip("[]").split(",")
 
@@ -265,6 +292,8 @@ LANES: Mapping[str, Decoder] = {
     "v_writelane_b32": _write_lane,
     "v_permlane16_b32": _permlane(across=False),
     "v_permlanex16_b32": _permlane(across=True),
+    "v_permlane16_swap_b32": _swap(16),
+    "v_permlane32_swap_b32": _swap(32),
     "v_mbcnt_lo_u32_b32": _count_below(0),
     "v_mbcnt_hi_u32_b32": _count_below(32),
 }

@@ -28,7 +28,7 @@ def _with_long_forms(tables: Mapping[str, Table], *, first_vop1: int) -> Mapping
         first + number: name
         for encoding, first in short
         for number, name in tables[encoding].items()
-        if name != "v_readfirstlane_b32"  # has no long form
+        if name != "v_readfirstlane_b32" and "_swap_" not in name  # none, and none that is known
     }
     return {**tables, "vop3": {**vop3, **tables["vop3"]}}
 
@@ -88,6 +88,7 @@ _GFX9: Mapping[str, Table] = {
         v_cvt_u32_f32=7 v_cvt_i32_f32=8 v_cvt_f16_f32=10 v_cvt_f32_f16=11 v_cvt_f32_f64=15
         v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_rcp_f32=34 v_rsq_f32=36 v_rcp_f64=37 v_rsq_f64=38
         v_sqrt_f32=39 v_sqrt_f64=40 v_not_b32=43 v_bfrev_b32=44 v_mov_b64=56
+        v_permlane16_swap_b32=89 v_permlane32_swap_b32=90
         """
     ),
     "vop2": _table(
