@@ -67,16 +67,6 @@ class _DLTensor(ctypes.Structure):
         ("byte_offset", ctypes.c_uint64),
     )
 
-    @property
-    def address(self) -> int:
-        """Of its first element."""
-        return int(self.data or 0) + int(self.byte_offset)
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any] | None:
-        """NumPy's type of its elements, where the op knows that."""
-        return _DTYPES.get((self.dtype.code, self.dtype.bits)) if self.dtype.lanes == 1 else None
-
 
 class _Versioned(ctypes.Structure):
     """``DLManagedTensorVersioned``, of DLPack 1.0."""
@@ -94,13 +84,19 @@ class Exported(NamedTuple):
     """What a library gave away.
 
     Attributes:
-        capsule: Keeps the array.
-        tensor: Where and what it is.
+        capsule: Keeps the array's memory.
+        address: Of the first element; 0 where there is none.
+        shape: Of the array.
+        strides: In elements; None where they follow each other.
+        dtype: NumPy's of its elements, where the op knows that.
         writable: What is written there is in the array; so it is where nothing was said.
     """
 
     capsule: object
-    tensor: _DLTensor
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: np.dtype[Any] | None
     writable: bool
 
 
@@ -118,12 +114,26 @@ def exported(name: str, array: Any) -> Exported:
             capsule = array.__dlpack__(**stream)
         if (address := _pointer(capsule, b"dltensor_versioned")) is not None:
             managed = _Versioned.from_address(address)
-            return Exported(capsule, managed.tensor, writable=not managed.flags)
+            return _read(capsule, managed.tensor, writable=not managed.flags)
         if (address := _pointer(capsule, b"dltensor")) is not None:
-            return Exported(capsule, _DLTensor.from_address(address), writable=True)
+            return _read(capsule, _DLTensor.from_address(address), writable=True)
     except Exception as error:  # whatever a library raises
         raise ValueError(f"{name}: its library does not give it away: {error}") from error
     raise ValueError(f"{name}: expected a DLPack capsule of it, got {type(capsule).__name__}")
+
+
+def _read(capsule: object, tensor: _DLTensor, *, writable: bool) -> Exported:
+    """Everything now: what ``tensor`` points to goes with the capsule."""
+    return Exported(
+        capsule,
+        address=int(tensor.data or 0) + int(tensor.byte_offset),
+        shape=tuple(tensor.shape[: tensor.ndim]),
+        strides=tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None,
+        dtype=(
+            _DTYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
+        ),
+        writable=writable,
+    )
 
 
 def on_default_stream(array: Any) -> dict[str, int]:
@@ -148,15 +158,19 @@ def to_numpy(name: str, array: Any) -> Array:
         ValueError: The library does not give it away.
     """
     given = exported(name, array)
-    tensor, dtype = given.tensor, given.tensor.numpy_dtype
-    if dtype is None:
+    if given.dtype is None:
         raise TypeError(
             f"{name}: expected an element type of {', '.join(map(str, _DTYPES.values()))}, got "
             f"{getattr(array, 'dtype', 'an unknown one')}"
         )
-    shape = tuple(tensor.shape[: tensor.ndim])
-    strides = tensor.strides[: tensor.ndim] if tensor.strides else None
-    return view_of(tensor.address, shape, strides, dtype, keeper=given, writable=given.writable)
+    return view_of(
+        given.address,
+        given.shape,
+        given.strides,
+        given.dtype,
+        keeper=given.capsule,
+        writable=given.writable,
+    )
 
 
 def view_of(

@@ -138,7 +138,7 @@ class Driver:
         Raises:
             DeviceError: In a child of ``fork``.
         """
-        self._check_process()
+        self.check_process()
         self._get(self._seen_at)
         return self._seen.value == self._context_value
 
@@ -165,12 +165,17 @@ class Driver:
         with self.current():
             self._call("synchronize", stream)
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Says why this GPU cannot be used, where it cannot.
+
+        Raises:
+            DeviceError: In a child of ``fork``.
+        """
         if os.getpid() != self._process:
             raise DeviceError(f"device: {self.uri} {NOT_IN_A_CHILD}")
 
     def _call(self, function: str, *arguments: Any) -> None:
-        self._check_process()
+        self.check_process()
         status = self._functions[function](*arguments)
         if status:
             name = self._functions[function].__name__

@@ -348,18 +348,17 @@ class _DlPack:
         driver = dlpack.GPU_DRIVERS.get(kind)
         if driver is None:
             raise ValueError(f"{name}: expected an array on a GPU, as input is, got one elsewhere")
-        tensor = dlpack.exported(name, array).tensor
-        shape = tuple(tensor.shape[: tensor.ndim])
+        given = dlpack.exported(name, array)
         return GpuArray(
-            shape=shape,
-            dtype=tensor.numpy_dtype or str(getattr(array, "dtype", "an unknown one")),
+            shape=given.shape,
+            dtype=given.dtype or str(getattr(array, "dtype", "an unknown one")),
             device=str(DeviceUri(driver, index)),
-            contiguous=not tensor.strides or _is_dense(shape, tensor.strides[: tensor.ndim]),
+            contiguous=given.strides is None or _is_dense(given.shape, given.strides),
         )
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
         exported = [dlpack.exported("array", array) for array in arrays]
-        return [one.tensor.address for one in exported], exported
+        return [one.address for one in exported], exported
 
     def capsule(self, array: Any) -> object:
         return array.__dlpack__(**dlpack.on_default_stream(array))

@@ -223,6 +223,7 @@ class LayerNormBackward:
         given: tuple[Any, ...],
         out: LayerNormGrads | None,
     ) -> LayerNormGrads:
+        self._driver.check_process()  # before the library says so, in its words
         kind = framework.signature(given if out is None else (*given, *out))
         known = self._kinds.get(kind)
         if known is None:

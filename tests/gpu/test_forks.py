@@ -56,10 +56,17 @@ CHILDREN = {
 @pytest.mark.parametrize("body", CHILDREN.values(), ids=CHILDREN)
 def test_a_child_of_fork(body: str, call: str, gpu: DeviceUri) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(call=call, body=body), str(gpu)],
+        [
+            sys.executable,
+            "-W",
+            "ignore:.*fork:DeprecationWarning",
+            "-c",
+            SCRIPT.format(call=call, body=body),
+            str(gpu),
+        ],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
-    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
