@@ -320,7 +320,8 @@ class _Torch:
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.device)
 
     def clear(self, array: Any) -> None:
-        array.zero_()
+        with self._torch.inference_mode(array.is_inference()):  # else PyTorch refuses
+            array.detach().zero_()
 
     def stream(self, device: DeviceUri) -> int:
         return self._raw_stream(device.index)

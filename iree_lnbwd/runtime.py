@@ -223,7 +223,6 @@ class LayerNormBackward:
         given: tuple[Any, ...],
         out: LayerNormGrads | None,
     ) -> LayerNormGrads:
-        self._driver.check_process()  # before the library says so, in its words
         kind = framework.signature(given if out is None else (*given, *out))
         known = self._kinds.get(kind)
         if known is None:
@@ -231,16 +230,19 @@ class LayerNormBackward:
             if len(self._kinds) >= _KINDS_KEPT:
                 self._kinds.clear()
             self._kinds[kind] = known
+        self._driver.check_process()  # before the library says so, in its words
         results = (
             [make(given) for make in known.results]
             if out is None
             else [g for g, asked in zip(out, self.spec.output_mask, strict=True) if asked]
         )
+        used = [*known.inputs(given), *results]
         if known.rows == 0:
+            if out is not None:
+                self._check_apart(framework.addresses(used)[0], known)
             for result in results:
                 framework.clear(result)
             return known.gradients(results)
-        used = [*known.inputs(given), *results]
         for place in known.copied:
             used[place] = framework.copy(self.spec.inputs[place].name, used[place])
         addresses, keeper = framework.addresses(used)
@@ -248,11 +250,7 @@ class LayerNormBackward:
             self._move(framework, used, addresses)
             addresses, keeper = framework.addresses(used)
         if out is not None:
-            memories = [
-                Memory(name, address, size)
-                for name, address, size in zip(self._names, addresses, known.sizes, strict=True)
-            ]
-            check_apart(memories[: -len(results)], memories[-len(results) :])
+            self._check_apart(addresses, known)
         queue = framework.stream(self.device)
         if known.launches is None:
             self._driver.synchronize(queue)
@@ -282,6 +280,15 @@ class LayerNormBackward:
         """Of the arguments of the module, as a caller knows them."""
         results = (f"out.{result.name}" for result in self.spec.results)
         return (*(given.name for given in self.spec.inputs), *results)
+
+    def _check_apart(self, addresses: Sequence[int], known: _GpuCall) -> None:
+        """Storage shares memory with no other argument."""
+        memories = [
+            Memory(name, address, size)
+            for name, address, size in zip(self._names, addresses, known.sizes, strict=True)
+        ]
+        inputs = len(self.spec.inputs)
+        check_apart(memories[:inputs], memories[inputs:])
 
     def _move(self, framework: Framework, used: list[Any], addresses: Sequence[int]) -> None:
         """Puts copies in the place of what the module cannot use where it is.

@@ -615,7 +615,7 @@ def _two_pass(spec: LayerNormSpec, target: Target) -> TwoPass:
     warps = _DIRECT_THREADS // target.subgroup_size
     vector = vector_of(spec)
     chunks = min(_MOST_TWO_PASS_CHUNKS, _most_elements(spec) // vector)
-    one = TwoPass(1, warps, vector, chunks, rows=4)
+    one = TwoPass(1, warps, vector, chunks, rows=4, resident=_TWO_PASS_WORKGROUPS)
     tiles = -(-spec.columns // one.tile(target))
     return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * target.processors // tiles))
 

@@ -66,7 +66,7 @@ assert status == 0, status
 """
 
 
-FORKS_WITH_THREADS = ("-W", "ignore:.*fork:DeprecationWarning")  # Python 3.12's
+FORKS_WITH_THREADS = ("-W", "ignore:This process:DeprecationWarning")  # Python 3.12's
 
 
 def run(script: str, *words: str) -> None:

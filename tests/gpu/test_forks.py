@@ -59,7 +59,7 @@ def test_a_child_of_fork(body: str, call: str, gpu: DeviceUri) -> None:
         [
             sys.executable,
             "-W",
-            "ignore:.*fork:DeprecationWarning",
+            "ignore:This process:DeprecationWarning",
             "-c",
             SCRIPT.format(call=call, body=body),
             str(gpu),

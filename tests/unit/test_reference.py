@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -100,7 +101,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = reference.judge(arguments.call())
     for one, other in ((whole.expected, blocked.expected), (whole.tolerance, blocked.tolerance)):
         for a, b in zip(one, other, strict=True):
-            np.testing.assert_allclose(present(a), present(b), rtol=1e-12)
+            np.testing.assert_allclose(present(a), present(b), rtol=1e-12, atol=1e-13)
 
 
 def test_narrow_arguments_are_widened_first() -> None:
@@ -144,8 +145,13 @@ def test_no_rows_sum_to_zero() -> None:
 DTYPE_NAMES = tuple(DTYPES)
 
 
-def in_accumulator_type(arguments: Arguments) -> LayerNormGrads:
-    """A plain computation in f32 (f64 for f64): every sum one term after the other."""
+def in_accumulator_type(arguments: Arguments, *, rstd_first: bool = False) -> LayerNormGrads:
+    """A plain computation in f32 (f64 for f64): every sum one term after the other.
+
+    Args:
+        arguments: Of the call.
+        rstd_first: dx's products are in the order of the GPUs' kernels.
+    """
     call = arguments.call()
     assert call.spec is not None
     acc = DTYPES[call.spec.acc_dtype].numpy
@@ -160,8 +166,12 @@ def in_accumulator_type(arguments: Arguments) -> LayerNormGrads:
 
     xhat = (x - mean[:, None]) * rstd[:, None]
     h = dy * gamma
-    a, b = running_sum(h, 1) / n, running_sum(h * xhat, 1) / n
-    dx = rstd[:, None] * (h - a[:, None] - xhat * b[:, None])
+    sum_h, sum_hx = running_sum(h, 1)[:, None], running_sum(h * xhat, 1)[:, None]
+    if rstd_first:
+        scale = rstd[:, None] * (1 / n)
+        dx = (h * rstd[:, None] - sum_h * scale) - xhat * (sum_hx * scale)
+    else:
+        dx = rstd[:, None] * (h - sum_h / n - xhat * (sum_hx / n))
     out = {r.name: DTYPES[r.dtype].numpy for r in call.spec.results}
     return LayerNormGrads(
         dx.astype(out["grad_input"]),
@@ -206,6 +216,39 @@ def test_a_plain_computation_passes_far_from_zero() -> None:
     x = rng.standard_normal((64, 256)) + 1000
     arguments = random_arguments(rng, spec, (64,), x=x)
     assert max(ratios(in_accumulator_type(arguments), arguments).values()) <= 1
+
+
+@pytest.mark.parametrize("rstd_first", [False, True])
+@pytest.mark.parametrize("columns", [1, 7, 64, 1000])
+def test_a_plain_computation_passes_among_subnormal_numbers(columns: int, rstd_first: bool) -> None:
+    rng = random_generator()
+    arguments = random_arguments(rng, LayerNormSpec((columns,), "f32"), (200,))
+    rstd = 10.0 ** rng.uniform(-44, 2, 200)
+    dx = 10.0 ** rng.uniform(-45, -37, 200)
+    arguments = replace(
+        arguments,
+        grad_output=(arguments.grad_output * (dx / rstd)[:, None]).astype(np.float32),
+        rstd=rstd.astype(np.float32),
+    )
+    got = in_accumulator_type(arguments, rstd_first=rstd_first)
+    assert max(ratios(got, arguments).values()) <= 1
+
+
+@pytest.mark.parametrize("rows", [3, 1000, 4001, 100_003])
+def test_long_sums_of_equal_numbers_are_exact(rows: int) -> None:
+    """Added one after the other in f64, they are not."""
+    rng = random_generator()
+    spec = LayerNormSpec((12,), "f64", has_weight=False)
+    row, x = rng.standard_normal((2, 12))
+    dy, x = np.tile(row, (rows, 1)), np.tile(x, (rows, 1))
+    mean, rstd = np.zeros(rows), np.ones(rows)
+    gradients = reference.layer_norm_backward(
+        dy, x, spec.normalized_shape, mean, rstd, np.ones(12), np.ones(12)
+    )
+    exact = [math.fsum(column) for column in dy.T]
+    np.testing.assert_allclose(present(gradients.grad_bias), exact, rtol=2e-15)
+    exact = [math.fsum(column) for column in (dy * x).T]
+    np.testing.assert_allclose(present(gradients.grad_weight), exact, rtol=2e-15)
 
 
 # --- the tolerance: wrong answers do not -----------------------------------------------------
