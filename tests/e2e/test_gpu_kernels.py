@@ -72,12 +72,13 @@ def test_two_passes_for_any_mask(mask: tuple[bool, bool, bool], target: str) -> 
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-@pytest.mark.parametrize("rows", [1, 7, 8, 9, 31, 32, 33, 100])
-def test_spans_that_rows_do_not_fill(rows: int, target: str) -> None:
+def test_spans_that_rows_do_not_fill(target: str) -> None:
     spec = LayerNormSpec((96,))
     op = op_for(spec, target, TwoPass(2, 4, 4, 1, rows=2, span_steps=2))
-    arguments = random_arguments(random_generator(), spec, (rows,))
-    assert_matches_reference(op.run(arguments.call()), arguments)
+    rng = random_generator()
+    for rows in (1, 7, 8, 9, 31, 32, 33, 100):
+        arguments = random_arguments(rng, spec, (rows,))
+        assert_matches_reference(op.run(arguments.call()), arguments)
 
 
 def test_two_passes_over_many_equal_rows() -> None:

@@ -84,6 +84,10 @@ def under_inference_mode(tensor: Tensor) -> Any:
         return tensor.clone()
 
 
+def differentiated(tensor: Tensor) -> Any:
+    return tensor.detach().requires_grad_()
+
+
 LAYOUTS: tuple[Change, ...] = (
     negated_lazily,
     imaginary_part_of_a_conjugate,
@@ -283,6 +287,27 @@ def test_storage_of_every_layout_is_filled_or_refused(
         op(**tensors, out=LayerNormGrads(**stored))
     if layout not in (functional, fake):
         assert all((tensor == -77).all() for tensor in stored.values())
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("protected", [under_inference_mode, differentiated], ids=name_of)
+def test_storage_that_pytorch_protects_is_filled(protected: Change, rows: int, device: str) -> None:
+    """It is the caller's to say where gradients go."""
+    arguments = arguments_for(SPEC, (rows,))
+    tensors = given(arguments, device)
+    stored = {name: protected(tensor) for name, tensor in storage_for(tensors).items()}
+    loaded(SPEC, uri(device))(**tensors, out=LayerNormGrads(**stored))
+    assert_matches_reference(on_host(stored.values()), arguments)
+
+
+def test_without_rows_too_overlapping_storage_is_refused(device: str) -> None:
+    tensors = given(arguments_for(SPEC, (0,)), device)
+    stored = storage_for(tensors) | {"grad_weight": tensors["weight"]}
+    before = tensors["weight"].clone()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^out\.grad_weight: expected memory of its own"):
+            loaded(SPEC, uri(device))(**tensors, out=LayerNormGrads(**stored))
+    assert torch.equal(tensors["weight"], before)
 
 
 OVERLAPS = [
