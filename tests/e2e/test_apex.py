@@ -1,7 +1,8 @@
 """The test of apex's FastLayerNorm (apex/contrib/test/layer_norm), on this op.
 
-The types and lengths are apex's, and so are the 512 rows, but of the longest. apex holds all gradients to a relative error summed over
-all elements; here each element is held to its own derived tolerance as well.
+The types and lengths are apex's, and so are the 512 rows, but of the longest. apex holds all
+gradients to a relative error summed over all elements; here each element is held to its own derived
+tolerance as well.
 """
 
 from __future__ import annotations
