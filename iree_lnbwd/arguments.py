@@ -16,6 +16,7 @@ from iree_lnbwd.spec import (
     MOST_ROWS,
     LayerNormSpec,
     check_eps,
+    check_mixture,
     check_normalized_shape,
     check_output_mask,
 )
@@ -155,6 +156,9 @@ def bind(
     dy_dtype = _dtype("grad_output", dy)
     weight_dtype = None if weight is None else _dtype("weight", weight)
     bias_dtype = None if bias is None else _dtype("bias", bias)
+    for name, other in (("grad_output", dy_dtype), ("weight", weight_dtype), ("bias", bias_dtype)):
+        if other is not None and (mask[2] or name != "bias"):
+            check_mixture(name, other, dtype)
     asked = (mask[0], mask[1] and weight is not None, mask[2])
     if not any(asked):
         return Call(None, x.shape, arrays)

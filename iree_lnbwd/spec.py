@@ -111,13 +111,9 @@ class LayerNormSpec:
         ):
             if getattr(self, field) == default:
                 set_field(self, field, None)
-        types = {self.dtype, self.dy_dtype, self.gamma_dtype, self.beta_dtype}
-        if "f64" in types and len(types) > 1:
-            raise ValueError(
-                "dtype: f64 does not mix with other element types, got "
-                f"input {self.dtype}, grad_output {self.dy_dtype}, weight {self.gamma_dtype}, "
-                f"bias {self.beta_dtype}"
-            )
+        check_mixture("grad_output_dtype", self.dy_dtype, self.dtype)
+        check_mixture("weight_dtype", self.gamma_dtype, self.dtype)
+        check_mixture("bias_dtype", self.beta_dtype, self.dtype)
 
     @property
     def columns(self) -> int:
@@ -215,6 +211,20 @@ class LayerNormSpec:
         if "normalized_shape" not in values:
             raise ValueError("spec: normalized_shape is missing")
         return cls(**values)
+
+
+def check_mixture(name: str, dtype: str, of_input: str) -> None:
+    """Element types go together: f64 with itself alone.
+
+    Raises:
+        ValueError: Naming the argument.
+    """
+    accumulator = DTYPES[of_input].accumulator
+    if DTYPES[dtype].accumulator != accumulator:
+        expected = [other for other in DTYPES if DTYPES[other].accumulator == accumulator]
+        raise ValueError(
+            f"{name}: expected {' or '.join(expected)} beside an input of {of_input}, got {dtype}"
+        )
 
 
 def check_normalized_shape(shape: object) -> tuple[int, ...]:

@@ -147,8 +147,17 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mean": ones(3, 2, dtype=F64)}, TypeError, "mean: expected element type f32, got float64"),
     ({"rstd": ones(3, 2, dtype=F16)}, TypeError, "rstd: expected element type f32, got float16"),
     ({"mean": ones(3, 2, dtype=I32)}, TypeError, "mean: expected an element type .*, got int32"),
-    ({"weight": ones(4, 5, dtype=F64)}, ValueError, "f64 does not mix .* weight f64"),
-    ({"grad_output": ones(3, 2, 4, 5, dtype=F64)}, ValueError, "does not mix .* grad_output f64"),
+    (
+        {"weight": ones(4, 5, dtype=F64)},
+        ValueError,
+        "weight: expected f.* beside an input of f32, got f64",
+    ),
+    (
+        {"grad_output": ones(3, 2, 4, 5, dtype=F64)},
+        ValueError,
+        "grad_output: .* input of f32, got f64",
+    ),
+    ({"bias": ones(4, 5, dtype=F64)}, ValueError, "bias: expected f.* input of f32, got f64"),
     ({"input": ones(3, 2, 4, 5, dtype=F64)}, TypeError, "mean: expected element type f64, got"),
     # byte order
     ({"input": ones(3, 2, 4, 5, dtype=SWAPPED)}, TypeError, "input: expected .*, got >f4"),

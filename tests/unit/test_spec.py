@@ -196,7 +196,11 @@ def test_fixed_rows_show_in_the_types() -> None:
         ({"grad_output_dtype": "i8"}, ValueError, "grad_output_dtype: .* got 'i8'"),
         ({"weight_dtype": "i8"}, ValueError, "weight_dtype: .* got 'i8'"),
         ({"bias_dtype": "i8"}, ValueError, "bias_dtype: .* got 'i8'"),
-        ({"dtype": "f64", "weight_dtype": "f32"}, ValueError, "f64 does not mix .* weight f32"),
+        (
+            {"dtype": "f64", "weight_dtype": "f32"},
+            ValueError,
+            "weight_dtype: expected f64 .* got f32",
+        ),
         ({"has_weight": False, "weight_dtype": "f16"}, ValueError, "weight_dtype: .* got 'f16'"),
         ({"has_weight": "no"}, TypeError, "has_weight: expected a bool, got 'no'"),
         ({"output_mask": (False,) * 3}, ValueError, "output_mask: expected at least one"),
