@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -29,9 +30,15 @@ def cpp_operators(request: pytest.FixtureRequest, module_cache: None) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The user's own cache is neither read nor written; subprocesses inherit this one."""
+    """The user's own cache is neither read nor written; subprocesses inherit this one.
+
+    So do the processes that pytest-xdist runs tests in, each below a folder of all.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IREE_LNBWD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("IREE_LNBWD_CACHE", str(folder / "module_cache"))
         yield
 
 
