@@ -50,7 +50,7 @@ def save(
     name: str,
     spec: LayerNormSpec,
     schedule: Schedule,
-    vmfb_sha256: str,
+    fingerprint: str,
     compute: Compute,
 ) -> None:
     """Computes a module's small calls on fresh random data and keeps the results.
@@ -60,7 +60,7 @@ def save(
     """
     folder.mkdir(parents=True, exist_ok=True)
     seed = secrets.randbits(63)
-    arrays: dict[str, Array] = {"vmfb_sha256": np.array(vmfb_sha256), "seed": np.array(seed)}
+    arrays: dict[str, Array] = {"fingerprint": np.array(fingerprint), "seed": np.array(seed)}
     for call in _calls(spec, schedule, seed):
         arrays[f"{call.rows}/inputs_sha256"] = np.array(_inputs_digest(call))
         for gradient, values in _kept(compute(call)):
@@ -69,7 +69,7 @@ def save(
 
 
 def compare(
-    path: Path, spec: LayerNormSpec, schedule: Schedule, vmfb_sha256: str, compute: Compute
+    path: Path, spec: LayerNormSpec, schedule: Schedule, fingerprint: str, compute: Compute
 ) -> Iterator[Difference]:
     """Computes the same calls of the same module and compares them with what was kept.
 
@@ -77,8 +77,8 @@ def compare(
         ValueError: The file is of another module, or its inputs cannot be made again.
     """
     kept = npz.read(path)
-    if (sha := str(kept["vmfb_sha256"])) != vmfb_sha256:
-        raise ValueError(f"{path}: of the module {sha}, expected {vmfb_sha256}")
+    if (other := str(kept["fingerprint"])) != fingerprint:
+        raise ValueError(f"{path}: of a module with code {other}, expected {fingerprint}")
     for call in _calls(spec, schedule, int(kept["seed"])):
         if str(kept[f"{call.rows}/inputs_sha256"]) != _inputs_digest(call):
             raise ValueError(

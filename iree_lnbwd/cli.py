@@ -22,6 +22,7 @@ from iree_lnbwd import (
     emulator,
     evidence,
     files,
+    fingerprint,
     inspection,
     matrix,
     npz,
@@ -527,9 +528,10 @@ def _inspect(options: argparse.Namespace) -> int:
     described = describe(vmfb, source=str(options.artifact))
     try:
         kernels = inspection.kernels(vmfb, described.target)
-    except ValueError as error:
+        run = _what_was_run(vmfb, described)
+    except (ValueError, emulator.Fault, emulator.VmError) as error:
         raise ArtifactError(f"{options.artifact}: {error}") from error
-    for name, value in _facts(described, manifest, artifact.digest(vmfb)):
+    for name, value in _facts(described, manifest, f"SHA-256 {artifact.digest(vmfb)}: {run}"):
         _say(f"{name:<10}{value}")
     _say("kernels")
     for kernel in kernels:
@@ -538,14 +540,20 @@ def _inspect(options: argparse.Namespace) -> int:
     return _EXIT_OK
 
 
+def _what_was_run(vmfb: bytes, described: Description) -> str:
+    if described.target.backend == "cpu":
+        return "run by the tests against f64 NumPy, as others of its kind"
+    return evidence.of_module(fingerprint.of(vmfb, source=described.spec.name))
+
+
 def _facts(
-    described: Description, manifest: Manifest | None, vmfb_sha256: str
+    described: Description, manifest: Manifest | None, module: str
 ) -> list[tuple[str, object]]:
     spec, target, schedule, launches, _ = described
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
         ("target", f"{target.name} ({target.backend}): {_verified(target)}"),
-        ("module", f"SHA-256 {vmfb_sha256}: {evidence.of_module(vmfb_sha256)}"),
+        ("module", module),
         ("takes", ", ".join(f"{a.name} {a}" for a in spec.inputs)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
         *(("path", path) for path in paths(schedule, spec)),

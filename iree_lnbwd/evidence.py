@@ -1,6 +1,6 @@
 """What was run: the records that ``scripts/gpu_verify`` and ``scripts/emulate`` wrote.
 
-A record names the SHA-256 of every module that it ran, so it speaks of exactly those bytes.
+A record names the fingerprint of every module that it ran, so it speaks of exactly that code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Record:
     Attributes:
         target: Name of the target that the modules were compiled for.
         device: The product and its driver; "" where the modules ran in the emulator.
-        passed: SHA-256 of the modules whose every gradient was within tolerance and repeatable.
-        missed: SHA-256 of the others.
+        passed: Fingerprints of modules whose every gradient was within tolerance and repeatable.
+        missed: Those of the others.
     """
 
     target: str
@@ -36,13 +36,13 @@ def records() -> tuple[Record, ...]:
     found = []
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
         values = json.loads(file.read_text(encoding="utf-8"))
-        modules = {module["vmfb_sha256"]: module["passed"] for module in values["modules"]}
+        modules = {module["fingerprint"]: module["passed"] for module in values["modules"]}
         found.append(
             Record(
                 target=values["target"],
                 device="" if values.get("emulated") else values["device"],
-                passed=frozenset(sha for sha, passed in modules.items() if passed),
-                missed=frozenset(sha for sha, passed in modules.items() if not passed),
+                passed=frozenset(code for code, passed in modules.items() if passed),
+                missed=frozenset(code for code, passed in modules.items() if not passed),
             )
         )
     return tuple(sorted(found, key=lambda record: not record.device))
@@ -58,18 +58,18 @@ def of_target(name: str) -> str:
     return "; ".join(said) or "compiled only, never run"
 
 
-def of_module(vmfb_sha256: str, among: Sequence[Record] | None = None) -> str:
-    """What has been run of exactly this module, in words.
+def of_module(fingerprint: str, among: Sequence[Record] | None = None) -> str:
+    """What has been run of exactly this module's code, in words.
 
     Args:
-        vmfb_sha256: SHA-256 of the module.
+        fingerprint: Of the module.
         among: The records to look at; None takes those that the package carries.
     """
     said = []
     for record in records() if among is None else among:
-        if vmfb_sha256 in record.passed:
+        if fingerprint in record.passed:
             said.append(_how(record))
-        elif vmfb_sha256 in record.missed:
+        elif fingerprint in record.missed:
             said.append(f"FAILED on {record.device}" if record.device else "FAILED in emulation")
     return "; ".join(said) or "compiled only: this very module was never run"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from iree_lnbwd import LayerNormSpec, artifact, bits, compile, npz
+from iree_lnbwd import LayerNormSpec, artifact, bits, compile, fingerprint, npz
 from iree_lnbwd.emulator import EmulatedLayerNormBackward
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
@@ -32,7 +32,8 @@ def test_evidence(tmp_path: Path) -> None:
     assert module["passed"]
     assert set(module["worst_error_over_tolerance"]) == {"grad_input", "grad_weight", "grad_bias"}
     made = compile(LayerNormSpec((64,), "f32"), "sm_80", tmp_path)
-    assert module["vmfb_sha256"] == made.manifest.vmfb_sha256
+    vmfb, _ = artifact.read(made.path)
+    assert module["fingerprint"] == fingerprint.of(vmfb, source="it")
 
 
 def test_comparison(tmp_path: Path) -> None:
@@ -40,7 +41,14 @@ def test_comparison(tmp_path: Path) -> None:
     vmfb, _ = artifact.read(made.path)
     op = EmulatedLayerNormBackward(vmfb)
     kept = tmp_path / "bits"
-    bits.save(kept, made.path.stem, op.spec, made.manifest.schedule, artifact.digest(vmfb), op.run)
+    bits.save(
+        kept,
+        made.path.stem,
+        op.spec,
+        made.manifest.schedule,
+        fingerprint.of(vmfb, source="it"),
+        op.run,
+    )
     run = _run("compare", tmp_path / "modules", kept)
     assert run.returncode == 0, run.stderr
     assert "1 of 1 modules equal to the last bit" in run.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, compiler, evidence
+from iree_lnbwd import LayerNormSpec, compiler, evidence, fingerprint
 from iree_lnbwd.evidence import Record
 from iree_lnbwd.targets import find_target
 
@@ -27,7 +27,7 @@ _SAMPLE = [
 
 
 @pytest.mark.parametrize(
-    ("sha", "said"),
+    ("code", "said"),
     [
         ("a", "verified on H200, driver 1; emulated"),
         ("b", "verified on H200, driver 1; FAILED in emulation"),
@@ -36,8 +36,8 @@ _SAMPLE = [
         ("e", "compiled only: this very module was never run"),
     ],
 )
-def test_what_is_said_of_a_module(sha: str, said: str) -> None:
-    assert evidence.of_module(sha, (_H200, _EMULATED)) == said
+def test_what_is_said_of_a_module(code: str, said: str) -> None:
+    assert evidence.of_module(code, (_H200, _EMULATED)) == said
 
 
 def test_what_is_said_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +66,11 @@ def test_modules_without_evidence(target: str) -> None:
     scripts/gpu_verify or scripts/emulate again.
     """
     found = find_target(target)
-    built = {spec.name: compiler.build(spec, found)[1].vmfb_sha256 for spec in _SAMPLE}
+    built = {
+        spec.name: fingerprint.of(compiler.build(spec, found)[0], source=spec.name)
+        for spec in _SAMPLE
+    }
     for record in evidence.records():
         if record.target == target:
-            without = [name for name, sha in built.items() if sha not in record.passed]
+            without = [name for name, code in built.items() if code not in record.passed]
             assert not without, f"{target} {record.device}: no evidence for {', '.join(without)}"

@@ -32,6 +32,7 @@ _PRELOAD_PADDING = 256
 _DESCRIPTOR_BYTES = 64
 _SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
 _NOTES, _NO_BITS = 7, 8  # kinds of sections: SHT_NOTE, SHT_NOBITS
+_LOADED = 2  # a flag of theirs: SHF_ALLOC
 _SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
 _NAME = re.compile(r"[\w.$]+")  # of a kernel
 _LONGEST_NAME = 4096
@@ -114,6 +115,16 @@ def symbols(elf: bytes) -> dict[str, bytes]:
         return _symbols(_sections(elf))
 
 
+def loaded(elf: bytes) -> bytes:
+    """What a loader takes of an ELF file, one after the other: code, descriptors, notes.
+
+    Raises:
+        Fault: It is no 64-bit little-endian ELF file, or damaged.
+    """
+    with _undamaged():
+        return b"".join(section.content for section in _sections(elf) if section.loaded)
+
+
 @contextmanager
 def _undamaged() -> Iterator[None]:
     """Numbers in a code object that lead astray are a fault.
@@ -135,12 +146,14 @@ class _Section(NamedTuple):
         address: Of its first byte, once it is loaded.
         content: Its bytes.
         link: The number of another that belongs to it.
+        loaded: Whether the GPU's memory gets it.
     """
 
     kind: int
     address: int
     content: bytes
     link: int
+    loaded: bool
 
 
 def _sections(elf: bytes) -> list[_Section]:
@@ -152,13 +165,15 @@ def _sections(elf: bytes) -> list[_Section]:
         raise Fault(f"a damaged code object: headers of {size} bytes, expected {_SECTION.size}")
     found = []
     for n in range(count):
-        _, kind, _, address, start, length, link, *_ = _SECTION.unpack_from(elf, table + n * size)
+        _, kind, flags, address, start, length, link, *_ = _SECTION.unpack_from(
+            elf, table + n * size
+        )
         content = elf[start : start + length] if kind != _NO_BITS else b""
         if kind != _NO_BITS and len(content) != length:
             raise Fault(
                 f"a damaged code object: a section of {length} bytes at {start} of {len(elf)}"
             )
-        found.append(_Section(kind, address, content, link))
+        found.append(_Section(kind, address, content, link, loaded=bool(flags & _LOADED)))
     return found
 
 

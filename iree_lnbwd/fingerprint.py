@@ -1,0 +1,70 @@
+"""What of a module runs on a GPU, as a number: evidence is bound to it.
+
+Source locations and comments are in a .vmfb, too. They do not count; any instruction, constant,
+binding or order does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+from iree_lnbwd import executables
+from iree_lnbwd.description import describe
+from iree_lnbwd.emulator.amdgcn.disassembly import loaded
+from iree_lnbwd.emulator.vm import disassemble
+
+_ELF = b"\x7fELF"
+# Of PTX: comments, and where a line came from.
+_UNSAID = re.compile(r"//.*|^\s*\.(?:loc|file)\b.*", re.MULTILINE)
+# Of what iree-dump-module prints: where the program begins, and executables in it, by their magic.
+_PROGRAM = "\nvm.module "
+_EXECUTABLE = re.compile(r"^(vm\.rodata\[\d+\]) = (?:43444131|48495031)[0-9A-F]*$", re.MULTILINE)
+
+
+def of(vmfb: bytes, *, source: str) -> str:
+    """SHA-256 of the host program, the launch plan, and each kernel's code and needs.
+
+    Args:
+        vmfb: A module for a GPU.
+        source: Where it came from, for messages.
+
+    Raises:
+        ArtifactError: It is damaged or no module of this package.
+        Fault, VmError, ValueError: Its code cannot be read.
+    """
+    launches = describe(vmfb, source=source).launches
+    runs = {
+        "host": _host_program(vmfb),
+        "launches": None if launches is None else launches.to_dict(),
+        "kernels": [
+            {
+                "kernel": export.kernel,
+                "threads": export.threads,
+                "shared_bytes": export.shared_bytes,
+                "writable": export.writable,
+                "constants": export.constants,
+                "code_sha256": _sha256(_instructions(export.code)),
+            }
+            for export in executables.exports(vmfb)
+        ],
+    }
+    return _sha256(json.dumps(runs, sort_keys=True).encode())
+
+
+def _host_program(vmfb: bytes) -> str:
+    _, _, program = disassemble(vmfb).partition(_PROGRAM)
+    return _EXECUTABLE.sub(r"\1", program)
+
+
+def _instructions(code: bytes) -> bytes:
+    """PTX without comments and locations; of a code object, what a loader takes."""
+    if code.startswith(_ELF):
+        return loaded(code)
+    lines = (line.strip() for line in _UNSAID.sub("", code.decode()).splitlines())
+    return "\n".join(filter(None, lines)).encode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
