@@ -690,25 +690,22 @@ def test_run_follows_a_link_and_leaves_modes_as_they_are(module: Path, tmp_path:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def test_run_writes_no_binary_data_to_a_terminal(module: Path, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    words: list[str | Path] = [
-        COMMAND,
-        "run",
-        module,
-        "--input",
-        arguments_file(tmp_path),
-        "--output=-",
-    ]
-    ended = subprocess.run(
-        words,
-        stdout=theirs,
+def run_into(output: int, module: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Gradients to an open file, as standard output."""
+    return subprocess.run(
+        [COMMAND, "run", module, "--input", arguments_file(folder), "--output=-"],
+        stdout=output,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
         timeout=120,
     )
+
+
+def test_run_writes_no_binary_data_to_a_terminal(module: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    ended = run_into(theirs, module, tmp_path)
     os.close(theirs)
     os.close(ours)
     assert ended.returncode == 2
@@ -720,25 +717,9 @@ def test_run_writes_no_binary_data_to_a_terminal(module: Path, tmp_path: Path) -
 
 def test_run_into_a_pipe_whose_reader_has_gone(module: Path, tmp_path: Path) -> None:
     """Gradients that nobody got are no success."""
-    words: list[str | Path] = [
-        COMMAND,
-        "run",
-        module,
-        "--input",
-        arguments_file(tmp_path),
-        "--output=-",
-    ]
     reader, writer = os.pipe()
     os.close(reader)
-    ended = subprocess.run(
-        words,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=120,
-    )
+    ended = run_into(writer, module, tmp_path)
     os.close(writer)
     assert ended.returncode == 2
     assert ended.stderr == ("iree-lnbwd: error: /dev/fd/1: cannot be written: Broken pipe\n")

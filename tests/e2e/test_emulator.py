@@ -181,7 +181,7 @@ def test_kept_bits(tmp_path: Path) -> None:
         *matrix.both_sides(spec, how)[1:],
     }
     assert all(difference.different == difference.largest == 0 for difference in found)
-    with pytest.raises(ValueError, match=r"module.npz: of the module abc, expected xyz"):
+    with pytest.raises(ValueError, match=r"module.npz: of a module with code abc, expected xyz"):
         list(bits.compare(tmp_path / "module.npz", spec, how, "xyz", op.run))
 
     def off_by_one(call: Call) -> LayerNormGrads:
