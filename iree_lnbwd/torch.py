@@ -79,6 +79,8 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
+    if input is None:  # all else that is no tensor, PyTorch's dispatcher refuses
+        raise TypeError("input: expected a tensor, got None")
     dims = (
         (normalized_shape,)
         if isinstance(normalized_shape, int | torch.SymInt)

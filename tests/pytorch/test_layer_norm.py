@@ -311,3 +311,6 @@ def test_refuses_what_is_no_tensor() -> None:
         RuntimeError, match=r"Expected a value of type 'Tensor' for argument 'input'"
     ):
         layer_norm(np.zeros((3, 8)), 8)
+    for parameters in ((), (torch.ones(8), torch.ones(8, requires_grad=True))):
+        with pytest.raises(TypeError, match="^input: expected a tensor, got None"):
+            layer_norm(None, 8, *parameters)
