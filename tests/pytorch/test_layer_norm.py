@@ -312,5 +312,5 @@ def test_refuses_what_is_no_tensor() -> None:
     ):
         layer_norm(np.zeros((3, 8)), 8)
     for parameters in ((), (torch.ones(8), torch.ones(8, requires_grad=True))):
-        with pytest.raises(TypeError, match="^input: expected a tensor, got None"):
+        with pytest.raises(TypeError, match=r"^input: expected a tensor, got None"):
             layer_norm(None, 8, *parameters)
