@@ -1,0 +1,126 @@
+"""A driver whose GPU is the emulator: what calls on a stream launch runs there, under its rules.
+
+It has `gpu_driver.Driver`'s interface, as far as kernels on a stream need it. A stream's work is
+done as soon as it is put there. There are no graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from iree_lnbwd.arguments import Array
+from iree_lnbwd.emulator.launch import Binding, Executor, Launch
+from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
+from iree_lnbwd.emulator.module import EXECUTORS, FORMATS
+from iree_lnbwd.executables import Export
+
+
+class Uploaded(NamedTuple):
+    """As `gpu_driver.Memory`."""
+
+    pointer: int
+
+
+class EmulatedDriver:
+    """One emulated GPU.
+
+    Attributes:
+        memory: Its memory.
+        launches: All that ran.
+    """
+
+    has_graphs = False
+
+    def __init__(self, backend: str) -> None:
+        self.memory = GlobalMemory()
+        self.launches: list[Launch] = []
+        self._make_executor = EXECUTORS[FORMATS[backend]]
+        self._ends: dict[int, int] = {}  # of each piece of memory, by where it begins
+
+    def allocate(
+        self, name: str, nbytes: int, data: Array | None = None, *, write_once: bool = False
+    ) -> Buffer:
+        """Memory that kernels can be given."""
+        buffer = self.memory.allocate(name, nbytes, data=data, write_once=write_once)
+        self._ends[buffer.address] = buffer.address + nbytes
+        return buffer
+
+    def divide(self, buffer: Buffer, starts: Sequence[int], sizes: Sequence[int]) -> None:
+        """From now on no kernel that is given a piece of it goes beyond that piece."""
+        for start, size in zip(starts, sizes, strict=True):
+            self._ends[buffer.address + start] = buffer.address + start + size
+
+    def kernels(self, exports: Sequence[Export]) -> dict[str, EmulatedKernel]:
+        """Code, read."""
+        codes = {export.code for export in exports}
+        executors = {code: self._make_executor(code, lambda text: text) for code in codes}
+        return {e.kernel: EmulatedKernel(self, executors[e.code], e) for e in exports}
+
+    def upload(self, data: bytes) -> Uploaded:
+        """A copy in its memory."""
+        return Uploaded(self.allocate("upload", len(data), np.frombuffer(data, np.uint8)).address)
+
+    def is_current(self) -> bool:
+        """Whether it is the calling thread's."""
+        return True
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes it the calling thread's."""
+        yield
+
+    def run(self, kernel: EmulatedKernel, launch: EmulatedLaunch) -> None:
+        """One kernel, after all that came before."""
+        export = kernel.export
+        ran = Launch(
+            kernel=export.kernel,
+            workgroup_count=launch.workgroups,
+            workgroup_size=export.threads,
+            subgroup_size=kernel.executor.subgroup_size(export.kernel),
+            shared_bytes=export.shared_bytes,
+            constants=tuple(launch.constants),
+            bindings=tuple(
+                Binding(pointer, self._ends[pointer] - pointer, writable)
+                for pointer, writable in zip(launch.pointers, export.writable, strict=True)
+            ),
+        )
+        self.launches.append(ran)
+        self.memory.barrier()
+        self.memory.begin(ran)
+        kernel.executor.run(ran, self.memory)
+
+
+@dataclass(frozen=True)
+class EmulatedKernel:
+    """As `gpu_driver.Kernel`."""
+
+    driver: EmulatedDriver
+    executor: Executor
+    export: Export
+
+    def launch(self, workgroups: tuple[int, int, int], constants: Sequence[int]) -> EmulatedLaunch:
+        """A launch that lacks its pointers and its stream."""
+        return EmulatedLaunch(self, workgroups, constants)
+
+
+@dataclass
+class EmulatedLaunch:
+    """As `gpu_driver.Launch`."""
+
+    kernel: EmulatedKernel
+    workgroups: tuple[int, int, int]
+    constants: Sequence[int]
+    pointers: Sequence[int] = ()
+
+    def fill(self, pointers: Sequence[int]) -> None:
+        """Sets the arguments."""
+        self.pointers = tuple(pointers)
+
+    def run(self, stream: int) -> None:
+        """Runs it."""
+        self.kernel.driver.run(self.kernel, self)
