@@ -6,6 +6,7 @@ done as soon as it is put there. There are no graphs.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,19 +42,20 @@ class EmulatedDriver:
         self.launches: list[Launch] = []
         self._make_executor = EXECUTORS[FORMATS[backend]]
         self._ends: dict[int, int] = {}  # of each piece of memory, by where it begins
+        self._starts: list[int] = []
 
     def allocate(
         self, name: str, nbytes: int, data: Array | None = None, *, write_once: bool = False
     ) -> Buffer:
         """Memory that kernels can be given."""
         buffer = self.memory.allocate(name, nbytes, data=data, write_once=write_once)
-        self._ends[buffer.address] = buffer.address + nbytes
+        self._add(buffer.address, nbytes)
         return buffer
 
     def divide(self, buffer: Buffer, starts: Sequence[int], sizes: Sequence[int]) -> None:
         """From now on no kernel that is given a piece of it goes beyond that piece."""
         for start, size in zip(starts, sizes, strict=True):
-            self._ends[buffer.address + start] = buffer.address + start + size
+            self._add(buffer.address + start, size)
 
     def kernels(self, exports: Sequence[Export]) -> dict[str, EmulatedKernel]:
         """Code, read."""
@@ -65,6 +67,12 @@ class EmulatedDriver:
         """A copy in its memory."""
         return Uploaded(self.allocate("upload", len(data), np.frombuffer(data, np.uint8)).address)
 
+    def synchronize(self, stream: int) -> None:
+        """Waits for what is done."""
+
+    def check_process(self) -> None:
+        """It works in any."""
+
     def is_current(self) -> bool:
         """Whether it is the calling thread's."""
         return True
@@ -73,6 +81,15 @@ class EmulatedDriver:
     def current(self) -> Iterator[None]:
         """Makes it the calling thread's."""
         yield
+
+    def _add(self, start: int, size: int) -> None:
+        bisect.insort(self._starts, start)
+        self._ends[start] = start + size
+
+    def _end(self, pointer: int) -> int:
+        """Of the piece that a pointer points into."""
+        place = bisect.bisect_right(self._starts, pointer)
+        return self._ends[self._starts[place - 1]]
 
     def run(self, kernel: EmulatedKernel, launch: EmulatedLaunch) -> None:
         """One kernel, after all that came before."""
@@ -85,7 +102,7 @@ class EmulatedDriver:
             shared_bytes=export.shared_bytes,
             constants=tuple(launch.constants),
             bindings=tuple(
-                Binding(pointer, self._ends[pointer] - pointer, writable)
+                Binding(pointer, self._end(pointer) - pointer, writable)
                 for pointer, writable in zip(launch.pointers, export.writable, strict=True)
             ),
         )

@@ -1,0 +1,160 @@
+"""Calls on arrays in a GPU's memory, from the arguments to the kernels: the emulator is the GPU.
+
+All but the driver and the arrays is what runs on a GPU. C++ is not tried here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_arrays import EmulatedArray, Namespace
+from emulated_driver import EmulatedDriver
+from support import (
+    Arguments,
+    assert_matches_reference,
+    assert_same_bits,
+    random_arguments,
+    random_generator,
+)
+
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, interop, runtime
+from iree_lnbwd.description import describe
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.emulator import Fault
+from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
+from iree_lnbwd.targets import find_target
+
+NAMES = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+SPEC = LayerNormSpec((96,))
+ONE_PASS = OnePass(4, 1, 2, 1)
+
+
+class Gpu:
+    """A module on an emulated GPU, and arrays there."""
+
+    def __init__(
+        self, spec: LayerNormSpec, how: Schedule | None, patch: pytest.MonkeyPatch
+    ) -> None:
+        self.driver = EmulatedDriver("cuda")
+        self.arrays = Namespace(self.driver)
+        patch.setattr(runtime, "Driver", lambda uri: self.driver)
+        vmfb, _ = compiler.build(spec, find_target("sm_90"), how=how)
+        described = describe(vmfb, source=spec.name)
+        self.op = LayerNormBackward(described, DeviceUri.parse("cuda"), vmfb)
+
+    def given(self, arguments: Arguments, **changes: Any) -> dict[str, Any]:
+        """The arguments in its memory."""
+        made = {}
+        for name in NAMES:
+            array = getattr(arguments, name)
+            put = changes.get(name, self.arrays.asarray)
+            made[name] = None if array is None else put(array)
+        return made
+
+
+def on_host(gradients: LayerNormGrads) -> LayerNormGrads:
+    return LayerNormGrads(*(None if g is None else g.numpy() for g in gradients))
+
+
+SPECS: dict[str, tuple[LayerNormSpec, Schedule | None]] = {
+    "few rows": (LayerNormSpec((4, 16), "bf16"), None),
+    "one pass": (SPEC, ONE_PASS),
+    "two passes": (SPEC, TwoPass(2, 4, 4, 1, rows=2)),
+    "f64": (LayerNormSpec((33,), "f64"), None),
+    "statistics": (LayerNormSpec((96,), "f16", recompute_eps=1e-5), ONE_PASS),
+    "no weight": (LayerNormSpec((96,), has_weight=False), ONE_PASS),
+    "columns alone": (LayerNormSpec((96,), output_mask=(False, True, True)), ONE_PASS),
+    "rows alone": (LayerNormSpec((96,), output_mask=(True, False, False)), ONE_PASS),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_calls_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows and fewer, of kinds of calls that are known and that are not; with none, too."""
+    gpu, rng = Gpu(*SPECS[name], monkeypatch), random_generator()
+    for rows in (5, 23, 0, 5, 1):
+        arguments = random_arguments(rng, gpu.op.spec, (rows,))
+        gradients = gpu.op(**gpu.given(arguments))
+        assert_matches_reference(on_host(gradients), arguments)
+
+
+def test_arrays_at_any_address_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
+    arguments = random_arguments(random_generator(), SPEC, (7,))
+    expected = on_host(gpu.op(**gpu.given(arguments)))
+    assert_matches_reference(expected, arguments)
+    for name in NAMES[:-1]:
+        for put in (lambda array: gpu.arrays.asarray(array, shift=4), gpu.arrays.spread):
+            for _ in range(2):  # the second time, such a call is known
+                given = gpu.given(arguments, **{name: put})
+                before = given[name].numpy()
+                assert_same_bits(on_host(gpu.op(**given)), expected)
+                assert given[name].numpy().tobytes() == before.tobytes()
+
+
+def test_storage_of_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, rng = Gpu(SPEC, ONE_PASS, monkeypatch), random_generator()
+    shapes = ((7, 96), (96,), (96,))
+    out = LayerNormGrads(*(gpu.arrays.asarray(np.full(shape, -77, np.float32)) for shape in shapes))
+    for _ in range(2):
+        arguments = random_arguments(rng, SPEC, (7,))
+        returned = gpu.op(**gpu.given(arguments), out=out)
+        assert all(got is own for got, own in zip(returned, out, strict=True))
+        assert_matches_reference(on_host(out), arguments)
+    given = gpu.given(arguments)
+    before = on_host(out)
+    shifted = gpu.arrays.asarray(np.zeros(96, np.float32), shift=4)
+    apart = gpu.arrays.spread(np.zeros((7, 96), np.float32))
+    for wrong, said in (
+        ({"grad_input": given["input"]}, "out.grad_input: expected memory of its own"),
+        ({"grad_weight": given["weight"]}, "out.grad_weight: expected memory of its own"),
+        ({"grad_bias": out.grad_weight}, "out.grad_bias: expected memory of its own"),
+        ({"grad_weight": shifted}, "out.grad_weight: expected memory that begins at a multiple"),
+        ({"grad_input": apart}, "out.grad_input: expected a contiguous array"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"^{said}"):
+                gpu.op(**given, out=out._replace(**wrong))
+    assert_same_bits(on_host(out), before)
+
+
+def test_each_stream_has_scratch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
+    arguments = random_arguments(random_generator(), SPEC, (23,))
+    given = gpu.given(arguments)
+    taken = []
+    for stream in (1, 7, 1, 7):
+        monkeypatch.setattr(interop._DLPACK, "stream", lambda device, stream=stream: stream)
+        ran = len(gpu.driver.launches)
+        assert_matches_reference(on_host(gpu.op(**given)), arguments)
+        partials = gpu.driver.launches[ran].bindings[-2:]
+        taken.append({binding.address for binding in partials})
+    assert taken[0] == taken[2]
+    assert taken[1] == taken[3]
+    assert not taken[0] & taken[1]
+
+
+def test_scratch_that_is_too_short_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
+    arguments = random_arguments(random_generator(), SPEC, (23,))
+    call = gpu.op.stream_call(23)
+    assert call is not None
+    short = replace(call, scratch_bytes=call.scratch_bytes // 2)
+    monkeypatch.setattr(gpu.op, "stream_call", lambda rows: short)
+    with pytest.raises(Fault, match=r"out of bounds|outside of every buffer"):
+        gpu.op(**gpu.given(arguments))
+
+
+def test_the_arrays_are_such_as_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not such as the call would have copied to the host."""
+    gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
+    given = gpu.given(random_arguments(random_generator(), SPEC, (7,)))
+    gradients = gpu.op(**given)
+    assert all(isinstance(gradient, EmulatedArray) for gradient in gradients)
+    first = gpu.driver.launches[0].bindings
+    assert first[0].address == given["grad_output"].buffer.address
+    assert first[5].address == gradients.grad_input.buffer.address

@@ -1,0 +1,121 @@
+"""Arrays in an emulated GPU's memory. What is known of them they say by DLPack, as CuPy's do."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from emulated_driver import EmulatedDriver
+
+from iree_lnbwd import dlpack
+from iree_lnbwd.arguments import Array
+from iree_lnbwd.emulator.memory import Buffer
+
+_CUDA = 2  # kDLCUDA
+_NAME = b"dltensor"
+_CODES = {dtype: code for code, dtype in dlpack._DTYPES.items()}
+_BYTE = (1, 8)  # kDLUInt
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+
+
+class Namespace:
+    """What makes such arrays."""
+
+    def __init__(self, driver: EmulatedDriver) -> None:
+        self.driver = driver
+
+    def asarray(self, array: Array, *, shift: int = 0) -> EmulatedArray:
+        """A copy, so many bytes from where its memory begins."""
+        made = self._empty(array.shape, array.dtype, shift=shift)
+        made[...] = array
+        return made
+
+    def spread(self, array: Array) -> EmulatedArray:
+        """A copy with nothing in every second element."""
+        room = self._empty((*array.shape, 2), array.dtype)
+        made = EmulatedArray(self, room.buffer, 0, array.shape, array.dtype, every=2)
+        made[...] = array
+        return made
+
+    def empty_like(
+        self, like: EmulatedArray, *, shape: Any = None, dtype: Any = None
+    ) -> EmulatedArray:
+        """As the array API has it, with a shape of its own."""
+        return self._empty(
+            like.shape if shape is None else shape, like.dtype if dtype is None else dtype
+        )
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], shift: int = 0) -> EmulatedArray:
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        buffer = self.driver.allocate(f"array {shape}", nbytes + shift)
+        return EmulatedArray(self, buffer, shift, shape, dtype)
+
+
+class EmulatedArray:
+    """One of them."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        buffer: Buffer,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        every: int = 1,
+    ) -> None:
+        """A piece of memory; ``every`` is the stride of the last dimension."""
+        self.buffer, self.offset, self.shape, self.dtype = buffer, offset, tuple(shape), dtype
+        self._namespace = namespace
+        self._memory = namespace.driver.memory
+        steps = [every]
+        for length in reversed(self.shape[1:]):
+            steps.insert(0, steps[0] * length)
+        self._steps = tuple(steps[: len(self.shape)])
+        self._given: list[object] = []
+
+    def __array_namespace__(self) -> Namespace:
+        return self._namespace
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA, 0
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        assert stream == dlpack.DEFAULT_STREAMS["cuda"]
+        ndim = len(self.shape)
+        shape, steps = ((ctypes.c_int64 * ndim)(*n) for n in (self.shape, self._steps))
+        code, bits = _CODES.get(self.dtype, _BYTE)
+        address = self.buffer.address + self.offset if 0 not in self.shape else 0
+        tensor = dlpack._DLTensor(
+            address, _CUDA, 0, ndim, dlpack._DType(code, bits, 1), shape, steps, 0
+        )
+        self._given.append((tensor, shape, steps))
+        return _new_capsule(ctypes.addressof(tensor), _NAME, None)
+
+    def __setitem__(self, everything: object, values: Array | EmulatedArray) -> None:
+        values = values.numpy() if isinstance(values, EmulatedArray) else values
+        size = self.dtype.itemsize
+        for at, value in zip(self._places(), values.reshape(-1), strict=True):
+            self._memory.write(self.buffer, at, np.atleast_1d(value).view(np.uint8)[:size])
+
+    def fill(self, value: int) -> None:
+        """The same number everywhere."""
+        self[...] = np.full(self.shape, value, self.dtype)
+
+    def numpy(self) -> Array:
+        """Its values."""
+        size = self.dtype.itemsize
+        found = [self._memory.read(self.buffer, at, size) for at in self._places()]
+        return np.concatenate([*found, np.empty(0, np.uint8)]).view(self.dtype).reshape(self.shape)
+
+    def _places(self) -> list[int]:
+        """Where each element is in the buffer, in bytes."""
+        places = np.full(self.shape, self.offset, np.int64)
+        for axis, step in enumerate(self._steps):
+            shape = [1] * len(self.shape)
+            shape[axis] = -1
+            places += np.arange(self.shape[axis]).reshape(shape) * step * self.dtype.itemsize
+        return [int(place) for place in places.reshape(-1)]
