@@ -157,7 +157,8 @@ hal.executable.source private @rows {
       %warp = arith.divui %t, %lanes : index
       %leads = arith.cmpi eq, %lane, %c0 : index
       %workgroup_i32 = arith.index_castui %workgroup : index to i32
-      // A subgroup is of one group. By the shuffle alone does ptxas know, and that its lanes stay together.
+      // All lanes of a subgroup are in the same group. The shuffle tells ptxas so: then it knows that
+      // they stay together.
       %group_i32 = scf.if %one_group -> i32 {
         scf.yield %zero_i32 : i32
       } else {
@@ -200,10 +201,9 @@ hal.executable.source private @rows {
       }
       // End
 
-      // The first rows set out before anything is waited for. Past the end of the columns or of the rows
-      // a copy reads nothing and writes zeros. Copies of less than 16 bytes pass through the L1 cache,
-      // which is what shared memory leaves of a multiprocessor's memory: more slots may be slower for
-      // them.
+      // The first rows are fetched before anything else. A copy past the end of the columns or of the
+      // rows reads nothing and writes zeros. Copies of less than 16 bytes pass through the L1 cache. It
+      // has the memory that shared memory leaves, so more slots may slow such copies down.
       %first_in = arith.minsi %first, %last : i32
       %first_index = arith.index_castui %first_in : i32 to index
       scf.if %stages {

@@ -513,7 +513,7 @@ def _maker(
     views: Mapping[str, Any],
     kind: tuple[tuple[int, ...], np.dtype[Any]],
 ) -> Callable[[Sequence[Any]], Any]:
-    """What makes a gradient from the arguments of a call: like one of them, if one is alike."""
+    """Makes storage for a gradient: like that of an argument with its shape and type, if any."""
     for place, name in enumerate(_ARRAYS):
         view = views[name]
         if view is not None and view.contiguous and (view.shape, view.dtype) == kind:
