@@ -542,7 +542,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _what_was_run(vmfb: bytes, described: Description) -> str:
     if described.target.backend == "cpu":
-        return "run by the tests against f64 NumPy, as others of its kind"
+        return f"{_verified(described.target)}, as others of its kind"
     return evidence.of_module(fingerprint.of(vmfb, source=described.spec.name))
 
 

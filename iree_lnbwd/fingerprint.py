@@ -6,11 +6,11 @@ binding or order does.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 
 from iree_lnbwd import executables
+from iree_lnbwd.artifact import digest
 from iree_lnbwd.description import describe
 from iree_lnbwd.emulator.amdgcn.disassembly import loaded
 from iree_lnbwd.emulator.vm import disassemble
@@ -45,12 +45,12 @@ def of(vmfb: bytes, *, source: str) -> str:
                 "shared_bytes": export.shared_bytes,
                 "writable": export.writable,
                 "constants": export.constants,
-                "code_sha256": _sha256(_instructions(export.code)),
+                "code_sha256": digest(_instructions(export.code)),
             }
             for export in executables.exports(vmfb)
         ],
     }
-    return _sha256(json.dumps(runs, sort_keys=True).encode())
+    return digest(json.dumps(runs, sort_keys=True).encode())
 
 
 def _host_program(vmfb: bytes) -> str:
@@ -64,7 +64,3 @@ def _instructions(code: bytes) -> bytes:
         return loaded(code)
     lines = (line.strip() for line in _UNSAID.sub("", code.decode()).splitlines())
     return "\n".join(filter(None, lines)).encode()
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
