@@ -8,8 +8,7 @@
 //
 // In a row, a workgroup's T threads take chunks of V neighbours, as in one_pass.mlir. In a tile,
 // neighbouring threads take neighbouring columns of one row, and the others other rows: they are slices
-// of the rows, and slice s has the rows s, s + S, s + 2S, ... The lines between "Each chunk" and "End"
-// stand for as many copies as a thread has chunks.
+// of the rows, and slice s has the rows s, s + S, s + 2S, ...
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -24,11 +23,12 @@
 !gamma_n = tensor<4096x!gamma>
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
-#columns = 4096 : index
+#columns = 4096 : index      // N
 #vector = 8 : index          // V
 #subgroup = 32 : index
 #wants_dx = true             // the caller asks for it
 #few_threads = 512 : index   // T
+#few_chunks = 1 : index      // of a row, that a thread has
 #few_workgroups = affine_map<()[m] -> (128 + m)>
 #tiles = 128 : index
 #tile = 32 : index           // columns of a tile
@@ -47,22 +47,27 @@
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !chunk = vector<8x!acc>
+!few_held = memref<1x!chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
 !dy_cells = vector<4x!dy>    // a thread's columns of a tile
 !x_cells = vector<4x!x>
 !cells = vector<4x!acc>
+!gamma_cell = vector<1x!gamma>
+!beta_cell = vector<1x!beta>
+!cell = vector<1x!acc>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
 
 !sum_pair = vector<2x!acc>
 
 #few_rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
-  #hal.pipeline.binding<storage_buffer>,            // dx
-  #hal.pipeline.binding<storage_buffer>,            // dgamma
-  #hal.pipeline.binding<storage_buffer>             // dbeta
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
+  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
 ]>
 
 hal.executable.source private @few_rows {
@@ -73,6 +78,31 @@ hal.executable.source private @few_rows {
     hal.return %workgroups, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @widen_of_dy_cells(!dy_cells) -> !cells
+    func.func private @widen_of_x_cells(!x_cells) -> !cells
+    func.func private @xhat_of_cells(!cells, !acc, !acc) -> !cells
+    func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @widen_of_x(!x_chunk) -> !chunk
+    func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @round_of_x(!chunk) -> !x_chunk
+    func.func private @round_of_gamma(!cell) -> !gamma_cell
+    func.func private @round_of_beta(!cell) -> !beta_cell
+
+    // Chunk k of thread t: its first column, and whether the row has it.
+    func.func private @column(%k: index, %t: index) -> (index, i1) {
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %t_count = arith.constant #few_threads
+      %before = arith.muli %k, %t_count : index
+      %chunk = arith.addi %before, %t : index
+      %col = arith.muli %chunk, %v : index
+      %inside = arith.cmpi ult, %col, %n : index
+      return %col, %inside : index, i1
+    }
+
     func.func @few_rows() attributes {translation_info = #few_rows_kernel} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -112,19 +142,16 @@ hal.executable.source private @few_rows {
           %x_row = vector.load %x[%row, %column_in] : !x_rows, !x_cells
           %mean_row = memref.load %mean[%row] : !acc_column
           %rstd_row = memref.load %rstd[%row] : !acc_column
-          %mean_v = vector.broadcast %mean_row : !acc to !cells
-          %rstd_v = vector.broadcast %rstd_row : !acc to !cells
-          %dya = arith.extf %dy_row : !dy_cells to !cells
-          %xa = arith.extf %x_row : !x_cells to !cells
-          %centred = arith.subf %xa, %mean_v : !cells
-          %xhat = arith.mulf %centred, %rstd_v : !cells
+          %dya = func.call @widen_of_dy_cells(%dy_row) : (!dy_cells) -> !cells
+          %xa = func.call @widen_of_x_cells(%x_row) : (!x_cells) -> !cells
+          %xhat = func.call @xhat_of_cells(%xa, %mean_row, %rstd_row) : (!cells, !acc, !acc) -> !cells
           %dgamma_more = math.fma %dya, %xhat, %dgamma_sum : !cells
           %dbeta_more = arith.addf %dbeta_sum, %dya : !cells
           scf.yield %dgamma_more, %dbeta_more : !cells, !cells
         }
 
         // Across slices: a few neighbouring threads, the parts, share each of the tile's sums.
-        %tile_sums = memref.alloc() : !tile_sums
+        %tile_sums = memref.alloc() : !tile_sums  // [(dgamma, dbeta), slices, columns of the tile and a few]
         vector.store %sums#0, %tile_sums[%c0, %slice, %in_tile] : !tile_sums, !cells
         vector.store %sums#1, %tile_sums[%c1, %slice, %in_tile] : !tile_sums, !cells
         gpu.barrier
@@ -151,61 +178,55 @@ hal.executable.source private @few_rows {
         %stores = arith.andi %exists, %leads : i1
         scf.if %stores {
           %is_dgamma = arith.cmpi eq, %which, %c0 : index
+          %cell = vector.broadcast %total : !acc to !cell
           scf.if %is_dgamma {
-            %dgamma_total = llvm.fptrunc %total : !acc to !gamma
-            memref.store %dgamma_total, %dgamma[%sum_column] : !gamma_row
+            %dgamma_total = func.call @round_of_gamma(%cell) : (!cell) -> !gamma_cell
+            vector.store %dgamma_total, %dgamma[%sum_column] : !gamma_row, !gamma_cell
           } else {
-            %dbeta_total = llvm.fptrunc %total : !acc to !beta
-            memref.store %dbeta_total, %dbeta[%sum_column] : !beta_row
+            %dbeta_total = func.call @round_of_beta(%cell) : (!cell) -> !beta_cell
+            vector.store %dbeta_total, %dbeta[%sum_column] : !beta_row, !beta_cell
           }
         }
       } else {
-        // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
-        %v = arith.constant #vector
+        // A row's dx.
+        %chunks = arith.constant #few_chunks
         %t_count = arith.constant #few_threads
         %lanes = arith.constant #subgroup
-        %inv_n = arith.constant #inv_n
+        %minus_zeros = arith.constant dense<-0.0> : !chunk  // change no number that they are added to
         %zeros = arith.constant dense<0.0> : !chunk
         %zero_pair = arith.constant dense<0.0> : !sum_pair
         %row = arith.subi %workgroup, %tiles : index
         %mean_row = memref.load %mean[%row] : !acc_column
         %rstd_row = memref.load %rstd[%row] : !acc_column
-        // Each chunk
-        %k_0 = arith.constant 0 : index
-        %chunk_0 = arith.muli %k_0, %t_count : index
-        %mine_0 = arith.addi %chunk_0, %t : index
-        %col_0 = arith.muli %mine_0, %v : index
-        %inside_0 = arith.cmpi ult, %col_0, %n : index
-        %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
-        %dy_0 = vector.load %dy[%row, %col_in_0] : !dy_rows, !dy_chunk
-        %x_0 = vector.load %x[%row, %col_in_0] : !x_rows, !x_chunk
-        %gamma_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
-        // End
-
-        %mean_v = vector.broadcast %mean_row : !acc to !chunk
-        %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
-        // -0.0 changes no number that it is added to.
-        %sum_h_0 = arith.constant dense<-0.0> : !chunk
-        %sum_hx_0 = arith.constant dense<-0.0> : !chunk
-        // Each chunk
-        %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
-        %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-        %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
-        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
-        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
-        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
-        %h_in_0 = arith.select %inside_0, %h_0, %zeros : !chunk
-        %xhat_in_0 = arith.select %inside_0, %xhat_0, %zeros : !chunk
-        %sum_h_1 = arith.addf %sum_h_0, %h_in_0 : !chunk
-        %sum_hx_1 = math.fma %h_in_0, %xhat_in_0, %sum_hx_0 : !chunk
-        // End
+        %xhat_kept = memref.alloca() : !few_held
+        %h_kept = memref.alloca() : !few_held
+        %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
+            iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %col_in = arith.select %inside, %col, %c0 : index
+          %dy_k = vector.load %dy[%row, %col_in] : !dy_rows, !dy_chunk
+          %x_k = vector.load %x[%row, %col_in] : !x_rows, !x_chunk
+          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+          %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+          %ga = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %xhat_any = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %h_any = arith.mulf %dya, %ga : !chunk
+          %h = arith.select %inside, %h_any, %zeros : !chunk
+          %xhat = arith.select %inside, %xhat_any, %zeros : !chunk
+          memref.store %xhat, %xhat_kept[%k] : !few_held
+          memref.store %h, %h_kept[%k] : !few_held
+          %h_after = arith.addf %h_before, %h : !chunk
+          %hx_after = math.fma %h, %xhat, %hx_before : !chunk
+          scf.yield %h_after, %hx_after : !chunk, !chunk
+        } {llvm.loop_annotation = #unrolled}
 
         // Any order of these additions will do, as long as it is always the same one.
-        %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
-        %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
+        %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
+        %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
         %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
         %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
-        %exchange = memref.alloc() : !few_exchange
+        %exchange = memref.alloc() : !few_exchange  // [warps, (h, h * xhat)]
         %lane = arith.remui %t, %lanes : index
         %warp = arith.divui %t, %lanes : index
         %leads = arith.cmpi eq, %lane, %c0 : index
@@ -219,20 +240,16 @@ hal.executable.source private @few_rows {
         %row_h = vector.extract %pair[0] : !acc from !sum_pair
         %row_hx = vector.extract %pair[1] : !acc from !sum_pair
 
-        %scale = arith.mulf %rstd_row, %inv_n : !acc
-        %minus_scale = arith.negf %scale : !acc
-        %shift_h = arith.mulf %row_h, %minus_scale : !acc
-        %shift_hx = arith.mulf %row_hx, %minus_scale : !acc
-        %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
-        %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
-        // Each chunk
-        %shifted_0 = math.fma %h_0, %rstd_v, %shift_h_v : !chunk
-        %dxa_0 = math.fma %xhat_0, %shift_hx_v, %shifted_0 : !chunk
-        %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-        scf.if %inside_0 {
-          vector.store %dx_0, %dx[%row, %col_0] : !x_rows, !x_chunk
-        }
-        // End
+        scf.for %k = %c0 to %chunks step %c1 {
+          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %xhat = memref.load %xhat_kept[%k] : !few_held
+          %h = memref.load %h_kept[%k] : !few_held
+          %dxa = func.call @dx(%h, %xhat, %rstd_row, %row_h, %row_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+          %dx_k = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+          scf.if %inside {
+            vector.store %dx_k, %dx[%row, %col] : !x_rows, !x_chunk
+          }
+        } {llvm.loop_annotation = #unrolled}
       }
       return
     }

@@ -1,8 +1,8 @@
 // The last kernel of one_pass.mlir and of two_pass.mlir: adds up partial rows of dgamma and dbeta, and
 // rounds them once to the types of the caller's parameters.
 //
-// A workgroup has a few columns, and its threads take the partial rows in slices, several rows at a
-// time: the lines between "Each row" and "End" stand for as many copies as rows are under way.
+// A workgroup has a few columns, and its threads take the P partial rows in slices, several rows at a
+// time.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -19,16 +19,18 @@
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !slices = memref<16x32x!acc, #gpu.address_space<workgroup>>
 !shares = vector<16x1x!acc>  // of a column, one from each slice
+!gamma_cell = vector<1x!gamma>
+!beta_cell = vector<1x!beta>
+!cell = vector<1x!acc>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
 
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta
-  #hal.pipeline.binding<storage_buffer>,            // dgamma
-  #hal.pipeline.binding<storage_buffer>             // dbeta
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma [P, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
+  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
 ]>
-
-!sum = vector<1x!acc>
 
 hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
@@ -40,6 +42,10 @@ hal.executable.source private @finalize {
     hal.return %tiles, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @round_of_gamma(!cell) -> !gamma_cell
+    func.func private @round_of_beta(!cell) -> !beta_cell
+
     func.func @finalize() attributes {translation_info = #finalize_kernel, nvvm.minctasm = 3 : i32} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -48,7 +54,7 @@ hal.executable.source private @finalize {
       %slices = arith.constant #slices
       %rows_at_once = arith.constant #partials_at_once
       %zero = arith.constant 0.0 : !acc
-      %zero_sum = arith.constant dense<0.0> : !sum
+      %zero_cell = arith.constant dense<0.0> : !cell
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index
       %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
@@ -71,20 +77,19 @@ hal.executable.source private @finalize {
       %last_skips = arith.subi %stride, %slices : index
       %steps_end = arith.subi %p, %last_skips : index
       %steps:3 = scf.for %i = %ty to %steps_end step %stride
-          iter_args(%dgamma_sum_0 = %zero, %dbeta_sum_0 = %zero, %next = %ty) -> (!acc, !acc, index) {
-        // Each row
-        %k_0 = arith.constant 0 : index
-        %skipped_0 = arith.muli %k_0, %slices : index
-        %row_0 = arith.addi %i, %skipped_0 : index
-        %dgamma_0 = memref.load %dgamma_partials[%row_0, %column_in] : !acc_rows
-        %dbeta_0 = memref.load %dbeta_partials[%row_0, %column_in] : !acc_rows
-        // End
-        // Each row
-        %dgamma_sum_1 = arith.addf %dgamma_sum_0, %dgamma_0 : !acc
-        %dbeta_sum_1 = arith.addf %dbeta_sum_0, %dbeta_0 : !acc
-        // End
+          iter_args(%dgamma_step = %zero, %dbeta_step = %zero, %next = %ty) -> (!acc, !acc, index) {
+        %dgamma_after, %dbeta_after = scf.for %k = %c0 to %rows_at_once step %c1
+            iter_args(%dgamma_sum = %dgamma_step, %dbeta_sum = %dbeta_step) -> (!acc, !acc) {
+          %skipped = arith.muli %k, %slices : index
+          %row = arith.addi %i, %skipped : index
+          %dgamma_row = memref.load %dgamma_partials[%row, %column_in] : !acc_rows
+          %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
+          %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
+          %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
+          scf.yield %dgamma_more, %dbeta_more : !acc, !acc
+        } {llvm.loop_annotation = #unrolled}
         %after = arith.addi %i, %stride : index
-        scf.yield %dgamma_sum_1, %dbeta_sum_1, %after : !acc, !acc, index
+        scf.yield %dgamma_after, %dbeta_after, %after : !acc, !acc, index
       }
       %sums:2 = scf.for %row = %steps#2 to %p step %slices
           iter_args(%dgamma_sum = %steps#0, %dbeta_sum = %steps#1) -> (!acc, !acc) {
@@ -94,8 +99,8 @@ hal.executable.source private @finalize {
         %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
         scf.yield %dgamma_more, %dbeta_more : !acc, !acc
       }
-      %dgamma_slices = memref.alloc() : !slices
-      %dbeta_slices = memref.alloc() : !slices
+      %dgamma_slices = memref.alloc() : !slices  // [slices, columns of the workgroup]
+      %dbeta_slices = memref.alloc() : !slices   // likewise
       memref.store %sums#0, %dgamma_slices[%ty, %tx] : !slices
       memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices
       gpu.barrier
@@ -104,14 +109,12 @@ hal.executable.source private @finalize {
       scf.if %adds_up {
         %dgamma_shares = vector.transfer_read %dgamma_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
         %dbeta_shares = vector.transfer_read %dbeta_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
-        %dgamma_sum = vector.multi_reduction <add>, %dgamma_shares, %zero_sum [0] : !shares to !sum
-        %dbeta_sum = vector.multi_reduction <add>, %dbeta_shares, %zero_sum [0] : !shares to !sum
-        %dgamma_acc = vector.extract %dgamma_sum[0] : !acc from !sum
-        %dbeta_acc = vector.extract %dbeta_sum[0] : !acc from !sum
-        %dgamma_total = llvm.fptrunc %dgamma_acc : !acc to !gamma
-        %dbeta_total = llvm.fptrunc %dbeta_acc : !acc to !beta
-        memref.store %dgamma_total, %dgamma[%column] : !gamma_row
-        memref.store %dbeta_total, %dbeta[%column] : !beta_row
+        %dgamma_sum = vector.multi_reduction <add>, %dgamma_shares, %zero_cell [0] : !shares to !cell
+        %dbeta_sum = vector.multi_reduction <add>, %dbeta_shares, %zero_cell [0] : !shares to !cell
+        %dgamma_cell = func.call @round_of_gamma(%dgamma_sum) : (!cell) -> !gamma_cell
+        %dbeta_cell = func.call @round_of_beta(%dbeta_sum) : (!cell) -> !beta_cell
+        vector.store %dgamma_cell, %dgamma[%column] : !gamma_row, !gamma_cell
+        vector.store %dbeta_cell, %dbeta[%column] : !beta_row, !beta_cell
       }
       return
     }

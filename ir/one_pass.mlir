@@ -7,8 +7,8 @@
 //
 // A row has N columns, in chunks of V neighbours, 16 bytes of them where N allows it. A workgroup has
 // several groups of T threads; a group works on one row at a time, and its thread t owns the chunks
-// t, t + T, t + 2T, ... The lines between "Each chunk" and "End" stand for as many copies as a thread
-// has chunks: in copy k, what ends in _0 ends in _k, what ends in _1 in _(k+1), and 0 is k.
+// t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that what is held of each stays in
+// registers.
 //
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
@@ -30,8 +30,9 @@
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
-#columns = 4096 : index
+#columns = 4096 : index      // N
 #vector = 8 : index          // V
+#chunks = 1 : index          // of a row, that a thread has
 #copied = 8 : index          // V, where chunks are copied
 #threads = 512 : index       // T
 #threads_i32 = 512 : i32
@@ -76,22 +77,24 @@
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !chunk = vector<8x!acc>
-!dy_share = vector<1x8x!dy>  // a thread's chunks of a row
-!x_share = vector<1x8x!x>
-!share = vector<1x8x!acc>
+!dy_held = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
+!x_held = memref<1x!x_chunk, #gpu.address_space<private>>
+!gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
+!held = memref<1x!chunk, #gpu.address_space<private>>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
 
 !pair = vector<2x!acc>
 
 #rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer>,            // dy
-  #hal.pipeline.binding<storage_buffer>,            // x
-  #hal.pipeline.binding<storage_buffer>,            // mean
-  #hal.pipeline.binding<storage_buffer>,            // rstd
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
-  #hal.pipeline.binding<storage_buffer>,            // dx
-  #hal.pipeline.binding<storage_buffer>,            // partial dgamma
-  #hal.pipeline.binding<storage_buffer>             // partial dbeta
+  #hal.pipeline.binding<storage_buffer>,            // dy [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // x [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // mean [M]
+  #hal.pipeline.binding<storage_buffer>,            // rstd [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial dgamma [workgroups, N]
+  #hal.pipeline.binding<storage_buffer>             // partial dbeta [workgroups, N]
 ]>
 
 hal.executable.source private @rows {
@@ -102,11 +105,54 @@ hal.executable.source private @rows {
     hal.return %p, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @widen_of_x(!x_chunk) -> !chunk
+    func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @round_of_x(!chunk) -> !x_chunk
+
+    // Chunk k of thread t: its first column, and whether the row has it.
+    func.func private @column(%k: index, %t: index) -> (index, i1) {
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %t_count = arith.constant #threads
+      %before = arith.muli %k, %t_count : index
+      %chunk = arith.addi %before, %t : index
+      %col = arith.muli %chunk, %v : index
+      %inside = arith.cmpi ult, %col, %n : index
+      return %col, %inside : index, i1
+    }
+
+    // The weight of chunk k, from where the schedule keeps it.
+    func.func private @weight(%held: !gamma_held, %copied: !gamma_staged, %widened: !wide_staged,
+        %group: index, %k: index, %col: index) -> !chunk {
+      %copies_weight = arith.constant #copies_weight
+      %widens_weight = arith.constant #widens_weight
+      %weight = scf.if %widens_weight -> !chunk {
+        %wide = vector.load %widened[%group, %col] : !wide_staged, !chunk
+        scf.yield %wide : !chunk
+      } else {
+        %narrow = scf.if %copies_weight -> !gamma_chunk {
+          %shared = vector.load %copied[%group, %col] : !gamma_staged, !gamma_chunk
+          scf.yield %shared : !gamma_chunk
+        } else {
+          %own = memref.load %held[%k] : !gamma_held
+          scf.yield %own : !gamma_chunk
+        }
+        %wide = func.call @widen_of_gamma(%narrow) : (!gamma_chunk) -> !chunk
+        scf.yield %wide : !chunk
+      }
+      return %weight : !chunk
+    }
+
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %n = arith.constant #columns
       %v = arith.constant #vector
+      %chunks = arith.constant #chunks
       %t_count = arith.constant #threads
       %lanes = arith.constant #subgroup
       %groups = arith.constant #groups
@@ -130,8 +176,8 @@ hal.executable.source private @rows {
       %all_lanes = arith.constant -1 : i32
       %zero = arith.constant 0.0 : !acc
       %zero_pair = arith.constant dense<0.0> : !pair
-      %zeros = arith.constant dense<0.0> : !share
-      %inv_n = arith.constant #inv_n
+      %zeros = arith.constant dense<0.0> : !chunk
+      %minus_zeros = arith.constant dense<-0.0> : !chunk  // change no number that they are added to
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
       %zero_gamma = arith.constant dense<0.0> : !gamma_chunk
@@ -171,35 +217,45 @@ hal.executable.source private @rows {
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
 
-      // Every thread reads back only what it has stored or copied itself, so that no barrier is needed.
+      // Shared memory. Every thread reads back only what it has stored or copied itself, so that no
+      // barrier is needed; but for the exchange.
       %dy_bytes = memref.alloc() : !dy_bytes
       %x_bytes = memref.alloc() : !x_bytes
-      %dy_staged = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_staged
-      %x_staged = memref.view %x_bytes[%c0][] : !x_bytes to !x_staged
-      %gamma_staged = memref.alloc() : !gamma_staged
-      %wide_staged = memref.alloc() : !wide_staged
-      %exchange = memref.alloc() : !exchange
+      %dy_staged = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_staged  // [slots, groups, columns of T threads]
+      %x_staged = memref.view %x_bytes[%c0][] : !x_bytes to !x_staged      // likewise
+      %gamma_staged = memref.alloc() : !gamma_staged                       // [groups, columns of T threads]
+      %wide_staged = memref.alloc() : !wide_staged                         // likewise
+      %exchange = memref.alloc() : !exchange                               // [2, groups, warps, (h, h * xhat)]
+
+      // Registers, a place for each of a thread's chunks.
+      %gamma_held = memref.alloca() : !gamma_held
+      %dy_held = memref.alloca() : !dy_held  // this row, where it is not in shared memory
+      %x_held = memref.alloca() : !x_held
+      %dy_next = memref.alloca() : !dy_held  // the one fetched meanwhile
+      %x_next = memref.alloca() : !x_held
+      %dya_kept = memref.alloca() : !held    // from the row's sums until its dx
+      %xhat_kept = memref.alloca() : !held
+      %h_kept = memref.alloca() : !held
+      %dgamma_sums = memref.alloca() : !held
+      %dbeta_sums = memref.alloca() : !held
 
       // A chunk past the end of the row is all zeros and is never stored.
-      // Each chunk
-      %k_0 = arith.constant 0 : index
-      %chunk_0 = arith.muli %k_0, %t_count : index
-      %mine_0 = arith.addi %chunk_0, %t : index
-      %col_0 = arith.muli %mine_0, %v : index
-      %inside_0 = arith.cmpi ult, %col_0, %n : index
-      %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
-      %gamma_0 = scf.if %copies_weight -> !gamma_chunk {
-        %gamma_size_0 = arith.select %inside_0, %v, %c0 : index
-        %gamma_copy_0 = "nvgpu.device_async_copy"(%gamma_staged, %group, %col_0, %gamma, %col_0, %gamma_size_0)
-            <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
-            : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
-        scf.yield %zero_gamma : !gamma_chunk
-      } else {
-        %gamma_read_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
-        %gamma_in_0 = arith.select %inside_0, %gamma_read_0, %zero_gamma : !gamma_chunk
-        scf.yield %gamma_in_0 : !gamma_chunk
-      }
-      // End
+      scf.for %k = %c0 to %chunks step %c1 {
+        %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+        scf.if %copies_weight {
+          %size = arith.select %inside, %v, %c0 : index
+          %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %col, %size)
+              <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
+              : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
+        } else {
+          %col_in = arith.select %inside, %col, %c0 : index
+          %read = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          %gamma_k = arith.select %inside, %read, %zero_gamma : !gamma_chunk
+          memref.store %gamma_k, %gamma_held[%k] : !gamma_held
+        }
+        memref.store %zeros, %dgamma_sums[%k] : !held
+        memref.store %zeros, %dbeta_sums[%k] : !held
+      } {llvm.loop_annotation = #unrolled}
 
       // The first rows are fetched before anything else. A copy past the end of the columns or of the
       // rows reads nothing and writes zeros. Copies of less than 16 bytes pass through the L1 cache. It
@@ -208,54 +264,53 @@ hal.executable.source private @rows {
       %first_index = arith.index_castui %first_in : i32 to index
       scf.if %stages {
         scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 : i32 {
-          %slot_early = arith.index_castui %step : i32 to index
+          %slot = arith.index_castui %step : i32 to index
           %rows_on = arith.muli %step, %stride : i32
-          %row_early = arith.addi %first, %rows_on : i32
-          %row_early_live = arith.cmpi sle, %row_early, %last : i32
-          %row_early_in = arith.minsi %row_early, %last : i32
-          %row_early_index = arith.index_castui %row_early_in : i32 to index
-          // Each chunk
-          %keep_early_0 = arith.andi %inside_0, %row_early_live : i1
-          %size_early_0 = arith.select %keep_early_0, %v, %c0 : index
-          %dy_early_0 = "nvgpu.device_async_copy"(%dy_staged, %slot_early, %group, %col_0, %dy, %row_early_index, %col_0, %size_early_0)
-              <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-              : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-          %x_early_0 = "nvgpu.device_async_copy"(%x_staged, %slot_early, %group, %col_0, %x, %row_early_index, %col_0, %size_early_0)
-              <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-              : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
-          // End
-          %copies_early = nvgpu.device_async_create_group
+          %row = arith.addi %first, %rows_on : i32
+          %live = arith.cmpi sle, %row, %last : i32
+          %row_in = arith.minsi %row, %last : i32
+          %row_index = arith.index_castui %row_in : i32 to index
+          scf.for %k = %c0 to %chunks step %c1 {
+            %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+            %exists = arith.andi %inside, %live : i1
+            %size = arith.select %exists, %v, %c0 : index
+            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %row_index, %col, %size)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
+            %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %row_index, %col, %size)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+          } {llvm.loop_annotation = #unrolled}
+          %copies = nvgpu.device_async_create_group
         }
       }
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
-      %dy_first_0 = arith.constant dense<0.0> : !dy_share
-      %x_first_0 = arith.constant dense<0.0> : !x_share
-      // Each chunk
-      %fetched_first_0:2 = scf.if %stages -> (!dy_chunk, !x_chunk) {
-        scf.yield %zero_dy, %zero_x : !dy_chunk, !x_chunk
-      } else {
-        %dy_load_0 = vector.load %dy[%first_index, %col_in_0] : !dy_rows, !dy_chunk
-        %x_load_0 = vector.load %x[%first_index, %col_in_0] : !x_rows, !x_chunk
-        scf.yield %dy_load_0, %x_load_0 : !dy_chunk, !x_chunk
-      }
-      %dy_first_1 = vector.insert %fetched_first_0#0, %dy_first_0[0] : !dy_chunk into !dy_share
-      %x_first_1 = vector.insert %fetched_first_0#1, %x_first_0[0] : !x_chunk into !x_share
-      scf.if %widens_weight {
-        %gamma_wide_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
-        vector.store %gamma_wide_0, %wide_staged[%group, %col_0] : !wide_staged, !chunk
-      }
-      // End
+      scf.for %k = %c0 to %chunks step %c1 {
+        %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+        scf.if %stages {
+        } else {
+          %col_in = arith.select %inside, %col, %c0 : index
+          %dy_k = vector.load %dy[%first_index, %col_in] : !dy_rows, !dy_chunk
+          %x_k = vector.load %x[%first_index, %col_in] : !x_rows, !x_chunk
+          memref.store %dy_k, %dy_held[%k] : !dy_held
+          memref.store %x_k, %x_held[%k] : !x_held
+        }
+        scf.if %widens_weight {
+          %gamma_k = memref.load %gamma_held[%k] : !gamma_held
+          %wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          vector.store %wide, %wide_staged[%group, %col] : !wide_staged, !chunk
+        }
+      } {llvm.loop_annotation = #unrolled}
 
       // Each step uses a row and fetches another, so many rows ahead. Groups walk by themselves: each
       // waits at a barrier of its own.
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %ahead = arith.index_castui %ahead_i32 : i32 to index
       %fill_first = arith.select %in_place, %c0, %ahead : index
-      %sums:8 = scf.for %row = %first to %m_i32 step %stride
-          iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros, %mean_row = %mean_first, %rstd_row = %rstd_first,
-                    %dy_ahead = %dy_first_1, %x_ahead = %x_first_1, %fill = %fill_first, %half = %c0)
-          -> (!share, !share, !acc, !acc, !dy_share, !x_share, index, index) : i32 {
+      %walked:4 = scf.for %row = %first to %m_i32 step %stride
+          iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %fill = %fill_first, %half = %c0)
+          -> (!acc, !acc, index, index) : i32 {
         %fill_after = arith.addi %fill, %c1 : index
         %wraps = arith.cmpi eq, %fill_after, %slots : index
         %fill_next = arith.select %wraps, %c0, %fill_after : index
@@ -273,30 +328,28 @@ hal.executable.source private @rows {
         %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
         %row_ahead_in = arith.minsi %row_ahead, %last : i32
         %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
-        %dy_next_0 = arith.constant dense<0.0> : !dy_share
-        %x_next_0 = arith.constant dense<0.0> : !x_share
-        // Each chunk
-        %keep_ahead_0 = arith.andi %inside_0, %row_ahead_live : i1
-        %size_0 = arith.select %keep_ahead_0, %v, %c0 : index
-        %fetched_0:2 = scf.if %stages -> (!dy_chunk, !x_chunk) {
-          scf.if %in_place {
+        scf.for %k = %c0 to %chunks step %c1 {
+          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          scf.if %stages {
+            scf.if %in_place {
+            } else {
+              %exists = arith.andi %inside, %row_ahead_live : i1
+              %size = arith.select %exists, %v, %c0 : index
+              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %col, %size)
+                  <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                  : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
+              %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %col, %size)
+                  <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                  : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+            }
           } else {
-            %dy_copy_0 = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col_0, %dy, %row_ahead_index, %col_0, %size_0)
-                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-            %x_copy_0 = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col_0, %x, %row_ahead_index, %col_0, %size_0)
-                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+            %col_in = arith.select %inside, %col, %c0 : index
+            %dy_k = vector.load %dy[%row_ahead_index, %col_in] : !dy_rows, !dy_chunk
+            %x_k = vector.load %x[%row_ahead_index, %col_in] : !x_rows, !x_chunk
+            memref.store %dy_k, %dy_next[%k] : !dy_held
+            memref.store %x_k, %x_next[%k] : !x_held
           }
-          scf.yield %zero_dy, %zero_x : !dy_chunk, !x_chunk
-        } else {
-          %dy_read_0 = vector.load %dy[%row_ahead_index, %col_in_0] : !dy_rows, !dy_chunk
-          %x_read_0 = vector.load %x[%row_ahead_index, %col_in_0] : !x_rows, !x_chunk
-          scf.yield %dy_read_0, %x_read_0 : !dy_chunk, !x_chunk
-        }
-        %dy_next_1 = vector.insert %fetched_0#0, %dy_next_0[0] : !dy_chunk into !dy_share
-        %x_next_1 = vector.insert %fetched_0#1, %x_next_0[0] : !x_chunk into !x_share
-        // End
+        } {llvm.loop_annotation = #unrolled}
         scf.if %stages {
           scf.if %in_place {
           } else {
@@ -305,61 +358,51 @@ hal.executable.source private @rows {
           "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
         }
 
+        // This thread's share of the row's sums of h and of h * xhat.
         %row_index = arith.index_castui %row : i32 to index
-        %mean_v = vector.broadcast %mean_row : !acc to !chunk
-        %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
-
-        // Row sums of this thread's chunks: h and h * xhat.
-        // -0.0 changes no number that it is added to.
-        %sum_h_0 = arith.constant dense<-0.0> : !chunk
-        %sum_hx_0 = arith.constant dense<-0.0> : !chunk
-        // Each chunk
-        scf.if %rereads {
-          nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
-        }
-        %taken_0:2 = scf.if %stages -> (!dy_chunk, !x_chunk) {
-          %dy_copied_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
-          %x_copied_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
-          scf.yield %dy_copied_0, %x_copied_0 : !dy_chunk, !x_chunk
-        } else {
-          %dy_held = arith.select %at_once, %dy_next_1, %dy_ahead : !dy_share
-          %x_held = arith.select %at_once, %x_next_1, %x_ahead : !x_share
-          %dy_mine_0 = vector.extract %dy_held[0] : !dy_chunk from !dy_share
-          %x_mine_0 = vector.extract %x_held[0] : !x_chunk from !x_share
-          %dy_in_0 = arith.select %inside_0, %dy_mine_0, %zero_dy : !dy_chunk
-          %x_in_0 = arith.select %inside_0, %x_mine_0, %zero_x : !x_chunk
-          scf.yield %dy_in_0, %x_in_0 : !dy_chunk, !x_chunk
-        }
-        %ga_0 = scf.if %widens_weight -> !chunk {
-          %wide_0 = vector.load %wide_staged[%group, %col_0] : !wide_staged, !chunk
-          scf.yield %wide_0 : !chunk
-        } else {
-          %weight_0 = scf.if %copies_weight -> !gamma_chunk {
-            %gamma_copied_0 = vector.load %gamma_staged[%group, %col_0] : !gamma_staged, !gamma_chunk
-            scf.yield %gamma_copied_0 : !gamma_chunk
-          } else {
-            scf.yield %gamma_0 : !gamma_chunk
+        %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
+            iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          scf.if %rereads {
+            nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
           }
-          %widened_0 = arith.extf %weight_0 : !gamma_chunk to !chunk
-          scf.yield %widened_0 : !chunk
-        }
-        %dya_0 = arith.extf %taken_0#0 : !dy_chunk to !chunk
-        %xa_0 = arith.extf %taken_0#1 : !x_chunk to !chunk
-        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
-        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
-        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
-        %sum_h_1 = arith.addf %sum_h_0, %h_0 : !chunk
-        %sum_hx_1 = math.fma %h_0, %xhat_0, %sum_hx_0 : !chunk
-        // End
-        %row_sums:2 = scf.if %wants_dx -> (!acc, !acc) {
+          %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
+            %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
+            %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+            scf.yield %dy_copied, %x_copied : !dy_chunk, !x_chunk
+          } else {
+            %dy_early = memref.load %dy_held[%k] : !dy_held
+            %x_early = memref.load %x_held[%k] : !x_held
+            %dy_late = memref.load %dy_next[%k] : !dy_held
+            %x_late = memref.load %x_next[%k] : !x_held
+            %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
+            %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
+            %dy_in = arith.select %inside, %dy_mine, %zero_dy : !dy_chunk
+            %x_in = arith.select %inside, %x_mine, %zero_x : !x_chunk
+            scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
+          }
+          %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+          %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+          %ga = func.call @weight(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+              : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
+          %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %h = arith.mulf %dya, %ga : !chunk
+          %h_after = arith.addf %h_before, %h : !chunk
+          %hx_after = math.fma %h, %xhat, %hx_before : !chunk
+          memref.store %dya, %dya_kept[%k] : !held
+          memref.store %xhat, %xhat_kept[%k] : !held
+          memref.store %h, %h_kept[%k] : !held
+          scf.yield %h_after, %hx_after : !chunk, !chunk
+        } {llvm.loop_annotation = #unrolled}
+        %sum_h, %sum_hx = scf.if %wants_dx -> (!acc, !acc) {
           // Any order of these additions will do, as long as it is always the same one.
-          %thread_h = vector.reduction <add>, %sum_h_1 fastmath<reassoc> : !chunk into !acc
-          %thread_hx = vector.reduction <add>, %sum_hx_1 fastmath<reassoc> : !chunk into !acc
+          %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
+          %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
           %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
           %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
 
           // Across warps: through one of two buffers in turn, so that one barrier a row is enough.
-          %group_sums:2 = scf.if %one_warp -> (!acc, !acc) {
+          %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
             scf.yield %warp_h, %warp_hx : !acc, !acc
           } else {
             %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
@@ -374,112 +417,105 @@ hal.executable.source private @rows {
             }
             %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
             %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-            %group_h = vector.extract %pair[0] : !acc from !pair
-            %group_hx = vector.extract %pair[1] : !acc from !pair
-            scf.yield %group_h, %group_hx : !acc, !acc
+            %pair_h = vector.extract %pair[0] : !acc from !pair
+            %pair_hx = vector.extract %pair[1] : !acc from !pair
+            scf.yield %pair_h, %pair_hx : !acc, !acc
           }
-          scf.yield %group_sums#0, %group_sums#1 : !acc, !acc
+          scf.yield %group_h, %group_hx : !acc, !acc
         } else {
           scf.yield %zero, %zero : !acc, !acc
         }
 
-        // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
-        %scale = arith.mulf %rstd_row, %inv_n : !acc
-        %minus_scale = arith.negf %scale : !acc
-        %shift_h = arith.mulf %row_sums#0, %minus_scale : !acc
-        %shift_hx = arith.mulf %row_sums#1, %minus_scale : !acc
-        %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
-        %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
-        // Each chunk
-        %again_0:3 = scf.if %rereads -> (!chunk, !chunk, !chunk) {
-          nvvm.bar.warp.sync %all_lanes : i32
-          %dy_again_0 = vector.load %dy_staged[%slot, %group, %col_0] : !dy_staged, !dy_chunk
-          %x_again_0 = vector.load %x_staged[%slot, %group, %col_0] : !x_staged, !x_chunk
-          %ga_again_0 = scf.if %widens_weight -> !chunk {
-            %wide_again_0 = vector.load %wide_staged[%group, %col_0] : !wide_staged, !chunk
-            scf.yield %wide_again_0 : !chunk
+        // dx, and the row's part of dgamma and dbeta.
+        scf.for %k = %c0 to %chunks step %c1 {
+          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
+            nvvm.bar.warp.sync %all_lanes : i32
+            %dy_k = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
+            %x_k = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+            %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+            %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+            %ga = func.call @weight(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+                : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
+            %xhat_again = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %h_again = arith.mulf %dya_again, %ga : !chunk
+            scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
           } else {
-            %weight_again_0 = scf.if %copies_weight -> !gamma_chunk {
-              %gamma_again_0 = vector.load %gamma_staged[%group, %col_0] : !gamma_staged, !gamma_chunk
-              scf.yield %gamma_again_0 : !gamma_chunk
-            } else {
-              scf.yield %gamma_0 : !gamma_chunk
-            }
-            %widened_again_0 = arith.extf %weight_again_0 : !gamma_chunk to !chunk
-            scf.yield %widened_again_0 : !chunk
+            %dya_mine = memref.load %dya_kept[%k] : !held
+            %xhat_mine = memref.load %xhat_kept[%k] : !held
+            %h_mine = memref.load %h_kept[%k] : !held
+            scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
           }
-          %dyb_0 = arith.extf %dy_again_0 : !dy_chunk to !chunk
-          %xb_0 = arith.extf %x_again_0 : !x_chunk to !chunk
-          %centred_again_0 = arith.subf %xb_0, %mean_v : !chunk
-          %xhat_again_0 = arith.mulf %centred_again_0, %rstd_v : !chunk
-          %h_again_0 = arith.mulf %dyb_0, %ga_again_0 : !chunk
-          scf.yield %dyb_0, %xhat_again_0, %h_again_0 : !chunk, !chunk, !chunk
-        } else {
-          scf.yield %dya_0, %xhat_0, %h_0 : !chunk, !chunk, !chunk
-        }
-        %shifted_0 = math.fma %again_0#2, %rstd_v, %shift_h_v : !chunk
-        %dxa_0 = math.fma %again_0#1, %shift_hx_v, %shifted_0 : !chunk
-        %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-        %store_0 = arith.andi %inside_0, %wants_dx : i1
-        scf.if %store_0 {
-          vector.store %dx_0, %dx[%row_index, %col_0] : !x_rows, !x_chunk
-        }
-        scf.if %in_place {
-          %dy_refill_0 = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col_0, %dy, %row_ahead_index, %col_0, %size_0)
-              <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-              : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-          %x_refill_0 = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col_0, %x, %row_ahead_index, %col_0, %size_0)
-              <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-              : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
-        }
-        %dgamma_old_0 = vector.extract %dgamma_0[0] : !chunk from !share
-        %dgamma_new_0 = math.fma %again_0#0, %again_0#1, %dgamma_old_0 : !chunk
-        %dgamma_1 = vector.insert %dgamma_new_0, %dgamma_0[0] : !chunk into !share
-        %dbeta_old_0 = vector.extract %dbeta_0[0] : !chunk from !share
-        %dbeta_new_0 = arith.addf %dbeta_old_0, %again_0#0 : !chunk
-        %dbeta_1 = vector.insert %dbeta_new_0, %dbeta_0[0] : !chunk into !share
-        // End
+          %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+          %dx_k = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+          %stores = arith.andi %inside, %wants_dx : i1
+          scf.if %stores {
+            vector.store %dx_k, %dx[%row_index, %col] : !x_rows, !x_chunk
+          }
+          scf.if %in_place {
+            %exists = arith.andi %inside, %row_ahead_live : i1
+            %size = arith.select %exists, %v, %c0 : index
+            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %col, %size)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
+            %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %col, %size)
+                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+          }
+          %dgamma_before = memref.load %dgamma_sums[%k] : !held
+          %dbeta_before = memref.load %dbeta_sums[%k] : !held
+          %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
+          %dbeta_after = arith.addf %dbeta_before, %dya : !chunk
+          memref.store %dgamma_after, %dgamma_sums[%k] : !held
+          memref.store %dbeta_after, %dbeta_sums[%k] : !held
+
+          %dy_fetched = memref.load %dy_next[%k] : !dy_held
+          %x_fetched = memref.load %x_next[%k] : !x_held
+          memref.store %dy_fetched, %dy_held[%k] : !dy_held
+          memref.store %x_fetched, %x_held[%k] : !x_held
+        } {llvm.loop_annotation = #unrolled}
 
         scf.if %in_place {
           %refills = nvgpu.device_async_create_group
         }
         %half_next = arith.xori %half, %c1 : index
-        scf.yield %dgamma_1, %dbeta_1, %mean_next, %rstd_next, %dy_next_1, %x_next_1, %fill_next, %half_next
-            : !share, !share, !acc, !acc, !dy_share, !x_share, index, index
+        scf.yield %mean_next, %rstd_next, %fill_next, %half_next : !acc, !acc, index, index
       }
       scf.if %stages {
         nvvm.cp.async.wait.group 0
       }
 
       scf.if %one_group {
-        // Each chunk
-        %dgamma_mine_0 = vector.extract %sums#0[0] : !chunk from !share
-        %dbeta_mine_0 = vector.extract %sums#1[0] : !chunk from !share
-        scf.if %inside_0 {
-          vector.store %dgamma_mine_0, %dgamma_partials[%workgroup, %col_0] : !acc_rows, !chunk
-          vector.store %dbeta_mine_0, %dbeta_partials[%workgroup, %col_0] : !acc_rows, !chunk
-        }
-        // End
+        scf.for %k = %c0 to %chunks step %c1 {
+          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %dgamma_k = memref.load %dgamma_sums[%k] : !held
+          %dbeta_k = memref.load %dbeta_sums[%k] : !held
+          scf.if %inside {
+            vector.store %dgamma_k, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
+            vector.store %dbeta_k, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+          }
+        } {llvm.loop_annotation = #unrolled}
       } else {
         // The groups' sums become one partial row, dgamma's and then dbeta's, in the memory that rows of
         // dy have left.
-        %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums
+        %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums  // [groups, columns of T threads]
         %workgroup_threads = arith.muli %t_count, %groups : index
         %column_first = arith.muli %thread, %v : index
         %column_step = arith.muli %workgroup_threads, %v : index
-        %zero_sums = arith.constant dense<0.0> : !chunk
         %c2 = arith.constant 2 : index
         scf.for %which = %c0 to %c2 step %c1 {
           %is_dgamma = arith.cmpi eq, %which, %c0 : index
-          %share = arith.select %is_dgamma, %sums#0, %sums#1 : !share
           gpu.barrier
-          // Each chunk
-          %share_0 = vector.extract %share[0] : !chunk from !share
-          vector.store %share_0, %group_sums[%group, %col_0] : !group_sums, !chunk
-          // End
+          scf.for %k = %c0 to %chunks step %c1 {
+            %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+            %dgamma_k = memref.load %dgamma_sums[%k] : !held
+            %dbeta_k = memref.load %dbeta_sums[%k] : !held
+            %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
+            vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+          } {llvm.loop_annotation = #unrolled}
           gpu.barrier
           scf.for %column = %column_first to %n step %column_step {
-            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero_sums) -> (!chunk) {
+            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
               %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
               %more = arith.addf %sum, %group_sum : !chunk
               scf.yield %more : !chunk

@@ -1,6 +1,6 @@
 // Layer normalization, backward, in one pass over memory: how the algorithm runs on a CPU.
 //
-// Every workgroup has a share of neighbouring rows, which one thread takes in blocks of a few rows. The
+// Each of P workgroups has a share of neighbouring rows, which one thread takes in blocks of a few rows. The
 // block's rows come from memory once, for their two sums; dx, dgamma and dbeta find them in the cache.
 // dgamma and dbeta accumulate in the workgroup's partial rows, which stay in the cache too, and
 // @finalize adds up. How rows are shared out depends on M alone, not on the threads that there are: the
@@ -32,7 +32,7 @@
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
-#columns = 4096 : index
+#columns = 4096 : index      // N
 #vector = 64 : index         // V
 #span = 8192 : index         // columns of a row that are summed at a time
 #block = 4 : index           // rows that are in the cache at once
@@ -60,14 +60,14 @@
 #worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
 
 #rows_layout = #hal.pipeline.layout<constants = 2, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
-  #hal.pipeline.binding<storage_buffer>,            // dx
-  #hal.pipeline.binding<storage_buffer>,            // partial dgamma
-  #hal.pipeline.binding<storage_buffer>             // partial dbeta
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
+  #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
 ]>
 
 hal.executable.source private @rows {
@@ -77,6 +77,14 @@ hal.executable.source private @rows {
     hal.return %p, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @widen_of_x(!x_chunk) -> !chunk
+    func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @round_of_x(!chunk) -> !x_chunk
+
     func.func @rows() attributes {translation_info = #worker} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -88,7 +96,6 @@ hal.executable.source private @rows {
       %span = arith.constant #span
       %inv_n = arith.constant #inv_n
       %wants_dx = arith.constant #wants_dx
-      %single_column = arith.constant #single_column
       %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
       llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
 
@@ -128,8 +135,6 @@ hal.executable.source private @rows {
             %row = arith.addi %block_row, %i : index
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
-            %mean_v = vector.broadcast %mean_row : !acc to !chunk
-            %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
             %sum_h, %sum_hx = scf.for %span_first = %c0 to %n step %span
                 iter_args(%h_before = %zeros, %hx_before = %zeros) -> (!chunk, !chunk) {
               %span_after = arith.addi %span_first, %span : index
@@ -142,12 +147,11 @@ hal.executable.source private @rows {
                 %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
                 %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
                 %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
-                %dya = arith.extf %dy_ : !dy_chunk to !chunk
-                %xa = arith.extf %x_ : !x_chunk to !chunk
-                %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
+                %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
+                %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
+                %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
-                %centred = arith.subf %xa, %mean_v : !chunk
-                %xhat = arith.mulf %centred, %rstd_v : !chunk
+                %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
                 %h = arith.mulf %dy_new, %ga : !chunk
                 %hx = arith.mulf %h, %xhat : !chunk
                 %h1 = arith.addf %h_, %h : !chunk
@@ -174,7 +178,7 @@ hal.executable.source private @rows {
           %seen = arith.subi %chunk, %col : index
           %again = vector.create_mask %seen : !lanes
           %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
-          %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
+          %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
           %dgamma_sum = vector.load %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
           %dbeta_sum = vector.load %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
           %dgamma, %dbeta = scf.for %i = %c0 to %rows step %c1
@@ -182,32 +186,17 @@ hal.executable.source private @rows {
             %row = arith.addi %block_row, %i : index
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
-            %mean_v = vector.broadcast %mean_row : !acc to !chunk
-            %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
             %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-            %dya = arith.extf %dy_ : !dy_chunk to !chunk
-            %xa = arith.extf %x_ : !x_chunk to !chunk
-            %centred = arith.subf %xa, %mean_v : !chunk
-            %xhat = arith.mulf %centred, %rstd_v : !chunk
+            %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
+            %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
+            %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             scf.if %wants_dx {
               %mean_h = memref.load %means[%i, %c0] : !means
               %mean_hx = memref.load %means[%i, %c1] : !means
-              %mean_h_v = vector.broadcast %mean_h : !acc to !chunk
-              %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
               %h = arith.mulf %dya, %ga : !chunk
-              // A single h is its own mean; but h in a multiply-add has not been rounded, and its mean has.
-              %t0 = scf.if %single_column -> !chunk {
-                %none = arith.mulf %h, %zeros : !chunk
-                scf.yield %none : !chunk
-              } else {
-                %rest = arith.subf %h, %mean_h_v : !chunk
-                scf.yield %rest : !chunk
-              }
-              %t1 = arith.mulf %xhat, %mean_hx_v : !chunk
-              %t2 = arith.subf %t0, %t1 : !chunk
-              %dxa = arith.mulf %t2, %rstd_v : !chunk
-              %dx_ = arith.truncf %dxa : !chunk to !x_chunk
+              %dxa = func.call @dx_from_means(%h, %xhat, %rstd_row, %mean_h, %mean_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+              %dx_ = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
               vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
             }
             %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
@@ -227,10 +216,10 @@ hal.executable.source private @rows {
 }
 
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta
-  #hal.pipeline.binding<storage_buffer>,            // dgamma
-  #hal.pipeline.binding<storage_buffer>             // dbeta
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma [P, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
+  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
 ]>
 
 // A workgroup adds up a chunk of columns, and rounds it once to the types of the caller's parameters.
@@ -244,6 +233,10 @@ hal.executable.source private @finalize {
     hal.return %chunks, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @round_of_gamma(!chunk) -> !gamma_chunk
+    func.func private @round_of_beta(!chunk) -> !beta_chunk
+
     func.func @finalize() attributes {translation_info = #worker} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -272,8 +265,8 @@ hal.executable.source private @finalize {
         %dbeta1 = arith.addf %dbeta_, %dbeta_i : !chunk
         scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
       }
-      %dgamma_total = arith.truncf %dgamma_sum : !chunk to !gamma_chunk
-      %dbeta_total = arith.truncf %dbeta_sum : !chunk to !beta_chunk
+      %dgamma_total = func.call @round_of_gamma(%dgamma_sum) : (!chunk) -> !gamma_chunk
+      %dbeta_total = func.call @round_of_beta(%dbeta_sum) : (!chunk) -> !beta_chunk
       vector.store %dgamma_total, %dgamma[%col] : !gamma_row, !gamma_chunk
       vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
       llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
@@ -312,9 +305,9 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
 }
 
 #statistics_layout = #hal.pipeline.layout<constants = 2, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
-  #hal.pipeline.binding<storage_buffer>,            // mean
-  #hal.pipeline.binding<storage_buffer>             // rstd
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // mean [M]
+  #hal.pipeline.binding<storage_buffer>             // rstd [M]
 ]>
 
 // mean and rstd = 1 / sqrt(var + eps) of every row, where the caller has none. The variance is the
@@ -326,6 +319,9 @@ hal.executable.source private @row_statistics {
     hal.return %p, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @widen_of_x(!x_chunk) -> !chunk
+
     func.func @row_statistics() attributes {translation_info = #worker} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -361,7 +357,7 @@ hal.executable.source private @row_statistics {
             %seen = arith.subi %chunk, %col : index
             %again = vector.create_mask %seen : !lanes
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-            %xa = arith.extf %x_ : !x_chunk to !chunk
+            %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
             %x_new = arith.select %again, %zeros, %xa : !lanes, !chunk
             %sum1 = arith.addf %sum_, %x_new : !chunk
             scf.yield %sum1 : !chunk
@@ -380,7 +376,7 @@ hal.executable.source private @row_statistics {
             %seen = arith.subi %chunk, %col : index
             %again = vector.create_mask %seen : !lanes
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-            %xa = arith.extf %x_ : !x_chunk to !chunk
+            %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
             %centred = arith.subf %xa, %mean_v : !chunk
             %centred_new = arith.select %again, %zeros, %centred : !lanes, !chunk
             %square = arith.mulf %centred_new, %centred_new : !chunk

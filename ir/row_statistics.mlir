@@ -3,8 +3,8 @@
 // square of the mean cancels.
 //
 // A group of threads has a row, and reads it twice, the second time from the cache. Several groups make a
-// workgroup, where rows are narrow. The lines between "Each chunk" and "End" stand for as many copies as
-// chunks of a row are under way, as in one_pass.mlir.
+// workgroup, where rows are narrow. Several chunks of a row are under way at once: the loops over these
+// are unrolled.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by the
 // rules of README.md.
@@ -14,7 +14,7 @@
 !acc_m = tensor<?x!acc>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
-#columns = 4096 : index
+#columns = 4096 : index           // N
 #subgroup = 32 : index
 #statistics_vector = 8 : index    // neighbours that a thread handles together
 #statistics_threads = 256 : index // of a row
@@ -29,12 +29,13 @@
 !statistics_chunk = vector<8x!acc>
 !statistics_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !statistics_warps = vector<8x!acc>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
 
 #row_statistics_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
-  #hal.pipeline.binding<storage_buffer>,            // mean
-  #hal.pipeline.binding<storage_buffer>             // rstd
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // mean [M]
+  #hal.pipeline.binding<storage_buffer>             // rstd [M]
 ]>
 
 hal.executable.source private @row_statistics {
@@ -45,6 +46,9 @@ hal.executable.source private @row_statistics {
     hal.return %workgroups, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @widen(!statistics_x) -> !statistics_chunk
+
     func.func @row_statistics() attributes {translation_info = #statistics_kernel} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -80,27 +84,25 @@ hal.executable.source private @row_statistics {
       %lane = arith.remui %t, %lanes : index
       %warp = arith.divui %t, %lanes : index
       %leads = arith.cmpi eq, %lane, %c0 : index
-      %exchange = memref.alloc() : !statistics_exchange
+      %exchange = memref.alloc() : !statistics_exchange  // [(x, squares), groups, warps]
 
       // A chunk past the end of the row reads the row's first chunk, and counts for nothing.
       %first = arith.muli %t, %v : index
       %neighbours = arith.muli %t_count, %v : index
       %stride = arith.muli %neighbours, %chunks_at_once : index
-      %sum_x = scf.for %col = %first to %n step %stride iter_args(%sum_x_0 = %zeros) -> (!statistics_chunk) {
-        // Each chunk
-        %k_0 = arith.constant 0 : index
-        %skipped_0 = arith.muli %k_0, %neighbours : index
-        %col_0 = arith.addi %col, %skipped_0 : index
-        %inside_0 = arith.cmpi ult, %col_0, %n : index
-        %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
-        %x_0 = vector.load %x[%row, %col_in_0] : !x_rows, !statistics_x
-        // End
-        // Each chunk
-        %xa_0 = arith.extf %x_0 : !statistics_x to !statistics_chunk
-        %more_x_0 = arith.addf %sum_x_0, %xa_0 : !statistics_chunk
-        %sum_x_1 = arith.select %inside_0, %more_x_0, %sum_x_0 : !statistics_chunk
-        // End
-        scf.yield %sum_x_1 : !statistics_chunk
+      %sum_x = scf.for %col_first = %first to %n step %stride iter_args(%sum = %zeros) -> (!statistics_chunk) {
+        %step = scf.for %k = %c0 to %chunks_at_once step %c1 iter_args(%before = %sum) -> (!statistics_chunk) {
+          %skipped = arith.muli %k, %neighbours : index
+          %col = arith.addi %col_first, %skipped : index
+          %inside = arith.cmpi ult, %col, %n : index
+          %col_in = arith.select %inside, %col, %c0 : index
+          %x_k = vector.load %x[%row, %col_in] : !x_rows, !statistics_x
+          %xa = func.call @widen(%x_k) : (!statistics_x) -> !statistics_chunk
+          %more = arith.addf %before, %xa : !statistics_chunk
+          %after = arith.select %inside, %more, %before : !statistics_chunk
+          scf.yield %after : !statistics_chunk
+        } {llvm.loop_annotation = #unrolled}
+        scf.yield %step : !statistics_chunk
       }
       // Any order of these additions will do, as long as it is always the same one.
       %thread_x = vector.reduction <add>, %sum_x fastmath<reassoc> : !statistics_chunk into !acc
@@ -119,22 +121,20 @@ hal.executable.source private @row_statistics {
       %mean_row = arith.mulf %row_x, %inv_n : !acc
       %mean_v = vector.broadcast %mean_row : !acc to !statistics_chunk
 
-      %sum_xx = scf.for %col = %first to %n step %stride iter_args(%sum_xx_0 = %zeros) -> (!statistics_chunk) {
-        // Each chunk
-        %k_0 = arith.constant 0 : index
-        %skipped_0 = arith.muli %k_0, %neighbours : index
-        %col_0 = arith.addi %col, %skipped_0 : index
-        %inside_0 = arith.cmpi ult, %col_0, %n : index
-        %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
-        %x_0 = vector.load %x[%row, %col_in_0] : !x_rows, !statistics_x
-        // End
-        // Each chunk
-        %xa_0 = arith.extf %x_0 : !statistics_x to !statistics_chunk
-        %centred_0 = arith.subf %xa_0, %mean_v : !statistics_chunk
-        %more_xx_0 = math.fma %centred_0, %centred_0, %sum_xx_0 : !statistics_chunk
-        %sum_xx_1 = arith.select %inside_0, %more_xx_0, %sum_xx_0 : !statistics_chunk
-        // End
-        scf.yield %sum_xx_1 : !statistics_chunk
+      %sum_xx = scf.for %col_first = %first to %n step %stride iter_args(%sum = %zeros) -> (!statistics_chunk) {
+        %step = scf.for %k = %c0 to %chunks_at_once step %c1 iter_args(%before = %sum) -> (!statistics_chunk) {
+          %skipped = arith.muli %k, %neighbours : index
+          %col = arith.addi %col_first, %skipped : index
+          %inside = arith.cmpi ult, %col, %n : index
+          %col_in = arith.select %inside, %col, %c0 : index
+          %x_k = vector.load %x[%row, %col_in] : !x_rows, !statistics_x
+          %xa = func.call @widen(%x_k) : (!statistics_x) -> !statistics_chunk
+          %centred = arith.subf %xa, %mean_v : !statistics_chunk
+          %more = math.fma %centred, %centred, %before : !statistics_chunk
+          %after = arith.select %inside, %more, %before : !statistics_chunk
+          scf.yield %after : !statistics_chunk
+        } {llvm.loop_annotation = #unrolled}
+        scf.yield %step : !statistics_chunk
       }
       %thread_xx = vector.reduction <add>, %sum_xx fastmath<reassoc> : !statistics_chunk into !acc
       %warp_xx = gpu.subgroup_reduce add %thread_xx cluster(size = 32) : (!acc) -> !acc

@@ -9,7 +9,7 @@
 // row, and begins anew.
 //
 // A thread keeps memory busy by several loads at once: chunks of a row in @row_sums, rows in @columns.
-// The lines between "Each chunk" or "Each row" and "End" stand for as many copies, as in one_pass.mlir.
+// The loops over these are unrolled.
 
 // What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
 // the rules of README.md.
@@ -27,7 +27,7 @@
 !beta_n = tensor<32768x!beta>
 #inv_n = 3.0517578125e-5 : !acc
 #eps = 1.0e-5 : !acc
-#columns = 32768 : index
+#columns = 32768 : index         // N
 #vector = 8 : index
 #threads = 256 : index
 #subgroup = 32 : index
@@ -53,18 +53,22 @@
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !chunk = vector<8x!acc>
+!dy_read = memref<1x!dy_chunk, #gpu.address_space<private>>  // chunks at once of a thread, in registers
+!x_read = memref<1x!x_chunk, #gpu.address_space<private>>
+!gamma_read = memref<1x!gamma_chunk, #gpu.address_space<private>>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
 
 !pair = vector<2x!acc>
 
 #row_sums_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
-  #hal.pipeline.binding<storage_buffer>,            // sum of h
-  #hal.pipeline.binding<storage_buffer>             // sum of h * xhat
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer>,            // sum of h [M]
+  #hal.pipeline.binding<storage_buffer>             // sum of h * xhat [M]
 ]>
 
 hal.executable.source private @row_sums {
@@ -74,6 +78,27 @@ hal.executable.source private @row_sums {
     hal.return %m, %one, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @widen_of_x(!x_chunk) -> !chunk
+    func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+
+    // Of the chunks that a thread reads at once, the first of them at a column, the k-th: its first
+    // column, and whether the row has it.
+    func.func private @column(%k: index, %first: index) -> (index, i1) {
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %t_count = arith.constant #threads
+      %whole = arith.constant #whole
+      %neighbours = arith.muli %t_count, %v : index
+      %skipped = arith.muli %k, %neighbours : index
+      %col = arith.addi %first, %skipped : index
+      %before_end = arith.cmpi ult, %col, %n : index
+      %inside = arith.ori %whole, %before_end : i1
+      return %col, %inside : index, i1
+    }
+
     func.func @row_sums() attributes {translation_info = #two_pass_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %n = arith.constant #columns
@@ -83,7 +108,6 @@ hal.executable.source private @row_sums {
       %zero = arith.constant 0.0 : !acc
       %zero_pair = arith.constant dense<0.0> : !pair
       %chunks_at_once = arith.constant #chunks_at_once
-      %whole = arith.constant #whole
       %zeros = arith.constant dense<0.0> : !chunk
 
       %m_i32 = hal.interface.constant.load layout(#row_sums_layout) ordinal(0) : i32
@@ -105,41 +129,47 @@ hal.executable.source private @row_sums {
       %lane = arith.remui %t, %lanes : index
       %warp = arith.divui %t, %lanes : index
       %leads = arith.cmpi eq, %lane, %c0 : index
-      %exchange = memref.alloc() : !exchange
+      %exchange = memref.alloc() : !exchange  // [1, 1, warps, (h, h * xhat)]
       %mean_row = memref.load %mean[%row] : !acc_column
       %rstd_row = memref.load %rstd[%row] : !acc_column
-      %mean_v = vector.broadcast %mean_row : !acc to !chunk
-      %rstd_v = vector.broadcast %rstd_row : !acc to !chunk
 
-      // A chunk past the end of the row reads the row's first chunk, and counts for nothing.
+      // All loads of a step before any of them is waited for. A chunk past the end of the row reads the
+      // row's first chunk, and counts for nothing.
+      %dy_read = memref.alloca() : !dy_read
+      %x_read = memref.alloca() : !x_read
+      %gamma_read = memref.alloca() : !gamma_read
       %first = arith.muli %t, %v : index
       %neighbours = arith.muli %t_count, %v : index
       %stride = arith.muli %neighbours, %chunks_at_once : index
-      %sums:2 = scf.for %col = %first to %n step %stride iter_args(%sum_h_0 = %zeros, %sum_hx_0 = %zeros) -> (!chunk, !chunk) {
-        // Each chunk
-        %k_0 = arith.constant 0 : index
-        %skipped_0 = arith.muli %k_0, %neighbours : index
-        %col_0 = arith.addi %col, %skipped_0 : index
-        %before_end_0 = arith.cmpi ult, %col_0, %n : index
-        %inside_0 = arith.ori %whole, %before_end_0 : i1
-        %col_in_0 = arith.select %inside_0, %col_0, %c0 : index
-        %dy_0 = vector.load %dy[%row, %col_in_0] : !dy_rows, !dy_chunk
-        %x_0 = vector.load %x[%row, %col_in_0] : !x_rows, !x_chunk
-        %gamma_0 = vector.load %gamma[%col_in_0] : !gamma_row, !gamma_chunk
-        // End
-        // Each chunk
-        %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
-        %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-        %ga_0 = arith.extf %gamma_0 : !gamma_chunk to !chunk
-        %centred_0 = arith.subf %xa_0, %mean_v : !chunk
-        %xhat_0 = arith.mulf %centred_0, %rstd_v : !chunk
-        %h_0 = arith.mulf %dya_0, %ga_0 : !chunk
-        %more_h_0 = arith.addf %sum_h_0, %h_0 : !chunk
-        %more_hx_0 = math.fma %h_0, %xhat_0, %sum_hx_0 : !chunk
-        %sum_h_1 = arith.select %inside_0, %more_h_0, %sum_h_0 : !chunk
-        %sum_hx_1 = arith.select %inside_0, %more_hx_0, %sum_hx_0 : !chunk
-        // End
-        scf.yield %sum_h_1, %sum_hx_1 : !chunk, !chunk
+      %sums:2 = scf.for %col_first = %first to %n step %stride iter_args(%h_sum = %zeros, %hx_sum = %zeros) -> (!chunk, !chunk) {
+        scf.for %k = %c0 to %chunks_at_once step %c1 {
+          %col, %inside = func.call @column(%k, %col_first) : (index, index) -> (index, i1)
+          %col_in = arith.select %inside, %col, %c0 : index
+          %dy_k = vector.load %dy[%row, %col_in] : !dy_rows, !dy_chunk
+          %x_k = vector.load %x[%row, %col_in] : !x_rows, !x_chunk
+          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          memref.store %dy_k, %dy_read[%k] : !dy_read
+          memref.store %x_k, %x_read[%k] : !x_read
+          memref.store %gamma_k, %gamma_read[%k] : !gamma_read
+        } {llvm.loop_annotation = #unrolled}
+        %h_step, %hx_step = scf.for %k = %c0 to %chunks_at_once step %c1
+            iter_args(%h_before = %h_sum, %hx_before = %hx_sum) -> (!chunk, !chunk) {
+          %col, %inside = func.call @column(%k, %col_first) : (index, index) -> (index, i1)
+          %dy_k = memref.load %dy_read[%k] : !dy_read
+          %x_k = memref.load %x_read[%k] : !x_read
+          %gamma_k = memref.load %gamma_read[%k] : !gamma_read
+          %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+          %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+          %ga = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %h = arith.mulf %dya, %ga : !chunk
+          %h_more = arith.addf %h_before, %h : !chunk
+          %hx_more = math.fma %h, %xhat, %hx_before : !chunk
+          %h_after = arith.select %inside, %h_more, %h_before : !chunk
+          %hx_after = arith.select %inside, %hx_more, %hx_before : !chunk
+          scf.yield %h_after, %hx_after : !chunk, !chunk
+        } {llvm.loop_annotation = #unrolled}
+        scf.yield %h_step, %hx_step : !chunk, !chunk
       }
       %thread_h = vector.reduction <add>, %sums#0 fastmath<reassoc> : !chunk into !acc
       %thread_hx = vector.reduction <add>, %sums#1 fastmath<reassoc> : !chunk into !acc
@@ -165,16 +195,16 @@ hal.executable.source private @row_sums {
 }
 
 #columns_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h * xhat
-  #hal.pipeline.binding<storage_buffer>,            // dx
-  #hal.pipeline.binding<storage_buffer>,            // partial dgamma
-  #hal.pipeline.binding<storage_buffer>             // partial dbeta
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h * xhat [M]
+  #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
+  #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
 ]>
 
 hal.executable.source private @columns {
@@ -188,6 +218,14 @@ hal.executable.source private @columns {
     hal.return %tiles, %p, %one : index, index, index
   }
   builtin.module {
+    // Of ir/math/.
+    func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @widen_of_x(!x_chunk) -> !chunk
+    func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @round_of_x(!chunk) -> !x_chunk
+
     func.func @columns() attributes {translation_info = #two_pass_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %n = arith.constant #columns
@@ -195,7 +233,6 @@ hal.executable.source private @columns {
       %t_count = arith.constant #threads
       %tile = arith.constant #tile
       %p = arith.constant #workgroups_index
-      %inv_n = arith.constant #inv_n
       %rows_at_once = arith.constant #rows_at_once
       %span_steps = arith.constant #span_steps
       %wants_dx = arith.constant #wants_dx
@@ -212,9 +249,9 @@ hal.executable.source private @columns {
       %sum_h = hal.interface.binding.subspan layout(#columns_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %sum_hx = hal.interface.binding.subspan layout(#columns_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %dx = hal.interface.binding.subspan layout(#columns_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
-      %live = hal.interface.workgroup.count[1] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%live}
-      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%live}
+      %walkers = hal.interface.workgroup.count[1] : index
+      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%walkers}
 
       %j = hal.interface.workgroup.id[0] : index
       %walker = hal.interface.workgroup.id[1] : index
@@ -226,7 +263,7 @@ hal.executable.source private @columns {
       %inside = arith.cmpi ult, %col, %n : index
       %col_in = arith.select %inside, %col, %c0 : index
       %gamma_ = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
-      %ga = arith.extf %gamma_ : !gamma_chunk to !chunk
+      %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
 
       %first = arith.muli %walker, %rows_at_once : index
       %stride = arith.muli %p, %rows_at_once : index
@@ -239,50 +276,38 @@ hal.executable.source private @columns {
       scf.for %span_first = %first to %m step %span {
         %span_after = arith.addi %span_first, %span : index
         %span_end = arith.minui %span_after, %m : index
-        %sums:2 = scf.for %row = %span_first to %span_end step %stride
-            iter_args(%dgamma_0 = %zeros, %dbeta_0 = %zeros) -> (!chunk, !chunk) {
-          // A row past the end reads the last row, and counts for nothing.
-          // Each row
-          %k_0 = arith.constant 0 : index
-          %row_0 = arith.addi %row, %k_0 : index
-          %live_0 = arith.cmpi ule, %row_0, %last : index
-          %row_in_0 = arith.minui %row_0, %last : index
-          %dy_0 = vector.load %dy[%row_in_0, %col_in] : !dy_rows, !dy_chunk
-          %x_0 = vector.load %x[%row_in_0, %col_in] : !x_rows, !x_chunk
-          %mean_0 = memref.load %mean[%row_in_0] : !acc_column
-          %rstd_0 = memref.load %rstd[%row_in_0] : !acc_column
-          %row_h_0 = memref.load %sum_h[%row_in_0] : !acc_column
-          %row_hx_0 = memref.load %sum_hx[%row_in_0] : !acc_column
-          // End
-          // dx = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
-          // Each row
-          %mean_v_0 = vector.broadcast %mean_0 : !acc to !chunk
-          %rstd_v_0 = vector.broadcast %rstd_0 : !acc to !chunk
-          %scale_0 = arith.mulf %rstd_0, %inv_n : !acc
-          %minus_scale_0 = arith.negf %scale_0 : !acc
-          %shift_h_0 = arith.mulf %row_h_0, %minus_scale_0 : !acc
-          %shift_hx_0 = arith.mulf %row_hx_0, %minus_scale_0 : !acc
-          %shift_h_v_0 = vector.broadcast %shift_h_0 : !acc to !chunk
-          %shift_hx_v_0 = vector.broadcast %shift_hx_0 : !acc to !chunk
-          %dya_0 = arith.extf %dy_0 : !dy_chunk to !chunk
-          %xa_0 = arith.extf %x_0 : !x_chunk to !chunk
-          %centred_0 = arith.subf %xa_0, %mean_v_0 : !chunk
-          %xhat_0 = arith.mulf %centred_0, %rstd_v_0 : !chunk
-          %h_0 = arith.mulf %dya_0, %ga : !chunk
-          %shifted_0 = math.fma %h_0, %rstd_v_0, %shift_h_v_0 : !chunk
-          %dxa_0 = math.fma %xhat_0, %shift_hx_v_0, %shifted_0 : !chunk
-          %dx_0 = llvm.fptrunc %dxa_0 : !chunk to !x_chunk
-          %exists_0 = arith.andi %inside, %live_0 : i1
-          %keep_0 = arith.andi %exists_0, %wants_dx : i1
-          scf.if %keep_0 {
-            vector.store %dx_0, %dx[%row_0, %col] : !x_rows, !x_chunk
-          }
-          %dgamma_more_0 = math.fma %dya_0, %xhat_0, %dgamma_0 : !chunk
-          %dbeta_more_0 = arith.addf %dbeta_0, %dya_0 : !chunk
-          %dgamma_1 = arith.select %live_0, %dgamma_more_0, %dgamma_0 : !chunk
-          %dbeta_1 = arith.select %live_0, %dbeta_more_0, %dbeta_0 : !chunk
-          // End
-          scf.yield %dgamma_1, %dbeta_1 : !chunk, !chunk
+        %sums:2 = scf.for %row_first = %span_first to %span_end step %stride
+            iter_args(%dgamma_sum = %zeros, %dbeta_sum = %zeros) -> (!chunk, !chunk) {
+          %dgamma_step, %dbeta_step = scf.for %k = %c0 to %rows_at_once step %c1
+              iter_args(%dgamma_before = %dgamma_sum, %dbeta_before = %dbeta_sum) -> (!chunk, !chunk) {
+            // A row past the end reads the last row, and counts for nothing.
+            %row = arith.addi %row_first, %k : index
+            %live = arith.cmpi ule, %row, %last : index
+            %row_in = arith.minui %row, %last : index
+            %dy_k = vector.load %dy[%row_in, %col_in] : !dy_rows, !dy_chunk
+            %x_k = vector.load %x[%row_in, %col_in] : !x_rows, !x_chunk
+            %mean_row = memref.load %mean[%row_in] : !acc_column
+            %rstd_row = memref.load %rstd[%row_in] : !acc_column
+            %row_h = memref.load %sum_h[%row_in] : !acc_column
+            %row_hx = memref.load %sum_hx[%row_in] : !acc_column
+            %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+            %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+            %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %h = arith.mulf %dya, %ga : !chunk
+            %dxa = func.call @dx(%h, %xhat, %rstd_row, %row_h, %row_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+            %dx_k = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+            %exists = arith.andi %inside, %live : i1
+            %stores = arith.andi %exists, %wants_dx : i1
+            scf.if %stores {
+              vector.store %dx_k, %dx[%row, %col] : !x_rows, !x_chunk
+            }
+            %dgamma_more = math.fma %dya, %xhat, %dgamma_before : !chunk
+            %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
+            %dgamma_after = arith.select %live, %dgamma_more, %dgamma_before : !chunk
+            %dbeta_after = arith.select %live, %dbeta_more, %dbeta_before : !chunk
+            scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
+          } {llvm.loop_annotation = #unrolled}
+          scf.yield %dgamma_step, %dbeta_step : !chunk, !chunk
         }
         scf.if %inside {
           %dgamma_before = vector.load %dgamma_partials[%walker, %col] : !acc_rows, !chunk

@@ -139,7 +139,7 @@ def build_oracle(spec: LayerNormSpec, target: Target) -> bytes:
     """
     if spec.rows is None:
         raise ValueError("rows: expected a fixed number for StableHLO, got None")
-    oracle = (read_ir(ir.STABLEHLO),)
+    oracle = {ir.STABLEHLO: read_ir(ir.STABLEHLO)}
     text = ir.module(oracle, spec, target, WholeTensors(), host_cpu=_host_cpu(target))
     return iree_compile.run(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
@@ -156,7 +156,7 @@ def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = N
     how = schedule.choose(spec, target) if how is None else how
     if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
         raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
-    texts = tuple(read_ir(name) for name in ir.sources(spec, how))
+    texts = {name: read_ir(name) for name in ir.sources(spec, how)}
     return ir.module(texts, spec, target, how, host_cpu=_host_cpu(target))
 
 

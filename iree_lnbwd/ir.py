@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from iree_lnbwd import linking
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import launches
 from iree_lnbwd.schedule import (
@@ -35,6 +37,7 @@ TWO_PASS = "two_pass.mlir"
 ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 ROW_STATISTICS = "row_statistics.mlir"
+MATH = ("math/norm.mlir", "math/types.mlir")
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
     WholeTensors: (LINALG,),
@@ -48,18 +51,11 @@ _HEADER = re.compile(
     r"// What a LayerNormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
     re.DOTALL,
 )
-_COPIED = re.compile(r" *// Each (chunk|row)\n(.*?) *// End\n", re.DOTALL)
-_CAST = re.compile(
-    r" *%(\w+) = (?:arith\.extf|arith\.truncf|llvm\.fptrunc) %([\w#]+) : (!\w+) to (!\w+)\n"
-)
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
-_PAIRS_OF_BF16 = re.compile(r"vector<(\d*[02468])xbf16>")
-_VALUE = re.compile(r"%(\w+)")
-_DEFINED = re.compile(r" *%[\w:]+(?:, %[\w:]+)* =")
-_ALIAS = re.compile(r"![a-z_]+")
+_PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 _VIEW = "!hal.buffer_view"  # storage with a shape, whose content is no tensor yet
 
 # What the entry point calls each argument and result, and the alias of its type.
@@ -80,11 +76,11 @@ def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
     names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
     if isinstance(schedule, OnePass | TwoPass) and spec.recompute_eps is not None:
         names.append(ROW_STATISTICS)
-    return tuple(names)
+    return (*names, *(() if isinstance(schedule, WholeTensors) else MATH))
 
 
 def module(
-    texts: tuple[str, ...],
+    texts: Mapping[str, str],
     spec: LayerNormSpec,
     target: Target,
     schedule: Schedule,
@@ -94,7 +90,8 @@ def module(
     """The module that computes ``spec`` by ``schedule``.
 
     Args:
-        texts: What the files of `sources` say; or that of `STABLEHLO`, which needs ``spec.rows``.
+        texts: What the files of `sources` say, by name and in that order; or that of `STABLEHLO`,
+            which needs ``spec.rows``.
         spec: What is computed.
         target: Where.
         schedule: How; legal for the two.
@@ -109,7 +106,7 @@ def module(
     else:
         typed = spec
     aliases = _spec_aliases(typed)
-    bodies = list(texts)
+    bodies = [text for name, text in texts.items() if name not in MATH]
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif not isinstance(schedule, WholeTensors):
@@ -123,42 +120,44 @@ def module(
         if spec.recompute_eps is not None:
             aliases |= _row_statistics_aliases(spec, target)
         bodies = [
-            _kernel_text(name, text, spec, target, schedule)
-            for name, text in zip(sources(spec, schedule), texts, strict=True)
+            _literals(name, text, spec, target, schedule)
+            for name, text in texts.items()
+            if name not in MATH
         ]
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
     text = _HEADER.sub(lambda _: header, bodies[0])
     text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in bodies[1:])
-    text = _drop_identity_casts(text, aliases)
-    if isinstance(schedule, OnePass | TwoPass):
-        text = _widen_pairs(text, aliases)
+    library = linking.functions(text for name, text in texts.items() if name in MATH)
+    text = linking.link(text, aliases, library, functools.partial(_overload, target))
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%\w+\}", r"\1", text)
     return text + _entry(spec, target, schedule, host_cpu)
 
 
-def _kernel_text(
+def _overload(target: Target, function: str, types: tuple[str, ...]) -> str:
+    """Which function of ``math/types.mlir`` widens or rounds from the first type to the last."""
+    if function not in ("widen", "round"):
+        return function
+    on_cpu = target.backend == "cpu"
+    variants = {
+        f"{function}_equal": types[0] == types[-1],
+        "widen_pairs": not on_cpu and _PAIRS_OF_BF16.fullmatch(types[0]) is not None,
+        "round_on_cpu": on_cpu and function == "round",
+    }
+    return next((variant for variant, fits in variants.items() if fits), function)
+
+
+def _literals(
     name: str, text: str, spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> str:
-    """A file of kernels with its blocks repeated, and with what MLIR takes no alias for."""
-    times: dict[str, int]
-    if name == FINALIZE:
-        times = {"row": schedule.finalize_rows}
-    elif name == ROW_STATISTICS:
-        times = {"chunk": row_statistics(spec, target).chunks}
-    elif isinstance(schedule, TwoPass):
-        times = {"chunk": schedule.chunks, "row": schedule.rows}
-    elif name == FEW_ROWS and (few := schedule.few_rows):
-        times = {"chunk": few.chunks(spec, target, schedule.vector)}
+    """A file of kernels with its literals that MLIR takes no alias for."""
+    if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
         text = text.replace("cluster(size = 8)", f"cluster(size = {few.parts(target)})")
-    else:
-        times = {"chunk": schedule.chunks(spec, target)}
+    if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _narrow_copies(text, spec, schedule)
     text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
-    if spec.acc_dtype == "f64":
-        text = _shuffled(text, target)
-    return _repeat(text, times)
+    return _shuffled(text, target) if spec.acc_dtype == "f64" else text
 
 
 def _spec_aliases(spec: LayerNormSpec) -> dict[str, str]:
@@ -196,6 +195,10 @@ def _storage(shape: str) -> str:
 
 def _shared(shape: str) -> str:
     return f"memref<{shape}, #gpu.address_space<workgroup>>"
+
+
+def _private(shape: str) -> str:
+    return f"memref<{shape}, #gpu.address_space<private>>"
 
 
 def _bindings(cols: int) -> dict[str, str]:
@@ -241,6 +244,10 @@ def _kernel_aliases(
         **_bindings(cols),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **_chunks(vector),
+        "!gamma_cell": "vector<1x!gamma>",
+        "!beta_cell": "vector<1x!beta>",
+        "!cell": "vector<1x!acc>",
+        "#unrolled": "#llvm.loop_annotation<unroll = <full = true>>",
     }
 
 
@@ -271,7 +278,7 @@ def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, s
 
 def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
     padded, groups = schedule.padded_columns(spec, target), schedule.groups
-    slots, chunks, vector = schedule.slots, schedule.chunks(spec, target), schedule.vector
+    slots, chunks = schedule.slots, schedule.chunks(spec, target)
     dy_bytes, x_bytes = schedule.row_bytes(spec, target)
     return {
         "#threads_i32": f"{schedule.threads(target)} : i32",
@@ -284,6 +291,7 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "#at_once": _flag(schedule.ahead == 0),
         "#stages": _flag(slots > 0),
         "#slots": f"{slots} : index",
+        "#chunks": f"{chunks} : index",
         "#copied": f"{_copied(spec, schedule)} : index",
         "#in_place": _flag(schedule.in_place),
         "#pending_i32": f"{max(slots - 1, 0)} : i32",
@@ -303,9 +311,10 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
         "!exchange": _shared(f"2x{groups}x{schedule.warps}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
-        "!dy_share": f"vector<{chunks}x{vector}x!dy>",
-        "!x_share": f"vector<{chunks}x{vector}x!x>",
-        "!share": f"vector<{chunks}x{vector}x!acc>",
+        "!dy_held": _private(f"{chunks}x!dy_chunk"),
+        "!x_held": _private(f"{chunks}x!x_chunk"),
+        "!gamma_held": _private(f"{chunks}x!gamma_chunk"),
+        "!held": _private(f"{chunks}x!chunk"),
     }
 
 
@@ -329,8 +338,10 @@ def _few_rows_aliases(
 ) -> dict[str, str]:
     tiles = -(-spec.columns // few.tile) if any(spec.output_mask[1:]) else 0
     vector, slices = few.tile_vector, few.slices(target)
+    chunks = few.chunks(spec, target, schedule.vector)
     return {
         "#few_threads": f"{few.threads(target)} : index",
+        "#few_chunks": f"{chunks} : index",
         "#most_few_rows": f"{few.rows} : index",
         "#few_workgroups": f"affine_map<()[m] -> ({tiles} + m * {int(spec.output_mask[0])})>",
         "#tiles": f"{tiles} : index",
@@ -341,6 +352,7 @@ def _few_rows_aliases(
         "!few_exchange": _shared(f"{few.warps}x2x!acc"),
         "!few_warp_sums": f"vector<{few.warps}x2x!acc>",
         "!tile_sums": _shared(f"2x{slices}x{few.padded_tile(target)}x!acc"),
+        "!few_held": _private(f"{chunks}x!chunk"),
         "!dy_cells": f"vector<{vector}x!dy>",
         "!x_cells": f"vector<{vector}x!x>",
         "!cells": f"vector<{vector}x!acc>",
@@ -360,6 +372,9 @@ def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) ->
         "#tile": f"{schedule.tile(target)} : index",
         "#two_pass_kernel": _kernel(schedule.threads(target), target),
         "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
+        "!dy_read": _private(f"{schedule.chunks}x!dy_chunk"),
+        "!x_read": _private(f"{schedule.chunks}x!x_chunk"),
+        "!gamma_read": _private(f"{schedule.chunks}x!gamma_chunk"),
     }
 
 
@@ -394,74 +409,6 @@ def _narrow_copies(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
     return text
 
 
-def _repeat(text: str, times: Mapping[str, int]) -> str:
-    """Every block "Each WHAT" as often as ``times`` says.
-
-    In copy k, what ends in _0 ends in _k, what ends in _1 in _(k+1), and 0 is k. After the block,
-    _1 is what the last copy left.
-    """
-
-    def copies(block: str, number: int) -> str:
-        made = []
-        for k in range(number):
-            names = {"0": str(k), "1": str(k + 1)}
-            copy = re.sub(r"(%\w+)_([01])\b", lambda v: f"{v[1]}_{names[v[2]]}", block)  # noqa: B023
-            made.append(copy.replace("[0]", f"[{k}]").replace("constant 0 :", f"constant {k} :"))
-        return "".join(made)
-
-    parts = []
-    end, number = 0, 1
-    for block in _COPIED.finditer(text):
-        parts.append(re.sub(r"(%\w+)_1\b", rf"\1_{number}", text[end : block.start()]))
-        number = times[block[1]]
-        parts.append(copies(block[2], number))
-        end = block.end()
-    parts.append(re.sub(r"(%\w+)_1\b", rf"\1_{number}", text[end:]))
-    return "".join(parts)
-
-
-def _drop_identity_casts(text: str, aliases: Mapping[str, str]) -> str:
-    """Without the casts whose two types are the same, which MLIR does not allow."""
-    renamed: dict[str, str] = {}
-    lines = []
-    for line in text.splitlines(keepends=True):
-        if defined := _DEFINED.match(line):  # another region may use a name again
-            for name in _VALUE.findall(defined[0]):
-                renamed.pop(name, None)
-        cast = _CAST.fullmatch(line)
-        if cast and _resolved(cast[3], aliases) == _resolved(cast[4], aliases):
-            renamed[cast[1]] = renamed.get(cast[2], cast[2])
-        else:
-            lines.append(_VALUE.sub(lambda value: "%" + renamed.get(value[1], value[1]), line))
-    return "".join(lines)
-
-
-def _widen_pairs(text: str, aliases: Mapping[str, str]) -> str:
-    """With each widening of pairs of bf16 spelled out: they are the upper halves of f32.
-
-    From the compiler's own code for it ptxas makes three instructions of every second one.
-    """
-
-    def spelled_out(cast: re.Match[str]) -> str:
-        pairs = _PAIRS_OF_BF16.fullmatch(_resolved(cast[3], aliases))
-        if pairs is None:
-            return cast[0]
-        wide, narrow = cast[1], cast[2]
-        words, halves = (f"vector<{int(pairs[1]) // 2}x{dtype}>" for dtype in ("i32", "f32"))
-        return (
-            f"%{wide}_half = arith.constant dense<16> : {words}\n"
-            f"%{wide}_upper = arith.constant dense<0xFFFF0000> : {words}\n"
-            f"%{wide}_words = vector.bitcast %{narrow} : {cast[3]} to {words}\n"
-            f"%{wide}_even = arith.shli %{wide}_words, %{wide}_half : {words}\n"
-            f"%{wide}_odd = arith.andi %{wide}_words, %{wide}_upper : {words}\n"
-            f"%{wide}_evens = arith.bitcast %{wide}_even : {words} to {halves}\n"
-            f"%{wide}_odds = arith.bitcast %{wide}_odd : {words} to {halves}\n"
-            f"%{wide} = vector.interleave %{wide}_evens, %{wide}_odds : {halves} -> {cast[4]}\n"
-        )
-
-    return _CAST.sub(spelled_out, text)
-
-
 def _shuffled(text: str, target: Target) -> str:
     """With the sums over a subgroup's threads spelled out: IREE's own knows no f64 on CUDA."""
 
@@ -482,10 +429,6 @@ def _shuffled(text: str, target: Target) -> str:
         return "".join(f"{indent}{line}\n" for line in lines)
 
     return _SUBGROUP_SUM.sub(spelled_out, text)
-
-
-def _resolved(alias: str, aliases: Mapping[str, str]) -> str:
-    return _ALIAS.sub(lambda inner: aliases[inner[0]], aliases[alias])
 
 
 def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule, host_cpu: str | None) -> str:

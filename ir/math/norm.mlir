@@ -1,0 +1,57 @@
+// Normalization's formulas for a chunk of a row, each in one place. Kernels of ../ declare what they
+// call of them, and ../README.md says how the two come together.
+
+// What a kernel's declaration decides.
+!acc = f32
+!chunk = vector<8x!acc>
+#inv_n = 2.44140625e-4 : !acc  // 1 / N
+#single_column = false         // N is 1
+// End of what is replaced.
+
+// xhat = (x - mean) * rstd. Centred first: multiplied out it would cancel.
+func.func private @xhat(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chunk {
+  %mean_v = vector.broadcast %mean : !acc to !chunk
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %centred = arith.subf %x, %mean_v : !chunk
+  %xhat = arith.mulf %centred, %rstd_v : !chunk
+  return %xhat : !chunk
+}
+
+// dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)), on a GPU: of the row's sums of h and of h * xhat,
+// and multiplied out, so that an element takes two multiply-adds:
+//    = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
+func.func private @dx(%h: !chunk, %xhat: !chunk, %rstd: !acc, %sum_h: !acc, %sum_hx: !acc) -> !chunk {
+  %inv_n = arith.constant #inv_n
+  %scale = arith.mulf %rstd, %inv_n : !acc
+  %minus_scale = arith.negf %scale : !acc
+  %shift_h = arith.mulf %sum_h, %minus_scale : !acc
+  %shift_hx = arith.mulf %sum_hx, %minus_scale : !acc
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %shift_h_v = vector.broadcast %shift_h : !acc to !chunk
+  %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
+  %shifted = math.fma %h, %rstd_v, %shift_h_v : !chunk
+  %dx = math.fma %xhat, %shift_hx_v, %shifted : !chunk
+  return %dx : !chunk
+}
+
+// dx on any CPU, of the row's means of h and of h * xhat: a multiply-add could be a call of a function
+// there. A single h is its own mean; but LLVM may make a multiply-add of the difference, where h has not
+// been rounded, and its mean has.
+func.func private @dx_from_means(%h: !chunk, %xhat: !chunk, %rstd: !acc, %mean_h: !acc, %mean_hx: !acc) -> !chunk {
+  %single_column = arith.constant #single_column
+  %zeros = arith.constant dense<0.0> : !chunk
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %mean_h_v = vector.broadcast %mean_h : !acc to !chunk
+  %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
+  %less_mean = scf.if %single_column -> !chunk {
+    %none = arith.mulf %h, %zeros : !chunk  // NaN of Inf, as it is to be
+    scf.yield %none : !chunk
+  } else {
+    %centred = arith.subf %h, %mean_h_v : !chunk
+    scf.yield %centred : !chunk
+  }
+  %along_xhat = arith.mulf %xhat, %mean_hx_v : !chunk
+  %rest = arith.subf %less_mean, %along_xhat : !chunk
+  %dx = arith.mulf %rest, %rstd_v : !chunk
+  return %dx : !chunk
+}

@@ -1,0 +1,49 @@
+// From an element type to that of sums, and back. Which function is taken follows from the two types.
+
+// What a kernel's declaration decides.
+!narrow = vector<8xbf16>
+!words = vector<4xi32>   // of two narrow elements
+!halves = vector<4xf32>  // every second of the wide ones
+!wide = vector<8xf32>
+// End of what is replaced.
+
+// Widening is exact.
+func.func private @widen(%value: !narrow) -> !wide {
+  %wide = arith.extf %value : !narrow to !wide
+  return %wide : !wide
+}
+
+func.func private @widen_equal(%value: !wide) -> !wide {
+  return %value : !wide
+}
+
+// On a GPU, pairs of bf16. bf16 is the upper half of f32: a shift and a mask widen two of them. Of arith.extf ptxas makes three
+// instructions for every second element.
+func.func private @widen_pairs(%value: !narrow) -> !wide {
+  %half = arith.constant dense<16> : !words
+  %upper = arith.constant dense<0xFFFF0000> : !words
+  %words = vector.bitcast %value : !narrow to !words
+  %even_words = arith.shli %words, %half : !words
+  %odd_words = arith.andi %words, %upper : !words
+  %evens = arith.bitcast %even_words : !words to !halves
+  %odds = arith.bitcast %odd_words : !words to !halves
+  %wide = vector.interleave %evens, %odds : !halves -> !wide
+  return %wide : !wide
+}
+
+// Rounding is to the nearest, ties to even. A GPU has an instruction for it, or LLVM knows the shortest
+// code; of arith.truncf to bf16 IREE makes a dozen integer operations before LLVM has a say.
+func.func private @round(%value: !wide) -> !narrow {
+  %rounded = llvm.fptrunc %value : !wide to !narrow
+  return %rounded : !narrow
+}
+
+// On a CPU: of fptrunc to bf16 LLVM makes a call of a function that a module does not have.
+func.func private @round_on_cpu(%value: !wide) -> !narrow {
+  %rounded = arith.truncf %value : !wide to !narrow
+  return %rounded : !narrow
+}
+
+func.func private @round_equal(%value: !wide) -> !wide {
+  return %value : !wide
+}

@@ -1,0 +1,93 @@
+"""Functions of ``ir/math/`` in the kernels that declare them: MLIR's functions have one type each.
+
+A kernel's module declares ``func.func private @widen_of_dy(!dy_chunk) -> !chunk``. In its place comes
+``@widen`` of ``ir/math/``, for these types and under that name: what is behind ``_of_`` only tells
+instances apart.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+_DECLARATION = re.compile(
+    r"^( *)func\.func private @(\w+)\((!\w+(?:, !\w+)*)\) -> (!\w+)\n", re.MULTILINE
+)
+_DEFINITION = re.compile(
+    r"func\.func private @(\w+)\((%\w+: !\w+(?:, %\w+: !\w+)*)\) -> (!\w+) \{\n.*?^\}\n",
+    re.MULTILINE | re.DOTALL,
+)
+_ALIAS = re.compile(r"![a-z_]+")
+_PARAMETER_TYPE = re.compile(r"%\w+: (!\w+)")
+_VECTOR = re.compile(r"vector<(\d+)x(\w+)>")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of ``ir/math/``, as it stands there.
+
+    Attributes:
+        name: Of it.
+        types: The aliases of its parameters and of its result.
+        text: All of it.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    text: str
+
+
+def functions(texts: Iterable[str]) -> dict[str, Function]:
+    """Those that files define, by name."""
+    found = {}
+    for text in texts:
+        for match in _DEFINITION.finditer(text):
+            types = (*_PARAMETER_TYPE.findall(match[2]), match[3])
+            found[match[1]] = Function(match[1], types, match[0])
+    return found
+
+
+def link(
+    text: str,
+    aliases: Mapping[str, str],
+    library: Mapping[str, Function],
+    choose: Callable[[str, tuple[str, ...]], str],
+) -> str:
+    """A text with functions in the place of their declarations.
+
+    Args:
+        text: Of kernels.
+        aliases: Of its types, by name.
+        library: The functions.
+        choose: From what a declaration names, and its types, to the function's name.
+
+    Raises:
+        KeyError: There is no such function.
+    """
+
+    def linked(declaration: re.Match[str]) -> str:
+        indent, name, parameters, result = declaration.groups()
+        types = tuple(resolved(alias, aliases) for alias in (*parameters.split(", "), result))
+        function = library[choose(name.partition("_of_")[0], types)]
+        own = dict(zip(function.types, types, strict=True)) | _halved(types[0])
+        body = _ALIAS.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
+        body = body.replace(f"@{function.name}(", f"@{name}(", 1)
+        return textwrap.indent(body, indent)
+
+    return _DECLARATION.sub(linked, text)
+
+
+def resolved(alias: str, aliases: Mapping[str, str]) -> str:
+    """The type that an alias stands for, without aliases in it."""
+    return _ALIAS.sub(lambda inner: resolved(inner[0], aliases), aliases[alias])
+
+
+def _halved(narrow: str) -> dict[str, str]:
+    """Half as many words, and as many of every second of its elements, where it is a vector."""
+    vector = _VECTOR.fullmatch(narrow)
+    if vector is None:
+        return {}
+    half = int(vector[1]) // 2
+    return {"!words": f"vector<{half}xi32>", "!halves": f"vector<{half}xf32>"}
