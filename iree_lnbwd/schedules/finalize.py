@@ -19,7 +19,7 @@ _MOST_ROWS = 16  # partial rows in a thread's registers at once: a rule of thumb
 _USUAL = 8
 _THREADS = 384  # of a workgroup, at most, where columns need no more: a rule of thumb
 _MOST_COLUMNS = 128  # of a workgroup: a rule of thumb
-_SECTOR_COLUMNS = 16  # 64 bytes of f32, two of the sectors of 32 bytes that memory is read in
+_SECTOR_COLUMNS = 16  # 64 bytes of f32, two of the sectors that NVIDIA's memory is read in
 
 _Gpu = TypeVar("_Gpu", OnePass, TwoPass)
 
