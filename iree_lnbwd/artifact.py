@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from iree_lnbwd import files, schedule
+from iree_lnbwd import files
 from iree_lnbwd.errors import ArtifactError, one_line
-from iree_lnbwd.schedule import Schedule
+from iree_lnbwd.schedules import Schedule, schedule_from_dict, schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec
 from iree_lnbwd.version import __version__
 
@@ -61,7 +61,7 @@ class Manifest:
         """The same text for the same manifest, ending in its own SHA-256."""
         values: dict[str, Any] = asdict(self) | {
             "spec": self.spec.to_dict(),
-            "schedule": schedule.to_dict(self.schedule),
+            "schedule": schedule_to_dict(self.schedule),
             "entry": ENTRY,
             "arguments": [asdict(argument) for argument in self.spec.arguments],
             "results": [asdict(result) for result in self.spec.results],
@@ -211,7 +211,7 @@ def _manifest(values: Any, path: Path) -> Manifest:
     return Manifest(
         spec=LayerNormSpec.from_dict(values["spec"]),
         target=_string("target", values["target"]),
-        schedule=schedule.from_dict(values["schedule"]),
+        schedule=schedule_from_dict(values["schedule"]),
         compiler_version=_string("compiler_version", values["compiler_version"]),
         flags=tuple(_string("flags", flag) for flag in flags),
         ir_sha256=_string("ir_sha256", values["ir_sha256"]),

@@ -15,7 +15,7 @@ import numpy as np
 
 from iree_lnbwd import artifact, matrix, npz
 from iree_lnbwd.arguments import Array, Call, LayerNormGrads
-from iree_lnbwd.schedule import Schedule
+from iree_lnbwd.schedules import Schedule
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 
 _ROWS = (1, 5, 37)

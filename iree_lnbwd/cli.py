@@ -42,7 +42,7 @@ from iree_lnbwd.errors import (
     printable,
 )
 from iree_lnbwd.inspection import Kernel
-from iree_lnbwd.schedule import WholeTensors, paths
+from iree_lnbwd.schedules import WholeTensors, paths
 from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verify import Runs

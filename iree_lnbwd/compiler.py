@@ -9,13 +9,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from iree_lnbwd import artifact, ir, iree_compile, schedule
+from iree_lnbwd import artifact, ir, iree_compile, schedules
 from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError, shown
 from iree_lnbwd.extra_flags import check_extra_flags
-from iree_lnbwd.schedule import FewRows, Form, Schedule, WholeTensors
+from iree_lnbwd.schedules import FewRows, Form, Schedule, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target
 
@@ -38,7 +38,7 @@ def compile(
         spec: What to compute.
         target: A name or alias of `iree_lnbwd.targets`.
         output_dir: Made if need be. Both files appear whole or not at all.
-        how: The schedule; None takes `schedule.choose`'s.
+        how: The schedule; None takes `schedules.choose`'s.
         extra_flags: Further flags for iree-compile, recorded in the manifest.
 
     Returns:
@@ -68,7 +68,7 @@ def build(
     Args:
         spec: What to compute.
         target: What to compile for.
-        how: The schedule; None takes `schedule.choose`'s.
+        how: The schedule; None takes `schedules.choose`'s.
         extra_flags: Further flags for iree-compile.
 
     Raises:
@@ -94,7 +94,7 @@ def plan(
         CompileError: The compiler is missing.
     """
     _check_spec(spec)
-    how = schedule.choose(spec, target) if how is None else how
+    how = schedules.choose(spec, target) if how is None else how
     text = source_text(spec, target, how=how)
     all_flags = flags(target, extra_flags=extra_flags)
     manifest = Manifest(
@@ -153,7 +153,7 @@ def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = N
     """
     if how is not None:
         _check_schedule(how)
-    how = schedule.choose(spec, target) if how is None else how
+    how = schedules.choose(spec, target) if how is None else how
     if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
         raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
     texts = {name: read_ir(name) for name in ir.sources(spec, how)}

@@ -12,8 +12,7 @@ import iree.runtime as rt
 
 from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
 from iree_lnbwd.launches import Launches
-from iree_lnbwd.schedule import Schedule
-from iree_lnbwd.schedule import from_dict as schedule_from_dict
+from iree_lnbwd.schedules import Schedule, schedule_from_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from iree_lnbwd import linking
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import launches
-from iree_lnbwd.schedule import (
+from iree_lnbwd.schedules import (
     FewRows,
     Form,
     OnePass,
@@ -24,8 +24,8 @@ from iree_lnbwd.schedule import (
     WholeTensors,
     forms,
     row_statistics,
+    schedule_to_dict,
 )
-from iree_lnbwd.schedule import to_dict as schedule_to_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
 from iree_lnbwd.targets import Target
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
+from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, bind
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import FewRows, Schedule, forms
+from iree_lnbwd.schedules import FewRows, Schedule, forms
 from iree_lnbwd.spec import LayerNormSpec
 
 _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)

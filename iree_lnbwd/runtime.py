@@ -22,7 +22,7 @@ from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.gpu_driver import Driver
 from iree_lnbwd.interop import Framework
 from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device
-from iree_lnbwd.schedule import host_alignment
+from iree_lnbwd.schedules import host_alignment
 from iree_lnbwd.spec import (
     GRADIENTS,
     TensorType,

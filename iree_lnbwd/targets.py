@@ -1,4 +1,8 @@
-"""Where a module runs: the table of targets, one row each, and IREE's flags for them."""
+"""Where a module runs: the table of targets, one row each, and IREE's flags for them.
+
+A target is an instruction set and its limits. What differs between GPUs that share one is a
+product's (`iree_lnbwd.products`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from iree_lnbwd.errors import shown
+from iree_lnbwd.products import products_of
 
 
 @dataclass(frozen=True)
@@ -20,28 +25,28 @@ class Target:
         backend: "cpu", "cuda" or "rocm".
         driver: The IREE runtime driver that runs it: "local-task", "cuda" or "hip".
         flags: What tells iree-compile about it.
-        aliases: Product names that mean this target.
         subgroup_size: Threads that run in step; 1 on a CPU.
-        processors: Multiprocessors (compute units) of the product that schedules are made for.
-        shared_bytes: Shared memory (LDS) that a workgroup may have.
-        max_threads: Of a workgroup.
-        registers: 32-bit registers that the threads of a multiprocessor share.
-        l2_bytes: The L2 cache of that product; where it has several, that of a multiprocessor.
-        accumulator_bytes: Of a CPU's vector registers, what one accumulator shall take up.
+        shared_bytes: Shared memory (LDS) that a workgroup may have; 0 on a CPU.
+        max_threads: Of a workgroup; 1 on a CPU.
+        registers: 32-bit registers that the threads of a multiprocessor share; 0 on a CPU.
+        accumulator_bytes: Of a CPU's vector registers, what one accumulator shall take up; 0 on a
+            GPU.
     """
 
     name: str
     backend: str
     driver: str
     flags: tuple[str, ...]
-    aliases: tuple[str, ...]
     subgroup_size: int = 1
-    processors: int = 1
     shared_bytes: int = 0
     max_threads: int = 1
     registers: int = 0
-    l2_bytes: int = 0
     accumulator_bytes: int = 0
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Product names that mean this target."""
+        return tuple(product.name for product in products_of(self.name))
 
     @property
     def is_this_cpu(self) -> bool:
@@ -72,18 +77,15 @@ def _cpu(name: str, accumulator_bytes: int, *flags: str) -> Target:
         "cpu",
         "local-task",
         (*common, *flags),
-        (),
         accumulator_bytes=accumulator_bytes,
     )
 
 
-def _cuda(
-    name: str, ptx: int, processors: int, shared_bytes: int, l2_mib: int, *aliases: str
-) -> Target:
+def _cuda(name: str, ptx: int, shared_bytes: int) -> Target:
     # The attribute is written out because IREE 3.13's own table has no sm_90 and no sm_120.
     # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-    # (shared memory a block may ask for); PTX ISA, "Release History" (first version of an arch);
-    # the architectures' white papers (L2).
+    # (shared memory a block may ask for, its threads, registers of a multiprocessor); PTX ISA,
+    # "Release History" (first version of an arch).
     wgp = (
         "compute = fp64|fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, "
         "subgroup = shuffle|arithmetic, subgroup_size_choices = [32], "
@@ -96,28 +98,31 @@ def _cuda(
         f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {gpu}}}>'
     )
     flags = (f'--iree-hal-target-device=#hal.device.target<"cuda", [{executable}]>',)
-    l2 = l2_mib << 20
     return Target(
-        name, "cuda", "cuda", flags, aliases, 32, processors, shared_bytes, 1024, 65536, l2
+        name,
+        "cuda",
+        "cuda",
+        flags,
+        subgroup_size=32,
+        shared_bytes=shared_bytes,
+        max_threads=1024,
+        registers=65536,
     )
 
 
-def _rocm(name: str, subgroup_size: int, processors: int, l2_mib: int, *aliases: str) -> Target:
-    # Sources: LLVM AMDGPU guide, "Processors"; the products' data sheets; ROCm, "AMD GPU
-    # specifications" (L2, of a die where there are several).
+def _rocm(name: str, subgroup_size: int) -> Target:
+    # Sources: LLVM AMDGPU guide, "Processors"; ROCm, "AMD GPU specifications": 64 KiB of LDS, of
+    # which gfx950 has more, and the 512 KiB of registers of a CDNA compute unit, taken for RDNA's.
     flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={name}")
     return Target(
         name,
         "rocm",
         "hip",
         flags,
-        aliases,
-        subgroup_size,
-        processors,
-        65536,
-        1024,
-        131072,
-        l2_mib << 20,
+        subgroup_size=subgroup_size,
+        shared_bytes=65536,
+        max_threads=1024,
+        registers=131072,
     )
 
 
@@ -135,22 +140,22 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
                 "--iree-llvmcpu-target-cpu=generic",
                 "--iree-llvmcpu-target-cpu-features=+f16c",
             ),
-            _cuda("sm_75", 63, 40, 65536, 4, "t4"),
-            _cuda("sm_80", 70, 108, 166912, 40, "a100"),
-            _cuda("sm_86", 71, 82, 101376, 6, "rtx3090"),
-            _cuda("sm_89", 78, 128, 101376, 72, "rtx4090", "l40s"),
-            _cuda("sm_90", 80, 132, 232448, 50, "h100", "h200"),
-            _cuda("sm_120", 87, 170, 101376, 96, "rtx5090"),
-            _rocm("gfx90a", 64, 104, 8, "mi210", "mi250"),
-            _rocm("gfx942", 64, 304, 4, "mi300x", "mi325x"),
-            _rocm("gfx950", 64, 256, 4, "mi355x"),
-            _rocm("gfx1100", 32, 96, 6, "rx7900xtx"),
-            _rocm("gfx1201", 32, 64, 8, "rx9070xt"),
+            _cuda("sm_75", 63, 65536),
+            _cuda("sm_80", 70, 166912),
+            _cuda("sm_86", 71, 101376),
+            _cuda("sm_89", 78, 101376),
+            _cuda("sm_90", 80, 232448),
+            _cuda("sm_120", 87, 101376),
+            _rocm("gfx90a", 64),
+            _rocm("gfx942", 64),
+            _rocm("gfx950", 64),
+            _rocm("gfx1100", 32),
+            _rocm("gfx1201", 32),
         )
     }
 )
 
-_ALIKE = 0.6  # difflib's own threshold of a close match
+_ALIKE = 0.6  # share of equal letters: difflib's own threshold of a close match
 _BY_NAME = {name: t for t in TARGETS.values() for name in (t.name, *t.aliases)}
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, reference, schedule
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, reference, schedules
 from iree_lnbwd.arguments import Array, Call, bind
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
@@ -33,7 +33,7 @@ from iree_lnbwd.emulator import EmulatedLayerNormBackward
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.runtime import LayerNormBackward
-from iree_lnbwd.schedule import FewRows, OnePass, Schedule, TwoPass
+from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass
 from iree_lnbwd.spec import GRADIENTS
 from iree_lnbwd.targets import Target, targets
 
@@ -642,7 +642,7 @@ def compiles(case: Case) -> None:
             "spec": spec,
             "target": case.pick(target.name, *target.aliases, target.name.upper()),
             "output_dir": folder,
-            "how": case.pick(None, schedule.choose(spec, target)),
+            "how": case.pick(None, schedules.choose(spec, target)),
             "extra_flags": case.pick((), [], ("--iree-opt-level=O2",)),
         }
         bad = case.pick("", "", *given)
@@ -768,12 +768,12 @@ def emulated(case: Case) -> None:
 
 def draw_schedule(case: Case, spec: LayerNormSpec, target: Target) -> Schedule:
     """The chosen one, or one of random numbers that is legal."""
-    chosen = schedule.choose(spec, target)
+    chosen = schedules.choose(spec, target)
     if case.chance(0.3) or spec.acc_dtype == "f64":
         return chosen
     for one in _schedules(case, spec, target):
         if one.illegal(spec, target) is None:
-            few = schedule.forms(chosen, spec)[0]
+            few = schedules.forms(chosen, spec)[0]
             if isinstance(one, OnePass) and isinstance(few, FewRows) and case.chance(0.3):
                 with_few = dataclasses.replace(one, few_rows=few)
                 return with_few if with_few.illegal(spec, target) is None else one
@@ -783,7 +783,7 @@ def draw_schedule(case: Case, spec: LayerNormSpec, target: Target) -> Schedule:
 
 def _schedules(case: Case, spec: LayerNormSpec, target: Target) -> Iterator[OnePass | TwoPass]:
     """Of random numbers; many are not legal."""
-    widest = schedule.vector_of(spec)
+    widest = schedules.vector_of(spec)
     vectors = [v for v in (1, 2, 4, 8) if widest % v == 0]
     for _ in range(200):
         finalize: dict[str, Any] = {

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference, schedule
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference, schedules
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.reference import Judgement
 from iree_lnbwd.runtime import LayerNormBackward
-from iree_lnbwd.schedule import OnePass, Schedule
+from iree_lnbwd.schedules import OnePass, Schedule
 from iree_lnbwd.spec import GRADIENTS
 from iree_lnbwd.targets import Target
 
@@ -34,7 +34,7 @@ def random_generator() -> np.random.Generator:
 
 def without_few_rows(spec: LayerNormSpec, target: Target) -> Schedule:
     """What is chosen, but for any number of rows: so that a few of them test what many take."""
-    chosen = schedule.choose(spec, target)
+    chosen = schedules.choose(spec, target)
     return replace(chosen, few_rows=None) if isinstance(chosen, OnePass) else chosen
 
 

@@ -10,7 +10,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.hal import View
 from iree_lnbwd.emulator.launch import Launch
 from iree_lnbwd.emulator.module import EXECUTORS, FORMATS, Edit, Module
-from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.spec import ENTRY, TensorType
 from iree_lnbwd.targets import Target
 

@@ -33,7 +33,7 @@ from iree_lnbwd import LayerNormGrads, LayerNormSpec, artifact, cli, compiler, n
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.errors import DeviceError
-from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
 
 BINARIES = Path(sys.executable).parent

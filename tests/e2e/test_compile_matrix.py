@@ -15,9 +15,10 @@ import iree_lnbwd as lnbwd
 from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, compiler, inspection
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import OnePass
+from iree_lnbwd.products import products_of
+from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.schedules.measured_files import fastest
 from iree_lnbwd.targets import Target, find_target
-from iree_lnbwd.tuning import TUNED
 
 EVERYWHERE = (LayerNormSpec((4096,), "f32"), LayerNormSpec((4096,), "bf16"))
 
@@ -76,7 +77,8 @@ def test_every_module(
 def is_measured(spec: LayerNormSpec, target: Target) -> bool:
     """Its schedule was the fastest on hardware, also where a few registers spill."""
     size = DTYPES[spec.dtype].numpy.itemsize
-    return (target.name, size, spec.columns) in TUNED
+    chosen_for = [p for p in products_of(target.name) if p.stands_for_target]
+    return any((size, spec.columns) in fastest(product.name) for product in chosen_for)
 
 
 def check_kernels(vmfb: bytes, target: Target, *, measured: bool) -> None:

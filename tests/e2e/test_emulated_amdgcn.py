@@ -12,7 +12,7 @@ from support import random_generator, without_few_rows
 
 from iree_lnbwd import compiler, matrix, verify
 from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
-from iree_lnbwd.schedule import OnePass, Schedule, choose
+from iree_lnbwd.schedules import OnePass, Schedule, choose
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target
 

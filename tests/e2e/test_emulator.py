@@ -23,7 +23,7 @@ from iree_lnbwd import LayerNormGrads, LayerNormSpec, bits, compiler, matrix
 from iree_lnbwd.arguments import Call
 from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault, Launch, Module
 from iree_lnbwd.errors import ArtifactError
-from iree_lnbwd.schedule import OnePass, TwoPass, WholeTensors
+from iree_lnbwd.schedules import OnePass, TwoPass, WholeTensors
 from iree_lnbwd.targets import find_target
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd import compiler, matrix, schedule, verify
+from iree_lnbwd import compiler, matrix, schedules, verify
 from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
 from iree_lnbwd.executables import exports
 from iree_lnbwd.launches import count_of, launches
-from iree_lnbwd.schedule import OnePass, TwoPass
+from iree_lnbwd.schedules import OnePass, TwoPass
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target
 
@@ -40,7 +40,7 @@ Edit = Callable[[str], str]
 @functools.cache
 def _module(form: str) -> bytes:
     spec = _SPECS[form]
-    how = _SCHEDULES.get(form) or schedule.choose(spec, _TARGET)
+    how = _SCHEDULES.get(form) or schedules.choose(spec, _TARGET)
     return compiler.build(spec, _TARGET, how=how)[0]
 
 

@@ -39,7 +39,7 @@ from iree_lnbwd import (
     compiler,
     runtime,
 )
-from iree_lnbwd.schedule import FewRows, OnePass, RowBlocks, WholeTensors
+from iree_lnbwd.schedules import FewRows, OnePass, RowBlocks, WholeTensors
 from iree_lnbwd.targets import find_target
 
 COMMAND = Path(sys.executable).parent / "iree-lnbwd"

@@ -13,10 +13,10 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormSpec, compiler, matrix, schedule, verify
+from iree_lnbwd import LayerNormSpec, compiler, matrix, schedules, verify
 from iree_lnbwd.emulator import EmulatedLayerNormBackward
 from iree_lnbwd.launches import count_of, launches
-from iree_lnbwd.schedule import FewRows, OnePass
+from iree_lnbwd.schedules import FewRows, OnePass
 from iree_lnbwd.targets import find_target
 
 TARGETS = ("sm_90", "gfx942", "gfx1100")
@@ -28,7 +28,7 @@ def module(
     spec: LayerNormSpec, target: str, most: int | None = None
 ) -> tuple[EmulatedLayerNormBackward, OnePass]:
     """By the chosen schedule, which may count other rows as few."""
-    how = schedule.choose(spec, find_target(target))
+    how = schedules.choose(spec, find_target(target))
     assert isinstance(how, OnePass)
     assert how.few_rows is not None
     if most is not None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support import assert_matches_reference, random_arguments, random_generator
 
-from iree_lnbwd import LayerNormSpec, compiler, schedule
+from iree_lnbwd import LayerNormSpec, compiler, schedules
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator import EmulatedLayerNormBackward
-from iree_lnbwd.schedule import Schedule, TwoPass
+from iree_lnbwd.schedules import Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
 TARGETS = ("sm_90", "gfx90a", "gfx942", "gfx1100")
@@ -36,7 +36,7 @@ def test_statistics_are_recomputed_by_a_kernel_of_ours(columns: int, target: str
     rng = random_generator()
     spec = LayerNormSpec((columns,), str(rng.choice(["f32", "f16", "bf16"])), recompute_eps=1e-5)
     op = op_for(spec, target)
-    most = schedule.row_statistics(spec, find_target(target)).rows
+    most = schedules.row_statistics(spec, find_target(target)).rows
     for rows in {1, most, most + 1} if columns < 20000 else {2}:
         arguments = random_arguments(rng, spec, (rows,))
         assert_matches_reference(op.run(arguments.call()), arguments)
@@ -63,7 +63,7 @@ def test_two_passes_for_any_mask(mask: tuple[bool, bool, bool], target: str) -> 
     """Row sums are for dx alone."""
     rng = random_generator()
     spec = LayerNormSpec((20000,), "bf16", output_mask=mask)
-    assert isinstance(schedule.choose(spec, find_target(target)), TwoPass)
+    assert isinstance(schedules.choose(spec, find_target(target)), TwoPass)
     op = op_for(spec, target)
     arguments = random_arguments(rng, spec, (5,))
     assert_matches_reference(op.run(arguments.call()), arguments)

@@ -21,7 +21,7 @@ from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.module import Module
 from iree_lnbwd.gpu_driver import Driver
 from iree_lnbwd.launches import Launches, Plan, RowCount, Scratch, count_of
-from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
+from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
 from iree_lnbwd.spec import ENTRY, TensorType
 from iree_lnbwd.stream_call import StreamModule
 from iree_lnbwd.targets import find_target

@@ -70,7 +70,11 @@ def test_everything_of_the_package_is_inside(unpacked: Path) -> None:
         for path in PACKAGE.rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
-    assert {Path("iree_lnbwd/py.typed"), Path("iree_lnbwd/data/training_step.npz")} <= ours
+    assert {
+        Path("iree_lnbwd/py.typed"),
+        Path("iree_lnbwd/data/training_step.npz"),
+        Path("iree_lnbwd/schedules/data/h200.json"),
+    } <= ours
     for path in ours:
         assert (unpacked / path).read_bytes() == (REPOSITORY / path).read_bytes(), path
 

@@ -17,11 +17,11 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime, schedule
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime, schedules
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.runtime import LayerNormBackward
-from iree_lnbwd.schedule import RowBlocks, Schedule, WholeTensors
+from iree_lnbwd.schedules import RowBlocks, Schedule, WholeTensors
 from iree_lnbwd.targets import find_target
 
 every_target = pytest.mark.parametrize("target", ["host", "generic"])
@@ -210,6 +210,6 @@ def test_what_a_module_assumes_of_memory_is_what_it_gets(how: Schedule | None) -
     arguments = moved(random_arguments(random_generator(), spec, (9,)), 1)
     op = op_for(spec, "host", how)
     assert_matches_reference(arguments.backward_by(op), arguments)
-    assert schedule.host_alignment(how or schedule.choose(spec, find_target("host"))) == (
+    assert schedules.host_alignment(how or schedules.choose(spec, find_target("host"))) == (
         64 if how else 1
     )

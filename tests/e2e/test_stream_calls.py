@@ -25,7 +25,7 @@ from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.runtime import LayerNormBackward
-from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
+from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
 NAMES = ("grad_output", "input", "mean", "rstd", "weight", "bias")

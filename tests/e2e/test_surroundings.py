@@ -18,7 +18,7 @@ from iree.compiler.tools.binaries import find_tool
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import CompileError, LayerNormSpec, artifact, compiler
-from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
 
 SPEC = LayerNormSpec((8,))

@@ -77,3 +77,17 @@ def test_benchmark_of_autograd(tmp_path: Path, device: str) -> None:
         ("iree-lnbwd", "f32"),
     ]
     assert all(0 < float(row["host_us"]) <= float(row["total_us"]) for row in rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_tuning_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "tune"), "run", str(tmp_path), "--driver=0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "tune: error: device: expected an NVIDIA GPU, got none that PyTorch finds\n"
+    )

@@ -26,7 +26,7 @@ from iree_lnbwd import (
     functional,
 )
 from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.spec import ENTRY
 from iree_lnbwd.targets import find_target
 

@@ -9,10 +9,10 @@ import zipfile
 import pytest
 from support import random_generator
 
-from iree_lnbwd import LayerNormSpec, compiler, inspection, schedule
+from iree_lnbwd import LayerNormSpec, compiler, inspection, schedules
 from iree_lnbwd.executables import exports, exports_of_executable
 from iree_lnbwd.launches import launches
-from iree_lnbwd.schedule import OnePass
+from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.targets import find_target
 
 PARAMETERS = re.compile(r"\.entry (\w+)\((.*?)\)", re.DOTALL)
@@ -24,7 +24,7 @@ def test_exports_are_what_the_code_and_the_launches_say(columns: int, target: st
     spec, found = LayerNormSpec((columns,), "bf16"), find_target(target)
     vmfb, _ = compiler.build(spec, found)
     by_name = {export.kernel: export for export in exports(vmfb)}
-    planned = launches(spec, found, schedule.choose(spec, found))
+    planned = launches(spec, found, schedules.choose(spec, found))
     assert planned is not None
     kernels = [launch for plan in planned.plans for launch in plan.kernels]
     assert set(by_name) == {launch.kernel for launch in kernels}
@@ -45,7 +45,7 @@ def test_exports_are_what_the_code_and_the_launches_say(columns: int, target: st
 
 def test_dynamic_shared_memory_is_what_the_schedule_reckons() -> None:
     spec, target = LayerNormSpec((4096,), "bf16"), find_target("sm_90")
-    how = schedule.choose(spec, target)
+    how = schedules.choose(spec, target)
     assert isinstance(how, OnePass)
     (rows,) = (e for e in exports(compiler.build(spec, target)[0]) if e.kernel == "rows")
     assert rows.shared_bytes <= how.shared_bytes(spec, target) <= target.shared_bytes

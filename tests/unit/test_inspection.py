@@ -12,7 +12,7 @@ import pytest
 
 from iree_lnbwd import LayerNormSpec, compiler, inspection, ir
 from iree_lnbwd.inspection import Kernel
-from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import Target, find_target
 
 SPEC = LayerNormSpec((1000,), "bf16")

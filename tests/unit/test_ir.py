@@ -10,7 +10,7 @@ import pytest
 from iree.compiler.tools import compile_file, compile_str
 
 from iree_lnbwd import LayerNormSpec, compiler, ir
-from iree_lnbwd.schedule import WholeTensors
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
 
 FOLDER = Path(compiler.__file__).parent.parent / "ir"

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, schedule
+from iree_lnbwd import LayerNormSpec, schedules
 from iree_lnbwd.launches import Launches, RowCount, count_of, launches
-from iree_lnbwd.schedule import OnePass, WholeTensors
+from iree_lnbwd.schedules import OnePass, WholeTensors
 from iree_lnbwd.targets import find_target
 
 SM_90 = find_target("sm_90")
@@ -43,7 +43,7 @@ def test_counts_follow_the_rows(count: RowCount | int, numbers: list[int]) -> No
 @pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942", "gfx1100"])
 def test_every_pointer_has_a_source_and_json_keeps_all(spec: LayerNormSpec, target: str) -> None:
     found = find_target(target)
-    planned = launches(spec, found, schedule.choose(spec, found))
+    planned = launches(spec, found, schedules.choose(spec, found))
     assert planned is not None
     given = {argument.name for argument in spec.arguments} | {"weight"}
     for plan in planned.plans:
@@ -64,7 +64,7 @@ def test_only_iree_knows_the_kernels_that_it_made() -> None:
 @pytest.mark.parametrize("columns", [64, 4096, 65536])
 def test_statistics_are_recomputed_ahead_of_every_plan(columns: int) -> None:
     spec = LayerNormSpec((columns,), "bf16", recompute_eps=1e-5)
-    how = schedule.choose(spec, SM_90)
+    how = schedules.choose(spec, SM_90)
     planned = launches(spec, SM_90, how)
     given = launches(LayerNormSpec((columns,), "bf16"), SM_90, how)
     assert planned is not None
@@ -75,7 +75,7 @@ def test_statistics_are_recomputed_ahead_of_every_plan(columns: int) -> None:
         assert tuple(others) == without.kernels
         rows = 1000
         assert (
-            count_of(first.workgroups[0], rows) * schedule.row_statistics(spec, SM_90).rows >= rows
+            count_of(first.workgroups[0], rows) * schedules.row_statistics(spec, SM_90).rows >= rows
         )
         sizes = {piece.name: piece.bytes * count_of(piece.count, rows) for piece in plan.scratch}
         assert sizes["mean"] == sizes["rstd"] == 4 * rows
@@ -83,14 +83,14 @@ def test_statistics_are_recomputed_ahead_of_every_plan(columns: int) -> None:
 
 def test_row_sums_are_for_grad_input_alone() -> None:
     spec = LayerNormSpec((65536,), "bf16", output_mask=(False, True, True))
-    planned = launches(spec, SM_90, schedule.choose(spec, SM_90))
+    planned = launches(spec, SM_90, schedules.choose(spec, SM_90))
     assert planned is not None
     assert [kernel.kernel for kernel in planned.of(5).kernels] == ["columns", "finalize"]
 
 
 def test_without_gradients_of_the_parameters_nothing_is_added_up() -> None:
     spec = LayerNormSpec((4096,), "bf16", output_mask=(True, False, False))
-    planned = launches(spec, SM_90, schedule.choose(spec, SM_90))
+    planned = launches(spec, SM_90, schedules.choose(spec, SM_90))
     assert planned is not None
     assert [launch.kernel for launch in planned.of(2000).kernels] == ["rows"]
     (few,) = planned.of(1).kernels
@@ -99,7 +99,7 @@ def test_without_gradients_of_the_parameters_nothing_is_added_up() -> None:
 
 def test_few_rows_take_one_kernel_and_no_partial_rows() -> None:
     spec = LayerNormSpec((4096,), "bf16")
-    how = schedule.choose(spec, SM_90)
+    how = schedules.choose(spec, SM_90)
     assert isinstance(how, OnePass)
     assert how.few_rows is not None
     planned = launches(spec, SM_90, how)
@@ -116,7 +116,7 @@ def test_few_rows_take_one_kernel_and_no_partial_rows() -> None:
 @pytest.mark.parametrize(("rows", "kernels"), [(1024, 1), (1025, 2)])
 def test_fixed_rows_have_one_plan(rows: int, kernels: int) -> None:
     spec = LayerNormSpec((4096,), "bf16", rows=rows)
-    planned = launches(spec, SM_90, schedule.choose(spec, SM_90))
+    planned = launches(spec, SM_90, schedules.choose(spec, SM_90))
     assert planned is not None
     (plan,) = planned.plans
     assert len(plan.kernels) == kernels

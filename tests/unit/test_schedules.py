@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import compiler, schedule
+from iree_lnbwd import compiler, schedules
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.schedule import FewRows, OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.products import PRODUCTS, Product, find_product, standing_for
+from iree_lnbwd.schedules import FewRows, OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
-from iree_lnbwd.tuning import TUNED
 
 GPUS = [target for target in targets() if target.backend != "cpu"]
 CPUS = [target for target in targets() if target.backend == "cpu"]
@@ -97,9 +97,9 @@ def test_few_rows_and_their_columns_find_them_in_the_cache() -> None:
     for target in GPUS:
         for columns in (1, 769, 4096, 8192):
             spec = LayerNormSpec((columns,), "bf16", grad_output_dtype="f32")
-            chosen = schedule.choose(spec, target)
+            chosen = schedules.choose(spec, target)
             few = chosen.few_rows if isinstance(chosen, OnePass) else None
-            fit = target.l2_bytes // 2 // (columns * 6)
+            fit = standing_for(target.name).l2_bytes // 2 // (columns * 6)
             assert few is not None
             assert few.rows == min(1024, fit)
 
@@ -117,8 +117,8 @@ def test_which_rows_take_which_form(rows: int | None) -> None:
     spec = LayerNormSpec((4096,), "bf16", rows=rows)
     how = dataclasses.replace(LEGAL, few_rows=FEW)
     expected = {None: (FEW, how), 132: (FEW,), 133: (how,)}
-    assert schedule.forms(how, spec) == expected[rows]
-    said = schedule.paths(how, spec)
+    assert schedules.forms(how, spec) == expected[rows]
+    said = schedules.paths(how, spec)
     assert [path.partition(": ")[0] for path in said] == {
         None: ["M <= 132", "M > 132"],
         132: ["one kernel"],
@@ -151,7 +151,7 @@ def test_groups_of_several_subgroups_need_barriers_of_their_own() -> None:
 def test_workgroups_without_staging_are_filled(dtype: str, target: Target) -> None:
     """By one row, or by groups that need not wait for each other."""
     for columns in (64, 256, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 8192):
-        chosen = schedule.choose(LayerNormSpec((columns,), dtype), target)
+        chosen = schedules.choose(LayerNormSpec((columns,), dtype), target)
         if isinstance(chosen, OnePass) and not chosen.slots:
             assert chosen.groups * chosen.threads(target) >= 128, (columns, chosen)
 
@@ -181,15 +181,15 @@ def test_an_illegal_schedule_is_not_compiled() -> None:
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 def test_every_width_has_a_home_that_is_legal(target: Target, dtype: str) -> None:
     for columns in (1, 2, 7, 64, 769, 1000, 1024, 4095, 4096, 12288, 16384, 65536, 262144, 1000003):
-        chosen = schedule.choose(LayerNormSpec((columns,), dtype), target)
+        chosen = schedules.choose(LayerNormSpec((columns,), dtype), target)
         assert isinstance(chosen, OnePass | TwoPass)
         assert chosen.illegal(LayerNormSpec((columns,), dtype), target) is None
 
 
 def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
     target = gpu("sm_90")
-    assert isinstance(schedule.choose(LayerNormSpec((8192,), "f32"), target), OnePass)
-    assert isinstance(schedule.choose(LayerNormSpec((65536,), "f32"), target), TwoPass)
+    assert isinstance(schedules.choose(LayerNormSpec((8192,), "f32"), target), OnePass)
+    assert isinstance(schedules.choose(LayerNormSpec((65536,), "f32"), target), TwoPass)
 
 
 @pytest.mark.parametrize("recompute_eps", [None, 1e-5])
@@ -200,7 +200,7 @@ def test_a_gpu_takes_kernels_of_ours_whatever_is_asked(
 ) -> None:
     for columns, dtype in itertools.product((1, 7, 64, 1000, 4096, 20000, 65536), DTYPES):
         spec = LayerNormSpec((columns,), dtype, output_mask=mask, recompute_eps=recompute_eps)
-        assert isinstance(schedule.choose(spec, target), OnePass | TwoPass)
+        assert isinstance(schedules.choose(spec, target), OnePass | TwoPass)
 
 
 def test_what_falls_off_the_fast_path_says_why() -> None:
@@ -211,7 +211,7 @@ def test_what_falls_off_the_fast_path_says_why() -> None:
 def test_the_threads_of_recomputed_statistics_have_a_row_between_them(target: Target) -> None:
     for columns in (1, 5, 64, 769, 1000, 4096, 65536, 1000003):
         for dtype in ("f32", "bf16"):
-            how = schedule.row_statistics(LayerNormSpec((columns,), dtype), target)
+            how = schedules.row_statistics(LayerNormSpec((columns,), dtype), target)
             assert columns % how.vector == 0
             assert how.rows * how.threads(target) <= target.max_threads
             idle = how.threads(target) // 2 if how.warps > 1 else 0
@@ -223,7 +223,7 @@ def test_the_threads_of_recomputed_statistics_have_a_row_between_them(target: Ta
 def test_cpus_run_row_blocks_of_every_width(target: Target, dtype: str) -> None:
     for columns in (2, 3, 7, 64, 65, 769, 1000, 1024, 4096, 65536, 1000003):
         spec = LayerNormSpec((columns,), dtype)
-        chosen = schedule.choose(spec, target)
+        chosen = schedules.choose(spec, target)
         assert isinstance(chosen, RowBlocks)
         assert chosen.illegal(spec, target) is None
         covered = -(-columns // chosen.vector) * chosen.vector
@@ -233,7 +233,7 @@ def test_cpus_run_row_blocks_of_every_width(target: Target, dtype: str) -> None:
 @pytest.mark.parametrize("target", CPUS, ids=lambda target: target.name)
 def test_wider_vectors_of_narrower_accumulators(target: Target) -> None:
     for dtype, acc_bytes in (("bf16", 4), ("f32", 4), ("f64", 8)):
-        chosen = schedule.choose(LayerNormSpec((4096,), dtype), target)
+        chosen = schedules.choose(LayerNormSpec((4096,), dtype), target)
         assert isinstance(chosen, RowBlocks)
         assert chosen.vector * acc_bytes == target.accumulator_bytes
 
@@ -266,21 +266,44 @@ def test_a_cpu_takes_row_blocks_for_whatever_is_asked(
     mask: tuple[bool, bool, bool], columns: int, dtype: str
 ) -> None:
     spec = LayerNormSpec((columns,), dtype, output_mask=mask)
-    assert isinstance(schedule.choose(spec, gpu("generic")), RowBlocks)
+    assert isinstance(schedules.choose(spec, gpu("generic")), RowBlocks)
 
 
 def test_what_is_assumed_of_the_hosts_memory() -> None:
-    assert schedule.host_alignment(RowBlocks(64, 2, 16)) == 1
-    assert schedule.host_alignment(WholeTensors()) == 64
+    assert schedules.host_alignment(RowBlocks(64, 2, 16)) == 1
+    assert schedules.host_alignment(WholeTensors()) == 64
 
 
-@pytest.mark.parametrize("key", sorted(TUNED), ids=str)
-def test_every_measured_schedule_is_legal_and_chosen(key: tuple[str, int, int]) -> None:
-    target, size, columns = key
-    spec = LayerNormSpec((columns,), {2: "bf16", 4: "f32"}[size])
-    chosen = schedule.choose(spec, gpu(target))
-    assert isinstance(chosen, OnePass)
-    assert dataclasses.astuple(chosen)[: len(TUNED[key])] == TUNED[key]
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=lambda product: product.name)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_product_can_be_chosen_for(dtype: str, product: Product) -> None:
+    target = gpu(product.target)
+    for columns in (1, 64, 1000, 4096, 16384, 65536):
+        spec = LayerNormSpec((columns,), dtype)
+        chosen = schedules.choose(spec, target, product)
+        assert isinstance(chosen, OnePass | TwoPass)
+        assert chosen.illegal(spec, target) is None
+        if product.stands_for_target:
+            assert chosen == schedules.choose(spec, target)
+
+
+def test_a_larger_product_has_more_workgroups_and_more_few_rows() -> None:
+    spec = LayerNormSpec((5120,), "f32")
+    small, large = (
+        schedules.choose(spec, gpu("sm_89"), find_product(name)) for name in ("rtx4090", "l40s")
+    )
+    assert isinstance(small, OnePass)
+    assert isinstance(large, OnePass)
+    assert (small.workgroups, large.workgroups) == (128, 142)
+    assert small.few_rows is not None
+    assert large.few_rows is not None
+    assert small.few_rows.rows < large.few_rows.rows
+
+
+def test_a_product_of_another_target_is_refused() -> None:
+    why = r"product: expected one of sm_90 \(h100, h200\), got t4 of sm_75"
+    with pytest.raises(ValueError, match=why):
+        schedules.choose(SPEC, gpu("sm_90"), find_product("t4"))
 
 
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
@@ -290,7 +313,9 @@ def test_the_last_kernel_of_any_number_of_workgroups_is_legal(
     workgroups: int, columns: int, target: Target
 ) -> None:
     spec = LayerNormSpec((columns,))
-    one = schedule.with_finalize(TwoPass(workgroups, 4, 1, 1, 1), spec, target)
+    one = schedules.with_finalize(
+        TwoPass(workgroups, 4, 1, 1, 1), spec, target, standing_for(target.name)
+    )
     assert one.illegal(spec, target) is None
     assert one.finalize_slices * one.finalize_columns % target.subgroup_size == 0
     step = one.finalize_slices * one.finalize_rows
@@ -308,4 +333,4 @@ def test_the_last_kernel_of_any_number_of_workgroups_is_legal(
     ],
 )
 def test_schedules_survive_a_manifest(how: Schedule) -> None:
-    assert schedule.from_dict(schedule.to_dict(how)) == how
+    assert schedules.schedule_from_dict(schedules.schedule_to_dict(how)) == how

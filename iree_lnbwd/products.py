@@ -1,0 +1,115 @@
+"""GPUs that one can buy: how many processors each has and how large its cache is, one row each.
+
+What its instruction set says is its target's (`iree_lnbwd.targets`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from iree_lnbwd.errors import shown
+
+
+@dataclass(frozen=True)
+class Product:
+    """A GPU; of one that programs see as several, what they see as one.
+
+    Attributes:
+        name: What ``--target`` takes in place of the target's name.
+        target: Name of the target that its code is compiled for.
+        processors: Multiprocessors (NVIDIA) or compute units (AMD).
+        l2_bytes: The L2 cache, in bytes; where a GPU has several, that of a processor.
+        stands_for_target: Schedules are made for it where the target alone is named.
+    """
+
+    name: str
+    target: str
+    processors: int
+    l2_bytes: int
+    stands_for_target: bool = False
+
+
+_MIB = 1 << 20
+
+# Sources. NVIDIA's white papers: "Turing GPU Architecture" (T4), "A100 Tensor Core GPU
+# Architecture", "Ampere GA102 GPU Architecture", "Ada GPU Architecture" and "Ada GPU Architecture,
+# L40S", "H100 Tensor Core GPU Architecture", "RTX Blackwell GPU Architecture". AMD's: ROCm's "AMD
+# GPU specifications".
+PRODUCTS: Mapping[str, Product] = MappingProxyType(
+    {
+        product.name: product
+        for product in (
+            Product("t4", "sm_75", 40, 4 * _MIB, stands_for_target=True),
+            Product("a100", "sm_80", 108, 40 * _MIB, stands_for_target=True),
+            Product("rtx3090", "sm_86", 82, 6 * _MIB, stands_for_target=True),
+            Product("rtx4090", "sm_89", 128, 72 * _MIB, stands_for_target=True),
+            Product("l40s", "sm_89", 142, 96 * _MIB),
+            Product("h100", "sm_90", 132, 50 * _MIB),  # SXM5; the PCIe card has 114
+            # The L2 cache is the H100's, which schedules have been made with so far; drivers of an
+            # H200 are said to report 60 MiB.
+            Product("h200", "sm_90", 132, 50 * _MIB, stands_for_target=True),
+            Product("rtx5090", "sm_120", 170, 96 * _MIB, stands_for_target=True),
+            Product("mi210", "gfx90a", 104, 8 * _MIB, stands_for_target=True),
+            Product("mi250", "gfx90a", 104, 8 * _MIB),  # one of its two dies: programs see two GPUs
+            Product("mi300x", "gfx942", 304, 4 * _MIB, stands_for_target=True),  # L2 of a die
+            Product("mi325x", "gfx942", 304, 4 * _MIB),  # L2 of a die
+            Product("mi355x", "gfx950", 256, 4 * _MIB, stands_for_target=True),  # L2 of a die
+            Product("rx7900xtx", "gfx1100", 96, 6 * _MIB, stands_for_target=True),
+            Product("rx9070xt", "gfx1201", 64, 8 * _MIB, stands_for_target=True),
+        )
+    }
+)
+
+
+def find_product(name: str) -> Product:
+    """The product of that name, in any case.
+
+    Raises:
+        ValueError: There is none; the message lists the known names.
+    """
+    product = PRODUCTS.get(name.lower())
+    if product is None:
+        raise ValueError(f"product: expected one of {', '.join(PRODUCTS)}, got {shown(name)}")
+    return product
+
+
+def products_of(target: str) -> tuple[Product, ...]:
+    """Those that run a target's code, by the target's name; none for a CPU."""
+    return tuple(product for product in PRODUCTS.values() if product.target == target)
+
+
+def standing_for(target: str) -> Product:
+    """The product that schedules are made for where a GPU target alone is named.
+
+    Raises:
+        KeyError: It is no GPU target.
+    """
+    for product in products_of(target):
+        if product.stands_for_target:
+            return product
+    raise KeyError(target)
+
+
+def product_of_device(name: str, processors: int) -> Product:
+    """The product that a driver's name of a GPU means.
+
+    Args:
+        name: "NVIDIA GeForce RTX 4090", for example: its words, put together, are the product's.
+        processors: How many the driver counts; a variant or a part of a GPU has others.
+
+    Raises:
+        ValueError: None is known by that name with so many processors.
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    said = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(j)}
+    for product in PRODUCTS.values():
+        if product.name in said and product.processors == processors:
+            return product
+    known = ", ".join(f"{product.name} ({product.processors})" for product in PRODUCTS.values())
+    raise ValueError(
+        f"device: expected a known product (with its processors): {known}; "
+        f"got {shown(name)} with {processors} processors"
+    )

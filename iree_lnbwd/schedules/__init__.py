@@ -1,0 +1,44 @@
+"""How a spec is computed on a target: which form of the IR, and its numbers.
+
+A schedule is a value of its own. It is legal for a spec and a target or it is not, and an illegal
+one is not compiled. `choose` takes what was measured on a product (``data``), or what is reasoned.
+"""
+
+from iree_lnbwd.schedules.choosing import choose
+from iree_lnbwd.schedules.elements import vector_of
+from iree_lnbwd.schedules.few_rows import FewRows
+from iree_lnbwd.schedules.finalize import with_finalize
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.row_blocks import RowBlocks
+from iree_lnbwd.schedules.row_statistics import RowStatistics, row_statistics
+from iree_lnbwd.schedules.schedule import (
+    Form,
+    Schedule,
+    forms,
+    host_alignment,
+    paths,
+    schedule_from_dict,
+    schedule_to_dict,
+)
+from iree_lnbwd.schedules.two_pass import TwoPass
+from iree_lnbwd.schedules.whole_tensors import WholeTensors
+
+__all__ = [
+    "FewRows",
+    "Form",
+    "OnePass",
+    "RowBlocks",
+    "RowStatistics",
+    "Schedule",
+    "TwoPass",
+    "WholeTensors",
+    "choose",
+    "forms",
+    "host_alignment",
+    "paths",
+    "row_statistics",
+    "schedule_from_dict",
+    "schedule_to_dict",
+    "vector_of",
+    "with_finalize",
+]

@@ -1,0 +1,202 @@
+"""Which schedule a spec gets: what was measured, or else what is reasoned, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.products import Product, standing_for
+from iree_lnbwd.schedules.elements import most_elements, vector_of, words
+from iree_lnbwd.schedules.few_rows import FewRows
+from iree_lnbwd.schedules.finalize import with_finalize
+from iree_lnbwd.schedules.measured_files import fastest
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.row_blocks import RowBlocks
+from iree_lnbwd.schedules.rules import wait_by_themselves
+from iree_lnbwd.schedules.schedule import Schedule
+from iree_lnbwd.schedules.two_pass import TwoPass
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
+
+# One pass, staged by cp.async: rules of thumb, from an H200, for widths that were not measured.
+_STAGED_WARPS = 16  # of a multiprocessor, where rows go into it
+_STAGED_CHUNKS = (2, 3, 4, 1, 6, 8)  # of a thread, best first: two keep enough loads under way
+_WORDS_IN_REGISTERS = 24  # of a row, a thread's, 32 bits each; beyond it registers spill
+# Steps ahead, slots, and whether the weight is staged; best first.
+_FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
+_WIDE_FETCHES = ((1, 2, False), (1, 1, False))
+_WIDE_VECTOR = 4  # elements; more of them at a time spill, and store partial rows in half lines
+
+# One pass without staging: rules of thumb, for no such GPU was at hand.
+_DIRECT_THREADS = 256  # of a workgroup
+_LEAST_DIRECT_THREADS = 192  # of a workgroup that counts as filled
+_DIRECT_WORKGROUPS = 4  # to a multiprocessor
+_DIRECT_CHUNKS = (2, 3, 4, 1, 6, 8, 12, 16)  # of a thread, best first
+
+# Few rows. Threads and the narrowest tile were the fastest on an H200, at 4096 columns over all
+# numbers of rows.
+_MOST_FEW_ROWS = 1024  # a rule of thumb
+_FEW_THREADS = 512  # of a workgroup
+_FEW_TILES = (32, 64, 128)  # columns of a workgroup
+_FEW_VECTOR = 4  # columns of a thread: a rule of thumb
+
+# Two passes.
+# To a multiprocessor. Without their cap on registers, 13 us more of 171 on an H200, at 2048 x 32768
+# in bf16.
+_TWO_PASS_WORKGROUPS = 2
+_MOST_TWO_PASS_CHUNKS = 8  # of a thread of the first pass: a rule of thumb
+_TWO_PASS_THREADS = 256  # of a workgroup: a rule of thumb
+_TWO_PASS_ROWS = 4  # of a thread of the second pass: a rule of thumb
+
+# Row blocks, on a CPU.
+_CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
+# Rows of a block, up to so many bytes of column sums: half of a first-level cache of 32 KiB, and a
+# rule of thumb for what the second level holds.
+_BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))
+_MOST_BLOCK_ROWS = 4  # beyond both: a rule of thumb
+_CHUNK_OVERHEAD = 8  # elements' worth of time: a rule of thumb
+
+
+def choose(spec: LayerNormSpec, target: Target, product: Product | None = None) -> Schedule:
+    """The schedule for a spec on a target.
+
+    Args:
+        spec: What is computed.
+        target: Where.
+        product: Which of the target's products; None takes the one that stands for it.
+
+    Raises:
+        ValueError: The product is another target's.
+    """
+    if product is not None and product.target != target.name:
+        raise ValueError(
+            f"product: expected one of {target.name} ({', '.join(target.aliases)}), "
+            f"got {product.name} of {product.target}"
+        )
+    if target.backend == "cpu":
+        return _row_blocks(spec, target)
+    product = product or standing_for(target.name)
+    reasoned = (*_staged(spec, target, product), *_direct(spec, target, product))
+    for candidate in (
+        *_measured(spec, product),
+        *(o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
+    ):
+        if candidate.illegal(spec, target) is None:
+            one = with_finalize(candidate, spec, target, product)
+            with_few = replace(one, few_rows=_few_rows(spec, target, product, one.vector))
+            return with_few if with_few.illegal(spec, target) is None else one
+    return with_finalize(_two_pass(spec, target, product), spec, target, product)
+
+
+def _measured(spec: LayerNormSpec, product: Product) -> Iterator[OnePass]:
+    """What was measured to be the fastest for this width, where dy and x are of one size."""
+    sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
+    if len(sizes) == 1:
+        one = fastest(product.name).get((sizes.pop(), spec.columns))
+        if one is not None:
+            yield one
+
+
+def _staged(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """By cp.async, best first.
+
+    One workgroup a multiprocessor, of 16 warps as far as rows go into it: that leaves a thread its
+    full share of registers, and two rows in flight for each group cover the latency of memory.
+    More than two chunks a thread only where a row needs them.
+    """
+    if not target.has_cp_async:
+        return
+    vector = vector_of(spec)
+    for chunks in _STAGED_CHUNKS:
+        if chunks * vector > most_elements(spec):
+            continue
+        warps = _warps(spec, target, vector, chunks)
+        rereads = chunks * vector * words(spec) > _WORDS_IN_REGISTERS
+        fetches = _WIDE_FETCHES if rereads else _FETCHES
+        for ahead, slots, stages_weight in fetches:
+            yield OnePass(
+                workgroups=product.processors,
+                groups=max(1, _STAGED_WARPS // warps),
+                warps=warps,
+                vector=min(vector, _WIDE_VECTOR) if rereads else vector,
+                ahead=ahead,
+                slots=slots,
+                rereads=rereads,
+                stages_weight=stages_weight,
+            )
+
+
+def _direct(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Without staging, best first: small workgroups, several of them on a multiprocessor.
+
+    Workgroups that are filled come first: by a row, or by groups that can wait by themselves.
+    """
+    vector = vector_of(spec)
+
+    def schedule(chunks: int) -> OnePass:
+        warps = _warps(spec, target, vector, chunks)
+        groups = max(1, _DIRECT_THREADS // (warps * target.subgroup_size))
+        return OnePass(
+            workgroups=_DIRECT_WORKGROUPS * product.processors,
+            groups=groups if wait_by_themselves(groups, warps, target) else 1,
+            warps=warps,
+            vector=vector,
+        )
+
+    def shortcomings(one: OnePass) -> tuple[bool, int]:
+        threads = one.groups * one.threads(target)
+        row_words = one.chunks(spec, target) * vector * words(spec)
+        return row_words > _WORDS_IN_REGISTERS, max(0, _LEAST_DIRECT_THREADS - threads)
+
+    yield from sorted(map(schedule, _DIRECT_CHUNKS), key=shortcomings)
+
+
+def _few_rows(spec: LayerNormSpec, target: Target, product: Product, vector: int) -> FewRows | None:
+    """For as many rows of dy and x as half of the L2 cache holds: they are read twice.
+
+    More rows, whatever their width, keep the workgroups of the columns busy for too long. Their
+    tiles are as narrow as leaves no more of them than multiprocessors.
+    """
+    sizes = (DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
+    rows = min(_MOST_FEW_ROWS, product.l2_bytes // 2 // (spec.columns * sum(sizes)))
+    if rows == 0:
+        return None
+    tiles = (t for t in _FEW_TILES if spec.columns <= t * product.processors)
+    return FewRows(
+        rows=rows,
+        warps=_FEW_THREADS // target.subgroup_size,
+        tile=next(tiles, _FEW_TILES[-1]),
+        tile_vector=min(vector, _FEW_VECTOR),
+    )
+
+
+def _two_pass(spec: LayerNormSpec, target: Target, product: Product) -> TwoPass:
+    """As many small workgroups as fit a multiprocessor's registers: none waits for another."""
+    vector = vector_of(spec)
+    one = TwoPass(
+        workgroups=1,
+        warps=_TWO_PASS_THREADS // target.subgroup_size,
+        vector=vector,
+        chunks=min(_MOST_TWO_PASS_CHUNKS, most_elements(spec) // vector),
+        rows=_TWO_PASS_ROWS,
+        resident=_TWO_PASS_WORKGROUPS,
+    )
+    tiles = -(-spec.columns // one.tile(target))
+    return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * product.processors // tiles))
+
+
+def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
+    """Rows wait in the cache; more of them at a time mean fewer trips of the column sums to it."""
+    acc = DTYPES[spec.acc_dtype].numpy.itemsize
+    widest = target.accumulator_bytes // acc
+    vectors = [1 << i for i in range(widest.bit_length()) if 1 << i <= spec.columns]
+    # A last chunk that overlaps is work done twice; a narrow vector is work done slowly.
+    vector = min(reversed(vectors), key=lambda v: -(-spec.columns // v) * (v + _CHUNK_OVERHEAD))
+    sums = 2 * spec.columns * acc
+    block = next((rows for cache, rows in _BLOCK_ROWS if sums <= cache), _MOST_BLOCK_ROWS)
+    return RowBlocks(_CPU_WORKGROUPS, block, vector)
+
+
+def _warps(spec: LayerNormSpec, target: Target, vector: int, chunks: int) -> int:
+    return -(-spec.columns // (vector * chunks * target.subgroup_size))

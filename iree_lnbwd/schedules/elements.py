@@ -1,0 +1,38 @@
+"""How many elements of a row a thread handles: of an access, and at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.spec import LayerNormSpec
+
+# Bytes: the widest global access, of NVIDIA (PTX ISA, ld.v4.b32) and of AMD (global_load_dwordx4).
+_ACCESS_BYTES = 16
+# 32-bit words, of each of its two sums, that a thread holds. Where a row needs more, two passes are
+# faster (NVIDIA H200).
+_MOST_WORDS = 32
+
+
+def vector_of(spec: LayerNormSpec) -> int:
+    """Elements in the widest access that divides a row: 16 bytes of the wider of dy and x."""
+    return widest_vector(spec.columns, (spec.dtype, spec.dy_dtype))
+
+
+def widest_vector(columns: int, dtypes: Sequence[str]) -> int:
+    """Elements in the widest access that divides a row of so many, of the widest of these types."""
+    widest = max(DTYPES[name].numpy.itemsize for name in dtypes)
+    vector = _ACCESS_BYTES // widest
+    while columns % vector:
+        vector //= 2
+    return vector
+
+
+def words(spec: LayerNormSpec) -> int:
+    """32-bit registers of a number in a sum."""
+    return DTYPES[spec.acc_dtype].numpy.itemsize // 4
+
+
+def most_elements(spec: LayerNormSpec) -> int:
+    """Of a row, those whose sums a thread holds."""
+    return _MOST_WORDS // words(spec)

@@ -1,0 +1,103 @@
+"""The schedule of few rows: its numbers, and when they are legal."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.schedules.elements import most_elements
+from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
+
+# Of shared memory, of 4 bytes each: NVIDIA's (CUDA C++ Programming Guide, "Shared Memory"), and LDS
+# of AMD's (CDNA3 and RDNA3 ISA guides).
+_BANKS = 32
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """One kernel without partial rows, for calls of few rows (``ir/few_rows.mlir``).
+
+    Workgroups for tiles of columns run beside a workgroup for each row.
+
+    Attributes:
+        rows: The most rows that it is launched for.
+        warps: Subgroups in a workgroup.
+        tile: Columns that a workgroup sums over all rows.
+        tile_vector: Neighbours among them that a thread handles together.
+    """
+
+    rows: int
+    warps: int
+    tile: int
+    tile_vector: int
+
+    @property
+    def path(self) -> str:
+        """What it does with memory, in words."""
+        return (
+            "one kernel: x and dy are read for dx, and again for the columns; a workgroup of "
+            f"{self.warps} subgroups for each row and one for each {self.tile} columns"
+        )
+
+    def threads(self, target: Target) -> int:
+        """Of a workgroup."""
+        return self.warps * target.subgroup_size
+
+    def chunks(self, spec: LayerNormSpec, target: Target, vector: int) -> int:
+        """How many vectors of a row each thread has."""
+        return -(-spec.columns // (vector * self.threads(target)))
+
+    def slices(self, target: Target) -> int:
+        """Slices of the rows that the threads of a tile sum side by side."""
+        return self.threads(target) * self.tile_vector // self.tile
+
+    def parts(self, target: Target) -> int:
+        """Threads that share each of a tile's sums over the slices."""
+        return self.threads(target) // (2 * self.tile)
+
+    def padded_tile(self, target: Target) -> int:
+        """Elements from a slice to the next in shared memory: parts use banks of their own."""
+        return self.tile + _BANKS // self.parts(target)
+
+    def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
+        """Shared memory (LDS) of a workgroup, of either kind."""
+        acc = DTYPES[spec.acc_dtype].numpy.itemsize
+        sums = 2 * self.slices(target) * self.padded_tile(target)
+        return (sums + 2 * self.warps) * acc
+
+    def illegal(self, spec: LayerNormSpec, target: Target, vector: int) -> str | None:
+        """Why it cannot be compiled; None where it can.
+
+        Args:
+            spec: What is computed.
+            target: Where.
+            vector: Neighbouring elements of a row that a thread handles together.
+        """
+        if min(astuple(self)) < 1:
+            return BELOW_ONE
+        threads = self.threads(target)
+        powers = (self.warps, self.tile, self.tile_vector)
+        rules = (
+            (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
+            (self.warps > target.subgroup_size, "more subgroups than lanes"),
+            (any(n & (n - 1) for n in powers), "warps, tile and tile_vector are powers of 2"),
+            (vector % self.tile_vector != 0, f"{self.tile_vector} columns do not divide {vector}"),
+            (self.tile < self.tile_vector, f"{self.tile_vector} columns of a tile of {self.tile}"),
+            (
+                not 4 * self.tile <= threads <= 2 * self.tile * target.subgroup_size,
+                f"{threads} threads for {2 * self.tile} sums",
+            ),
+            (
+                self.chunks(spec, target, vector) * vector > most_elements(spec),
+                f"more than {most_elements(spec)} elements of a row to a thread",
+            ),
+        )
+        why = first_broken(rules)
+        if why is not None:
+            return why
+        shared = self.shared_bytes(spec, target)
+        if shared > target.shared_bytes:
+            return f"{shared} bytes of shared memory, at most {target.shared_bytes}"
+        return None

@@ -1,0 +1,50 @@
+"""The last kernel, which adds up partial rows: how its threads share them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+from typing import TypeVar
+
+from iree_lnbwd.products import Product
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.two_pass import TwoPass
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
+
+_MOST_SLICES = 32  # of the partial rows, one for each thread of a column: a rule of thumb
+_MOST_ROWS = 16  # partial rows in a thread's registers at once: a rule of thumb
+# Slices, and rows of a thread, where P has no divisors that make a step of so many of both: a rule
+# of thumb.
+_USUAL = 8
+_THREADS = 384  # of a workgroup, at most, where columns need no more: a rule of thumb
+_MOST_COLUMNS = 128  # of a workgroup: a rule of thumb
+_SECTOR_COLUMNS = 16  # 64 bytes of f32, two of the sectors that NVIDIA's memory is read in
+
+_Gpu = TypeVar("_Gpu", OnePass, TwoPass)
+
+
+def with_finalize(schedule: _Gpu, spec: LayerNormSpec, target: Target, product: Product) -> _Gpu:
+    """A schedule whose last kernel reads all partial rows at once, if their number is a product.
+
+    One step of loads is all that its threads wait for. Where P has no such divisors, several.
+    """
+    count, lanes = schedule.workgroups, target.subgroup_size
+    # Columns, a power of 2, that make whole sectors of memory and whole subgroups.
+    least = {s: max(_SECTOR_COLUMNS, lanes // gcd(s, lanes)) for s in range(1, _MOST_SLICES + 1)}
+    divisors = (
+        (slices, rows)
+        for slices in least
+        for rows in range(1, _MOST_ROWS + 1)
+        if count % (slices * rows) == 0 and slices * least[slices] <= target.max_threads
+    )
+    # In a single step, as many rows to a thread as can be; in several, as many as slices.
+    slices, rows = max(
+        divisors, key=lambda o: (o[0] * o[1], o[1] if o[0] * o[1] == count else min(o))
+    )
+    if slices * rows < min(count, _USUAL * _USUAL):
+        slices = rows = _USUAL
+    # Enough workgroups for every processor.
+    most = min(_THREADS // slices, spec.columns // product.processors, _MOST_COLUMNS)
+    columns = max(least[slices], 1 << max(most, 1).bit_length() - 1)
+    return replace(schedule, finalize_slices=slices, finalize_rows=rows, finalize_columns=columns)

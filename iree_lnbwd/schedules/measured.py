@@ -1,0 +1,71 @@
+"""What was measured on a product: which schedules were the fastest there, and how that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from iree_lnbwd.schedules.one_pass import OnePass
+
+Key = tuple[int, int]  # bytes of an element of dy and x, columns
+
+# Of the ceiling: they move five streams where one pass moves three.
+_TWO_PASSES_AT_BEST = 3 / 5
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The fastest schedule of one width and element size.
+
+    Attributes:
+        element_bytes: Of an element of dy, and of one of x.
+        columns: N.
+        rows: M of the calls that were timed; rows x columns is their number of elements.
+        share: Of the ceiling, which is the bandwidth of adding two tensors of that size (two
+            streams that are read and one that is written, as here); 1 is all of it.
+        schedule: Its last kernel and its few rows are not what was measured: they follow.
+    """
+
+    element_bytes: int
+    columns: int
+    rows: int
+    share: float
+    schedule: OnePass
+
+    @property
+    def key(self) -> Key:
+        """What it is about."""
+        return self.element_bytes, self.columns
+
+
+@dataclass(frozen=True)
+class Run:
+    """Measurements that were made together.
+
+    Attributes:
+        device: The GPU, as its driver calls it.
+        driver: The driver's version.
+        iree_base_compiler: Version of the compiler that built the modules.
+        date: ISO 8601, "2026-11-21"; None where nobody knows.
+        measurements: One for each width and element size.
+    """
+
+    device: str
+    driver: str
+    iree_base_compiler: str
+    date: str | None
+    measurements: tuple[Measurement, ...]
+
+
+def merged(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
+    """Earlier runs and a new one, which replaces what they say of what it measured.
+
+    Of that, what two passes might beat is left to them.
+    """
+    measured = {m.key for m in new.measurements}
+    earlier = (
+        replace(run, measurements=tuple(m for m in run.measurements if m.key not in measured))
+        for run in runs
+    )
+    fast = (m for m in new.measurements if m.share > _TWO_PASSES_AT_BEST)
+    last = replace(new, measurements=tuple(sorted(fast, key=lambda m: m.key)))
+    return tuple(run for run in (*earlier, last) if run.measurements)

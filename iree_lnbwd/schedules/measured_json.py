@@ -1,0 +1,171 @@
+"""The file of a product's measurements: JSON with named fields, a line for each schedule."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from dataclasses import fields
+from typing import Any, TypeVar, get_type_hints
+
+from iree_lnbwd.errors import shown
+from iree_lnbwd.schedules.measured import Key, Measurement, Run
+from iree_lnbwd.schedules.one_pass import OnePass
+
+_FOLLOW = ("finalize_slices", "finalize_rows", "finalize_columns", "few_rows")  # from the others
+_KINDS = get_type_hints(OnePass)
+_SCHEDULE = {f.name: _KINDS[f.name] for f in fields(OnePass) if f.name not in _FOLLOW}
+
+_T = TypeVar("_T")
+_WORDS = {str: "a string", bool: "a bool", list: "a list", dict: "an object"}
+
+
+def measured_numbers(schedule: OnePass) -> dict[str, int | bool]:
+    """What of a schedule is measured, by the name of the field; the rest follows from it."""
+    return {name: getattr(schedule, name) for name in _SCHEDULE}
+
+
+def schedule_of_numbers(values: Any, place: str) -> OnePass:
+    """The inverse of `measured_numbers`, of JSON values.
+
+    Args:
+        values: The object.
+        place: Where it is from, for messages.
+
+    Raises:
+        ValueError: A field is missing, unknown or of another type.
+    """
+    given = _object(values, place, tuple(_SCHEDULE))
+    numbers: dict[str, Any] = {
+        name: _of(bool, given[name], f"{place}.{name}")
+        if kind is bool
+        else _int(given[name], f"{place}.{name}", least=0)
+        for name, kind in _SCHEDULE.items()
+    }
+    return OnePass(**numbers)
+
+
+def to_text(product: str, runs: tuple[Run, ...]) -> str:
+    """The file's text; the same runs give the same."""
+    made = ",\n".join(map(_run_text, runs))
+    return f'{{\n"product": {json.dumps(product)},\n"runs": [\n{made}\n]\n}}\n'
+
+
+def from_text(text: str, product: str, source: str) -> tuple[Run, ...]:
+    """What a file says.
+
+    Args:
+        text: Its content.
+        product: Whose it shall be.
+        source: Its name, for messages.
+
+    Raises:
+        ValueError: It is no such file; the message names it and the field.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source}: expected JSON: {error}") from error
+    top = _object(values, f"{source}: $", ("product", "runs"))
+    if top["product"] != product:
+        raise _wrong(f"{source}: $.product", repr(product), top["product"])
+    found = _of(list, top["runs"], f"{source}: $.runs")
+    runs = tuple(_run(run, f"{source}: $.runs[{i}]") for i, run in enumerate(found))
+    _expect_one_of_each(runs, source)
+    return runs
+
+
+def _run_text(run: Run) -> str:
+    facts = {field.name: getattr(run, field.name) for field in fields(run)}
+    measurements = facts.pop("measurements")
+    lines = [f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in facts.items()]
+    made = ",\n".join(f"  {json.dumps(_measurement_values(m))}" for m in measurements)
+    return f'{{\n{"".join(lines)} "measurements": [\n{made}\n ]\n}}'
+
+
+def _measurement_values(measurement: Measurement) -> dict[str, Any]:
+    values = {field.name: getattr(measurement, field.name) for field in fields(measurement)}
+    return values | {"schedule": measured_numbers(measurement.schedule)}
+
+
+def _run(values: Any, place: str) -> Run:
+    given = _object(values, place, tuple(field.name for field in fields(Run)))
+    date = given["date"]
+    if date is not None:
+        _expect_date(_of(str, date, f"{place}.date"), f"{place}.date")
+    found = _of(list, given["measurements"], f"{place}.measurements")
+    return Run(
+        device=_of(str, given["device"], f"{place}.device"),
+        driver=_of(str, given["driver"], f"{place}.driver"),
+        iree_base_compiler=_of(str, given["iree_base_compiler"], f"{place}.iree_base_compiler"),
+        date=date,
+        measurements=tuple(
+            _measurement(value, f"{place}.measurements[{i}]") for i, value in enumerate(found)
+        ),
+    )
+
+
+def _measurement(values: Any, place: str) -> Measurement:
+    given = _object(values, place, tuple(field.name for field in fields(Measurement)))
+    return Measurement(
+        element_bytes=_int(given["element_bytes"], f"{place}.element_bytes", least=1),
+        columns=_int(given["columns"], f"{place}.columns", least=1),
+        rows=_int(given["rows"], f"{place}.rows", least=1),
+        share=_share(given["share"], f"{place}.share"),
+        schedule=schedule_of_numbers(given["schedule"], f"{place}.schedule"),
+    )
+
+
+def _expect_one_of_each(runs: tuple[Run, ...], source: str) -> None:
+    """`choose` would not know which of two it shall take."""
+    seen: set[Key] = set()
+    for i, run in enumerate(runs):
+        for j, measurement in enumerate(run.measurements):
+            if measurement.key in seen:
+                raise ValueError(
+                    f"{source}: $.runs[{i}].measurements[{j}]: expected one schedule for each "
+                    "element_bytes and columns, got a second one for "
+                    f"{measurement.element_bytes} and {measurement.columns}"
+                )
+            seen.add(measurement.key)
+
+
+def _object(values: Any, place: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """An object that has these fields and no others."""
+    given: dict[str, Any] = _of(dict, values, place)
+    for name in names:
+        if name not in given:
+            raise ValueError(f"{place}.{name}: missing")
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{place}: unknown field {shown(name)}, expected {', '.join(names)}")
+    return given
+
+
+def _of(kind: type[_T], value: Any, place: str) -> _T:
+    if not isinstance(value, kind):
+        raise _wrong(place, _WORDS[kind], value)
+    return value
+
+
+def _int(value: Any, place: str, *, least: int) -> int:
+    if type(value) is not int or value < least:  # a bool is an int, too
+        raise _wrong(place, f"an int of at least {least}", value)
+    return value
+
+
+def _share(value: Any, place: str) -> float:
+    if type(value) not in (int, float) or not (value > 0 and math.isfinite(value)):
+        raise _wrong(place, "a number above 0", value)
+    return float(value)
+
+
+def _expect_date(value: str, place: str) -> None:
+    try:
+        datetime.date.fromisoformat(value)
+    except ValueError:
+        raise _wrong(place, "a date of ISO 8601 or null", value) from None
+
+
+def _wrong(place: str, expected: str, value: Any) -> ValueError:
+    return ValueError(f"{place}: expected {expected}, got {shown(value)}")

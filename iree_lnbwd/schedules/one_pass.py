@@ -1,0 +1,178 @@
+"""The schedule of one pass over memory: its numbers, what they cost, when they are legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.schedules.elements import words
+from iree_lnbwd.schedules.few_rows import FewRows
+from iree_lnbwd.schedules.rules import (
+    BELOW_ONE,
+    first_broken,
+    gpu_rules,
+    least,
+    wait_by_themselves,
+)
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
+
+_COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
+# Of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since Volta's,
+# "SM Architecture"; the four SIMD units of a CDNA compute unit).
+_QUARTERS = 4
+_REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
+_REGISTERS_AT_ONCE = 8  # of a thread, that are given out together (CUDA, "Occupancy Calculator")
+# Of a thread, beside its elements': an estimate, by what ptxas reported. AMD's hold addresses, of
+# 64 bits, for each lane: as many as leave no module of the matrix that spills.
+_REGISTERS_FIXED = {"cuda": 40, "rocm": 64}
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """Workgroups walk over the rows and read each once (``ir/one_pass.mlir``).
+
+    Attributes:
+        workgroups: How many walk; also the number of partial rows that are added up at the end.
+        groups: Groups of threads in a workgroup; each works on a row of its own.
+        warps: Subgroups in a group.
+        vector: Neighbouring elements that a thread handles together.
+        ahead: Steps between a row's fetch and its use.
+        slots: Rows of a group that shared memory holds, where cp.async copies them to: one more
+            than are ahead, or as many (in place: a chunk's slot is refilled once its dx is stored).
+            With 0, rows are loaded into registers, at most one ahead.
+        rereads: Take rows from shared memory again for dx instead of keeping them in registers.
+        stages_weight: Keep the weight in shared memory instead of in registers.
+        widens_weight: Keep it there in the type of the sums.
+        resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
+        finalize_slices: Slices of the partial rows that threads of the last kernel add up.
+        finalize_rows: Partial rows that such a thread reads at once.
+        finalize_columns: Of a workgroup of that kernel.
+        few_rows: How few rows are computed; None where they are like any others.
+    """
+
+    workgroups: int
+    groups: int
+    warps: int
+    vector: int
+    ahead: int = 0
+    slots: int = 0
+    rereads: bool = False
+    stages_weight: bool = False
+    widens_weight: bool = False
+    resident: int = 1
+    finalize_slices: int = 8
+    finalize_rows: int = 8
+    finalize_columns: int = 32
+    few_rows: FewRows | None = None
+
+    @property
+    def path(self) -> str:
+        """What it does with memory, in words."""
+        fetched = "copied by cp.async" if self.slots else "read"
+        ahead = f"{self.ahead} steps ahead" if self.ahead else "where they are used"
+        return (
+            f"one pass: x and dy are read once; {self.workgroups} workgroups of {self.groups} x "
+            f"{self.warps} subgroups, rows {fetched} {ahead}, {self.vector} elements an access"
+        )
+
+    @property
+    def in_place(self) -> bool:
+        """A row's slot is refilled while its dx is computed."""
+        return 0 < self.slots == self.ahead
+
+    def threads(self, target: Target) -> int:
+        """Of one group."""
+        return self.warps * target.subgroup_size
+
+    def chunks(self, spec: LayerNormSpec, target: Target) -> int:
+        """How many vectors of a row each thread has."""
+        return -(-spec.columns // (self.vector * self.threads(target)))
+
+    def padded_columns(self, spec: LayerNormSpec, target: Target) -> int:
+        """Columns that a group's threads cover."""
+        return self.chunks(spec, target) * self.vector * self.threads(target)
+
+    def row_bytes(self, spec: LayerNormSpec, target: Target) -> tuple[int, int]:
+        """Shared memory for rows of dy and of x; in dy's the groups' sums meet at the end."""
+        columns = self.groups * self.padded_columns(spec, target)
+        dy, x, acc = (
+            DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype, spec.acc_dtype)
+        )
+        sums = columns * acc if self.groups > 1 else 0
+        return max(sums, self.slots * columns * dy), self.slots * columns * x
+
+    def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
+        """Shared memory (LDS) of a workgroup."""
+        acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
+        exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
+        weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
+        weight *= acc if self.widens_weight else gamma
+        return exchange + weight + sum(self.row_bytes(spec, target))
+
+    def registers(self, spec: LayerNormSpec, target: Target) -> float:
+        """Of a thread, about, from what ptxas reports: two accumulators, the row, the weight."""
+        dy, x, gamma = (
+            DTYPES[name].numpy.itemsize / 4
+            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
+        )
+        an_element = (2.0 if self.rereads else 4.0) * words(spec)
+        if not (self.stages_weight or self.rereads):
+            an_element += gamma
+        if self.ahead and not self.slots:
+            an_element += dy + x
+        return (
+            _REGISTERS_FIXED[target.backend] + self.chunks(spec, target) * self.vector * an_element
+        )
+
+    def registers_available(self, target: Target) -> int:
+        """To a thread, where as many workgroups fit a multiprocessor as shall.
+
+        Each of its quarters has a quarter of the registers, and gives them out in eights.
+        """
+        warps = -(-self.groups * self.warps * self.resident // _QUARTERS)
+        share = target.registers // _QUARTERS // (warps * target.subgroup_size)
+        return min(_REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
+
+    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+        """Why it cannot be compiled for a spec and a target; None where it can."""
+        if least(self, self.groups) < 1:
+            return BELOW_ONE
+        shared = self.shared_bytes(spec, target)
+        most_ahead = self.slots if self.slots else 1
+        copies_weight = self.stages_weight and not self.widens_weight
+        copied = [
+            DTYPES[name].numpy.itemsize
+            for name in self.slots * [spec.dy_dtype, spec.dtype]
+            + copies_weight * [spec.gamma_dtype]
+        ]
+        rules = (
+            *gpu_rules(spec, target, self, self.groups * self.threads(target)),
+            (
+                shared > target.shared_bytes,
+                f"{shared} bytes of shared memory, at most {target.shared_bytes}",
+            ),
+            (self.slots > 0 and not target.has_cp_async, "cp.async"),
+            (
+                not wait_by_themselves(self.groups, self.warps, target),
+                f"{self.groups} groups of several subgroups, at most {target.group_barriers} "
+                "can wait by themselves",
+            ),
+            (
+                not all(self.vector * size in _COPY_BYTES for size in copied),
+                f"cp.async copies {_COPY_BYTES} bytes",
+            ),
+            (
+                not max(0, self.slots - 1) <= self.ahead <= most_ahead,
+                f"{self.ahead} rows ahead do not go with {self.slots} slots",
+            ),
+            (self.rereads and not self.slots, "nothing is staged"),
+            (copies_weight and not self.slots, "the weight is copied with the first row"),
+            (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
+            (self.widens_weight and not self.ahead, "the weight is widened before the first row"),
+        )
+        why = first_broken(rules)
+        if why is None and self.few_rows:
+            why = self.few_rows.illegal(spec, target, self.vector)
+            return why and f"few rows: {why}"
+        return why

@@ -1,0 +1,58 @@
+"""The schedule of a CPU: its numbers, and when they are legal."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """Workgroups take blocks of rows, which stay in the cache (``ir/row_blocks.mlir``): for a CPU.
+
+    Equal numbers that are added one after the other round the same way, and the error grows with
+    their count; so there is a most for how many of them make a sum.
+
+    Attributes:
+        workgroups: How many the rows are shared out to; also the partial rows that are added up at
+            the end.
+        block: Rows that a worker keeps in its cache between their sums and dx.
+        vector: Neighbouring elements that a worker handles together.
+        share: The most rows of a workgroup. Where M has more for each, there are more workgroups.
+        most_workgroups: But no more than these, whose shares are longer then.
+        span_chunks: Vectors of a row that are summed at a time.
+    """
+
+    workgroups: int
+    block: int
+    vector: int
+    share: int = 512
+    most_workgroups: int = 4096
+    span_chunks: int = 128
+
+    @property
+    def path(self) -> str:
+        """What it does with memory, in words."""
+        return (
+            f"row blocks: x and dy come from memory once, {self.block} rows at a time; "
+            f"{self.workgroups} workgroups, more of them beyond {self.workgroups * self.share} "
+            f"rows, {self.vector} elements at a time"
+        )
+
+    @property
+    def span(self) -> int:
+        """Columns of a row that are summed at a time."""
+        return self.span_chunks * self.vector
+
+    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+        """Why it cannot be compiled for a spec and a target; None where it can."""
+        if min(astuple(self)) < 1:
+            return BELOW_ONE
+        rules = (
+            (target.backend != "cpu", "it is for a CPU's threads and caches"),
+            (self.vector > spec.columns, f"{self.vector} elements, a row has {spec.columns}"),
+        )
+        return first_broken(rules)

@@ -1,0 +1,48 @@
+"""How mean and rstd are recomputed on a GPU, ahead of any schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree_lnbwd.schedules.elements import widest_vector
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
+
+_THREADS = 256  # of a workgroup: a rule of thumb
+_MOST_CHUNKS = 4  # that a thread reads at once: a rule of thumb
+_MOST_WARPS = 16  # in a group: a rule of thumb
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """The kernel ahead of the others that recomputes mean and rstd (``ir/row_statistics.mlir``).
+
+    Attributes:
+        rows: Of a workgroup, a group of threads for each.
+        warps: Subgroups in a group.
+        vector: Neighbouring elements that a thread handles together.
+        chunks: Vectors of a row that a thread reads at once.
+    """
+
+    rows: int
+    warps: int
+    vector: int
+    chunks: int
+
+    def threads(self, target: Target) -> int:
+        """Of a group."""
+        return self.warps * target.subgroup_size
+
+
+def row_statistics(spec: LayerNormSpec, target: Target) -> RowStatistics:
+    """Groups as large as leaves each thread a few chunks, and as many as fill a workgroup."""
+    vector = widest_vector(spec.columns, (spec.dtype,))
+    of_a_chunk = vector * target.subgroup_size
+    chunks = -(-spec.columns // of_a_chunk)
+    warps = min(_MOST_WARPS, 1 << (-(-chunks // _MOST_CHUNKS) - 1).bit_length())
+    return RowStatistics(
+        rows=max(1, _THREADS // (warps * target.subgroup_size)),
+        warps=warps,
+        vector=vector,
+        chunks=min(_MOST_CHUNKS, -(-chunks // warps)),
+    )

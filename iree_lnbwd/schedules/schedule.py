@@ -1,0 +1,61 @@
+"""A schedule, whichever it is: its forms, what it assumes, and as JSON values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from iree_lnbwd.schedules.few_rows import FewRows
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.row_blocks import RowBlocks
+from iree_lnbwd.schedules.two_pass import TwoPass
+from iree_lnbwd.schedules.whole_tensors import WholeTensors
+from iree_lnbwd.spec import LayerNormSpec
+
+# Bytes: what the CPU code that IREE generates assumes (IREE_HAL_HEAP_BUFFER_ALIGNMENT).
+_IREE_ALIGNMENT = 64
+
+
+Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
+Form = Schedule | FewRows
+
+
+def forms(schedule: Schedule, spec: LayerNormSpec) -> tuple[Form, ...]:
+    """What calls of a module take, which M decides: that of few rows is the first of two."""
+    few = schedule.few_rows if isinstance(schedule, OnePass) else None
+    if few is None:
+        return (schedule,)
+    if spec.rows is not None:
+        return (few if spec.rows <= few.rows else schedule,)
+    return (few, schedule)
+
+
+def paths(schedule: Schedule, spec: LayerNormSpec) -> tuple[str, ...]:
+    """What calls do with memory, in words, for each of the module's forms."""
+    first, *rest = forms(schedule, spec)
+    if not rest or not isinstance(first, FewRows):
+        return (first.path,)
+    return (f"M <= {first.rows}: {first.path}", *(f"M > {first.rows}: {o.path}" for o in rest))
+
+
+def host_alignment(schedule: Schedule) -> int:
+    """Bytes: what a schedule's code assumes of the host's memory beyond elements' own alignment.
+
+    An aligned load from less than that ends the process.
+    """
+    return 1 if isinstance(schedule, RowBlocks) else _IREE_ALIGNMENT
+
+
+def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
+    """The schedule as JSON values."""
+    return {"form": type(schedule).__name__, **asdict(schedule)}
+
+
+def schedule_from_dict(values: dict[str, Any]) -> Schedule:
+    """The inverse of `schedule_to_dict`."""
+    forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass, RowBlocks)}
+    fields = dict(values)
+    if few_rows := fields.get("few_rows"):
+        fields["few_rows"] = FewRows(**few_rows)
+    schedule: Schedule = forms[fields.pop("form")](**fields)
+    return schedule

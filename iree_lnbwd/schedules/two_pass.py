@@ -1,0 +1,63 @@
+"""The schedule of two passes over memory: its numbers, and when they are legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken, gpu_rules, least
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
+
+
+@dataclass(frozen=True)
+class TwoPass:
+    """Row sums first, then dx by tiles of columns (``ir/two_pass.mlir``): for any N.
+
+    Attributes:
+        workgroups: How many walk over the rows of a tile; also the number of partial rows.
+        warps: Subgroups in a workgroup.
+        vector: Neighbouring elements that a thread handles together.
+        chunks: Vectors of a row that a thread of the first pass reads at once.
+        rows: Rows that a thread of the second pass reads at once.
+        resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
+        finalize_slices: Slices of the partial rows that threads of the last kernel add up.
+        finalize_rows: Partial rows that such a thread reads at once.
+        finalize_columns: Of a workgroup of that kernel.
+        span_steps: Steps of a walker that make a sum, for a long sum of equal numbers is far off;
+            its partial row adds up these.
+    """
+
+    workgroups: int
+    warps: int
+    vector: int
+    chunks: int
+    rows: int
+    resident: int = 1
+    finalize_slices: int = 4
+    finalize_rows: int = 4
+    finalize_columns: int = 32
+    span_steps: int = 32
+
+    @property
+    def path(self) -> str:
+        """What it does with memory, in words."""
+        return (
+            "two passes: x and dy are read for the row sums, and again for dx and the columns; "
+            f"{self.workgroups} workgroups of {self.warps} subgroups to a tile of columns, "
+            f"{self.vector} elements an access"
+        )
+
+    def threads(self, target: Target) -> int:
+        """Of a workgroup."""
+        return self.warps * target.subgroup_size
+
+    def tile(self, target: Target) -> int:
+        """Columns of a workgroup in the second pass."""
+        return self.threads(target) * self.vector
+
+    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+        """Why it cannot be compiled for a spec and a target; None where it can."""
+        if least(self, self.chunks, self.rows, self.span_steps) < 1:
+            return BELOW_ONE
+        rules = gpu_rules(spec, target, self, self.threads(target))
+        return first_broken(rules)

@@ -1,0 +1,61 @@
+"""``scripts/tune``: what it builds for a product, and what it refuses. Timing needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from iree_lnbwd import schedules
+from iree_lnbwd.description import describe
+from iree_lnbwd.products import find_product
+from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.schedules.measured_json import schedule_of_numbers
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import find_target
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "tune"
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(_SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_modules_for_a_product(tmp_path: Path) -> None:
+    done = _run("build", "--product=l40s", "--columns=768", "--sample=1", tmp_path)
+    assert done.returncode == 0, done.stderr
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index["product"] == "l40s"
+    assert {module["dtype"] for module in index["modules"]} == {"f32", "bf16"}
+    for module in index["modules"]:
+        path = tmp_path / module["file"]
+        described = describe(path.read_bytes(), source=str(path))
+        assert described.target is find_target("sm_89")
+        how = schedule_of_numbers(module["schedule"], str(path))
+        assert isinstance(described.schedule, OnePass)
+        assert (how.workgroups, how.slots) == (
+            described.schedule.workgroups,
+            described.schedule.slots,
+        )
+        assert how.workgroups % 142 == 0 or how.workgroups % 128 == 0
+
+
+def test_what_is_chosen_defends_its_place(tmp_path: Path) -> None:
+    done = _run("build", "--product=h200", "--columns=1024", "--sample=0", tmp_path)
+    assert done.returncode == 0, done.stderr
+    index = json.loads((tmp_path / "index.json").read_text())
+    for module in index["modules"]:
+        spec = LayerNormSpec((1024,), module["dtype"])
+        chosen = schedules.choose(spec, find_target("sm_90"), find_product("h200"))
+        assert isinstance(chosen, OnePass)
+        assert schedule_of_numbers(module["schedule"], "it").workgroups == chosen.workgroups
+
+
+def test_an_unknown_product_is_refused(tmp_path: Path) -> None:
+    done = _run("build", "--product=sm_90", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tune: error: product: expected one of t4, a100, ")
+    assert done.stderr.endswith("got 'sm_90'\n")
+    assert list(tmp_path.iterdir()) == []

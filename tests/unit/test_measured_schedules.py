@@ -1,0 +1,180 @@
+"""Measured schedules: the package's are legal and chosen; files are checked, merged and whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iree_lnbwd import schedules
+from iree_lnbwd.products import PRODUCTS, find_product
+from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.schedules.measured import Measurement, Run, merged
+from iree_lnbwd.schedules.measured_files import DATA, fastest, merge, read
+from iree_lnbwd.schedules.measured_json import from_text, measured_numbers, to_text
+from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import find_target
+
+FILES = sorted(DATA.glob("*.json"))
+MEASURED = [
+    (path.stem, measurement)
+    for path in FILES
+    for run in read(DATA, path.stem)
+    for measurement in run.measurements
+]
+ONE = OnePass(132, 2, 8, 8, ahead=2, slots=3, stages_weight=True)
+SMALL = Measurement(2, 768, 65536, 0.93, ONE)
+LARGE = Measurement(4, 8192, 8192, 0.9, replace(ONE, groups=1, rereads=True))
+RUN = Run("NVIDIA H200", "580.1", "3.13.0", "2026-11-21", (SMALL, LARGE))
+
+
+def test_there_are_measurements() -> None:
+    assert {path.stem for path in FILES} <= set(PRODUCTS)
+    assert len(fastest("h200")) == len(MEASURED) > 40
+
+
+def test_a_product_that_nobody_measured_has_none() -> None:
+    assert fastest("t4") == {}
+
+
+@pytest.mark.parametrize(
+    ("product", "measurement"), MEASURED, ids=[f"{p}-{m.key}" for p, m in MEASURED]
+)
+def test_every_measured_schedule_is_legal_and_chosen(
+    product: str, measurement: Measurement
+) -> None:
+    target = find_target(product)
+    spec = LayerNormSpec((measurement.columns,), {2: "bf16", 4: "f32"}[measurement.element_bytes])
+    chosen = schedules.choose(spec, target, find_product(product))
+    assert isinstance(chosen, OnePass)
+    assert measured_numbers(chosen) == measured_numbers(measurement.schedule)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_of_the_package_is_as_it_would_be_written(path: Path) -> None:
+    assert to_text(path.stem, read(DATA, path.stem)) == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("runs", [(), (RUN,), (RUN, replace(RUN, date=None, measurements=()))])
+def test_runs_survive_a_file(runs: tuple[Run, ...]) -> None:
+    assert from_text(to_text("h200", runs), "h200", "it") == runs
+
+
+def test_a_new_run_replaces_what_it_measured_and_nothing_else() -> None:
+    better = replace(SMALL, share=0.97, schedule=replace(ONE, workgroups=264))
+    new = Run("NVIDIA H200", "590.2", "3.14.0", "2027-01-01", (better,))
+    assert merged((RUN,), new) == (replace(RUN, measurements=(LARGE,)), new)
+
+
+def test_a_run_of_which_nothing_is_left_goes() -> None:
+    new = replace(RUN, driver="590.2", measurements=(LARGE, SMALL))
+    assert merged((RUN,), new) == (replace(new, measurements=(SMALL, LARGE)),)
+
+
+def test_what_two_passes_might_beat_is_left_to_them() -> None:
+    slow = replace(RUN, driver="590.2", measurements=(replace(SMALL, share=0.6),))
+    assert merged((RUN,), slow) == (replace(RUN, measurements=(LARGE,)),)
+
+
+def test_merging_into_a_folder(tmp_path: Path) -> None:
+    other = tmp_path / "a100.json"
+    other.write_text("not ours to read")
+    path = merge(tmp_path, "h200", RUN)
+    assert path == tmp_path / "h200.json"
+    assert read(tmp_path, "h200") == (RUN,)
+    added = replace(RUN, measurements=(replace(SMALL, columns=1024),))
+    merge(tmp_path, "h200", added)
+    assert read(tmp_path, "h200") == (RUN, added)
+    assert other.read_text() == "not ours to read"
+    assert set(tmp_path.iterdir()) == {other, path}
+
+
+def test_a_damaged_file_is_not_merged_into(tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    path.write_text('{"product": "h200"')
+    with pytest.raises(ValueError, match=re.escape(f"{path}: expected JSON: ")):
+        merge(tmp_path, "h200", RUN)
+    assert path.read_text() == '{"product": "h200"'
+
+
+def _at(values: Any, *path: str | int) -> Any:
+    for step in path:
+        values = values[step]
+    return values
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Any], Any]:
+    def change(values: Any) -> None:
+        _at(values, *path[:-1])[path[-1]] = to
+
+    return change
+
+
+def _drop(*path: str | int) -> Callable[[Any], Any]:
+    def change(values: Any) -> None:
+        del _at(values, *path[:-1])[path[-1]]
+
+    return change
+
+
+FIRST = ("runs", 0, "measurements", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_set("product", to="h100"), "$.product: expected 'h200', got 'h100'"),
+        (_drop("runs"), "$.runs: missing"),
+        (_set("runs", to={}), "$.runs: expected a list, got {}"),
+        (_set("runs", 0, to=3), "$.runs[0]: expected an object, got 3"),
+        (_set("note", to=1), "$: unknown field 'note', expected product, runs"),
+        (_set("runs", 0, "driver", to=580), "$.runs[0].driver: expected a string, got 580"),
+        (
+            _set("runs", 0, "date", to="soon"),
+            "date: expected a date of ISO 8601 or null, got 'soon",
+        ),
+        (_drop(*FIRST, "share"), "$.runs[0].measurements[0].share: missing"),
+        (_set(*FIRST, "share", to=True), "share: expected a number above 0, got True"),
+        (_set(*FIRST, "share", to=float("nan")), "share: expected a number above 0, got nan"),
+        (_set(*FIRST, "columns", to=0), "columns: expected an int of at least 1, got 0"),
+        (_set(*FIRST, "rows", to="many"), "rows: expected an int of at least 1, got 'many'"),
+        (
+            _set(*FIRST, "schedule", "warps", to=True),
+            "$.runs[0].measurements[0].schedule.warps: expected an int of at least 0, got True",
+        ),
+        (
+            _set(*FIRST, "schedule", "rereads", to=1),
+            "$.runs[0].measurements[0].schedule.rereads: expected a bool, got 1",
+        ),
+        (_drop(*FIRST, "schedule", "slots"), "schedule.slots: missing"),
+        (_set(*FIRST, "schedule", "few_rows", to=None), "schedule: unknown field 'few_rows'"),
+        (
+            lambda values: values["runs"].append(values["runs"][0]),
+            "$.runs[1].measurements[0]: expected one schedule for each element_bytes and columns, "
+            "got a second one for 2 and 768",
+        ),
+    ],
+)
+def test_a_bad_field_is_named_with_its_file(
+    change: Callable[[Any], Any], said: str, tmp_path: Path
+) -> None:
+    path = merge(tmp_path, "h200", RUN)
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        read(tmp_path, "h200")
+    assert str(caught.value).startswith(f"{path}: $")
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"\xff", b"[" * 100000])
+def test_what_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: expected JSON: ")):
+        read(tmp_path, "h200")
