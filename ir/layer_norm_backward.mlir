@@ -32,7 +32,7 @@
 #nm_mn = affine_map<(n, m) -> (m, n)>
 #nm_m  = affine_map<(n, m) -> (m)>
 #nm_n  = affine_map<(n, m) -> (n)>
-#id = affine_map<(n) -> (n)>
+#id = affine_map<(m) -> (m)>
 
 func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
     -> (!x_mn, !gamma_n, !beta_n) {
@@ -41,20 +41,24 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %c0 = arith.constant 0 : index
   %rows = tensor.dim %x, %c0 : !x_mn
 
+  // In the type of sums. (A copy casts where types differ, and vanishes where they do not.)
+  %empty_mn = tensor.empty(%rows) : !acc_mn
+  %empty_n = tensor.empty() : !acc_n
+  %dya = linalg.copy ins(%dy : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %xa = linalg.copy ins(%x : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %ga = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
+
   // Row sums: sum_N(h) and sum_N(h * xhat).
   %empty_m = tensor.empty(%rows) : !acc_m
   %zeros_m = linalg.fill ins(%zero : !acc) outs(%empty_m : !acc_m) -> !acc_m
   %sum_h, %sum_hx = linalg.generic {
       indexing_maps = [#mn, #mn, #m, #m, #n, #m, #m], iterator_types = ["parallel", "reduction"]}
-      ins(%dy, %x, %mean, %rstd, %gamma : !dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n)
+      ins(%dya, %xa, %mean, %rstd, %ga : !acc_mn, !acc_mn, !acc_m, !acc_m, !acc_n)
       outs(%zeros_m, %zeros_m : !acc_m, !acc_m) {
-  ^bb0(%dy_: !dy, %x_: !x, %mean_: !acc, %rstd_: !acc, %gamma_: !gamma, %h_: !acc, %hx_: !acc):
-    %dya = arith.extf %dy_ : !dy to !acc
-    %xa = arith.extf %x_ : !x to !acc
-    %ga = arith.extf %gamma_ : !gamma to !acc
-    %centred = arith.subf %xa, %mean_ : !acc
+  ^bb0(%dy_: !acc, %x_: !acc, %mean_: !acc, %rstd_: !acc, %gamma_: !acc, %h_: !acc, %hx_: !acc):
+    %centred = arith.subf %x_, %mean_ : !acc
     %xhat = arith.mulf %centred, %rstd_ : !acc
-    %h = arith.mulf %dya, %ga : !acc
+    %h = arith.mulf %dy_, %gamma_ : !acc
     %hx = arith.mulf %h, %xhat : !acc
     %h1 = arith.addf %h_, %h : !acc
     %hx1 = arith.addf %hx_, %hx : !acc
@@ -62,61 +66,45 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   } -> (!acc_m, !acc_m)
 
   // dx, from the row sums.
-  %empty_dx = tensor.empty(%rows) : !x_mn
-  %dx = linalg.generic {
+  %dx_acc = linalg.generic {
       indexing_maps = [#mn, #mn, #m, #m, #n, #m, #m, #mn], iterator_types = ["parallel", "parallel"]}
-      ins(%dy, %x, %mean, %rstd, %gamma, %sum_h, %sum_hx : !dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !acc_m, !acc_m)
-      outs(%empty_dx : !x_mn) {
-  ^bb0(%dy_: !dy, %x_: !x, %mean_: !acc, %rstd_: !acc, %gamma_: !gamma, %h_: !acc, %hx_: !acc, %unused: !x):
-    %dya = arith.extf %dy_ : !dy to !acc
-    %xa = arith.extf %x_ : !x to !acc
-    %ga = arith.extf %gamma_ : !gamma to !acc
-    %centred = arith.subf %xa, %mean_ : !acc
+      ins(%dya, %xa, %mean, %rstd, %ga, %sum_h, %sum_hx : !acc_mn, !acc_mn, !acc_m, !acc_m, !acc_n, !acc_m, !acc_m)
+      outs(%empty_mn : !acc_mn) {
+  ^bb0(%dy_: !acc, %x_: !acc, %mean_: !acc, %rstd_: !acc, %gamma_: !acc, %h_: !acc, %hx_: !acc, %unused: !acc):
+    %centred = arith.subf %x_, %mean_ : !acc
     %xhat = arith.mulf %centred, %rstd_ : !acc
-    %h = arith.mulf %dya, %ga : !acc
+    %h = arith.mulf %dy_, %gamma_ : !acc
     %mean_h = arith.mulf %h_, %inv_n : !acc
     %mean_hx = arith.mulf %hx_, %inv_n : !acc
     %t0 = arith.subf %h, %mean_h : !acc
     %t1 = arith.mulf %xhat, %mean_hx : !acc
     %t2 = arith.subf %t0, %t1 : !acc
     %dxa = arith.mulf %t2, %rstd_ : !acc
-    %dx_ = arith.truncf %dxa : !acc to !x
-    linalg.yield %dx_ : !x
-  } -> !x_mn
+    linalg.yield %dxa : !acc
+  } -> !acc_mn
 
   // Column sums: dgamma and dbeta, in !acc.
-  %empty_n = tensor.empty() : !acc_n
   %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
   %dgamma_acc, %dbeta_acc = linalg.generic {
       indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_m, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}
-      ins(%dy, %x, %mean, %rstd : !dy_mn, !x_mn, !acc_m, !acc_m)
+      ins(%dya, %xa, %mean, %rstd : !acc_mn, !acc_mn, !acc_m, !acc_m)
       outs(%zeros_n, %zeros_n : !acc_n, !acc_n) {
-  ^bb0(%dy_: !dy, %x_: !x, %mean_: !acc, %rstd_: !acc, %dg_: !acc, %db_: !acc):
-    %dya = arith.extf %dy_ : !dy to !acc
-    %xa = arith.extf %x_ : !x to !acc
-    %centred = arith.subf %xa, %mean_ : !acc
+  ^bb0(%dy_: !acc, %x_: !acc, %mean_: !acc, %rstd_: !acc, %dg_: !acc, %db_: !acc):
+    %centred = arith.subf %x_, %mean_ : !acc
     %xhat = arith.mulf %centred, %rstd_ : !acc
-    %dg = arith.mulf %dya, %xhat : !acc
+    %dg = arith.mulf %dy_, %xhat : !acc
     %dg1 = arith.addf %dg_, %dg : !acc
-    %db1 = arith.addf %db_, %dya : !acc
+    %db1 = arith.addf %db_, %dy_ : !acc
     linalg.yield %dg1, %db1 : !acc, !acc
   } -> (!acc_n, !acc_n)
 
-  // Rounded once, at the end, to what the caller's parameters are.
+  // Rounded once, at the end, to what the caller's arrays are.
+  %empty_dx = tensor.empty(%rows) : !x_mn
   %empty_dgamma = tensor.empty() : !gamma_n
-  %dgamma = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
-      ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) {
-  ^bb0(%sum: !acc, %unused: !gamma):
-    %rounded = arith.truncf %sum : !acc to !gamma
-    linalg.yield %rounded : !gamma
-  } -> !gamma_n
   %empty_dbeta = tensor.empty() : !beta_n
-  %dbeta = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
-      ins(%dbeta_acc : !acc_n) outs(%empty_dbeta : !beta_n) {
-  ^bb0(%sum: !acc, %unused: !beta):
-    %rounded = arith.truncf %sum : !acc to !beta
-    linalg.yield %rounded : !beta
-  } -> !beta_n
+  %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
+  %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
+  %dbeta = linalg.copy ins(%dbeta_acc : !acc_n) outs(%empty_dbeta : !beta_n) -> !beta_n
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
@@ -131,12 +119,13 @@ func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
   %rows = tensor.dim %x, %c0 : !x_mn
   %empty_m = tensor.empty(%rows) : !acc_m
   %zeros_m = linalg.fill ins(%zero : !acc) outs(%empty_m : !acc_m) -> !acc_m
+  %empty_mn = tensor.empty(%rows) : !acc_mn
+  %xa = linalg.copy ins(%x : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
 
   %sum_x = linalg.generic {indexing_maps = [#mn, #m], iterator_types = ["parallel", "reduction"]}
-      ins(%x : !x_mn) outs(%zeros_m : !acc_m) {
-  ^bb0(%x_: !x, %sum_: !acc):
-    %xa = arith.extf %x_ : !x to !acc
-    %sum1 = arith.addf %sum_, %xa : !acc
+      ins(%xa : !acc_mn) outs(%zeros_m : !acc_m) {
+  ^bb0(%x_: !acc, %sum_: !acc):
+    %sum1 = arith.addf %sum_, %x_ : !acc
     linalg.yield %sum1 : !acc
   } -> !acc_m
   %mean = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
@@ -147,10 +136,9 @@ func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
   } -> !acc_m
 
   %sum_xx = linalg.generic {indexing_maps = [#mn, #m, #m], iterator_types = ["parallel", "reduction"]}
-      ins(%x, %mean : !x_mn, !acc_m) outs(%zeros_m : !acc_m) {
-  ^bb0(%x_: !x, %mean_: !acc, %sum_: !acc):
-    %xa = arith.extf %x_ : !x to !acc
-    %centred = arith.subf %xa, %mean_ : !acc
+      ins(%xa, %mean : !acc_mn, !acc_m) outs(%zeros_m : !acc_m) {
+  ^bb0(%x_: !acc, %mean_: !acc, %sum_: !acc):
+    %centred = arith.subf %x_, %mean_ : !acc
     %square = arith.mulf %centred, %centred : !acc
     %sum1 = arith.addf %sum_, %square : !acc
     linalg.yield %sum1 : !acc
