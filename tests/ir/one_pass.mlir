@@ -22,13 +22,9 @@
 // CUDA-DAG: !chunk = vector<{{[48]}}x!acc>
 // CHECK: hal.executable.source private @rows {
 // CUDA: "nvgpu.device_async_copy"(%dy_staged,
-// ROCM: %dy_load_0 = vector.load %dy[
-// ROCM: %dy_load_1 = vector.load %dy[
-// ROCM: %dy_read_0 = vector.load %dy[
-// ROCM: %dy_read_1 = vector.load %dy[
-// ROCM-NOT: vector.load %dy[
 // CUDA: gpu.subgroup_reduce add {{.*}} cluster(size = 32) : (!acc) -> !acc
 // ROCM: gpu.subgroup_reduce add {{.*}} cluster(size = 64) : (!acc) -> !acc
+// CHECK: func.call @dx(
 // CHECK: math.fma {{.*}} : !chunk
 // CHECK: flow.dispatch @rows::@rows[
 // CHECK: flow.dispatch @finalize::@finalize(

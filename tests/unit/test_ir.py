@@ -41,7 +41,7 @@ def entry_of(text: str) -> str:
     return text[text.index("func.func @layer_norm_backward(") :]
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.mlir")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.mlir")), ids=lambda path: path.name)
 def test_files_parse_as_they_stand(path: Path) -> None:
     parsed = compile_file(str(path), extra_args=["--compile-to=input"])
     assert b"func.func" in parsed or b"util.func" in parsed
@@ -89,52 +89,59 @@ def test_one_over_n_and_eps_are_exact(columns: int) -> None:
     assert float(eps[1]) == 1.1e-5
 
 
-def casts(text: str) -> set[tuple[str, str]]:
-    return set(re.findall(r"arith\.(?:extf|truncf) %\w+ : (!\w+) to (!\w+)", text))
-
-
-def test_casts_between_different_types_stay() -> None:
-    everything = casts(compiler.read_ir(ir.LINALG))
-    assert everything == {
-        ("!dy", "!acc"),
-        ("!x", "!acc"),
-        ("!gamma", "!acc"),
-        ("!acc", "!x"),
-        ("!acc", "!gamma"),
-        ("!acc", "!beta"),
-    }
-    assert casts(specialized(LayerNormSpec((8,), "bf16"))) == everything
-
-
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_casts_between_equal_types_are_dropped(dtype: str) -> None:
-    assert casts(specialized(LayerNormSpec((8,), dtype))) == set()
-
-
-def test_each_cast_is_judged_by_its_own_types() -> None:
-    spec = LayerNormSpec((8,), "f32", weight_dtype="bf16", bias_dtype="f32")
-    assert casts(specialized(spec)) == {("!gamma", "!acc"), ("!acc", "!gamma")}
+def functions(text: str) -> dict[str, str]:
+    """The first of each name that a text's kernels have of their own."""
+    found = re.findall(r"^ *func\.func private @(\w+)\((?:.|\n)*?\n    }\n", text, re.M)
+    return {name: text[text.index(f"func private @{name}(") :].split("\n    }")[0] for name in found}
 
 
 @pytest.mark.parametrize(
-    ("columns", "dtype", "pairs"),
-    [(1024, "bf16", True), (769, "bf16", False), (1024, "f16", False), (1024, "f32", False)],
+    ("columns", "dtype", "widened"),
+    [
+        (1024, "bf16", "vector.interleave"),
+        (769, "bf16", "arith.extf"),
+        (1024, "f16", "arith.extf"),
+        (1024, "f32", "return %value"),
+    ],
 )
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-def test_pairs_of_bf16_are_widened_by_a_shift_and_a_mask(
-    columns: int, dtype: str, pairs: bool, target: str
+def test_each_type_is_widened_in_its_way(
+    columns: int, dtype: str, widened: str, target: str
 ) -> None:
     text = compiler.source_text(LayerNormSpec((columns,), dtype), find_target(target))
-    wide = re.findall(r"%(\w+) = vector\.interleave %\1_evens, %\1_odds :", text)
-    assert (len(wide) > 0) == pairs
-    assert ("arith.extf" in text) == (dtype != "f32" and not pairs)
-    for name in wide:
-        assert f"%{name}_even = arith.shli %{name}_words, %{name}_half" in text
-        assert f"%{name}_odd = arith.andi %{name}_words, %{name}_upper" in text
+    ours = functions(text)
+    for name in ("widen_of_dy", "widen_of_x", "widen_of_gamma"):
+        assert widened in ours[name]
+    rounded = "return %value" if dtype == "f32" else "llvm.fptrunc"
+    assert rounded in ours["round_of_x"]
+
+
+def test_each_function_is_judged_by_its_own_types() -> None:
+    spec = LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16")
+    ours = functions(compiler.source_text(spec, find_target("sm_90")))
+    assert "vector.interleave" in ours["widen_of_dy"]
+    assert "return %value" in ours["widen_of_x"]
+    assert "arith.extf" in ours["widen_of_gamma"]
+
+
+def test_a_cpu_rounds_by_itself() -> None:
+    """LLVM would make a call of what a module does not have."""
+    text = compiler.source_text(LayerNormSpec((1024,), "bf16"), CPU)
+    assert "fptrunc" not in text
+    assert "arith.truncf" in functions(text)["round_of_x"]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.mlir")), ids=lambda path: path.name)
+def test_formulas_stand_in_one_place(path: Path) -> None:
+    """Kernels widen, round, and compute xhat and dx by what they declare of ir/math/."""
+    text = path.read_text()
+    if "hal.executable.source" in text:
+        for op in ("arith.extf", "arith.truncf", "llvm.fptrunc", "vector.interleave"):
+            assert op not in text
 
 
 def test_everything_else_is_the_files() -> None:
-    """A spec that needs neither cast nor static rows dropped changes nothing below the aliases."""
+    """A spec of any number of rows changes nothing below the aliases."""
     marker = "// End of what is replaced.\n"
     body = compiler.read_ir(ir.LINALG).split(marker)[1]
     assert body in specialized(LayerNormSpec((4096,), "bf16"))

@@ -1,0 +1,73 @@
+"""Functions of ir/math/ in the place of their declarations."""
+
+from __future__ import annotations
+
+import pytest
+from iree.compiler.tools import compile_str
+
+from iree_lnbwd import linking
+
+LIBRARY = """\
+!narrow = vector<8xbf16>
+!wide = vector<8xf32>
+// End of what is replaced.
+
+// Twice a value.
+func.func private @twice(%value: !narrow, %by: !wide) -> !narrow {
+  %two = arith.addf %value, %value : !narrow
+  return %two : !narrow
+}
+
+func.func private @same(%value: !wide) -> !wide {
+  return %value : !wide
+}
+"""
+
+KERNEL = """\
+  builtin.module {
+    func.func private @twice_of_x(!x, !acc) -> !x
+    func.func private @twice_of_y(!y, !acc) -> !y
+    func.func private @mine(%value: !x) -> !x {
+      return %value : !x
+    }
+  }
+"""
+ALIASES = {"!x": "vector<4x!e>", "!y": "f64", "!acc": "vector<2xf32>", "!e": "f16"}
+
+
+def as_named(name: str, _types: tuple[str, ...]) -> str:
+    return name
+
+
+def test_a_declaration_becomes_the_function_for_its_types() -> None:
+    text = linking.link(KERNEL, ALIASES, linking.functions([LIBRARY]), as_named)
+    assert "func.func private @twice_of_x(%value: vector<4xf16>, %by: vector<2xf32>)" in text
+    assert "    %two = arith.addf %value, %value : f64\n" in text
+    assert text.count("@twice") == 2
+    assert "@mine(%value: !x) -> !x {" in text  # a function of the kernel's own
+    header = "".join(f"{name} = {type_}\n" for name, type_ in reversed(ALIASES.items()))
+    assert compile_str(header + text, extra_args=["--compile-to=input"])
+
+
+def test_which_function_may_follow_from_the_types() -> None:
+    seen = []
+
+    def choose(name: str, types: tuple[str, ...]) -> str:
+        seen.append((name, types))
+        return "same" if types[0] == types[-1] else "twice"
+
+    kernel = "  func.func private @cast_of_x(!x) -> !x\n"
+    text = linking.link(kernel, ALIASES, linking.functions([LIBRARY]), choose)
+    assert seen == [("cast", ("vector<4xf16>", "vector<4xf16>"))]
+    assert text.startswith("  func.func private @cast_of_x(%value: vector<4xf16>)")
+
+
+def test_a_function_that_there_is_not() -> None:
+    with pytest.raises(KeyError, match="missing"):
+        linking.link("func.func private @missing(!x) -> !x\n", ALIASES, {}, as_named)
+
+
+def test_as_many_types_as_the_function_has() -> None:
+    kernel = "func.func private @same(!x, !x) -> !x\n"
+    with pytest.raises(ValueError, match="zip"):
+        linking.link(kernel, ALIASES, linking.functions([LIBRARY]), as_named)
