@@ -17,8 +17,8 @@ func.func private @widen_equal(%value: !wide) -> !wide {
   return %value : !wide
 }
 
-// On a GPU, pairs of bf16. bf16 is the upper half of f32: a shift and a mask widen two of them. Of arith.extf ptxas makes three
-// instructions for every second element.
+// Pairs of bf16, on a GPU. bf16 is the upper half of f32, so a shift and a mask widen two of them. Of
+// arith.extf ptxas makes three instructions for every second element.
 func.func private @widen_pairs(%value: !narrow) -> !wide {
   %half = arith.constant dense<16> : !words
   %upper = arith.constant dense<0xFFFF0000> : !words
