@@ -109,20 +109,24 @@ def _data(instruction: Instruction, text: str, item: Item) -> Operand:
 
 def _put(group: Group, first: int, item: Item, loaded: Bytes, where: Mask) -> None:
     """Loaded bytes, of the lanes in a mask, go to their registers."""
-    if item.nbytes < 4:
-        kinds = {(1, False): "u1", (1, True): "i1", (2, False): "u2", (2, True): "i2"}
-        narrow = np.ascontiguousarray(loaded).view(kinds[item.nbytes, item.signed])[:, 0]
-        words = narrow.astype(np.int64).astype(np.uint32)[:, None]
-        if item.half is not None:
-            kept = group.waves.vectors[first][group.index][where][:, None]
-            shift = np.uint32(16 * item.half)
-            words = kept & ~(np.uint32(0xFFFF) << shift) | words << shift
-    else:
-        words = np.ascontiguousarray(loaded).view(np.uint32)
+    words = _words(loaded, item)
+    if item.half is not None:
+        kept = group.waves.vectors[first][group.index][where][:, None]
+        shift = np.uint32(16 * item.half)
+        words = kept & ~(np.uint32(0xFFFF) << shift) | words << shift
     for n in range(words.shape[1]):
         whole = np.zeros(where.shape, np.uint32)
         whole[where] = words[:, n]
         group.set_vector(first + n, whole, where)
+
+
+def _words(loaded: Bytes, item: Item) -> Array:
+    """What goes to registers of an access's bytes: [T, registers]."""
+    if item.nbytes >= 4:
+        return np.ascontiguousarray(loaded).view(np.uint32)
+    kind = f"{'i' if item.signed else 'u'}{item.nbytes}"
+    narrow = np.ascontiguousarray(loaded).view(kind)[:, 0]
+    return narrow.astype(np.int64).astype(np.uint32)[:, None]
 
 
 def _taken(group: Group, first: int, item: Item, where: Mask, half: int | None) -> Bytes:
@@ -228,11 +232,11 @@ def _load_argument(machine: Machine, lanes: Lanes, addresses: Lanes, nbytes: int
     return result
 
 
-def _is_known(machine: Machine, address: int) -> bool:
-    """A word of memory holds something, as far as that is known here: of arguments it may not."""
+def _is_known(machine: Machine, address: int, nbytes: int) -> bool:
+    """Memory holds something, as far as that is known here: of arguments it may not."""
     offset = address - KERNARG_ADDRESS
     known = machine.arguments.known
-    return not 0 <= offset < known.size or bool(known[offset : offset + 4].all())
+    return not 0 <= offset < known.size or bool(known[offset : offset + nbytes].all())
 
 
 # Buffers: global memory behind a descriptor of four registers
@@ -358,9 +362,11 @@ def _buffer_store(item: Item) -> _Decoder:
 
 
 def _scratch_address(instruction: Instruction, at: str, base: str) -> tuple[Reader, list[str]]:
-    """An offset in a vector register, in a scalar one, or in neither."""
+    """An offset in a vector register, in a scalar one, in both, or in neither."""
     if at != "off" and base != "off":
-        raise instruction.fault("two registers for one offset")
+        read_vector = vector_reader(instruction, at, "i32")
+        read_scalar = scalar_reader(instruction, base, "i32")
+        return lambda group: read_vector(group) + read_scalar(group)[:, None], [at, base]
     if at != "off":
         return vector_reader(instruction, at, "i32"), [at]
     if base != "off":
@@ -554,7 +560,9 @@ def _by_pattern(instruction: Instruction, group: Group, value: Array) -> Array:
 # Scalar memory
 
 
-def _scalar_load(nbytes: int) -> _Decoder:
+def _scalar_load(item: Item) -> _Decoder:
+    nbytes, alignment = item.nbytes, min(4, item.nbytes)
+
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         modifiers = _modifiers(instruction, known=frozenset({"offset"}))
         _count(instruction, 3)
@@ -562,21 +570,21 @@ def _scalar_load(nbytes: int) -> _Decoder:
         read_base = scalar_reader(instruction, instruction.operands[1], "u64")
         read_offset = scalar_reader(instruction, instruction.operands[2], "u32")
         offset = _offset(instruction, modifiers)
-        if into is None or into.count != nbytes // 4:
+        if into is None or into.count != item.registers:
             raise instruction.fault(f"{nbytes} bytes do not fit")
 
         def run(group: Group, machine: Machine) -> None:
             start = read_base(group).astype(np.int64) + read_offset(group) + offset
             start = np.broadcast_to(start, group.size)
-            if (start & 3).any():
-                raise Fault("a scalar load from an address that is no multiple of 4")
+            if (start & alignment - 1).any():
+                raise Fault(f"a scalar load from an address that is no multiple of {alignment}")
             lanes = group.lane_ids[:, 0]
             for at in range(0, nbytes, _WIDEST):
                 size = min(_WIDEST, nbytes - at)
-                words = _load(machine, lanes, start + at, size).view(np.uint32)
+                words = _words(_load(machine, lanes, start + at, size), item)
                 for n in range(words.shape[1]):
                     group.set_scalar(into.index + at // 4 + n, words[:, n])
-                    if not _is_known(machine, int(start[0]) + at + 4 * n):
+                    if not _is_known(machine, int(start[0]) + at + 4 * n, min(4, nbytes)):
                         group.forget_scalar(into.index + at // 4 + n)
             group.waves.waits.issue(SCALAR, group.index, written)
 
@@ -616,9 +624,11 @@ def _table() -> dict[str, _Decoder]:
             table[f"ds_load_2addr{since_gfx11}_b{bits}"] = load
             table[f"ds_write2{far}_b{bits}"] = store
             table[f"ds_store_2addr{since_gfx11}_b{bits}"] = store
-    for words in (1, 2, 4, 8, 16):
-        table[f"s_load_dword{f'x{words}' if words > 1 else ''}"] = _scalar_load(4 * words)
-        table[f"s_load_b{32 * words}"] = _scalar_load(4 * words)
+    for words in (1, 2, 3, 4, 8, 16):
+        table[f"s_load_dword{f'x{words}' if words > 1 else ''}"] = _scalar_load(Item(4 * words))
+        table[f"s_load_b{32 * words}"] = _scalar_load(Item(4 * words))
+    for name in ("u8", "i8", "u16", "i16"):
+        table[f"s_load_{name}"] = _scalar_load(LOADS[name])
     table["ds_bpermute_b32"] = _exchange(_by_address)
     table["ds_swizzle_b32"] = _exchange(_by_pattern)
     return table

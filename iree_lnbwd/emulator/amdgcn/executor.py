@@ -23,7 +23,6 @@ from iree_lnbwd.emulator.amdgcn.lanes import LANES
 from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
-from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, VCC, Group, Waves
 from iree_lnbwd.emulator.launch import CONFUSION, Fault, Lanes, Launch, Work, not_understood
 from iree_lnbwd.emulator.memory import (
@@ -420,7 +419,6 @@ class _Scheduler:
         met = np.flatnonzero(waiting.all(axis=1))
         self._machine.shared.barrier(met)
         # What is still on its way to global memory is not ordered by a barrier.
-        idle = waves.waits.idle(VECTOR) & waves.waits.idle(STORE)
-        done = met[idle.reshape(by_workgroup)[met].all(axis=1)]
+        done = met[waves.done_in_memory.reshape(by_workgroup)[met].all(axis=1)]
         self._machine.memory.workgroup_barrier(done + self._machine.first_workgroup)
         waves.waiting[:] = False

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.floats import fma_f32, fma_f64, maximum, minimum
-from iree_lnbwd.emulator.amdgcn.integers import reverse_bits
+from iree_lnbwd.emulator.amdgcn.integers import (
+    leading_zeros,
+    population,
+    reverse_bits,
+    sign_bits,
+    trailing_zeros,
+)
 from iree_lnbwd.emulator.floats import flush32
 from iree_lnbwd.emulator.launch import Array
 
@@ -400,8 +406,21 @@ def _median(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
+def _bit_counts() -> dict[str, Vector]:
+    table = {}
+    for names, kind, count in (  # gfx9; gfx11 and later
+        (("v_ffbh_u32", "v_clz_i32_u32"), "u32", leading_zeros),
+        (("v_ffbl_b32", "v_ctz_i32_b32"), "u32", trailing_zeros),
+        (("v_ffbh_i32", "v_cls_i32"), "i32", sign_bits),
+    ):
+        table |= dict.fromkeys(names, _op("i32", kind, count))
+    table["v_bcnt_u32_b32"] = _op("u32", "u32 u32", lambda a, b: population(a) + b)
+    return table
+
+
 VECTOR: Mapping[str, Vector] = MappingProxyType(
     _arithmetic()
+    | _bit_counts()
     | _comparisons()
     | _divisions()
     | _of_16_bits()
