@@ -22,6 +22,9 @@ v_div_fmas_f64 v[2:3], v[4:5], v[6:7], v[8:9]
 v_div_fixup_f64 v[2:3], -v[4:5], v[6:7], v[8:9]
 v_med3_i32 v1, v2, v3, v4
 v_med3_u32 v1, v2, 7, s4
+s_bcnt0_i32_b32 s1, s2
+s_bcnt0_i32_b64 s1, s[2:3]
+v_bcnt_u32_b32 v1, v2, 7
 """
 OWN = {
     "gfx942": """
@@ -38,6 +41,13 @@ v_add_f32_sdwa v1, |v2|, -v3 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD 
 v_cmp_lt_i16_sdwa vcc, v1, v2 src0_sel:WORD_1 src1_sel:DWORD
 v_cmp_lt_u32_sdwa s[6:7], v1, v2 src0_sel:BYTE_3 src1_sel:WORD_0
 v_add_f32_dpp v1, |v2|, -v3 row_ror:15 row_mask:0xf bank_mask:0xf
+s_flbit_i32_b32 s1, s2
+s_flbit_i32_b64 s1, s[2:3]
+s_flbit_i32 s1, s2
+s_flbit_i32_i64 s1, s[2:3]
+v_ffbh_u32_e32 v1, v2
+v_ffbl_b32_e64 v1, s2
+v_ffbh_i32_e32 v1, v2
 """,
     "gfx1100": """
 v_cmpx_class_f64_e32 v[2:3], v4
@@ -52,9 +62,18 @@ v_ashrrev_i16 v1.l, v2.h, v3.l
 v_and_b16 v1.l, v2.l, v3.h
 v_or_b16 v1.l, v2.h, v3.l
 v_xor_b16 v1.h, v2.l, v3.l
+s_clz_i32_u32 s1, s2
+s_clz_i32_u64 s1, s[2:3]
+s_cls_i32 s1, s2
+s_cls_i32_i64 s1, s[2:3]
+v_clz_i32_u32_e32 v1, v2
+v_ctz_i32_b32_e64 v1, s2
+v_cls_i32_e32 v1, v2
 """,
 }
-_MASKS = {"gfx942": ("vcc", "s[6:7]"), "gfx1100": ("vcc_lo", "s6")}
+OWN["gfx90a"], OWN["gfx1201"] = OWN["gfx942"], OWN["gfx1100"]
+_WAVE64, _WAVE32 = ("vcc", "s[6:7]"), ("vcc_lo", "s6")
+_MASKS = {"gfx90a": _WAVE64, "gfx942": _WAVE64, "gfx1100": _WAVE32, "gfx1201": _WAVE32}
 
 
 @pytest.mark.parametrize("target", OWN)

@@ -27,7 +27,7 @@ from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
 from iree_lnbwd.emulator.launch import CONFUSION, Fault
 
 # EF_AMDGPU_MACH of the ELF header's flags (LLVM AMDGPU guide, "Header").
-_TARGETS = {
+PROCESSORS = {
     0x3F: "gfx90a",
     0x41: "gfx1100",
     0x4C: "gfx942",
@@ -93,7 +93,7 @@ def disassemble(code_object: bytes) -> str:
 def _disassemble(code_object: bytes) -> str:
     found = symbols(code_object)
     (flags,) = struct.unpack_from("<I", code_object, 0x30)
-    target = _TARGETS.get(flags & 0xFF)
+    target = PROCESSORS.get(flags & 0xFF)
     if target is None:
         raise Fault(f"a code object for a processor that is not known: flags {flags:#x}")
     notes = [s.content for s in _sections(code_object) if s.kind == _NOTES]

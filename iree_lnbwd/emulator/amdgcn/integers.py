@@ -8,6 +8,7 @@ from iree_lnbwd.emulator.launch import Array
 
 _NONE = np.int32(-1)
 
+
 def reverse_bits(value: Array) -> Array:
     """Unsigned numbers with their lowest bit highest."""
     digits = np.unpackbits(np.ascontiguousarray(value)[..., None].view(np.uint8), axis=-1)

@@ -386,9 +386,7 @@ _GFX12: Mapping[str, Table] = {
         """,
         gone="s_set_inst_prefetch_distance s_waitcnt s_barrier",
     ),
-    "smem": _changed(
-        "smem", "s_load_b96=5 s_load_i8=8 s_load_u8=9 s_load_i16=10 s_load_u16=11"
-    ),
+    "smem": _changed("smem", "s_load_b96=5 s_load_i8=8 s_load_u8=9 s_load_i16=10 s_load_u16=11"),
     "vop1": _GFX11["vop1"],
     "vop2": _changed(
         "vop2",
