@@ -10,13 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from iree_lnbwd.emulator.memory import GlobalMemory
 
 Lanes = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -159,22 +156,6 @@ class Work:
         self._left -= instructions * max(lanes, _FEW_LANES)
         if self._left < 0:
             raise Fault(f"the kernel does not end: {self._instructions} instructions were run")
-
-
-class Executor(Protocol):
-    """The kernels of one executable, of one instruction set."""
-
-    def subgroup_size(self, kernel: str) -> int:
-        """Threads of a warp or wave of a kernel."""
-
-    def run(self, launch: Launch, memory: GlobalMemory) -> None:
-        """Runs a kernel to its end on global memory.
-
-        The caller has announced the launch to the memory (`GlobalMemory.begin`).
-
-        Raises:
-            Fault: With the instruction and the launch filled in.
-        """
 
 
 def _coordinates(number: int, counts: Dim3) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor, disassemble
+from iree_lnbwd.emulator.executor import Executor
 from iree_lnbwd.emulator.hal import Hal, Span, View
-from iree_lnbwd.emulator.launch import Array, Executor, Launch
+from iree_lnbwd.emulator.launch import Array, Launch
 from iree_lnbwd.emulator.memory import GlobalMemory
 from iree_lnbwd.emulator.ptx import PtxExecutor
 from iree_lnbwd.emulator.vm import Program, Steps

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from iree.compiler.tools import CompilerToolError, compile_str
 
-from iree_lnbwd import compiler, executables
-from iree_lnbwd.emulator import Fault
+from iree_lnbwd import compiler
+from iree_lnbwd.emulator import Fault, executables
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import PROCESSORS, symbols
 from iree_lnbwd.spec import LayerNormSpec

@@ -11,7 +11,8 @@ import pytest
 from support import random_generator, without_few_rows
 
 from iree_lnbwd import compiler, matrix, verify
-from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulator import Fault
 from iree_lnbwd.schedule import OnePass, Schedule, choose
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target

@@ -433,3 +433,63 @@ def test_a_wave_of_another_width_is_refused() -> None:
     assert AmdgcnExecutor(text).subgroup_size("k") == 64
     with pytest.raises(Fault, match="no such kernel"):
         AmdgcnExecutor(text).subgroup_size("other")
+
+
+# gfx90a: s[0:3] the descriptor of scratch, s[4:5] the arguments, s6 the workgroup, s7 the wave's
+# part of scratch.
+BUFFER_START = (
+    START.replace("s[4:7], s[0:1]", "s[8:11], s[4:5]")
+    + """
+ s_add_u32 s0, s0, s7
+ s_addc_u32 s1, s1, 0
+ global_load_dword v2, v1, s[8:9]
+ s_waitcnt vmcnt(0)
+"""
+)
+BUFFER_SCRATCH = (
+    BUFFER_START
+    + """
+ v_mov_b32_e32 v4, 4
+ s_movk_i32 s12, 0x200
+ buffer_store_dword v2, v4, s[0:3], 0 offen offset:4
+ buffer_load_dword v3, off, s[0:3], s12
+ s_waitcnt vmcnt(0)
+ global_store_dword v1, v3, s[10:11]
+ s_endpgm
+"""
+)
+BUFFER_DIRECTIVES = """\
+\t.amdhsa_user_sgpr_private_segment_buffer 1
+\t.amdhsa_user_sgpr_count 6
+\t.amdhsa_enable_private_segment 1
+\t.amdhsa_private_segment_fixed_size 16
+"""
+
+
+def test_scratch_behind_a_descriptor() -> None:
+    """Each lane of each wave has its own; a scalar offset counts the bytes of all 64."""
+    given = words(256)
+    got = run(BUFFER_SCRATCH, given, 1024, threads=(256, 1, 1), extra=BUFFER_DIRECTIVES)
+    assert (got == given).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (" s_add_u32 s0, s0, s7\n", " s_add_u32 s0, s0, 0\n", "scratch of another wave"),
+        ("s_movk_i32 s12, 0x200", "s_movk_i32 s12, 0x240", "no word of 64 lanes"),
+        ("s_movk_i32 s12, 0x200", "s_movk_i32 s12, 0x400", "out of bounds of local memory"),
+        ("offset:4", "offset:0", "a read of local memory at byte 8, which nobody wrote"),
+        (" v_mov_b32_e32 v4, 4\n", " s_mov_b32 s3, 0\n v_mov_b32_e32 v4, 4\n", "changed desc"),
+    ],
+)
+def test_scratch_behind_a_descriptor_has_bounds(old: str, new: str, what: str) -> None:
+    assert old in BUFFER_SCRATCH
+    with pytest.raises(Fault, match=what):
+        run(
+            BUFFER_SCRATCH.replace(old, new),
+            words(256),
+            1024,
+            threads=(256, 1, 1),
+            extra=BUFFER_DIRECTIVES,
+        )

@@ -1,4 +1,4 @@
-"""What is gfx12's own: counters apart, barriers in two steps, narrow scalar loads, who a wave is."""
+"""What is gfx12's own: counters apart, barriers in two steps, narrow scalar loads, ..."""
 
 from __future__ import annotations
 

@@ -290,16 +290,18 @@ def test_extremes_of_floats(kind: str) -> None:
     assert not np.signbit(most).any()
 
 
+def _negated(relation: Callable[[float, float], bool]) -> Callable[[float, float], bool]:
+    return lambda a, b: not relation(a, b)
+
+
 _OF_FLOATS: dict[str, Callable[[float, float], bool]] = _RELATIONS | {
     "lg": lambda a, b: a < b or a > b,
     "o": lambda a, b: a == a and b == b,
     "u": lambda a, b: a != a or b != b,
     "neq": operator.ne,
-    **{
-        f"n{name}": lambda a, b, name=name: not _OF_FLOATS[name](a, b)
-        for name in ("lg", "gt", "ge", "lt", "le")
-    },
 }
+for _name_of in ("lg", "gt", "ge", "lt", "le"):
+    _OF_FLOATS[f"n{_name_of}"] = _negated(_OF_FLOATS[_name_of])
 
 
 @pytest.mark.parametrize("kind", ["f16", "f32"])

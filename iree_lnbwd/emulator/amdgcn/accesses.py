@@ -32,6 +32,10 @@ from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Lanes
 
 _CACHE_POLICIES = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt", "scope", "th"})
 _WIDEST = 16  # bytes of one access of memory
+# gfx90a's descriptor of scratch, ahead of what is added for each wave: a base where there is no
+# other memory, a swizzle, no bounds, and the lane's number added by itself.
+SCRATCH_ADDRESS = 1 << 47
+SCRATCH_WORDS = (0, 1 << 31 | SCRATCH_ADDRESS >> 32, 0xFFFFFFFF, 0x00E00000)
 
 
 @dataclass(frozen=True)
@@ -251,17 +255,51 @@ class _BufferAccess:
     vector_offset: Reader | None
     offset: int
 
+    def scratch(self, instruction: Instruction, group: Group, where: Mask) -> Lanes | None:
+        """Where lanes in a mask are in their own scratch; None of a descriptor of other memory.
+
+        The descriptor of scratch swizzles: what lanes have at one offset lies side by side. An
+        offset in a vector register or in the instruction is a lane's; one in a scalar register
+        is of the memory of all lanes of the wave, one after the other.
+
+        Raises:
+            Fault: The descriptor is of another wave's scratch, or an offset has no meaning.
+        """
+        words = self._words(group)
+        if (words[1] >> 16 != SCRATCH_WORDS[1] >> 16).any():
+            return None
+        own = SCRATCH_ADDRESS + group.waves.scratch_at[group.index]
+        if (self._base(words) != own).any() or (words[3] != SCRATCH_WORDS[3]).any():
+            raise Fault("scratch of another wave, or a changed descriptor", group.lane_ids[:, 0])
+        of_wave = self.scalar_offset(group).astype(np.int64)
+        if (of_wave % (4 * group.waves.lanes) != 0).any():
+            raise instruction.fault(f"a scalar offset that is no word of {group.waves.lanes} lanes")
+        own_offsets: Lanes = self._within(group, where) + (of_wave // group.waves.lanes)[:, None]
+        return own_offsets[where]
+
+    def _words(self, group: Group) -> list[Lanes]:
+        first = self.descriptor.index
+        return [group.scalar(first + n).astype(np.int64) for n in range(4)]
+
+    def _base(self, words: list[Lanes]) -> Lanes:
+        return words[0] | (words[1] & 0xFFFF) << 32
+
     def addresses(self, instruction: Instruction, group: Group, where: Mask) -> tuple[Lanes, Lanes]:
         """Of each lane in a mask, and how many bytes there are from there to the end.
 
         Raises:
             Fault: The descriptor is of a kind that is not known here, or an offset has no meaning.
         """
-        first = self.descriptor.index
-        words = [group.scalar(first + n).astype(np.int64) for n in range(4)]
-        base = words[0] | (words[1] & 0xFFFF) << 32
+        words = self._words(group)
+        base = self._base(words)
         if (words[1] >> 16).any():
             raise instruction.fault("a buffer with a stride or a swizzle")
+        within = self._within(group, where)
+        within = within + self.scalar_offset(group).astype(np.int64)[:, None]
+        return (base[:, None] + within)[where], (words[2][:, None] - within)[where]
+
+    def _within(self, group: Group, where: Mask) -> Lanes:
+        """What a lane adds to where a buffer begins."""
         within = np.full(where.shape, self.offset, np.int64)
         if self.vector_offset is not None:
             within = within + self.vector_offset(group)
@@ -273,8 +311,7 @@ class _BufferAccess:
                 f"a buffer's offset of {first:#x}, to which {self.offset} is added, wraps around",
                 group.lane_ids[wraps],
             )
-        within = within + self.scalar_offset(group).astype(np.int64)[:, None]
-        return (base[:, None] + within)[where], (words[2][:, None] - within)[where]
+        return within
 
 
 def _in_bounds(room: Lanes, nbytes: int) -> list[tuple[int, int, Mask]]:
@@ -316,12 +353,15 @@ def _buffer_load(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            addresses, room = access.addresses(instruction, group, where)
-            loaded = np.zeros((len(addresses), item.nbytes), np.uint8)  # what is outside is 0
-            lanes = group.lane_ids[where]
-            for at, size, inside in _in_bounds(room, item.nbytes):
-                part = _load(machine, lanes[inside], addresses[inside] + at, size)
-                loaded[inside, at : at + size] = part
+            if (own := access.scratch(instruction, group, where)) is not None:
+                loaded = _load_scratch(group, machine, where, own, item)
+            else:
+                addresses, room = access.addresses(instruction, group, where)
+                loaded = np.zeros((len(addresses), item.nbytes), np.uint8)  # what is outside is 0
+                lanes = group.lane_ids[where]
+                for at, size, inside in _in_bounds(room, item.nbytes):
+                    part = _load(machine, lanes[inside], addresses[inside] + at, size)
+                    loaded[inside, at : at + size] = part
             _put(group, into.index, item, loaded, where)
             group.waves.waits.issue(VECTOR, group.index, written)
 
@@ -342,14 +382,17 @@ def _buffer_store(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            addresses, room = access.addresses(instruction, group, where)
             values = _taken(group, source.index, item, where, data.half)
-            lanes = group.lane_ids[where]
-            for at, size, inside in _in_bounds(room, item.nbytes):  # what is outside is dropped
-                to = addresses[inside] + at
-                part = np.ascontiguousarray(values[inside, at : at + size])
-                alignment = _alignment(to, size)
-                machine.memory.store(lanes[inside], to, part, alignment=alignment)
+            if (own := access.scratch(instruction, group, where)) is not None:
+                _store_scratch(group, machine, where, own, values)
+            else:
+                addresses, room = access.addresses(instruction, group, where)
+                lanes = group.lane_ids[where]
+                for at, size, inside in _in_bounds(room, item.nbytes):  # what is outside is dropped
+                    to = addresses[inside] + at
+                    part = np.ascontiguousarray(values[inside, at : at + size])
+                    alignment = _alignment(to, size)
+                    machine.memory.store(lanes[inside], to, part, alignment=alignment)
             group.waves.waits.issue(counter, group.index)
 
         reads = numbers([source, *(operand(instruction, text).register for text in used)])
@@ -386,12 +429,8 @@ def _scratch_load(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            lanes = _of_these(group, machine, where)
             first = _lanes_of(read(group), where) + offset
-            parts = [
-                machine.local.load(lanes, first + at, size) for at, size in _pieces(item.nbytes)
-            ]
-            _put(group, into.index, item, np.concatenate(parts, axis=1), where)
+            _put(group, into.index, item, _load_scratch(group, machine, where, first, item), where)
             group.waves.waits.issue(VECTOR, group.index, written)
 
         written = numbers([into])
@@ -415,17 +454,29 @@ def _scratch_store(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            lanes = _of_these(group, machine, where)
             first = _lanes_of(read(group), where) + offset
             values = _taken(group, source.index, item, where, data.half)
-            for at, size in _pieces(item.nbytes):
-                machine.local.store(lanes, first + at, values[:, at : at + size])
+            _store_scratch(group, machine, where, first, values)
             group.waves.waits.issue(counter, group.index)
 
         reads = numbers([source, *(operand(instruction, text).register for text in used)])
         return Step(instruction, run, reads)
 
     return decode
+
+
+def _load_scratch(group: Group, machine: Machine, where: Mask, first: Lanes, item: Item) -> Bytes:
+    lanes = _of_these(group, machine, where)
+    parts = [machine.local.load(lanes, first + at, size) for at, size in _pieces(item.nbytes)]
+    return np.concatenate(parts, axis=1)
+
+
+def _store_scratch(
+    group: Group, machine: Machine, where: Mask, first: Lanes, values: Bytes
+) -> None:
+    lanes = _of_these(group, machine, where)
+    for at, size in _pieces(values.shape[1]):
+        machine.local.store(lanes, first + at, values[:, at : at + size])
 
 
 def _pieces(nbytes: int) -> list[tuple[int, int]]:

@@ -38,7 +38,7 @@ _NOTHING = frozenset(
     ]
 )
 _COUNTERS = {"vmcnt": (VECTOR,), "lgkmcnt": (LDS, SCALAR), "vscnt": (STORE,), "expcnt": ()}
-# gfx12: what each instruction waits for; of two, the first is counted in bits 13:8, the other in 5:0.
+# gfx12: what each waits for; of two, the first is counted in bits 13:8, the other in 5:0.
 _COUNTERS_GFX12: Mapping[str, tuple[str, ...]] = {
     "s_wait_loadcnt": (VECTOR,),
     "s_wait_storecnt": (STORE,),

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from iree_lnbwd.emulator import limits
-from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES
+from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES, SCRATCH_WORDS
 from iree_lnbwd.emulator.amdgcn.arguments import KERNARG_ADDRESS, Arguments, arguments
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction, Kernel, kernels
 from iree_lnbwd.emulator.amdgcn.control import decode_control
@@ -51,6 +51,7 @@ _USER_REGISTERS = (
 _MOST_USER_REGISTERS = 16
 _MOST_ARGUMENTS = 1 << 16  # bytes
 _KERNARG = "user_sgpr_kernarg_segment_ptr"
+_SCRATCH = "user_sgpr_private_segment_buffer"
 # What must be as it is here: to nearest even, subnormals kept, IEEE's NaN.
 _MODES = {
     "float_round_mode_32": 0,
@@ -276,7 +277,8 @@ def _initial(
     thread = np.tile(np.arange(waves * lanes).reshape(waves, lanes), (len(workgroups), 1))
     exists = thread < launch.threads
     workgroup = np.repeat(workgroups, waves)
-    state = Waves(workgroup[:, None] * launch.threads + thread, exists, vectors)
+    scratch_bytes = kernel.number("private_segment_fixed_size")
+    state = Waves(workgroup[:, None] * launch.threads + thread, exists, vectors, scratch_bytes)
     group = Group(state, np.arange(state.count))
     for n, word in enumerate(_words(exists)):
         group.set_scalar(EXEC + n, word)
@@ -298,6 +300,9 @@ def _set_user_registers(kernel: Kernel, group: Group, given: Arguments) -> None:
     for directive, count in _USER_REGISTERS:
         if not kernel.number(directive):
             continue
+        if directive == _SCRATCH:
+            for n, word in enumerate(SCRATCH_WORDS):
+                group.set_scalar(at + n, np.array(word, np.uint32))
         if directive == _KERNARG:
             group.set_scalar(at, np.array(KERNARG_ADDRESS))
             group.set_scalar(at + 1, np.array(0))
@@ -324,6 +329,9 @@ def _set_workgroup_ids(
         if kernel.number(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")):
             group.set_scalar(at, number.astype(np.uint32))
             at += 1
+    at += kernel.number("system_sgpr_workgroup_info")
+    if kernel.number(_SCRATCH) and kernel.number("enable_private_segment"):
+        group.set_scalar(at, group.waves.scratch_at.astype(np.uint32))
 
 
 class _Scheduler:

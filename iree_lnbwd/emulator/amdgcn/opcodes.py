@@ -1,7 +1,7 @@
 """Numbers of the instructions that are known here, by encoding.
 
-Sources: AMD's "CDNA3", "RDNA3" and "RDNA4 Instruction Set Architecture" documents. LLVM's assembler has
-confirmed every one of them: each instruction was assembled and its number read back.
+Sources: AMD's "CDNA3", "RDNA3" and "RDNA4 Instruction Set Architecture" documents. LLVM's
+assembler has confirmed every one of them: each instruction was assembled and its number read back.
 """
 
 from __future__ import annotations
@@ -136,8 +136,9 @@ _GFX9: Mapping[str, Table] = {
         v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514 v_lshl_add_u64=520
         v_cvt_pk_f16_f32=615 v_cvt_pk_bf16_f32=616 v_add_f64=640 v_mul_f64=641 v_min_f64=642
         v_max_f64=643 v_ldexp_f64=644 v_mul_lo_u32=645 v_mul_hi_u32=646 v_ldexp_f32=648
-        v_readlane_b32=649 v_writelane_b32=650 v_bcnt_u32_b32=651 v_mbcnt_lo_u32_b32=652 v_mbcnt_hi_u32_b32=653
-        v_lshlrev_b64=655 v_lshrrev_b64=656 v_ashrrev_i64=657 v_pack_b32_f16=672
+        v_readlane_b32=649 v_writelane_b32=650 v_bcnt_u32_b32=651 v_mbcnt_lo_u32_b32=652
+        v_mbcnt_hi_u32_b32=653 v_lshlrev_b64=655 v_lshrrev_b64=656 v_ashrrev_i64=657
+        v_pack_b32_f16=672
         """
     ),
     "vop3p": _table(
@@ -298,9 +299,9 @@ _GFX11: Mapping[str, Table] = {
         v_div_scale_f64=765
         v_mad_u64_u32=766 v_add_co_u32=768 v_sub_co_u32=769 v_subrev_co_u32=770 v_add_nc_u16=771
         v_sub_nc_u16=772 v_mul_lo_u16=773 v_pack_b32_f16=785
-        v_ldexp_f32=796 v_bcnt_u32_b32=798 v_mbcnt_lo_u32_b32=799 v_mbcnt_hi_u32_b32=800 v_add_f64=807 v_mul_f64=808
-        v_min_f64=809 v_max_f64=810 v_ldexp_f64=811 v_mul_lo_u32=812 v_mul_hi_u32=813
-        v_lshlrev_b16=824 v_lshrrev_b16=825 v_ashrrev_i16=826
+        v_ldexp_f32=796 v_bcnt_u32_b32=798 v_mbcnt_lo_u32_b32=799 v_mbcnt_hi_u32_b32=800
+        v_add_f64=807 v_mul_f64=808 v_min_f64=809 v_max_f64=810 v_ldexp_f64=811
+        v_mul_lo_u32=812 v_mul_hi_u32=813 v_lshlrev_b16=824 v_lshrrev_b16=825 v_ashrrev_i16=826
         v_lshlrev_b64=828 v_lshrrev_b64=829 v_ashrrev_i64=830 v_readlane_b32=864
         v_writelane_b32=865 v_and_b16=866 v_or_b16=867 v_xor_b16=868
         """

@@ -15,13 +15,6 @@ import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
 from iree_lnbwd.emulator.amdgcn.floats import fma_f32, maximum, minimum
-from iree_lnbwd.emulator.amdgcn.integers import (
-    leading_zeros,
-    population,
-    reverse_bits,
-    sign_bits,
-    trailing_zeros,
-)
 from iree_lnbwd.emulator.amdgcn.operands import (
     constant,
     destination,
@@ -32,6 +25,13 @@ from iree_lnbwd.emulator.amdgcn.operands import (
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, numbers
 from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, Group, Register
+from iree_lnbwd.emulator.integers import (
+    leading_zeros,
+    population,
+    reverse_bits,
+    sign_bits,
+    trailing_zeros,
+)
 from iree_lnbwd.emulator.launch import Array
 
 _U32, _U64 = np.uint32, np.uint64

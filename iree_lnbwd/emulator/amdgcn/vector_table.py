@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.floats import fma_f32, fma_f64, maximum, minimum
-from iree_lnbwd.emulator.amdgcn.integers import (
+from iree_lnbwd.emulator.floats import flush32
+from iree_lnbwd.emulator.integers import (
     leading_zeros,
     population,
     reverse_bits,
     sign_bits,
     trailing_zeros,
 )
-from iree_lnbwd.emulator.floats import flush32
 from iree_lnbwd.emulator.launch import Array
 
 _U32, _U64, _F32 = np.uint32, np.uint64, np.float32
@@ -407,7 +407,7 @@ def _median(a: Array, b: Array, c: Array) -> Array:
 
 
 def _bit_counts() -> dict[str, Vector]:
-    table = {}
+    table: dict[str, Vector] = {}
     for names, kind, count in (  # gfx9; gfx11 and later
         (("v_ffbh_u32", "v_clz_i32_u32"), "u32", leading_zeros),
         (("v_ffbl_b32", "v_ctz_i32_b32"), "u32", trailing_zeros),
