@@ -17,13 +17,12 @@ from iree_lnbwd.emulator.ptx import PtxExecutor
 from iree_lnbwd.emulator.vm import Program, Steps
 
 # iree/hal/buffer_view.h: iree_hal_element_types_t.
-_ELEMENT_TYPES = {
-    "float32": 0x21000020,
-    "float64": 0x21000040,
-    "float16": 0x21000010,
+_ELEMENT_TYPES: Mapping[str, int] = {
+    "bool": 0x13000008,
+    **{f"int{bits}": 0x11000000 | bits for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": 0x12000000 | bits for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": 0x21000000 | bits for bits in (16, 32, 64)},
     "bfloat16": 0x22000010,
-    "int32": 0x11000020,
-    "int64": 0x11000040,
 }
 
 Edit = Callable[[str], str]
@@ -129,12 +128,21 @@ class Module:
         buffer = self.memory.allocate(name, nbytes, write_once=write_once)
         return View(Span(buffer, 0, buffer.nbytes), type_, shape)
 
-    def call(self, function: str, *arguments: View) -> tuple[View, ...]:
+    def call(self, function: str, *arguments: View | float) -> tuple[Any, ...]:
         """Calls a function of the module.
+
+        Args:
+            function: Its name.
+            arguments: In the order of its signature: tensors are of `input` or `output`, scalars
+                Python numbers.
+
+        Returns:
+            Its results: a `View` for each tensor, a Python number for each scalar; of integers,
+            with a sign.
 
         Raises:
             Fault: A kernel did what no kernel may do.
-            VmError: The host program failed.
+            VmError: The arguments are not what the function takes, or the host program failed.
         """
         return self._program.call(function, *arguments)
 

@@ -330,4 +330,4 @@ def test_host_programs_that_want_too_much(
     vmfb = compile_str(text, input_type="none", extra_args=list(found.flags))
     loaded = Module(vmfb, found.backend)
     with pytest.raises((Fault, VmError), match=message):
-        loaded.call("f", argument)  # type: ignore[arg-type]
+        loaded.call("f", argument)

@@ -72,6 +72,16 @@ LOADS = {name: Item(size) for name, size in _WIDE.items()} | {
     "i16": Item(2, signed=True),
     "d16_b16": Item(2, half=0),
     "d16_hi_b16": Item(2, half=1),
+    "d16_u8": Item(1, half=0),
+    "d16_i8": Item(1, signed=True, half=0),
+    "d16_hi_u8": Item(1, half=1),
+    "d16_hi_i8": Item(1, signed=True, half=1),
+    "ubyte_d16": Item(1, half=0),
+    "sbyte_d16": Item(1, signed=True, half=0),
+    "ubyte_d16_hi": Item(1, half=1),
+    "sbyte_d16_hi": Item(1, signed=True, half=1),
+    "short_d16": Item(2, half=0),
+    "short_d16_hi": Item(2, half=1),
 }
 STORES = {name: Item(size) for name, size in _WIDE.items()} | {
     "byte": Item(1),
@@ -80,6 +90,8 @@ STORES = {name: Item(size) for name, size in _WIDE.items()} | {
     "b16": Item(2),
     "short_d16_hi": Item(2, half=1),
     "d16_hi_b16": Item(2, half=1),
+    "byte_d16_hi": Item(1, half=1),
+    "d16_hi_b8": Item(1, half=1),
 }
 
 
@@ -117,7 +129,8 @@ def _put(group: Group, first: int, item: Item, loaded: Bytes, where: Mask) -> No
     if item.half is not None:
         kept = group.waves.vectors[first][group.index][where][:, None]
         shift = np.uint32(16 * item.half)
-        words = kept & ~(np.uint32(0xFFFF) << shift) | words << shift
+        low = np.uint32(0xFFFF)
+        words = kept & ~(low << shift) | (words & low) << shift
     for n in range(words.shape[1]):
         whole = np.zeros(where.shape, np.uint32)
         whole[where] = words[:, n]

@@ -159,18 +159,24 @@ _GFX9: Mapping[str, Table] = {
         """
         global_load_ubyte=16 global_load_sbyte=17 global_load_ushort=18 global_load_sshort=19
         global_load_dword=20 global_load_dwordx2=21 global_load_dwordx3=22
-        global_load_dwordx4=23 global_store_byte=24 global_store_short=26
+        global_load_dwordx4=23 global_store_byte=24 global_store_byte_d16_hi=25
+        global_store_short=26
         global_store_short_d16_hi=27 global_store_dword=28 global_store_dwordx2=29
-        global_store_dwordx3=30 global_store_dwordx4=31
+        global_store_dwordx3=30 global_store_dwordx4=31 global_load_ubyte_d16=32
+        global_load_ubyte_d16_hi=33 global_load_sbyte_d16=34 global_load_sbyte_d16_hi=35
+        global_load_short_d16=36 global_load_short_d16_hi=37
         """
     ),
     "mubuf": _table(
         """
         buffer_load_ubyte=16 buffer_load_sbyte=17 buffer_load_ushort=18 buffer_load_sshort=19
         buffer_load_dword=20 buffer_load_dwordx2=21 buffer_load_dwordx3=22
-        buffer_load_dwordx4=23 buffer_store_byte=24 buffer_store_short=26
+        buffer_load_dwordx4=23 buffer_store_byte=24 buffer_store_byte_d16_hi=25
+        buffer_store_short=26
         buffer_store_short_d16_hi=27 buffer_store_dword=28 buffer_store_dwordx2=29
-        buffer_store_dwordx3=30 buffer_store_dwordx4=31 buffer_wbl2=40 buffer_inv=41
+        buffer_store_dwordx3=30 buffer_store_dwordx4=31 buffer_load_ubyte_d16=32
+        buffer_load_ubyte_d16_hi=33 buffer_load_sbyte_d16=34 buffer_load_sbyte_d16_hi=35
+        buffer_load_short_d16=36 buffer_load_short_d16_hi=37 buffer_wbl2=40 buffer_inv=41
         """
     ),
 }
@@ -326,8 +332,11 @@ _GFX11: Mapping[str, Table] = {
         global_load_u8=16 global_load_i8=17 global_load_u16=18 global_load_i16=19
         global_load_b32=20 global_load_b64=21 global_load_b96=22 global_load_b128=23
         global_store_b8=24 global_store_b16=25 global_store_b32=26 global_store_b64=27
-        global_store_b96=28 global_store_b128=29 global_load_d16_b16=32
-        global_load_d16_hi_b16=35 global_store_d16_hi_b16=37
+        global_store_b96=28 global_store_b128=29 global_load_d16_u8=30
+        global_load_d16_i8=31 global_load_d16_b16=32 global_load_d16_hi_u8=33
+        global_load_d16_hi_i8=34
+        global_load_d16_hi_b16=35 global_store_d16_hi_b8=36
+        global_store_d16_hi_b16=37
         """
     ),
     "mubuf": _table(
@@ -335,8 +344,11 @@ _GFX11: Mapping[str, Table] = {
         buffer_load_u8=16 buffer_load_i8=17 buffer_load_u16=18 buffer_load_i16=19
         buffer_load_b32=20 buffer_load_b64=21 buffer_load_b96=22 buffer_load_b128=23
         buffer_store_b8=24 buffer_store_b16=25 buffer_store_b32=26 buffer_store_b64=27
-        buffer_store_b96=28 buffer_store_b128=29 buffer_load_d16_b16=32
-        buffer_load_d16_hi_b16=35 buffer_store_d16_hi_b16=37 buffer_gl0_inv=43 buffer_gl1_inv=44
+        buffer_store_b96=28 buffer_store_b128=29 buffer_load_d16_u8=30
+        buffer_load_d16_i8=31 buffer_load_d16_b16=32 buffer_load_d16_hi_u8=33
+        buffer_load_d16_hi_i8=34
+        buffer_load_d16_hi_b16=35 buffer_store_d16_hi_b8=36
+        buffer_store_d16_hi_b16=37 buffer_gl0_inv=43 buffer_gl1_inv=44
         """
     ),
 }
