@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iree_lnbwd.emulator.executor import Executor
-    from iree_lnbwd.emulator.launch import Binding, Fault, Launch
+    from iree_lnbwd.emulator.launch import Binding, Fault, Launch, Unknown
     from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
-    from iree_lnbwd.emulator.module import Module
+    from iree_lnbwd.emulator.module import Module, unsupported
     from iree_lnbwd.emulator.ptx import PtxExecutor
     from iree_lnbwd.emulator.ptx_parser import PtxError
     from iree_lnbwd.emulator.vm import VmError
@@ -29,7 +29,9 @@ __all__ = [
     "PtxError",
     "PtxExecutor",
     "SharedMemory",
+    "Unknown",
     "VmError",
+    "unsupported",
 ]
 
 # The modules that have them, loaded when one is asked for: who reads executables needs no more.

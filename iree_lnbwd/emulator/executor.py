@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from iree_lnbwd.emulator.launch import Launch
+from iree_lnbwd.emulator.launch import Launch, Unknown
 from iree_lnbwd.emulator.memory import GlobalMemory
 
 
@@ -13,6 +13,15 @@ class Executor(Protocol):
 
     def subgroup_size(self, kernel: str) -> int:
         """Threads of a warp or wave of a kernel."""
+
+    def unknown(self, launch: Launch) -> list[Unknown]:
+        """What of a kernel is not implemented, or forbids such a launch; nothing is run.
+
+        Instructions that no thread would come to count as well.
+
+        Args:
+            launch: Of the kernel; how many workgroups it has does not matter.
+        """
 
     def run(self, launch: Launch, memory: GlobalMemory) -> None:
         """Runs a kernel to its end on global memory.

@@ -127,6 +127,28 @@ class Launch:
         )
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """Something of a kernel that is not implemented.
+
+    Attributes:
+        kernel: Its name; empty for the host program.
+        line: Of the kernels' text, from 1; 0 for what is of the whole kernel.
+        text: What stands there.
+        why: What is not known of it.
+    """
+
+    kernel: str
+    line: int
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        where = f"kernel {self.kernel}" if self.kernel else "the host program"
+        where += f", line {self.line}" if self.line else ""
+        return ": ".join(part for part in (where, self.text, self.why) if part)
+
+
 # What Python and NumPy raise where code treats something as what it is not.
 CONFUSION = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 

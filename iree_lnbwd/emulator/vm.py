@@ -152,7 +152,7 @@ class Program:
         return tuple(name for name in self._exports if not name.startswith("__"))
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Calls a function with references, ints and floats, and gives back such.
+        """Calls a function with references, ints and floats; ints come back without a sign.
 
         Raises:
             VmError: There is none, it takes others, it failed, or does what is not known here.
@@ -358,9 +358,7 @@ def _to_bits(what: str, kind: str, value: Any) -> Any:
 
 
 def _from_bits(kind: str, value: Any) -> Any:
-    if kind in _FLOATS:
-        return _float(kind, value)
-    return value if kind.startswith("!") else _signed(value, _bits(kind))
+    return _float(kind, value) if kind in _FLOATS else value
 
 
 def _float(kind: str, bits: int) -> float:
@@ -373,6 +371,15 @@ def _float_bits(kind: str, value: float) -> int:
         rounded = np.array([value], np.float64).astype(_FLOATS[kind])
     bits: int = rounded.view(f"u{_bits(kind) // 8}")[0].item()
     return bits
+
+
+def imported(vmfb: bytes) -> tuple[str, ...]:
+    """The functions that a module's host program may call, e.g. "hal.buffer.length".
+
+    Raises:
+        VmError: It cannot be read.
+    """
+    return tuple(name for name, _, _ in _IMPORT.findall(disassemble(vmfb)))
 
 
 def disassemble(vmfb: bytes) -> str:

@@ -48,6 +48,23 @@ s_flbit_i32_i64 s1, s[2:3]
 v_ffbh_u32_e32 v1, v2
 v_ffbl_b32_e64 v1, s2
 v_ffbh_i32_e32 v1, v2
+ds_read_u8_d16 v1, v2
+ds_read_u8_d16_hi v1, v2
+ds_read_i8_d16 v1, v2
+ds_read_i8_d16_hi v1, v2
+ds_read_u16_d16 v1, v2 offset:6
+ds_read_u16_d16_hi v1, v2
+ds_write_b8_d16_hi v1, v2
+ds_write_b16_d16_hi v1, v2 offset:6
+global_load_ubyte_d16 v1, v[2:3], off
+global_load_ubyte_d16_hi v1, v[2:3], off
+global_load_sbyte_d16 v1, v[2:3], off
+global_load_sbyte_d16_hi v1, v[2:3], off
+global_load_short_d16 v1, v[2:3], off
+global_load_short_d16_hi v1, v[2:3], off
+global_store_byte_d16_hi v[2:3], v1, off
+buffer_load_sbyte_d16_hi v1, off, s[4:7], 0
+buffer_store_byte_d16_hi v1, off, s[4:7], 0
 """,
     "gfx1100": """
 v_cmpx_class_f64_e32 v[2:3], v4
@@ -69,6 +86,21 @@ s_cls_i32_i64 s1, s[2:3]
 v_clz_i32_u32_e32 v1, v2
 v_ctz_i32_b32_e64 v1, s2
 v_cls_i32_e32 v1, v2
+ds_load_u8_d16 v1, v2
+ds_load_u8_d16_hi v1, v2
+ds_load_i8_d16 v1, v2
+ds_load_i8_d16_hi v1, v2
+ds_load_u16_d16 v1, v2 offset:6
+ds_load_u16_d16_hi v1, v2
+ds_store_b8_d16_hi v1, v2
+ds_store_b16_d16_hi v1, v2 offset:6
+global_load_d16_u8 v1, v[2:3], off
+global_load_d16_hi_u8 v1, v[2:3], off
+global_load_d16_i8 v1, v[2:3], off
+global_load_d16_hi_i8 v1, v[2:3], off
+global_store_d16_hi_b8 v[2:3], v1, off
+buffer_load_d16_hi_i8 v1, off, s[4:7], s8
+buffer_store_d16_hi_b8 v1, off, s[4:7], s8
 """,
 }
 OWN["gfx90a"], OWN["gfx1201"] = OWN["gfx942"], OWN["gfx1100"]

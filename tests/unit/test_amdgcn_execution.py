@@ -188,6 +188,73 @@ def test_halves_are_loaded_apart() -> None:
     assert (got == (given << np.uint32(16) | given >> np.uint32(16))).all()
 
 
+@pytest.mark.parametrize("high", [False, True])
+@pytest.mark.parametrize(
+    ("load", "dtype"),
+    [
+        ("global_load_ubyte_d16{} v2, v1, s[4:5]", np.uint8),
+        ("global_load_sbyte_d16{} v2, v1, s[4:5]", np.int8),
+        ("global_load_short_d16{} v2, v1, s[4:5]", np.uint16),
+        ("ds_read_u8_d16{} v2, v1", np.uint8),
+        ("ds_read_i8_d16{} v2, v1", np.int8),
+        ("ds_read_u16_d16{} v2, v1", np.uint16),
+    ],
+)
+def test_narrow_loads_of_halves(load: str, dtype: type[np.integer], high: bool) -> None:
+    """16 bits are written, and the others kept."""
+    given, end = words(64), "_hi" if high else ""
+    body = (
+        START
+        + f"""
+ global_load_dword v3, v1, s[4:5]
+ v_mov_b32_e32 v2, 0x12345678
+ s_waitcnt vmcnt(0)
+ ds_write_b32 v1, v3
+ s_waitcnt lgkmcnt(0)
+ {load.format(end)}
+ s_waitcnt vmcnt(0) lgkmcnt(0)
+ global_store_dword v1, v2, s[6:7]
+ s_endpgm
+"""
+    )
+    narrow = given.view(dtype)[:: 4 // np.dtype(dtype).itemsize].astype(np.int64) & 0xFFFF
+    expected = narrow << 16 | 0x5678 if high else narrow | 0x12340000
+    assert (run(body, given, 256) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("store", "dtype"),
+    [
+        ("global_store_byte_d16_hi v3, v2, s[6:7]", np.uint8),
+        ("ds_write_b8_d16_hi v3, v2", np.uint8),
+        ("ds_write_b16_d16_hi v3, v2", np.uint16),
+    ],
+)
+def test_narrow_stores_of_halves(store: str, dtype: type[np.integer]) -> None:
+    given, size = words(64), np.dtype(dtype).itemsize
+    back = f"""
+ s_waitcnt lgkmcnt(0)
+ v_cmp_gt_u32_e32 vcc, {64 * size}, v1
+ s_and_b64 exec, exec, vcc
+ ds_read_b32 v4, v1
+ s_waitcnt lgkmcnt(0)
+ global_store_dword v1, v4, s[6:7]
+"""
+    body = (
+        START
+        + f"""
+ global_load_dword v2, v1, s[4:5]
+ v_lshrrev_b32_e32 v3, {2 // size}, v1
+ s_waitcnt vmcnt(0)
+ {store}
+{back if store.startswith("ds") else ""}
+ s_endpgm
+"""
+    )
+    got = run(body, given, 64 * size)
+    assert (got.view(dtype) == (given >> np.uint32(16)).astype(dtype)).all()
+
+
 def test_buffers_have_bounds() -> None:
     """Loads beyond the descriptor's length give 0, stores beyond it are dropped."""
     given = words(64)

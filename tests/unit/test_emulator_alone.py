@@ -75,7 +75,7 @@ def test_who_reads_executables_loads_no_more() -> None:
 
 
 def test_schedules_take_no_more_shared_memory_than_there_is() -> None:
-    known = CUDA_SHARED_BYTES | ROCM_SHARED_BYTES
+    known = {**CUDA_SHARED_BYTES, **ROCM_SHARED_BYTES}
     assert known.keys() == {target.name for target in targets() if target.backend != "cpu"}
     for target in targets():
         assert target.shared_bytes <= known.get(target.name, 0)

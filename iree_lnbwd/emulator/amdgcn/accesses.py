@@ -82,6 +82,12 @@ LOADS = {name: Item(size) for name, size in _WIDE.items()} | {
     "sbyte_d16_hi": Item(1, signed=True, half=1),
     "short_d16": Item(2, half=0),
     "short_d16_hi": Item(2, half=1),
+    "u8_d16": Item(1, half=0),
+    "u8_d16_hi": Item(1, half=1),
+    "i8_d16": Item(1, signed=True, half=0),
+    "i8_d16_hi": Item(1, signed=True, half=1),
+    "u16_d16": Item(2, half=0),
+    "u16_d16_hi": Item(2, half=1),
 }
 STORES = {name: Item(size) for name, size in _WIDE.items()} | {
     "byte": Item(1),
@@ -92,6 +98,8 @@ STORES = {name: Item(size) for name, size in _WIDE.items()} | {
     "d16_hi_b16": Item(2, half=1),
     "byte_d16_hi": Item(1, half=1),
     "d16_hi_b8": Item(1, half=1),
+    "b8_d16_hi": Item(1, half=1),
+    "b16_d16_hi": Item(2, half=1),
 }
 
 
@@ -575,17 +583,21 @@ def _in_step(group: Group, machine: Machine) -> None:
     machine.shared.subgroup_barrier(ids[group.waves.exists[group.index]])
 
 
-def _exchange(chosen: Callable[[Instruction, Group, Array], Array]) -> _Decoder:
+_Chosen = Callable[[Group], Array]  # the lane that each lane reads: [waves, lanes]
+
+
+def _exchange(decode_source: Callable[[Instruction], _Chosen]) -> _Decoder:
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         """Lanes read each other's registers; an inactive lane gives 0. LDS itself is not used."""
         into = destination(instruction, instruction.operands[0], vector=True).register
         read = vector_reader(instruction, instruction.operands[-1], "b32")
+        source = decode_source(instruction)
         assert into is not None
 
         def run(group: Group, machine: Machine) -> None:
-            source = chosen(instruction, group, read(group))
+            lanes = source(group)
             value = np.where(group.active, read(group), np.uint32(0))
-            group.set_vector(into.index, np.take_along_axis(value, source, axis=1))
+            group.set_vector(into.index, np.take_along_axis(value, lanes, axis=1))
             group.waves.waits.issue(LDS, group.index, written)
 
         written = numbers([into])
@@ -595,30 +607,32 @@ def _exchange(chosen: Callable[[Instruction, Group, Array], Array]) -> _Decoder:
     return decode
 
 
-def _by_address(instruction: Instruction, group: Group, value: Array) -> Array:
+def _by_address(instruction: Instruction) -> _Chosen:
     """ds_bpermute_b32: the lane that a register says, times 4."""
-    modifiers = _modifiers(instruction, known=frozenset({"offset"}))
-    at = vector_reader(instruction, instruction.operands[1], "u32")(group)
-    lanes = group.waves.lanes
-    result: Array = (at.astype(np.int64) + _offset(instruction, modifiers)) // 4 % lanes
-    return result
+    offset = _offset(instruction, _modifiers(instruction, known=frozenset({"offset"})))
+    read = vector_reader(instruction, instruction.operands[1], "u32")
+    return lambda group: (read(group).astype(np.int64) + offset) // 4 % group.waves.lanes
 
 
-def _by_pattern(instruction: Instruction, group: Group, value: Array) -> Array:
+def _by_pattern(instruction: Instruction) -> _Chosen:
     """ds_swizzle_b32: lane and_mask or_mask xor_mask within 32 lanes, or any within 4."""
     pattern = _modifiers(instruction, known=frozenset({"offset"})).get("offset", "0")
-    lane = np.arange(group.waves.lanes)
     if found := re.fullmatch(r"swizzle\(QUAD_PERM,(\d),(\d),(\d),(\d)\)", pattern):
-        source = lane // 4 * 4 + np.array([int(n) for n in found.groups()])[lane % 4]
-    elif found := re.fullmatch(r"swizzle\(SWAP,(\d+)\)", pattern):
-        source = lane ^ int(found[1])
-    elif pattern.isdecimal() and int(pattern) < 1 << 15:
-        code = int(pattern)
-        within = (lane % 32 & code & 31 | code >> 5 & 31) ^ code >> 10 & 31
-        source = lane // 32 * 32 + within
-    else:
+        table = np.array([int(n) for n in found.groups()])
+        return _of_lanes(lambda lane: lane // 4 * 4 + table[lane % 4])
+    if found := re.fullmatch(r"swizzle\(SWAP,(\d+)\)", pattern):
+        distance = int(found[1])
+        return _of_lanes(lambda lane: lane ^ distance)
+    if not pattern.isdecimal() or int(pattern) >= 1 << 15:
         raise instruction.fault(f"swizzle not understood: {pattern}")
-    return np.broadcast_to(source, value.shape)
+    code = int(pattern)
+    keep, put, turn = code & 31, code >> 5 & 31, code >> 10 & 31
+    return _of_lanes(lambda lane: lane // 32 * 32 + ((lane % 32 & keep | put) ^ turn))
+
+
+def _of_lanes(source: Callable[[Lanes], Lanes]) -> _Chosen:
+    """The same in every wave."""
+    return lambda group: np.broadcast_to(source(np.arange(group.waves.lanes)), group.active.shape)
 
 
 # Scalar memory
@@ -673,10 +687,11 @@ def _table() -> dict[str, _Decoder]:
         table[f"buffer_store_{name}"] = _buffer_store(item)
         table[f"scratch_store_{name}"] = _scratch_store(item)
     # gfx9's names, and those since gfx11.
-    for name in ("b32", "b64", "b96", "b128", "u8", "i8", "u16", "i16"):
+    narrow = [f"{kind}{end}" for kind in ("u8", "i8", "u16") for end in ("", "_d16", "_d16_hi")]
+    for name in ("b32", "b64", "b96", "b128", "i16", *narrow):
         for verb in ("read", "load"):
             table[f"ds_{verb}_{name}"] = _lds_load(LOADS[name])
-    for name in ("b8", "b16", "b32", "b64", "b96", "b128"):
+    for name in ("b8", "b16", "b8_d16_hi", "b16_d16_hi", "b32", "b64", "b96", "b128"):
         for verb in ("write", "store"):
             table[f"ds_{verb}_{name}"] = _lds_store(STORES[name])
     for bits in (32, 64):

@@ -78,19 +78,38 @@ _HINTS = {
 }
 _SCOPES = ("CU", "SE", "DEV", "SYS")
 _BRANCHES = re.compile(r"s_c?branch")
+# Words of an instruction of each encoding, without a literal; and its sources, which may say that
+# one follows: lowest bit, and how many.
+_WORDS = dict.fromkeys(("sopp", "sopc", "sop1", "sopk", "sop2", "vop1", "vopc", "vop2"), 1)
+_WORDS |= dict.fromkeys(("vop3p", "vop3", "smem", "ds", "flat", "mubuf", "vopd"), 2)
+_WORDS |= dict.fromkeys(("vflat", "vbuffer"), 3)
+_SOURCES: Mapping[str, tuple[tuple[int, int], ...]] = {
+    **dict.fromkeys(("sopc", "sop2"), ((0, 8), (8, 8))),
+    "sop1": ((0, 8),),
+    **dict.fromkeys(("vop1", "vopc", "vop2"), ((0, 9),)),
+    **dict.fromkeys(("vop3", "vop3p"), ((32, 9), (41, 9), (50, 9))),
+    "vopd": ((0, 9), (32, 9)),
+}
+_LDS_VERB = re.compile(r"ds_(?:read|write|load|store)(?:2st64|2|_2addr_stride64|_2addr)?_")
+_MOST_SHOWN = 4  # words of an instruction that is not known
 
 
-def disassemble(code_object: bytes) -> str:
+def disassemble(code_object: bytes, *, as_far_as_known: bool = False) -> str:
     """The kernels of a code object, an ELF file, as assembly, with their descriptors.
+
+    Args:
+        code_object: Its bytes.
+        as_far_as_known: Instructions that are not known are "unknown_vop3p 0x..." in the text, by
+            their encoding; of a kernel with an encoding that is not known, that is the last.
 
     Raises:
         Fault: Something in it is not known here, or damaged.
     """
     with _undamaged():
-        return _disassemble(code_object)
+        return _disassemble(code_object, as_far_as_known)
 
 
-def _disassemble(code_object: bytes) -> str:
+def _disassemble(code_object: bytes, as_far_as_known: bool) -> str:
     found = symbols(code_object)
     (flags,) = struct.unpack_from("<I", code_object, 0x30)
     target = PROCESSORS.get(flags & 0xFF)
@@ -108,7 +127,7 @@ def _disassemble(code_object: bytes) -> str:
         directives = _descriptor(descriptor, target) | _launch(metadata.get(kernel, Metadata()))
         preloads = bool(directives["user_sgpr_kernarg_preload_length"])
         lanes = 32 if directives["wavefront_size32"] else 64
-        code = _Code(kernel, found[kernel], target, lanes)
+        code = _Code(kernel, found[kernel], target, lanes, as_far_as_known=as_far_as_known)
         body = code.text(_PRELOAD_PADDING if preloads else None)
         lines = (f"\t\t.amdhsa_{key} {value}" for key, value in directives.items())
         parts.append(
@@ -273,7 +292,9 @@ def _run(letter: str, first: int, count: int) -> str:
 class _Code:
     """The machine code of a function while it is read."""
 
-    def __init__(self, name: str, code: bytes, target: str, lanes: int) -> None:
+    def __init__(
+        self, name: str, code: bytes, target: str, lanes: int, *, as_far_as_known: bool
+    ) -> None:
         self._name = name
         if len(code) % 4:
             raise Fault(f"{name}: {len(code)} bytes of code, expected a multiple of 4")
@@ -283,6 +304,7 @@ class _Code:
         self._has_sc = target in ("gfx942", "gfx950")
         self._tables = GFX9 if self._gfx9 else GFX12 if self._gfx12 else GFX11
         self._lanes = lanes
+        self._as_far_as_known = as_far_as_known
         self._at = 0
         self._used = 0  # bits of the current instruction that were looked at
         self._value = 0  # the current instruction
@@ -321,10 +343,32 @@ class _Code:
         else:
             left = self._value & ~self._used
             reason = f"bits not understood: {left:#x}" if left else ""
-        if reason:
+        if reason and not self._as_far_as_known:
             raise Fault(f"the instruction {self._value:#x} at byte {at}: {reason} {text}")
         self._at += self._length
-        return text
+        return self._skipped() if reason else text
+
+    def _skipped(self) -> str:
+        """An instruction that is not known, and what can be told of it: where it ends."""
+        begin = self._at - self._length
+        form = next(
+            (
+                decode.__name__.removeprefix("_")
+                for prefix, low, decode in self._formats()
+                if self._peek(31, low) == prefix
+            ),
+            "encoding",
+        )
+        length = _WORDS.get(form, len(self._words) - begin)
+        with_literal = _SOURCES.get(form, ())
+        words = self._words[begin : begin + length]
+        value = sum(word << 32 * n for n, word in enumerate(words))
+        behind = {_LITERAL, *((_DPP, _SDWA) if form.startswith("vop") and length == 1 else ())}
+        if any(value >> low & (1 << bits) - 1 in behind for low, bits in with_literal):
+            length += 1
+        self._at = begin + length
+        shown = " ".join(f"{word:#010x}" for word in self._words[begin : self._at][:_MOST_SHOWN])
+        return f"unknown_{form} {shown}"
 
     def _more(self) -> None:
         """One word more belongs to the instruction."""
@@ -714,7 +758,8 @@ class _Code:
             return f"{name} v{into}, {address}{offset}"
         if name == "ds_bpermute_b32":
             return f"{name} v{into}, {address}, v{data[0]}{offset}"
-        item = (LOADS | STORES)[name.rpartition("_")[2]]
+        what = _LDS_VERB.sub("", name)
+        item = LOADS[what] if what in LOADS else STORES[what]
         if "read" in name or "load" in name:
             moved = [_run("v", into, (1 + two) * item.registers)]
             return f"{name} {', '.join([*moved, address])}{offset}"

@@ -24,7 +24,15 @@ from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, VCC, Group, Waves
-from iree_lnbwd.emulator.launch import CONFUSION, Fault, Lanes, Launch, Work, not_understood
+from iree_lnbwd.emulator.launch import (
+    CONFUSION,
+    Fault,
+    Lanes,
+    Launch,
+    Unknown,
+    Work,
+    not_understood,
+)
 from iree_lnbwd.emulator.memory import (
     GlobalMemory,
     LocalMemory,
@@ -108,6 +116,25 @@ class AmdgcnExecutor:
         except Fault as fault:
             raise fault.of(launch)  # noqa: B904 - it is the same one
 
+    def unknown(self, launch: Launch) -> list[Unknown]:
+        """What of a kernel is not implemented (`executor.Executor`)."""
+        try:
+            kernel = self._kernel(launch.kernel)
+        except Fault as fault:
+            return [Unknown(launch.kernel, 0, "", fault.what)]
+        found = []
+        try:
+            self._check(kernel, launch)
+        except Fault as fault:
+            found.append(Unknown(kernel.name, 0, "", fault.what))
+        allocated = _allocated(kernel)
+        for instruction in kernel.instructions:
+            try:
+                self._decode(kernel, instruction, allocated)
+            except Fault as fault:
+                found.append(Unknown(kernel.name, instruction.line, instruction.text, fault.what))
+        return found
+
     def decode(self, name: str) -> tuple[Step, ...]:
         """The instructions of a kernel, ready to run.
 
@@ -116,16 +143,20 @@ class AmdgcnExecutor:
         """
         if name not in self._steps:
             kernel = self._kernel(name)
-            lanes, allocated = _lanes(kernel), _allocated(kernel)
-            steps = []
-            for instruction in kernel.instructions:
-                _check_registers(instruction, allocated)
-                try:
-                    steps.append(decode(instruction, kernel.labels, lanes, self._generation))
-                except CONFUSION as error:
-                    raise instruction.fault(str(not_understood(error))) from error
-            self._steps[name] = tuple(steps)
+            allocated = _allocated(kernel)
+            self._steps[name] = tuple(
+                self._decode(kernel, instruction, allocated) for instruction in kernel.instructions
+            )
         return self._steps[name]
+
+    def _decode(
+        self, kernel: Kernel, instruction: Instruction, allocated: Mapping[str, int]
+    ) -> Step:
+        _check_registers(instruction, allocated)
+        try:
+            return decode(instruction, kernel.labels, _lanes(kernel), self._generation)
+        except CONFUSION as error:
+            raise instruction.fault(str(not_understood(error))) from error
 
     def _check(self, kernel: Kernel, launch: Launch) -> None:
         """The kernel can be launched so.

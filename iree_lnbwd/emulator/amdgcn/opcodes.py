@@ -151,7 +151,9 @@ _GFX9: Mapping[str, Table] = {
         ds_write_b32=13 ds_write2_b32=14 ds_write2st64_b32=15 ds_write_b8=30 ds_write_b16=31
         ds_read_b32=54 ds_read2_b32=55 ds_read2st64_b32=56 ds_read_i8=57 ds_read_u8=58
         ds_read_i16=59 ds_read_u16=60 ds_swizzle_b32=61 ds_bpermute_b32=63 ds_write_b64=77
-        ds_write2_b64=78 ds_write2st64_b64=79 ds_read_b64=118 ds_read2_b64=119
+        ds_write2_b64=78 ds_write2st64_b64=79 ds_write_b8_d16_hi=84 ds_write_b16_d16_hi=85
+        ds_read_u8_d16=86 ds_read_u8_d16_hi=87 ds_read_i8_d16=88 ds_read_i8_d16_hi=89
+        ds_read_u16_d16=90 ds_read_u16_d16_hi=91 ds_read_b64=118 ds_read2_b64=119
         ds_read2st64_b64=120 ds_write_b96=222 ds_write_b128=223 ds_read_b96=254 ds_read_b128=255
         """
     ),
@@ -323,7 +325,9 @@ _GFX11: Mapping[str, Table] = {
         ds_store_b16=31 ds_swizzle_b32=53 ds_load_b32=54 ds_load_2addr_b32=55
         ds_load_2addr_stride64_b32=56 ds_load_i8=57 ds_load_u8=58 ds_load_i16=59 ds_load_u16=60
         ds_store_b64=77 ds_store_2addr_b64=78 ds_store_2addr_stride64_b64=79 ds_load_b64=118
-        ds_load_2addr_b64=119 ds_load_2addr_stride64_b64=120 ds_bpermute_b32=179
+        ds_load_2addr_b64=119 ds_load_2addr_stride64_b64=120 ds_store_b8_d16_hi=160
+        ds_store_b16_d16_hi=161 ds_load_u8_d16=162 ds_load_u8_d16_hi=163 ds_load_i8_d16=164
+        ds_load_i8_d16_hi=165 ds_load_u16_d16=166 ds_load_u16_d16_hi=167 ds_bpermute_b32=179
         ds_store_b96=222 ds_store_b128=223 ds_load_b96=254 ds_load_b128=255
         """
     ),
