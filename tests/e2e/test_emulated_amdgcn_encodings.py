@@ -25,6 +25,14 @@ v_med3_u32 v1, v2, 7, s4
 s_bcnt0_i32_b32 s1, s2
 s_bcnt0_i32_b64 s1, s[2:3]
 v_bcnt_u32_b32 v1, v2, 7
+v_trunc_f32_e32 v1, v2
+v_ceil_f32_e32 v1, v2
+v_rndne_f32_e32 v1, v2
+v_floor_f32_e64 v1, -s2
+v_exp_f32_e32 v1, v2
+v_log_f32_e32 v1, v2
+v_min3EXTREME_f32 v1, v2, s3, |v4|
+v_max3EXTREME_f32 v1, -v2, v3, v4
 """
 OWN = {
     "gfx942": """
@@ -112,6 +120,7 @@ _MASKS = {"gfx90a": _WAVE64, "gfx942": _WAVE64, "gfx1100": _WAVE32, "gfx1201": _
 def test_each_instruction(target: str) -> None:
     mask, scalars = _MASKS[target]
     body = SHARED.replace("MASK", mask).replace("SCALARS", scalars) + OWN[target]
+    body = body.replace("EXTREME", "_num" if target == "gfx1201" else "")
     lines = [line for line in body.splitlines() if line]
     head = "\t.text\n\t.globl k\n\t.type k,@function\nk:\n"
     tail = ".Lfunc_end_k:\n\t.size k, .Lfunc_end_k-k\n"

@@ -87,7 +87,8 @@ _GFX9: Mapping[str, Table] = {
         """
         v_mov_b32=1 v_readfirstlane_b32=2 v_cvt_f64_i32=4 v_cvt_f32_i32=5 v_cvt_f32_u32=6
         v_cvt_u32_f32=7 v_cvt_i32_f32=8 v_cvt_f16_f32=10 v_cvt_f32_f16=11 v_cvt_f32_f64=15
-        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_rcp_f32=34 v_rsq_f32=36 v_rcp_f64=37 v_rsq_f64=38
+        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_trunc_f32=28 v_ceil_f32=29 v_rndne_f32=30 v_floor_f32=31
+        v_exp_f32=32 v_log_f32=33 v_rcp_f32=34 v_rsq_f32=36 v_rcp_f64=37 v_rsq_f64=38
         v_sqrt_f32=39 v_sqrt_f64=40 v_not_b32=43 v_bfrev_b32=44 v_ffbh_u32=45
         v_ffbl_b32=46 v_ffbh_i32=47 v_mov_b64=56
         v_permlane16_swap_b32=89 v_permlane32_swap_b32=90
@@ -130,7 +131,8 @@ _GFX9: Mapping[str, Table] = {
     "vop3": _table(
         """
         v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458 v_fma_f32=459 v_fma_f64=460
-        v_alignbit_b32=462 v_med3_i32=471 v_med3_u32=472 v_div_fixup_f32=478 v_div_fixup_f64=479
+        v_alignbit_b32=462 v_min3_f32=464 v_max3_f32=467 v_med3_i32=471 v_med3_u32=472
+        v_div_fixup_f32=478 v_div_fixup_f64=479
         v_div_scale_f32=480 v_div_scale_f64=481 v_div_fmas_f32=482 v_div_fmas_f64=483
         v_mad_u64_u32=488 v_perm_b32=493 v_xad_u32=499 v_lshl_add_u32=509 v_add_lshl_u32=510
         v_add3_u32=511 v_lshl_or_b32=512 v_and_or_b32=513 v_or3_b32=514 v_lshl_add_u64=520
@@ -240,7 +242,9 @@ _GFX11: Mapping[str, Table] = {
         """
         v_mov_b32=1 v_readfirstlane_b32=2 v_cvt_f64_i32=4 v_cvt_f32_i32=5 v_cvt_f32_u32=6
         v_cvt_u32_f32=7 v_cvt_i32_f32=8 v_cvt_f16_f32=10 v_cvt_f32_f16=11 v_cvt_f32_f64=15
-        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_mov_b16=28 v_rcp_f32=42 v_rsq_f32=46 v_rcp_f64=47
+        v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_mov_b16=28 v_trunc_f32=33 v_ceil_f32=34 v_rndne_f32=35
+        v_floor_f32=36
+        v_exp_f32=37 v_log_f32=39 v_rcp_f32=42 v_rsq_f32=46 v_rcp_f64=47
         v_rsq_f64=49 v_sqrt_f32=51 v_sqrt_f64=52 v_not_b32=55 v_bfrev_b32=56
         v_clz_i32_u32=57 v_ctz_i32_b32=58 v_cls_i32=59 v_cvt_i32_i16=106
         v_cvt_u32_u16=107
@@ -300,7 +304,8 @@ _GFX11: Mapping[str, Table] = {
     "vop3": _table(
         """
         v_mad_u32_u24=523 v_bfe_u32=528 v_bfi_b32=530 v_fma_f32=531 v_fma_f64=532
-        v_alignbit_b32=534 v_med3_i32=544 v_med3_u32=545 v_div_fixup_f32=551 v_div_fixup_f64=552
+        v_alignbit_b32=534 v_min3_f32=537 v_max3_f32=540 v_med3_i32=544 v_med3_u32=545
+        v_div_fixup_f32=551 v_div_fixup_f64=552
         v_div_fmas_f32=567 v_div_fmas_f64=568 v_perm_b32=580 v_xad_u32=581
         v_lshl_add_u32=582 v_add_lshl_u32=583 v_add3_u32=597 v_lshl_or_b32=598 v_and_or_b32=599
         v_or3_b32=600 v_permlane16_b32=603 v_permlanex16_b32=604 v_div_scale_f32=764
@@ -416,8 +421,11 @@ _GFX12: Mapping[str, Table] = {
     "vopc": _GFX11["vopc"],
     "vop3": _changed(
         "vop3",
-        "v_s_rcp_f32=644 v_s_rsq_f32=646 v_s_sqrt_f32=648 v_mad_co_u64_u32=766",
-        gone="v_add_f64 v_mul_f64 v_min_f64 v_max_f64 v_lshlrev_b64",
+        """
+        v_min3_num_f32=553 v_max3_num_f32=554 v_s_rcp_f32=644 v_s_rsq_f32=646 v_s_sqrt_f32=648
+        v_mad_co_u64_u32=766
+        """,
+        gone="v_min3_f32 v_max3_f32 v_add_f64 v_mul_f64 v_min_f64 v_max_f64 v_lshlrev_b64",
     ),
     "vop3p": _GFX11["vop3p"],
     "ds": _GFX11["ds"],

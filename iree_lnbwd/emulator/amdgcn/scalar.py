@@ -23,7 +23,7 @@ from iree_lnbwd.emulator.amdgcn.operands import (
     write_scalar,
 )
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, numbers
-from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
+from iree_lnbwd.emulator.amdgcn.vector_table import ROUNDINGS, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, Group, Register
 from iree_lnbwd.emulator.integers import (
     leading_zeros,
@@ -229,12 +229,7 @@ def _floats() -> dict[str, Scalar]:
         table[f"s_cvt_{to}_{of}"] = Scalar(to, (of,), VECTOR[f"v_cvt_{to}_{of}"].compute)
     for name in ("rcp", "rsq", "sqrt"):
         table[f"v_s_{name}_f32"] = Scalar("f32", ("f32",), VECTOR[f"v_{name}_f32"].compute)
-    for name, compute in (
-        ("ceil", np.ceil),
-        ("floor", np.floor),
-        ("trunc", np.trunc),
-        ("rndne", np.rint),
-    ):
+    for name, compute in ROUNDINGS.items():
         table[f"s_{name}_f32"] = Scalar("f32", ("f32",), compute)
     return table | {
         "s_fmac_f32": Scalar(

@@ -113,6 +113,15 @@ def _square_root_f32(x: Array) -> Array:
     return flush32(np.sqrt(flush32(x)))
 
 
+def _power_f32(x: Array) -> Array:
+    # As for the reciprocal: 2 to a power, good to 1 ulp.
+    return flush32(np.exp2(flush32(x).astype(np.float64)).astype(_F32))
+
+
+def _logarithm_f32(x: Array) -> Array:
+    return np.log2(flush32(x).astype(np.float64)).astype(_F32)
+
+
 def _reciprocal_square_root_f32(x: Array) -> Array:
     exact = np.float64(1.0) / np.sqrt(flush32(x).astype(np.float64))
     return flush32(exact.astype(_F32))
@@ -303,6 +312,14 @@ def _shift_right_64(amount: Array, value: Array) -> Array:
     return result
 
 
+ROUNDINGS: Mapping[str, Callable[[Array], Array]] = {
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "trunc": np.trunc,
+    "rndne": np.rint,  # to nearest even
+}
+
+
 def _arithmetic() -> dict[str, Vector]:
     table = {}
     for kind in ("f16", "f32", "f64"):
@@ -314,6 +331,13 @@ def _arithmetic() -> dict[str, Vector]:
         for suffix in ("", "_num"):  # gfx12 says num
             table[f"v_max{suffix}_{kind}"] = _op(kind, two, maximum)
             table[f"v_min{suffix}_{kind}"] = _op(kind, two, minimum)
+    for suffix in ("", "_num"):
+        for name, of_two in (("max", maximum), ("min", minimum)):
+            table[f"v_{name}3{suffix}_f32"] = _op(
+                "f32", "f32 f32 f32", lambda a, b, c, of=of_two: of(of(a, b), c)
+            )
+    for name, rounding in ROUNDINGS.items():
+        table[f"v_{name}_f32"] = _op("f32", "f32", rounding)
     for kind, fma in (("f32", fma_f32), ("f64", fma_f64)):
         three = f"{kind} {kind} {kind}"
         table[f"v_fma_{kind}"] = _op(kind, three, fma)
@@ -484,6 +508,8 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_mad_co_u64_u32": _MAD_U64_U32,
         "v_rcp_f32": _op("f32", "f32", _reciprocal_f32),
         "v_rsq_f32": _op("f32", "f32", _reciprocal_square_root_f32),
+        "v_exp_f32": _op("f32", "f32", _power_f32),
+        "v_log_f32": _op("f32", "f32", _logarithm_f32),
         "v_sqrt_f32": _op("f32", "f32", _square_root_f32),
         "v_ldexp_f32": _op("f32", "f32 i32", np.ldexp),
         "v_ldexp_f64": _op("f64", "f64 i32", np.ldexp),
