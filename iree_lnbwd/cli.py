@@ -19,6 +19,7 @@ import numpy as np
 from iree_lnbwd import (
     artifact,
     compiler,
+    emulated,
     emulator,
     evidence,
     files,
@@ -456,16 +457,16 @@ def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Ru
     if options.target is None:
         raise ValueError("target: expected the name of a GPU target beside --emulate, got none")
     target = find_target(options.target)
-    emulator.check_target(target)
+    emulated.check_target(target)
 
     def load(spec: LayerNormSpec) -> Runs:
         name = artifact.stem(spec, target.name)
         if options.modules is None:
             vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
-            return emulator.EmulatedLayerNormBackward(vmfb, source=name, progress=_show_launch)
+            return emulated.EmulatedLayerNormBackward(vmfb, source=name, progress=_show_launch)
         path = options.modules / f"{name}.vmfb"
         vmfb, _ = artifact.read(path)
-        op = emulator.EmulatedLayerNormBackward(vmfb, source=str(path), progress=_show_launch)
+        op = emulated.EmulatedLayerNormBackward(vmfb, source=str(path), progress=_show_launch)
         _expect_module(path, op.spec, op.target)
         return op
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 
-from iree_lnbwd import executables
 from iree_lnbwd.artifact import digest
 from iree_lnbwd.description import describe
+from iree_lnbwd.emulator import executables
 from iree_lnbwd.emulator.amdgcn.disassembly import loaded
 from iree_lnbwd.emulator.vm import disassemble
 

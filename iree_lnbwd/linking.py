@@ -1,8 +1,8 @@
 """Functions of ``ir/math/`` in the kernels that declare them: MLIR's functions have one type each.
 
-A kernel's module declares ``func.func private @widen_of_dy(!dy_chunk) -> !chunk``. In its place comes
-``@widen`` of ``ir/math/``, for these types and under that name: what is behind ``_of_`` only tells
-instances apart.
+A kernel's module declares ``func.func private @widen_of_dy(!dy_chunk) -> !chunk``. In its place
+comes ``@widen`` of ``ir/math/``, for these types and under that name: what is behind ``_of_`` only
+tells instances apart.
 """
 
 from __future__ import annotations

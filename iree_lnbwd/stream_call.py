@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.errors import ArtifactError
-from iree_lnbwd.executables import exports
 from iree_lnbwd.gpu_driver import Driver, Graph, Launch
 from iree_lnbwd.launches import Launches, Plan, count_of
 from iree_lnbwd.spec import LayerNormSpec

@@ -29,7 +29,7 @@ from iree_lnbwd.arguments import Array, Call, bind
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulator import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.runtime import LayerNormBackward

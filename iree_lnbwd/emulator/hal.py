@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iree_lnbwd.emulator.launch import Binding, Bytes, Executor, Launch
+from iree_lnbwd.emulator.executables import Export, exports_of_executable
+from iree_lnbwd.emulator.executor import Executor
+from iree_lnbwd.emulator.launch import Binding, Bytes, Launch
 from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
 from iree_lnbwd.emulator.vm import Imports, Steps, VmError
-from iree_lnbwd.executables import Export, exports_of_executable
 
 _WHOLE = (1 << 64) - 1  # a length that means "to the end"
 _MOVED_IN_STEP, _READ_IN_STEP = 1 << 16, 1 << 5  # bytes that the host moves, and of code
 _DRIVERS = {"cuda-nvptx-fb": "cuda", "rocm-hsaco-fb": "hip"}
+
+# iree/hal/buffer_view.h, iree_hal_element_type_t: a class, what it is of that class, and its bits.
+_CLASS, _BITS, _INTEGERS = 28, (1 << 24) - 1, 1
 
 # Makes the executor of one code of an executable of a format, e.g. "cuda-nvptx-fb".
 MakeExecutor = Callable[[str, bytes], Executor]
@@ -205,7 +209,7 @@ class Hal:
     def _assert_view(
         self, view: View, message: bytes, element_type: int, encoding: int, shape: list[int]
     ) -> None:
-        if view.shape != tuple(shape) or view.element_type != element_type:
+        if view.shape != tuple(shape) or not _is_like(view.element_type, element_type):
             raise VmError(
                 f"{_text(message)}: expected shape {tuple(shape)} of type {element_type:#x}, got "
                 f"{view.shape} of type {view.element_type:#x}"
@@ -354,6 +358,13 @@ class Hal:
             )
         data: Bytes = np.frombuffer(source[offset : offset + target.length], np.uint8)
         self.memory.write(target.buffer, target.offset, data)
+
+
+def _is_like(element_type: int, expected: int) -> bool:
+    """The same; of integers, as many bits: IREE's runtime lets those pass, whatever their sign."""
+    both_integers = element_type >> _CLASS == expected >> _CLASS == _INTEGERS
+    mask = _BITS if both_integers else ~0
+    return element_type & mask == expected & mask
 
 
 def _text(name: bytes) -> str:

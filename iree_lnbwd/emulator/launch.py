@@ -10,13 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from iree_lnbwd.emulator.memory import GlobalMemory
 
 Lanes = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -130,6 +127,28 @@ class Launch:
         )
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """Something of a kernel that is not implemented.
+
+    Attributes:
+        kernel: Its name; empty for the host program.
+        line: Of the kernels' text, from 1; 0 for what is of the whole kernel.
+        text: What stands there.
+        why: What is not known of it.
+    """
+
+    kernel: str
+    line: int
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        where = f"kernel {self.kernel}" if self.kernel else "the host program"
+        where += f", line {self.line}" if self.line else ""
+        return ": ".join(part for part in (where, self.text, self.why) if part)
+
+
 # What Python and NumPy raise where code treats something as what it is not.
 CONFUSION = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -159,22 +178,6 @@ class Work:
         self._left -= instructions * max(lanes, _FEW_LANES)
         if self._left < 0:
             raise Fault(f"the kernel does not end: {self._instructions} instructions were run")
-
-
-class Executor(Protocol):
-    """The kernels of one executable, of one instruction set."""
-
-    def subgroup_size(self, kernel: str) -> int:
-        """Threads of a warp or wave of a kernel."""
-
-    def run(self, launch: Launch, memory: GlobalMemory) -> None:
-        """Runs a kernel to its end on global memory.
-
-        The caller has announced the launch to the memory (`GlobalMemory.begin`).
-
-        Raises:
-            Fault: With the instruction and the launch filled in.
-        """
 
 
 def _coordinates(number: int, counts: Dim3) -> str:

@@ -7,12 +7,33 @@ HIP's hipModuleLaunchKernel, and LLVM's GCNSubtarget (LDS, the scratch of a wave
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from iree_lnbwd.emulator.launch import Dim3, Fault, Launch
-from iree_lnbwd.targets import TARGETS
 
 _MOST = 2**31 - 1
+# Bytes of shared memory (LDS) that a workgroup may have.
+CUDA_SHARED_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "sm_75": 64 << 10,
+        "sm_80": 163 << 10,
+        "sm_86": 99 << 10,
+        "sm_89": 99 << 10,
+        "sm_90": 227 << 10,
+        "sm_120": 99 << 10,
+    }
+)
+ROCM_SHARED_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "gfx90a": 64 << 10,
+        "gfx942": 64 << 10,
+        "gfx950": 160 << 10,
+        "gfx1100": 64 << 10,
+        "gfx1201": 64 << 10,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +60,8 @@ class Limits:
 
 
 def of_cuda(arch: str) -> Limits:
-    """Of a PTX module's ``.target``; of one that is not among ours, the most that any has."""
-    known = {name: t.shared_bytes for name, t in TARGETS.items() if t.backend == "cuda"}
+    """Of a PTX module's ``.target``; of one that is not known here, the most that any has."""
+    known = CUDA_SHARED_BYTES
     shared = known.get(re.sub(r"[af]$", "", arch), max(known.values()))
     return Limits(
         threads=1024,
@@ -53,17 +74,13 @@ def of_cuda(arch: str) -> Limits:
     )
 
 
-_LARGER_LDS = {"gfx950": 160 << 10}  # than what targets.py leaves to schedules
 _WAVE_SCRATCH = {9: ((1 << 13) - 1) * 1024, 10: ((1 << 13) - 1) * 1024, 11: ((1 << 15) - 1) * 256}
 _WAVE_SCRATCH_SINCE_GFX12 = ((1 << 18) - 1) * 256
 
 
 def of_rocm(processor: str, lanes: int) -> Limits:
     """Of a code object's processor, for waves of so many lanes."""
-    known = {name: t.shared_bytes for name, t in TARGETS.items() if t.backend == "rocm"} | (
-        _LARGER_LDS
-    )
-    shared = known.get(processor, max(known.values()))
+    shared = ROCM_SHARED_BYTES.get(processor, max(ROCM_SHARED_BYTES.values()))
     scratch = _WAVE_SCRATCH.get(generation(processor), _WAVE_SCRATCH_SINCE_GFX12)
     return Limits(
         threads=1024,

@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor, disassemble
+from iree_lnbwd.emulator.executables import exports
+from iree_lnbwd.emulator.executor import Executor
 from iree_lnbwd.emulator.hal import Hal, Span, View
-from iree_lnbwd.emulator.launch import Array, Executor, Launch
+from iree_lnbwd.emulator.launch import Array, Binding, Fault, Launch, Unknown
 from iree_lnbwd.emulator.memory import GlobalMemory
 from iree_lnbwd.emulator.ptx import PtxExecutor
-from iree_lnbwd.emulator.vm import Program, Steps
+from iree_lnbwd.emulator.vm import Program, Steps, imported
 
 # iree/hal/buffer_view.h: iree_hal_element_types_t.
-_ELEMENT_TYPES = {
-    "float32": 0x21000020,
-    "float64": 0x21000040,
-    "float16": 0x21000010,
+_ELEMENT_TYPES: Mapping[str, int] = {
+    "bool": 0x13000008,
+    **{f"int{bits}": 0x11000000 | bits for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": 0x12000000 | bits for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": 0x21000000 | bits for bits in (16, 32, 64)},
     "bfloat16": 0x22000010,
-    "int32": 0x11000020,
-    "int64": 0x11000040,
 }
 
 Edit = Callable[[str], str]
@@ -37,6 +38,10 @@ def _amdgcn(code: bytes, edit: Edit) -> Executor:
     return AmdgcnExecutor(edit(disassemble(code)))
 
 
+def _amdgcn_as_far_as_known(code: bytes, edit: Edit) -> Executor:
+    return AmdgcnExecutor(edit(disassemble(code, as_far_as_known=True)))
+
+
 # From an executable's format to what makes executors of its codes.
 EXECUTORS: Mapping[str, Callable[[bytes, Edit], Executor]] = {
     "cuda-nvptx-fb": _ptx,
@@ -44,6 +49,57 @@ EXECUTORS: Mapping[str, Callable[[bytes, Edit], Executor]] = {
 }
 
 FORMATS: Mapping[str, str] = {"cuda": "cuda-nvptx-fb", "rocm": "rocm-hsaco-fb"}
+
+
+# The same, of what is known of a code where something is not.
+_AS_FAR_AS_KNOWN: Mapping[str, Callable[[bytes, Edit], Executor]] = {
+    "cuda-nvptx-fb": _ptx,
+    "rocm-hsaco-fb": _amdgcn_as_far_as_known,
+}
+
+
+def unsupported(vmfb: bytes, backend: str, *, edit: Edit = lambda text: text) -> list[Unknown]:
+    """What is not known here of a module: of its host program, and of its kernels; nothing is run.
+
+    Args:
+        vmfb: Its bytes.
+        backend: "cuda" or "rocm".
+        edit: Changes the kernels' text before it is read.
+
+    Returns:
+        Each instruction, directive, and property of a launch; none where all is known. Data may
+        still make a kernel do what no kernel may.
+
+    Raises:
+        ValueError: There is no emulator for the backend, or an executable is damaged;
+            PtxError where its text is no PTX.
+        VmError: The module cannot be read.
+    """
+    if FORMATS.get(backend) not in EXECUTORS:
+        raise ValueError(f"backend: there is no emulator for {backend!r}")
+    format_ = FORMATS[backend]
+    hal = Hal(GlobalMemory(), format_, lambda _, code: EXECUTORS[format_](code, edit), Steps())
+    found = [
+        Unknown("", 0, f"import {name}", "not known to the emulator")
+        for name in imported(vmfb)
+        if name not in hal.imports
+    ]
+    for export in exports(vmfb, format_):
+        try:
+            executor = _AS_FAR_AS_KNOWN[format_](export.code, edit)
+            launch = Launch(
+                kernel=export.kernel,
+                workgroup_count=(1, 1, 1),
+                workgroup_size=export.threads,
+                subgroup_size=executor.subgroup_size(export.kernel),
+                shared_bytes=export.shared_bytes,
+                constants=(0,) * export.constants,
+                bindings=tuple(Binding(0, 0, writable) for writable in export.writable),
+            )
+            found += executor.unknown(launch)
+        except Fault as fault:
+            found.append(Unknown(export.kernel, 0, "", fault.what))
+    return found
 
 
 class Module:
@@ -128,12 +184,21 @@ class Module:
         buffer = self.memory.allocate(name, nbytes, write_once=write_once)
         return View(Span(buffer, 0, buffer.nbytes), type_, shape)
 
-    def call(self, function: str, *arguments: View) -> tuple[View, ...]:
+    def call(self, function: str, *arguments: View | float) -> tuple[Any, ...]:
         """Calls a function of the module.
+
+        Args:
+            function: Its name.
+            arguments: In the order of its signature: tensors are of `input` or `output`, scalars
+                Python numbers.
+
+        Returns:
+            Its results: a `View` for each tensor, a Python number for each scalar; integers,
+            whose types say nothing of a sign, have none.
 
         Raises:
             Fault: A kernel did what no kernel may do.
-            VmError: The host program failed.
+            VmError: The arguments are not what the function takes, or the host program failed.
         """
         return self._program.call(function, *arguments)
 

@@ -23,6 +23,7 @@ from iree_lnbwd.emulator.launch import (
     Fault,
     Lanes,
     Launch,
+    Unknown,
     Work,
     not_understood,
 )
@@ -74,8 +75,25 @@ class PtxExecutor:
         """Threads of a warp."""
         return WARP
 
+    def unknown(self, launch: Launch) -> list[Unknown]:
+        """What of a kernel is not implemented (`executor.Executor`)."""
+        if launch.kernel not in self._kernels:
+            return [Unknown(launch.kernel, 0, "", "no such kernel")]
+        kernel, found = self._kernels[launch.kernel], []
+        try:
+            _check(kernel, launch)
+        except Fault as fault:
+            found.append(Unknown(kernel.name, 0, "", fault.what))
+        decoder = _Decoder(kernel)
+        for instruction in kernel.code:
+            try:
+                decoder.check(instruction)
+            except Fault as fault:
+                found.append(Unknown(kernel.name, instruction.line, instruction.text, fault.what))
+        return found
+
     def run(self, launch: Launch, memory: GlobalMemory) -> None:
-        """Runs a kernel to its end (`launch.Executor`).
+        """Runs a kernel to its end (`executor.Executor`).
 
         Raises:
             Fault: With the instruction and the launch filled in.
@@ -119,6 +137,8 @@ def _check(kernel: Kernel, launch: Launch) -> None:
         static_bytes=kernel.nbytes["shared"],
         local_bytes=kernel.nbytes["local"],
     )
+    if kernel.unknown_directives:
+        raise Fault(f"unknown directives {', '.join(kernel.unknown_directives)}")
     if kernel.max_threads is not None and launch.threads > kernel.max_threads:
         raise Fault(f"workgroups of {launch.threads} threads: .maxntid allows {kernel.max_threads}")
     if kernel.required_size not in (None, launch.workgroup_size):
@@ -176,11 +196,8 @@ class _Program:
             for instruction in kernel.code[start:end]:
                 decoder.check_predicate(instruction)
                 if instruction.opcode == "bra":
-                    label = ", ".join(instruction.operands)
-                    if label not in kernel.labels:
-                        raise _at(instruction, Fault(f"no label {label}"))
                     block.instruction = instruction
-                    block.target = number[kernel.labels[label]]
+                    block.target = number[decoder.target(instruction)]
                 elif instruction.opcode in _JUMPS:
                     block.instruction, block.ends = instruction, True
                 elif decoder.is_sync(instruction):
@@ -431,6 +448,27 @@ class _Decoder:
                 raise PtxError(f"{instruction.predicate} is no predicate")
         except PtxError as error:
             raise _at(instruction, Fault(str(error))) from error
+
+    def target(self, instruction: Instruction) -> int:
+        """The index of the instruction that a branch goes to."""
+        label = ", ".join(instruction.operands)
+        if label not in self._kernel.labels:
+            raise _at(instruction, Fault(f"no label {label}"))
+        return self._kernel.labels[label]
+
+    def check(self, instruction: Instruction) -> None:
+        """An instruction of any kind is known.
+
+        Raises:
+            Fault: It is not.
+        """
+        self.check_predicate(instruction)
+        if instruction.opcode == "bra":
+            self.target(instruction)
+        elif self.is_sync(instruction):
+            self.sync(instruction)
+        elif instruction.opcode not in (*_JUMPS, *_NO_EFFECT):
+            self.step(instruction)
 
     def step(self, instruction: Instruction) -> Step:
         """What an instruction does."""

@@ -19,6 +19,9 @@ _TARGET = re.compile(r"\.target\s+(sm_\w+)")
 _ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\(")
 _DIRECTIVES = re.compile(r"[^{;]*")
 _THREADS = re.compile(r"\.(?P<what>max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_DIRECTIVE = re.compile(r"\.[a-z]\w*")
+# Of a kernel: how large its workgroups are, and what only a compiler wants to know.
+_KNOWN = (".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".pragma")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.(?P<type>[busf](?:8|16|32|64))\s+(?:\.\S+\s+|\d+\s+)*"
 )
@@ -120,6 +123,7 @@ class Kernel:
         parameters: Types by name, in order, e.g. {"f_param_0": "u64"}.
         max_threads: Of a workgroup: ``.maxntid``; None where it does not say.
         required_size: Of a workgroup: ``.reqntid``; None where it does not say.
+        unknown_directives: What else it says of its launches, and what is not known here.
         registers: By their name without the number.
         variables: Of the kernel and of the module around it, by name; those that it uses.
         nbytes: Of them, in a state space.
@@ -132,6 +136,7 @@ class Kernel:
     parameters: dict[str, str]
     max_threads: int | None
     required_size: Dim3 | None
+    unknown_directives: tuple[str, ...]
     registers: dict[str, Registers]
     variables: Mapping[str, Variable]
     nbytes: Mapping[str, int]
@@ -245,6 +250,9 @@ def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variabl
         parameters=_parameters(entry.parameters, name),
         max_threads=math.prod(sizes["max"]) if "max" in sizes else None,
         required_size=(x, y, z) if "req" in sizes else None,
+        unknown_directives=tuple(
+            word for word in _DIRECTIVE.findall(entry.directives) if word not in _KNOWN
+        ),
         registers=registers,
         variables=variables,
         nbytes=nbytes,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.emulator import floats
+from iree_lnbwd.emulator import floats, integers
 
 Array = Any  # over lanes, of a type of DTYPES; NumPy's own types lose track in such arithmetic
 
@@ -305,16 +305,33 @@ def _funnel_shift(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
 def _count_bits(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     (type_,) = modifiers
 
-    def ones(a: Array) -> Array:
-        return np.unpackbits(a.reshape(-1, 1).view(np.uint8), axis=1).sum(1).astype(np.uint32)
-
     def leading_zeros(a: Array) -> Array:
-        for step in (1, 2, 4, 8, 16, 32):
-            if step < _bits(type_):
-                a = a | a >> a.dtype.type(step)
-        return np.uint32(_bits(type_)) - ones(a)
+        return np.where(a == 0, _bits(type_), integers.leading_zeros(a)).astype(np.uint32)
 
-    return Semantics("u32", (type_,), {"popc": ones, "clz": leading_zeros}[opcode])
+    functions: dict[str, Function] = {"popc": integers.population, "clz": leading_zeros}
+    return Semantics("u32", (type_,), functions[opcode])
+
+
+def _reversed_bits(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
+    (type_,) = modifiers
+    if type_ not in ("b32", "b64"):
+        raise UnknownInstructionError(opcode)
+    return Semantics(type_, (type_,), integers.reverse_bits)
+
+
+def _find_bit(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
+    """The place of the highest bit that is not the sign; how far that is from the highest bit."""
+    *how, type_ = modifiers
+    if type_ not in ("u32", "s32", "u64", "s64") or how not in ([], ["shiftamt"]):
+        raise UnknownInstructionError(opcode)
+    above = integers.leading_zeros if type_[0] == "u" else integers.sign_bits
+
+    def find(a: Array) -> Array:
+        distance = above(a)
+        place = distance if how else np.where(distance < 0, -1, _bits(type_) - 1 - distance)
+        return place.astype(np.int32).view(np.uint32)
+
+    return Semantics("u32", (type_,), find)
 
 
 # Floats.
@@ -619,6 +636,8 @@ _FINDERS: dict[str, Callable[[str, tuple[str, ...]], Semantics]] = {
     "prmt": _prmt,
     "popc": _count_bits,
     "clz": _count_bits,
+    "brev": _reversed_bits,
+    "bfind": _find_bit,
     "rcp": _one_operand,
     "sqrt": _one_operand,
     "rsqrt": _one_operand,

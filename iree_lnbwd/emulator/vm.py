@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from iree_lnbwd.emulator.launch import CONFUSION
 
 _IMPORT = re.compile(r'^vm\.import @(\S+) cconv "(?:\d)(\w*?)_(\w*)"', re.MULTILINE)
@@ -43,6 +45,7 @@ _DUMP_SECONDS = 600
 
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _WIDTHS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
+_FLOATS: Mapping[str, type[np.floating[Any]]] = {"f32": np.float32, "f64": np.float64}
 
 
 class VmError(RuntimeError):
@@ -149,24 +152,30 @@ class Program:
         return tuple(name for name in self._exports if not name.startswith("__"))
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Calls a function with references and unsigned ints.
+        """Calls a function with references, ints and floats; ints come back without a sign.
 
         Raises:
-            VmError: There is none, it failed, or does what is not known here.
+            VmError: There is none, it takes others, it failed, or does what is not known here.
         """
         if name not in self._exports:
             raise VmError(f"no function {name}; the module has {', '.join(self.functions)}")
         self._steps.begin()
-        return self._run(self._functions[self._exports[name]], arguments, 0)
+        function = self._functions[self._exports[name]]
+        _check_count(function, arguments)
+        given = [
+            _to_bits(f"{name}: argument {n}", kind, value)
+            for n, ((_, kind), value) in enumerate(zip(function.arguments, arguments, strict=True))
+        ]
+        returned = self._run(function, given, 0)
+        return tuple(
+            _from_bits(kind, value) for kind, value in zip(function.results, returned, strict=True)
+        )
 
     def _run(self, function: _Function, arguments: Sequence[Any], depth: int) -> tuple[Any, ...]:
         name = function.name
         if depth > _DEEPEST:
             raise VmError(f"{name}: more than {_DEEPEST} calls inside each other")
-        if len(arguments) != len(function.arguments):
-            raise VmError(
-                f"{name}: expected {len(function.arguments)} arguments, got {len(arguments)}"
-            )
+        _check_count(function, arguments)
         registers = _Registers()
         with _understood(name):
             for (register, kind), value in zip(function.arguments, arguments, strict=True):
@@ -318,9 +327,59 @@ def _understood(line: str) -> Iterator[None]:
         raise VmError(f"{line}: {type(error).__name__}: {error}") from error
 
 
+def _check_count(function: _Function, arguments: Sequence[Any]) -> None:
+    expected = len(function.arguments)
+    if len(arguments) != expected:
+        raise VmError(f"{function.name}: expected {expected} arguments, got {len(arguments)}")
+
+
 def _bits(kind: str) -> int:
     """Of a register, or a pair of them, for a type."""
-    return 64 if kind == "i64" else 32
+    return 64 if kind in ("i64", "f64") else 32
+
+
+def _to_bits(what: str, kind: str, value: Any) -> Any:
+    """A number as registers hold it; a reference as it is.
+
+    Raises:
+        VmError: It is not of that type.
+    """
+    if kind.startswith("!"):
+        if isinstance(value, int | float):
+            raise VmError(f"{what}: expected a tensor, got {value}")
+        return value
+    bits = _bits(kind)
+    if kind in _FLOATS and isinstance(value, int | float):
+        return _float_bits(kind, value)
+    if kind in _FLOATS or not isinstance(value, int) or not -(1 << bits - 1) <= value < 1 << bits:
+        shown = value if isinstance(value, int | float) else type(value).__name__
+        raise VmError(f"{what}: expected a number of the type {kind}, got {shown}")
+    return value & (1 << bits) - 1
+
+
+def _from_bits(kind: str, value: Any) -> Any:
+    return _float(kind, value) if kind in _FLOATS else value
+
+
+def _float(kind: str, bits: int) -> float:
+    number: float = np.array([bits], f"u{_bits(kind) // 8}").view(_FLOATS[kind])[0].item()
+    return number
+
+
+def _float_bits(kind: str, value: float) -> int:
+    with np.errstate(all="ignore"):
+        rounded = np.array([value], np.float64).astype(_FLOATS[kind])
+    bits: int = rounded.view(f"u{_bits(kind) // 8}")[0].item()
+    return bits
+
+
+def imported(vmfb: bytes) -> tuple[str, ...]:
+    """The functions that a module's host program may call, e.g. "hal.buffer.length".
+
+    Raises:
+        VmError: It cannot be read.
+    """
+    return tuple(name for name, _, _ in _IMPORT.findall(disassemble(vmfb)))
 
 
 def disassemble(vmfb: bytes) -> str:
@@ -364,7 +423,7 @@ def _argument_registers(kinds: Sequence[str]) -> tuple[tuple[str, str], ...]:
             assigned.append((f"%r{refs}", kind))
             refs += 1
             continue
-        ints += ints % 2 if kind == "i64" else 0
+        ints += ints % 2 if _bits(kind) == 64 else 0
         assigned.append((f"%i{ints}", kind))
         ints += _bits(kind) // 32
     return tuple(assigned)
@@ -441,6 +500,14 @@ _BINARY: dict[str, Callable[[int, int], int]] = {
     "shl": operator.lshift,
     "shr": operator.rshift,
 }
+# Of f32 in f64, and then rounded: the same as rounded once (Figueroa, "When is double rounding
+# innocuous?", 1995).
+_OF_FLOATS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+}
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -455,8 +522,12 @@ def _compute(opcode: str, rest: str, result: str, registers: _Registers) -> None
     match words:
         case ["const", kind, *zero]:
             registers.set(result, 0 if zero else int(rest), _WIDTHS[kind])
+        case ["bitcast", _, kind]:
+            registers.set(result, registers.get(names[0], _bits(kind)), _bits(kind))
+        case [how, kind] if how in _OF_FLOATS and kind in _FLOATS:
+            registers.set(result, _of_floats(how, kind, names, registers), _bits(kind))
         case ["select", kind]:
-            bits = _WIDTHS.get(kind, 32)
+            bits = _bits(kind)
             chosen = names[1] if registers.get(names[0]) else names[2]
             registers.set(result, registers.get(chosen, bits), bits)
         case ["cmp", "nz", "ref"]:
@@ -496,6 +567,12 @@ def _compute(opcode: str, rest: str, result: str, registers: _Registers) -> None
             registers.set(result, _BINARY[how](a, b), _WIDTHS[kind])
         case _:
             raise VmError(f"unknown instruction {opcode} {rest}")
+
+
+def _of_floats(how: str, kind: str, names: Sequence[str], registers: _Registers) -> int:
+    a, b = (np.float64(_float(kind, registers.get(name, _bits(kind)))) for name in names)
+    with np.errstate(all="ignore"):
+        return _float_bits(kind, _OF_FLOATS[how](a, b))
 
 
 def _operand(registers: _Registers, name: str, kind: str, sign: Sequence[str]) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from iree.compiler.tools import CompilerToolError, compile_str
 
-from iree_lnbwd import compiler, executables
-from iree_lnbwd.emulator import Fault
+from iree_lnbwd import compiler
+from iree_lnbwd.emulator import Fault, executables
 from iree_lnbwd.emulator.amdgcn import disassemble
-from iree_lnbwd.emulator.amdgcn.disassembly import symbols
+from iree_lnbwd.emulator.amdgcn.disassembly import PROCESSORS, symbols
 from iree_lnbwd.spec import LayerNormSpec
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.targets import find_target, targets
 
-TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100")
+TARGETS = tuple(target.name for target in targets() if target.backend == "rocm")
 
 # A module whose only purpose is its assembly.
 _CARRIER = """\
@@ -106,7 +106,7 @@ buffer_store_LOAD v[4:7], off, s[4:7], s9 offset:12
 scratch_load_LOAD v[4:7], v1, off offset:8
 scratch_store_LOAD off, v[4:7], s3
 s_nop 0x3
-s_barrier
+BARRIER
 s_endpgm
 """
 OWN = {
@@ -158,17 +158,71 @@ s_clause 0x2
 s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)
 buffer_gl0_inv
 """,
+    "gfx1201": """
+v_dual_max_num_f32 v0, v2, v3 :: v_dual_min_num_f32 v1, 1.0, v5
+v_dual_mov_b32 v1, 0x42280000 :: v_dual_cndmask_b32 v4, v3, v5
+v_add_f64_e32 v[0:1], v[2:3], v[4:5]
+v_max_num_f32_e64 v1, |v2|, -v3
+v_lshlrev_b64_e32 v[0:1], 3, v[4:5]
+v_mad_co_u64_u32 v[0:1], null, v4, v5, v[6:7]
+v_s_sqrt_f32 s0, s1
+v_s_rcp_f32 s0, s1
+v_s_rsq_f32 s0, 2.0
+s_add_f32 s0, s1, 0x42280000
+s_fmac_f32 s0, s1, s2
+s_mul_f16 s0, s1, s2
+s_cmp_nlt_f32 s0, s1
+s_cvt_f32_f16 s0, s1
+s_cvt_hi_f32_f16 s0, s1
+s_rndne_f32 s0, s1
+s_add_co_ci_u32 s0, s1, s2
+s_add_nc_u64 s[0:1], s[2:3], s[4:5]
+s_mul_u64 s[0:1], s[2:3], 0x10
+s_addk_co_i32 s0, 0xfffe
+s_load_u16 s0, s[2:3], 0x12
+s_load_b96 s[4:6], s[2:3], s7 offset:0x10
+s_load_b32 s0, s[2:3], -0x10 th:TH_LOAD_NT scope:SCOPE_SE
+global_load_b32 v1, v[2:3], off th:TH_LOAD_LU
+global_load_d16_hi_b16 v1, v[2:3], off th:TH_LOAD_BYPASS scope:SCOPE_SYS
+global_store_b32 v[2:3], v1, off offset:-8388608 th:TH_STORE_NT_WB scope:SCOPE_DEV
+global_store_b32 v[2:3], v1, off offset:8388607 th:TH_STORE_BYPASS scope:SCOPE_SYS
+scratch_load_b32 v1, v2, s3 offset:8
+scratch_store_b32 off, v1, off offset:-4
+buffer_load_b32 v1, off, s[4:7], null offset:8388607 th:TH_LOAD_HT
+global_inv scope:SCOPE_SE
+global_wb scope:SCOPE_SYS
+global_wbinv scope:SCOPE_DEV
+s_wait_loadcnt 0x3
+s_wait_storecnt 0x3
+s_wait_dscnt 0x3
+s_wait_kmcnt 0x3
+s_wait_samplecnt 0x3
+s_wait_bvhcnt 0x3
+s_wait_expcnt 0x3
+s_wait_loadcnt_dscnt 0x304
+s_wait_storecnt_dscnt 0x304
+s_wait_alu 0xfffd
+s_wait_idle
+s_barrier_signal -1
+s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)
+v_readlane_b32 ttmp9, v1, 0
+s_mov_b32 s0, ttmp7
+""",
 }
-_CDNA_WORDS = {"SCALAR": "dwordx8", "LOAD": "dwordx4", "MASK": "s[6:7]"}
+_CDNA_WORDS = {"SCALAR": "dwordx8", "LOAD": "dwordx4", "MASK": "s[6:7]", "BARRIER": "s_barrier"}
+_RDNA_WORDS = {
+    "SCALAR": "b256",
+    "LOAD": "b128",
+    "MASK": "s6",
+    "_b64 s[2:3], vcc": "_b32 s2, vcc_lo",
+}
 _WORDS = {
     "gfx942": _CDNA_WORDS,
     "gfx950": _CDNA_WORDS,
-    "gfx1100": {
-        "SCALAR": "b256",
-        "LOAD": "b128",
-        "MASK": "s6",
-        "_b64 s[2:3], vcc": "_b32 s2, vcc_lo",
-    },
+    "gfx1100": _RDNA_WORDS | {"BARRIER": "s_barrier"},
+    "gfx1201": _RDNA_WORDS
+    | {"BARRIER": "s_barrier_wait -1", "s_cmpk_lt_u32 s0, 0x8000": "s_mulk_i32 s0, 0x8000"}
+    | {"v[4:7], v1, s[4:7], 0 offen": "v[4:7], v1, s[4:7], null offen"},
 }
 
 
@@ -190,9 +244,11 @@ def test_each_instruction(target: str) -> None:
 
 def _code_object(code: bytes, target: str) -> bytes:
     """An ELF file with one function and its descriptor, as far as the reader looks."""
-    machine = {"gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41}[target]
+    (machine,) = (number for number, name in PROCESSORS.items() if name == target)
     descriptor = bytearray(64)
-    struct.pack_into("<H", descriptor, 56, 1 << 10 if target == "gfx1100" else 0)
+    struct.pack_into(
+        "<H", descriptor, 56, 1 << 10 if find_target(target).subgroup_size == 32 else 0
+    )
     names = b"\0k\0k.kd\0"
     content = code + bytes(descriptor) + names
     entries = struct.pack("<IBBHQQ", 0, 0, 0, 0, 0, 0)
@@ -220,6 +276,7 @@ def _code_object(code: bytes, target: str) -> bytes:
         ("gfx942", "ffffffff", "number not known"),
         ("gfx942", "0000ffd3", "number not known"),
         ("gfx1100", "000000fc", "number not known"),
+        ("gfx1201", "000000fc", "number not known"),
     ],
 )
 def test_what_is_not_known_is_a_fault(target: str, word: str, what: str) -> None:

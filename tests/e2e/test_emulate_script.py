@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from iree_lnbwd import LayerNormSpec, artifact, bits, compile, fingerprint, npz
-from iree_lnbwd.emulator import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
 

@@ -11,7 +11,8 @@ import pytest
 from support import random_generator, without_few_rows
 
 from iree_lnbwd import compiler, matrix, verify
-from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulator import Fault
 from iree_lnbwd.schedules import OnePass, Schedule, choose
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target
@@ -82,9 +83,9 @@ def test_other_homes(spec: LayerNormSpec, target: str) -> None:
     assert passes(spec, target, *((7,) if spec.rows or spec.columns > 4096 else (1, 7)))
 
 
-@pytest.mark.parametrize("target", ["gfx90a", "gfx950"])
+@pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1201"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_relatives_of_gfx942(dtype: str, target: str) -> None:
+def test_relatives(dtype: str, target: str) -> None:
     assert passes(LayerNormSpec((769,), dtype), target, 7)
 
 
@@ -155,6 +156,7 @@ BROKEN: dict[str, tuple[int, str, str]] = {
 _WORDS = {
     "gfx942": {"EXEC": "exec", "GLOBAL_STORE": "global_store_dword"},
     "gfx1100": {"EXEC": "exec_lo", "GLOBAL_STORE": "global_store_b32"},
+    "gfx1201": {},
 }
 
 
@@ -170,6 +172,20 @@ _WORDS = {
 def test_broken_code_is_caught(what: str, target: str) -> None:
     columns, pattern, changed = BROKEN[what]
     check_broken(LayerNormSpec((columns,), "f32"), target, pattern, changed)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "changed"),
+    [
+        (r"\ts_barrier_signal -1\n", ""),
+        (r"\ts_barrier_wait -1\n", ""),
+        (r"\ts_barrier_signal -1\n(?:.*\n)*?\ts_barrier_wait -1\n", ""),
+        (r"\ts_wait_dscnt 0x0\n((?:.*\n)?\ts_barrier_signal)", r"\1"),
+        (r"quad_perm:\[1,0,3,2\]", "quad_perm:[0,1,2,3]"),
+    ],
+)
+def test_broken_code_for_gfx1201_is_caught(pattern: str, changed: str) -> None:
+    check_broken(LayerNormSpec((4096,), "f32"), "gfx1201", pattern, changed)
 
 
 # Of both kinds of workgroups, the one whose code comes first.
@@ -205,7 +221,7 @@ def check_broken(spec: LayerNormSpec, target: str, pattern: str, changed: str) -
     assert broken == 1
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, "gfx1201"])
 @pytest.mark.parametrize(
     "spec",
     [
@@ -221,7 +237,8 @@ def test_waits_are_needed(spec: LayerNormSpec, target: str) -> None:
     The compiler waits now and then for what it has waited for already: one time in twenty at most.
     """
     # Those ahead of the padding for preloaded arguments are never come by.
-    waits = r"\ts_waitcnt (?:vmcnt|lgkmcnt)[^\n]*\n(?!\ts_branch \S+\n\ts_nop)"
+    waits = r"\ts_wait(?:cnt (?:vmcnt|lgkmcnt)|_(?:load|ds|km|loadcnt_ds)cnt )[^\n]*\n"
+    waits += r"(?!\ts_branch \S+\n\ts_nop)"
     texts: list[str] = []
 
     def look(text: str) -> str:

@@ -14,15 +14,9 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator, without_few_rows
 
-from iree_lnbwd import LayerNormSpec, compiler, executables, matrix
-from iree_lnbwd.emulator import (
-    EmulatedLayerNormBackward,
-    Fault,
-    Module,
-    PtxError,
-    VmError,
-    launch,
-)
+from iree_lnbwd import LayerNormSpec, compiler, matrix
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulator import Fault, Module, PtxError, VmError, executables, launch
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import symbols
 from iree_lnbwd.errors import ArtifactError
@@ -336,4 +330,4 @@ def test_host_programs_that_want_too_much(
     vmfb = compile_str(text, input_type="none", extra_args=list(found.flags))
     loaded = Module(vmfb, found.backend)
     with pytest.raises((Fault, VmError), match=message):
-        loaded.call("f", argument)  # type: ignore[arg-type]
+        loaded.call("f", argument)

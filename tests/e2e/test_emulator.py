@@ -21,7 +21,8 @@ from support import (
 
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, bits, compiler, matrix
 from iree_lnbwd.arguments import Call
-from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault, Launch, Module
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulator import Fault, Launch, Module
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.schedules import OnePass, TwoPass, WholeTensors
 from iree_lnbwd.targets import find_target

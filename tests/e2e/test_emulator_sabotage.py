@@ -11,8 +11,9 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import compiler, matrix, schedules, verify
-from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
-from iree_lnbwd.executables import exports
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulator import Fault
+from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import OnePass, TwoPass
 from iree_lnbwd.spec import LayerNormSpec

@@ -14,7 +14,7 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormSpec, compiler, matrix, schedules, verify
-from iree_lnbwd.emulator import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import FewRows, OnePass
 from iree_lnbwd.targets import find_target

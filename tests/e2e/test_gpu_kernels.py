@@ -10,7 +10,7 @@ from support import assert_matches_reference, random_arguments, random_generator
 
 from iree_lnbwd import LayerNormSpec, compiler, schedules
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulator import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
 from iree_lnbwd.schedules import Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 

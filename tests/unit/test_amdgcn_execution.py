@@ -188,6 +188,73 @@ def test_halves_are_loaded_apart() -> None:
     assert (got == (given << np.uint32(16) | given >> np.uint32(16))).all()
 
 
+@pytest.mark.parametrize("high", [False, True])
+@pytest.mark.parametrize(
+    ("load", "dtype"),
+    [
+        ("global_load_ubyte_d16{} v2, v1, s[4:5]", np.uint8),
+        ("global_load_sbyte_d16{} v2, v1, s[4:5]", np.int8),
+        ("global_load_short_d16{} v2, v1, s[4:5]", np.uint16),
+        ("ds_read_u8_d16{} v2, v1", np.uint8),
+        ("ds_read_i8_d16{} v2, v1", np.int8),
+        ("ds_read_u16_d16{} v2, v1", np.uint16),
+    ],
+)
+def test_narrow_loads_of_halves(load: str, dtype: type[np.integer], high: bool) -> None:
+    """16 bits are written, and the others kept."""
+    given, end = words(64), "_hi" if high else ""
+    body = (
+        START
+        + f"""
+ global_load_dword v3, v1, s[4:5]
+ v_mov_b32_e32 v2, 0x12345678
+ s_waitcnt vmcnt(0)
+ ds_write_b32 v1, v3
+ s_waitcnt lgkmcnt(0)
+ {load.format(end)}
+ s_waitcnt vmcnt(0) lgkmcnt(0)
+ global_store_dword v1, v2, s[6:7]
+ s_endpgm
+"""
+    )
+    narrow = given.view(dtype)[:: 4 // np.dtype(dtype).itemsize].astype(np.int64) & 0xFFFF
+    expected = narrow << 16 | 0x5678 if high else narrow | 0x12340000
+    assert (run(body, given, 256) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("store", "dtype"),
+    [
+        ("global_store_byte_d16_hi v3, v2, s[6:7]", np.uint8),
+        ("ds_write_b8_d16_hi v3, v2", np.uint8),
+        ("ds_write_b16_d16_hi v3, v2", np.uint16),
+    ],
+)
+def test_narrow_stores_of_halves(store: str, dtype: type[np.integer]) -> None:
+    given, size = words(64), np.dtype(dtype).itemsize
+    back = f"""
+ s_waitcnt lgkmcnt(0)
+ v_cmp_gt_u32_e32 vcc, {64 * size}, v1
+ s_and_b64 exec, exec, vcc
+ ds_read_b32 v4, v1
+ s_waitcnt lgkmcnt(0)
+ global_store_dword v1, v4, s[6:7]
+"""
+    body = (
+        START
+        + f"""
+ global_load_dword v2, v1, s[4:5]
+ v_lshrrev_b32_e32 v3, {2 // size}, v1
+ s_waitcnt vmcnt(0)
+ {store}
+{back if store.startswith("ds") else ""}
+ s_endpgm
+"""
+    )
+    got = run(body, given, 64 * size)
+    assert (got.view(dtype) == (given >> np.uint32(16)).astype(dtype)).all()
+
+
 def test_buffers_have_bounds() -> None:
     """Loads beyond the descriptor's length give 0, stores beyond it are dropped."""
     given = words(64)
@@ -433,3 +500,63 @@ def test_a_wave_of_another_width_is_refused() -> None:
     assert AmdgcnExecutor(text).subgroup_size("k") == 64
     with pytest.raises(Fault, match="no such kernel"):
         AmdgcnExecutor(text).subgroup_size("other")
+
+
+# gfx90a: s[0:3] the descriptor of scratch, s[4:5] the arguments, s6 the workgroup, s7 the wave's
+# part of scratch.
+BUFFER_START = (
+    START.replace("s[4:7], s[0:1]", "s[8:11], s[4:5]")
+    + """
+ s_add_u32 s0, s0, s7
+ s_addc_u32 s1, s1, 0
+ global_load_dword v2, v1, s[8:9]
+ s_waitcnt vmcnt(0)
+"""
+)
+BUFFER_SCRATCH = (
+    BUFFER_START
+    + """
+ v_mov_b32_e32 v4, 4
+ s_movk_i32 s12, 0x200
+ buffer_store_dword v2, v4, s[0:3], 0 offen offset:4
+ buffer_load_dword v3, off, s[0:3], s12
+ s_waitcnt vmcnt(0)
+ global_store_dword v1, v3, s[10:11]
+ s_endpgm
+"""
+)
+BUFFER_DIRECTIVES = """\
+\t.amdhsa_user_sgpr_private_segment_buffer 1
+\t.amdhsa_user_sgpr_count 6
+\t.amdhsa_enable_private_segment 1
+\t.amdhsa_private_segment_fixed_size 16
+"""
+
+
+def test_scratch_behind_a_descriptor() -> None:
+    """Each lane of each wave has its own; a scalar offset counts the bytes of all 64."""
+    given = words(256)
+    got = run(BUFFER_SCRATCH, given, 1024, threads=(256, 1, 1), extra=BUFFER_DIRECTIVES)
+    assert (got == given).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (" s_add_u32 s0, s0, s7\n", " s_add_u32 s0, s0, 0\n", "scratch of another wave"),
+        ("s_movk_i32 s12, 0x200", "s_movk_i32 s12, 0x240", "no word of 64 lanes"),
+        ("s_movk_i32 s12, 0x200", "s_movk_i32 s12, 0x400", "out of bounds of local memory"),
+        ("offset:4", "offset:0", "a read of local memory at byte 8, which nobody wrote"),
+        (" v_mov_b32_e32 v4, 4\n", " s_mov_b32 s3, 0\n v_mov_b32_e32 v4, 4\n", "changed desc"),
+    ],
+)
+def test_scratch_behind_a_descriptor_has_bounds(old: str, new: str, what: str) -> None:
+    assert old in BUFFER_SCRATCH
+    with pytest.raises(Fault, match=what):
+        run(
+            BUFFER_SCRATCH.replace(old, new),
+            words(256),
+            1024,
+            threads=(256, 1, 1),
+            extra=BUFFER_DIRECTIVES,
+        )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from amdgcn_waves import WAVES, Registers, fault_of
 from support import random_generator
+from test_emulator_instructions import rounded
 
 from iree_lnbwd.arguments import Array
 
@@ -79,6 +82,27 @@ def _cases() -> dict[str, _Case]:
         )
         cases[f"s_ff1_i32_b{bits}"] = ("i32", u, _first_set, None)
         cases[f"s_ctz_i32_b{bits}"] = ("i32", u, _first_set, None)
+        of_sign = "s_{}_i32" if bits == 32 else "s_{}_i32_i64"
+        for name in (f"s_flbit_i32_b{bits}", f"s_clz_i32_u{bits}"):
+            cases[name] = (
+                "i32",
+                u,
+                lambda a, bits=bits: bits - a.bit_length() if a else -1,
+                None,
+            )
+        for name in ("flbit", "cls"):
+            cases[of_sign.format(name)] = (
+                "i32",
+                i,
+                lambda a, bits=bits: -1 if a in (0, -1) else bits - max(a, ~a).bit_length(),
+                None,
+            )
+        cases[f"s_bcnt0_i32_b{bits}"] = (
+            "u32",
+            u,
+            lambda a, bits=bits: bits - a.bit_count(),
+            not_zero,
+        )
         cases[f"s_bcnt1_i32_b{bits}"] = ("u32", u, lambda a: a.bit_count(), not_zero)
         shifts: tuple[tuple[str, str, Callable[..., int]], ...] = (
             (f"s_lshl_b{bits}", u, lambda a, b, most=most: a << (b & most)),
@@ -203,6 +227,139 @@ def test_arithmetic_with_16_bits() -> None:
     assert (registers.read("s4") == start - np.uint32(1)).all()
     assert registers.group.scc().tolist() == [False, False, True]
     assert (registers.read("s5") == start * np.uint32(_M32 - 1)).all()
+
+
+def _floats(rng: np.random.Generator, kind: str) -> Array:
+    dtype = f"f{int(kind[1:]) // 8}"
+    special = rng.choice(np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0], dtype), WAVES)
+    near = (rng.standard_normal(WAVES) * 8).astype(dtype)
+    return np.where(rng.random(WAVES) < 0.3, special, near)
+
+
+def _filled(values: dict[str, Array]) -> Registers:
+    """Registers with floats; f16 are in the lower half, and the upper one is full of ones."""
+    registers = Registers(32)
+    for name, value in values.items():
+        narrow = value.dtype == np.float16
+        words = value.view(np.uint16) | np.uint32(0xFFFF0000) if narrow else value.view(np.uint32)
+        registers.fill({name: words})
+    return registers
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+def test_arithmetic_of_floats(name: str, kind: str) -> None:
+    """An f16 leaves zeros in the upper half."""
+    rng, exactly = random_generator(), getattr(operator, name)
+    for _ in range(_REPEATS):
+        a, b = (rng.integers(-1000, 1000, WAVES) / 64 for _ in range(2))
+        dtype = f"f{int(kind[1:]) // 8}"
+        registers = _filled({"s4": a.astype(dtype), "s5": b.astype(dtype)})
+        got = registers.run(f"s_{name}_{kind} s0, s4, s5", generation=12).read("s0")
+        for wave in range(WAVES):
+            exact = Fraction(exactly(Fraction(a[wave]), Fraction(b[wave])))
+            expected = np.array(rounded(exact, kind, zero=0.0), dtype)
+            typed = got[wave : wave + 1].view(dtype)
+            assert typed[0] == expected
+            assert len(typed) == 1 or typed[1] == 0
+
+
+def test_a_fused_multiply_add_is_rounded_once() -> None:
+    a = np.array([1 + 2.0**-12, 3.0, 1e20], np.float32)
+    d = np.array([-1.0, 0.5, -1e30], np.float32)
+    registers = _filled({"s0": d, "s4": a, "s5": a})
+    got = registers.run("s_fmac_f32 s0, s4, s5", generation=12).read("s0", np.float32)
+    for wave in range(WAVES):
+        exact = Fraction(float(a[wave])) ** 2 + Fraction(float(d[wave]))
+        assert got[wave] == rounded(exact, "f32", zero=0.0)
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_extremes_of_floats(kind: str) -> None:
+    """The number where the other is NaN; -0 is less than +0."""
+    dtype = f"f{int(kind[1:]) // 8}"
+    a, b = np.array([np.nan, -0.0, 2.0], dtype), np.array([1.0, 0.0, -3.0], dtype)
+    registers = _filled({"s4": a, "s5": b})
+    registers.run(f"s_min_num_{kind} s0, s4, s5", f"s_max_num_{kind} s1, s5, s4", generation=12)
+    least, most = (
+        registers.read(name).astype(f"u{a.itemsize}").view(dtype) for name in ("s0", "s1")
+    )
+    assert least.tolist() == [1.0, 0.0, -3.0]
+    assert np.signbit(least).tolist() == [False, True, True]
+    assert most.tolist() == [1.0, 0.0, 2.0]
+    assert not np.signbit(most).any()
+
+
+def _negated(relation: Callable[[float, float], bool]) -> Callable[[float, float], bool]:
+    return lambda a, b: not relation(a, b)
+
+
+_OF_FLOATS: dict[str, Callable[[float, float], bool]] = _RELATIONS | {
+    "lg": lambda a, b: a < b or a > b,
+    "o": lambda a, b: a == a and b == b,
+    "u": lambda a, b: a != a or b != b,
+    "neq": operator.ne,
+}
+for _name_of in ("lg", "gt", "ge", "lt", "le"):
+    _OF_FLOATS[f"n{_name_of}"] = _negated(_OF_FLOATS[_name_of])
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+@pytest.mark.parametrize("name", _OF_FLOATS)
+def test_comparisons_of_floats(name: str, kind: str) -> None:
+    rng = random_generator()
+    for _ in range(_REPEATS):
+        a, b = _floats(rng, kind), _floats(rng, kind)
+        registers = _filled({"s4": a, "s5": b})
+        registers.run(f"s_cmp_{name}_{kind} s4, s5", generation=12)
+        expected = [_OF_FLOATS[name](float(a[n]), float(b[n])) for n in range(WAVES)]
+        assert registers.group.scc().tolist() == expected
+
+
+def test_conversions() -> None:
+    x = np.array([-2.5, 3.7, 1e30], np.float32)
+    registers = _filled({"s4": x, "s6": np.array([1.5, -2.0, 0.25], np.float16)})
+    registers.fill({"s5": np.array([3, -7, 1 << 24], np.int32)})
+    registers.run(
+        "s_cvt_i32_f32 s0, s4",
+        "s_cvt_u32_f32 s1, s4",
+        "s_cvt_f32_i32 s2, s5",
+        "s_cvt_f32_u32 s3, s5",
+        "s_cvt_f32_f16 s7, s6",
+        "s_cvt_f16_f32 s8, s4",
+        "s_cvt_hi_f32_f16 s9, s6",
+        generation=12,
+    )
+    assert registers.read("s0", np.int32).tolist() == [-2, 3, (1 << 31) - 1]
+    assert registers.read("s1").tolist() == [0, 3, _M32]
+    assert registers.read("s2", np.float32).tolist() == [3.0, -7.0, 2.0**24]
+    assert registers.read("s3", np.float32).tolist() == [3.0, 2.0**32, 2.0**24]
+    assert registers.read("s7", np.float32).tolist() == [1.5, -2.0, 0.25]
+    assert registers.read("s8").tolist() == [0xC100, 0x4366, 0x7C00]
+    assert np.isnan(registers.read("s9", np.float32)).all()
+
+
+def test_roundings() -> None:
+    x = np.array([-2.5, 3.5, 0.7], np.float32)
+    registers = _filled({"s4": x})
+    names = ("ceil", "floor", "trunc", "rndne")
+    registers.run(*(f"s_{name}_f32 s{n}, s4" for n, name in enumerate(names)), generation=12)
+    got = [registers.read(f"s{n}", np.float32).tolist() for n in range(4)]
+    assert got == [[-2.0, 4.0, 1.0], [-3.0, 3.0, 0.0], [-2.0, 3.0, 0.0], [-2.0, 4.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "exactly"),
+    [("rcp", lambda x: 1 / x), ("sqrt", math.sqrt), ("rsq", lambda x: 1 / math.sqrt(x))],
+)
+def test_approximations_are_good_to_an_ulp(name: str, exactly: Callable[[float], float]) -> None:
+    for _ in range(_REPEATS):
+        x = np.exp(random_generator().uniform(-80, 80, WAVES)).astype(np.float32)
+        registers = _filled({"s4": x})
+        got = registers.run(f"v_s_{name}_f32 s0, s4", generation=12).read("s0", np.float32)
+        for wave in range(WAVES):
+            exact = exactly(float(x[wave]))
+            assert abs(float(got[wave]) - exact) <= abs(exact) * 2.0**-23
 
 
 def test_selection() -> None:

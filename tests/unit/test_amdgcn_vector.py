@@ -99,6 +99,13 @@ INTEGERS: dict[str, tuple[str, str, Callable[..., int]]] = {
     "v_mov_b64_e32": ("b64", "b64", lambda a: a),
     "v_not_b32_e32": ("u32", "u32", lambda a: ~a),
     "v_bfrev_b32_e32": ("u32", "u32", lambda a: int(f"{a:032b}"[::-1], 2)),
+    "v_ffbh_u32_e32": ("i32", "u32", lambda a: 32 - a.bit_length() if a else -1),
+    "v_clz_i32_u32_e32": ("i32", "u32", lambda a: 32 - a.bit_length() if a else -1),
+    "v_ffbl_b32_e32": ("i32", "u32", lambda a: (a & -a).bit_length() - 1),
+    "v_ctz_i32_b32_e32": ("i32", "u32", lambda a: (a & -a).bit_length() - 1),
+    "v_ffbh_i32_e32": ("i32", "i32", lambda a: 32 - max(a, ~a).bit_length() if a + 1 >> 1 else -1),
+    "v_cls_i32_e32": ("i32", "i32", lambda a: 32 - max(a, ~a).bit_length() if a + 1 >> 1 else -1),
+    "v_bcnt_u32_b32": ("u32", "u32 u32", lambda a, b: a.bit_count() + b),
     "v_med3_u32": ("u32", "u32 u32 u32", lambda *abc: sorted(abc)[1]),
     "v_med3_i32": ("i32", "i32 i32 i32", lambda *abc: sorted(abc)[1]),
     "v_and_b32_e32": ("u32", "u32 u32", operator.and_),
@@ -551,6 +558,7 @@ def test_packed_conversions(kind: str) -> None:
     [
         ("v_rcp_f32", lambda x: 1 / x),
         ("v_sqrt_f32", math.sqrt),
+        ("v_log_f32", math.log2),
         ("v_rsq_f32", lambda x: 1 / math.sqrt(x)),
     ],
 )
@@ -784,3 +792,40 @@ def test_unwritten_lanes_move() -> None:
     registers.run("v_readlane_b32 s0, v0, 2")
     assert (registers.read("s0") == 7).all()
     assert "v0 is used" in fault_of(registers, "v_readlane_b32 s0, v0, 0")
+
+
+def test_powers_of_two_are_good_to_an_ulp() -> None:
+    x = random_generator().uniform(-125, 127, _SHAPE).astype(np.float32)
+    registers = Registers(_LANES)
+    registers.fill({"v4": x})
+    got = registers.run("v_exp_f32_e32 v0, v4").read("v0", np.float32)
+    for at in np.ndindex(_SHAPE):
+        exact = 2.0 ** float(x[at])
+        assert abs(float(got[at]) - exact) <= exact * 2.0**-23
+
+
+def test_roundings() -> None:
+    x = random_generator().choice(np.array([-2.5, 3.5, 0.7, -0.2, 1e30], np.float32), _SHAPE)
+    registers = Registers(_LANES)
+    registers.fill({"v4": x})
+    exactly: dict[str, Callable[[float], int]] = {
+        "ceil": math.ceil,
+        "floor": math.floor,
+        "trunc": math.trunc,
+        "rndne": round,
+    }
+    for name, function in exactly.items():
+        got = registers.run(f"v_{name}_f32_e32 v0, v4").read("v0", np.float32)
+        expected = [[float(function(float(value))) for value in row] for row in x]
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("suffix", ["", "_num"])
+def test_extremes_of_three(suffix: str) -> None:
+    """Of what is a number, whatever the others are."""
+    a = random_generator().choice(np.array([np.nan, 1.0, -3.0, 8.0], np.float32), (3, *_SHAPE))
+    registers = Registers(_LANES)
+    registers.fill({f"v{n + 1}": values for n, values in enumerate(a)})
+    registers.run(f"v_max3{suffix}_f32 v4, v1, v2, v3", f"v_min3{suffix}_f32 v5, v1, v2, v3")
+    np.testing.assert_array_equal(registers.read("v4", np.float32), np.fmax.reduce(a))
+    np.testing.assert_array_equal(registers.read("v5", np.float32), np.fmin.reduce(a))

@@ -273,6 +273,20 @@ def test_count_bits(bits: int) -> None:
     zeros = evaluate(f"clz.b{bits} {{d}}, {{0}}", [a], np.uint32)
     assert ones.tolist() == [x.bit_count() for x in a.tolist()]
     assert zeros.tolist() == [bits - x.bit_length() for x in a.tolist()]
+    turned = evaluate(f"brev.b{bits} {{d}}, {{0}}", [a], f"u{bits // 8}")
+    assert turned.tolist() == [int(f"{x:0{bits}b}"[::-1], 2) for x in a.tolist()]
+
+
+@pytest.mark.parametrize("type_", ["u32", "s32", "u64", "s64"])
+def test_find_bit(type_: str) -> None:
+    a, bits = integers(random_generator(), type_), int(type_[1:])
+    a[:3] = 0, 1, np.iinfo(a.dtype).max
+    a[3] = a.dtype.type(0) - a.dtype.type(type_[0] == "s")  # -1 has no other bit than its sign
+    places = [max(x, ~x).bit_length() - 1 for x in a.tolist()]
+    at = evaluate(f"bfind.{type_} {{d}}, {{0}}", [a], np.uint32)
+    assert at.tolist() == [place & 0xFFFFFFFF for place in places]
+    shift = evaluate(f"bfind.shiftamt.{type_} {{d}}, {{0}}", [a], np.uint32)
+    assert shift.tolist() == [bits - 1 - place if place >= 0 else 0xFFFFFFFF for place in places]
 
 
 @pytest.mark.parametrize("type_", ["s16", "s32", "s64"])

@@ -10,7 +10,7 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import LayerNormSpec, compiler, inspection, schedules
-from iree_lnbwd.executables import exports, exports_of_executable
+from iree_lnbwd.emulator.executables import exports, exports_of_executable
 from iree_lnbwd.launches import launches
 from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.targets import find_target

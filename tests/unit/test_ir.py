@@ -92,7 +92,9 @@ def test_one_over_n_and_eps_are_exact(columns: int) -> None:
 def functions(text: str) -> dict[str, str]:
     """The first of each name that a text's kernels have of their own."""
     found = re.findall(r"^ *func\.func private @(\w+)\((?:.|\n)*?\n    }\n", text, re.M)
-    return {name: text[text.index(f"func private @{name}(") :].split("\n    }")[0] for name in found}
+    return {
+        name: text[text.index(f"func private @{name}(") :].split("\n    }")[0] for name in found
+    }
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Lanes
 
 _CACHE_POLICIES = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt", "scope", "th"})
 _WIDEST = 16  # bytes of one access of memory
+# gfx90a's descriptor of scratch, ahead of what is added for each wave: a base where there is no
+# other memory, a swizzle, no bounds, and the lane's number added by itself.
+SCRATCH_ADDRESS = 1 << 47
+SCRATCH_WORDS = (0, 1 << 31 | SCRATCH_ADDRESS >> 32, 0xFFFFFFFF, 0x00E00000)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,22 @@ LOADS = {name: Item(size) for name, size in _WIDE.items()} | {
     "i16": Item(2, signed=True),
     "d16_b16": Item(2, half=0),
     "d16_hi_b16": Item(2, half=1),
+    "d16_u8": Item(1, half=0),
+    "d16_i8": Item(1, signed=True, half=0),
+    "d16_hi_u8": Item(1, half=1),
+    "d16_hi_i8": Item(1, signed=True, half=1),
+    "ubyte_d16": Item(1, half=0),
+    "sbyte_d16": Item(1, signed=True, half=0),
+    "ubyte_d16_hi": Item(1, half=1),
+    "sbyte_d16_hi": Item(1, signed=True, half=1),
+    "short_d16": Item(2, half=0),
+    "short_d16_hi": Item(2, half=1),
+    "u8_d16": Item(1, half=0),
+    "u8_d16_hi": Item(1, half=1),
+    "i8_d16": Item(1, signed=True, half=0),
+    "i8_d16_hi": Item(1, signed=True, half=1),
+    "u16_d16": Item(2, half=0),
+    "u16_d16_hi": Item(2, half=1),
 }
 STORES = {name: Item(size) for name, size in _WIDE.items()} | {
     "byte": Item(1),
@@ -76,6 +96,10 @@ STORES = {name: Item(size) for name, size in _WIDE.items()} | {
     "b16": Item(2),
     "short_d16_hi": Item(2, half=1),
     "d16_hi_b16": Item(2, half=1),
+    "byte_d16_hi": Item(1, half=1),
+    "d16_hi_b8": Item(1, half=1),
+    "b8_d16_hi": Item(1, half=1),
+    "b16_d16_hi": Item(2, half=1),
 }
 
 
@@ -109,20 +133,25 @@ def _data(instruction: Instruction, text: str, item: Item) -> Operand:
 
 def _put(group: Group, first: int, item: Item, loaded: Bytes, where: Mask) -> None:
     """Loaded bytes, of the lanes in a mask, go to their registers."""
-    if item.nbytes < 4:
-        kinds = {(1, False): "u1", (1, True): "i1", (2, False): "u2", (2, True): "i2"}
-        narrow = np.ascontiguousarray(loaded).view(kinds[item.nbytes, item.signed])[:, 0]
-        words = narrow.astype(np.int64).astype(np.uint32)[:, None]
-        if item.half is not None:
-            kept = group.waves.vectors[first][group.index][where][:, None]
-            shift = np.uint32(16 * item.half)
-            words = kept & ~(np.uint32(0xFFFF) << shift) | words << shift
-    else:
-        words = np.ascontiguousarray(loaded).view(np.uint32)
+    words = _words(loaded, item)
+    if item.half is not None:
+        kept = group.waves.vectors[first][group.index][where][:, None]
+        shift = np.uint32(16 * item.half)
+        low = np.uint32(0xFFFF)
+        words = kept & ~(low << shift) | (words & low) << shift
     for n in range(words.shape[1]):
         whole = np.zeros(where.shape, np.uint32)
         whole[where] = words[:, n]
         group.set_vector(first + n, whole, where)
+
+
+def _words(loaded: Bytes, item: Item) -> Array:
+    """What goes to registers of an access's bytes: [T, registers]."""
+    if item.nbytes >= 4:
+        return np.ascontiguousarray(loaded).view(np.uint32)
+    kind = f"{'i' if item.signed else 'u'}{item.nbytes}"
+    narrow = np.ascontiguousarray(loaded).view(kind)[:, 0]
+    return narrow.astype(np.int64).astype(np.uint32)[:, None]
 
 
 def _taken(group: Group, first: int, item: Item, where: Mask, half: int | None) -> Bytes:
@@ -228,11 +257,11 @@ def _load_argument(machine: Machine, lanes: Lanes, addresses: Lanes, nbytes: int
     return result
 
 
-def _is_known(machine: Machine, address: int) -> bool:
-    """A word of memory holds something, as far as that is known here: of arguments it may not."""
+def _is_known(machine: Machine, address: int, nbytes: int) -> bool:
+    """Memory holds something, as far as that is known here: of arguments it may not."""
     offset = address - KERNARG_ADDRESS
     known = machine.arguments.known
-    return not 0 <= offset < known.size or bool(known[offset : offset + 4].all())
+    return not 0 <= offset < known.size or bool(known[offset : offset + nbytes].all())
 
 
 # Buffers: global memory behind a descriptor of four registers
@@ -247,17 +276,51 @@ class _BufferAccess:
     vector_offset: Reader | None
     offset: int
 
+    def scratch(self, instruction: Instruction, group: Group, where: Mask) -> Lanes | None:
+        """Where lanes in a mask are in their own scratch; None of a descriptor of other memory.
+
+        The descriptor of scratch swizzles: what lanes have at one offset lies side by side. An
+        offset in a vector register or in the instruction is a lane's; one in a scalar register
+        is of the memory of all lanes of the wave, one after the other.
+
+        Raises:
+            Fault: The descriptor is of another wave's scratch, or an offset has no meaning.
+        """
+        words = self._words(group)
+        if (words[1] >> 16 != SCRATCH_WORDS[1] >> 16).any():
+            return None
+        own = SCRATCH_ADDRESS + group.waves.scratch_at[group.index]
+        if (self._base(words) != own).any() or (words[3] != SCRATCH_WORDS[3]).any():
+            raise Fault("scratch of another wave, or a changed descriptor", group.lane_ids[:, 0])
+        of_wave = self.scalar_offset(group).astype(np.int64)
+        if (of_wave % (4 * group.waves.lanes) != 0).any():
+            raise instruction.fault(f"a scalar offset that is no word of {group.waves.lanes} lanes")
+        own_offsets: Lanes = self._within(group, where) + (of_wave // group.waves.lanes)[:, None]
+        return own_offsets[where]
+
+    def _words(self, group: Group) -> list[Lanes]:
+        first = self.descriptor.index
+        return [group.scalar(first + n).astype(np.int64) for n in range(4)]
+
+    def _base(self, words: list[Lanes]) -> Lanes:
+        return words[0] | (words[1] & 0xFFFF) << 32
+
     def addresses(self, instruction: Instruction, group: Group, where: Mask) -> tuple[Lanes, Lanes]:
         """Of each lane in a mask, and how many bytes there are from there to the end.
 
         Raises:
             Fault: The descriptor is of a kind that is not known here, or an offset has no meaning.
         """
-        first = self.descriptor.index
-        words = [group.scalar(first + n).astype(np.int64) for n in range(4)]
-        base = words[0] | (words[1] & 0xFFFF) << 32
+        words = self._words(group)
+        base = self._base(words)
         if (words[1] >> 16).any():
             raise instruction.fault("a buffer with a stride or a swizzle")
+        within = self._within(group, where)
+        within = within + self.scalar_offset(group).astype(np.int64)[:, None]
+        return (base[:, None] + within)[where], (words[2][:, None] - within)[where]
+
+    def _within(self, group: Group, where: Mask) -> Lanes:
+        """What a lane adds to where a buffer begins."""
         within = np.full(where.shape, self.offset, np.int64)
         if self.vector_offset is not None:
             within = within + self.vector_offset(group)
@@ -269,8 +332,7 @@ class _BufferAccess:
                 f"a buffer's offset of {first:#x}, to which {self.offset} is added, wraps around",
                 group.lane_ids[wraps],
             )
-        within = within + self.scalar_offset(group).astype(np.int64)[:, None]
-        return (base[:, None] + within)[where], (words[2][:, None] - within)[where]
+        return within
 
 
 def _in_bounds(room: Lanes, nbytes: int) -> list[tuple[int, int, Mask]]:
@@ -312,12 +374,15 @@ def _buffer_load(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            addresses, room = access.addresses(instruction, group, where)
-            loaded = np.zeros((len(addresses), item.nbytes), np.uint8)  # what is outside is 0
-            lanes = group.lane_ids[where]
-            for at, size, inside in _in_bounds(room, item.nbytes):
-                part = _load(machine, lanes[inside], addresses[inside] + at, size)
-                loaded[inside, at : at + size] = part
+            if (own := access.scratch(instruction, group, where)) is not None:
+                loaded = _load_scratch(group, machine, where, own, item)
+            else:
+                addresses, room = access.addresses(instruction, group, where)
+                loaded = np.zeros((len(addresses), item.nbytes), np.uint8)  # what is outside is 0
+                lanes = group.lane_ids[where]
+                for at, size, inside in _in_bounds(room, item.nbytes):
+                    part = _load(machine, lanes[inside], addresses[inside] + at, size)
+                    loaded[inside, at : at + size] = part
             _put(group, into.index, item, loaded, where)
             group.waves.waits.issue(VECTOR, group.index, written)
 
@@ -338,14 +403,17 @@ def _buffer_store(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            addresses, room = access.addresses(instruction, group, where)
             values = _taken(group, source.index, item, where, data.half)
-            lanes = group.lane_ids[where]
-            for at, size, inside in _in_bounds(room, item.nbytes):  # what is outside is dropped
-                to = addresses[inside] + at
-                part = np.ascontiguousarray(values[inside, at : at + size])
-                alignment = _alignment(to, size)
-                machine.memory.store(lanes[inside], to, part, alignment=alignment)
+            if (own := access.scratch(instruction, group, where)) is not None:
+                _store_scratch(group, machine, where, own, values)
+            else:
+                addresses, room = access.addresses(instruction, group, where)
+                lanes = group.lane_ids[where]
+                for at, size, inside in _in_bounds(room, item.nbytes):  # what is outside is dropped
+                    to = addresses[inside] + at
+                    part = np.ascontiguousarray(values[inside, at : at + size])
+                    alignment = _alignment(to, size)
+                    machine.memory.store(lanes[inside], to, part, alignment=alignment)
             group.waves.waits.issue(counter, group.index)
 
         reads = numbers([source, *(operand(instruction, text).register for text in used)])
@@ -358,9 +426,11 @@ def _buffer_store(item: Item) -> _Decoder:
 
 
 def _scratch_address(instruction: Instruction, at: str, base: str) -> tuple[Reader, list[str]]:
-    """An offset in a vector register, in a scalar one, or in neither."""
+    """An offset in a vector register, in a scalar one, in both, or in neither."""
     if at != "off" and base != "off":
-        raise instruction.fault("two registers for one offset")
+        read_vector = vector_reader(instruction, at, "i32")
+        read_scalar = scalar_reader(instruction, base, "i32")
+        return lambda group: read_vector(group) + read_scalar(group)[:, None], [at, base]
     if at != "off":
         return vector_reader(instruction, at, "i32"), [at]
     if base != "off":
@@ -380,12 +450,8 @@ def _scratch_load(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            lanes = _of_these(group, machine, where)
             first = _lanes_of(read(group), where) + offset
-            parts = [
-                machine.local.load(lanes, first + at, size) for at, size in _pieces(item.nbytes)
-            ]
-            _put(group, into.index, item, np.concatenate(parts, axis=1), where)
+            _put(group, into.index, item, _load_scratch(group, machine, where, first, item), where)
             group.waves.waits.issue(VECTOR, group.index, written)
 
         written = numbers([into])
@@ -409,17 +475,29 @@ def _scratch_store(item: Item) -> _Decoder:
 
         def run(group: Group, machine: Machine) -> None:
             where = group.active
-            lanes = _of_these(group, machine, where)
             first = _lanes_of(read(group), where) + offset
             values = _taken(group, source.index, item, where, data.half)
-            for at, size in _pieces(item.nbytes):
-                machine.local.store(lanes, first + at, values[:, at : at + size])
+            _store_scratch(group, machine, where, first, values)
             group.waves.waits.issue(counter, group.index)
 
         reads = numbers([source, *(operand(instruction, text).register for text in used)])
         return Step(instruction, run, reads)
 
     return decode
+
+
+def _load_scratch(group: Group, machine: Machine, where: Mask, first: Lanes, item: Item) -> Bytes:
+    lanes = _of_these(group, machine, where)
+    parts = [machine.local.load(lanes, first + at, size) for at, size in _pieces(item.nbytes)]
+    return np.concatenate(parts, axis=1)
+
+
+def _store_scratch(
+    group: Group, machine: Machine, where: Mask, first: Lanes, values: Bytes
+) -> None:
+    lanes = _of_these(group, machine, where)
+    for at, size in _pieces(values.shape[1]):
+        machine.local.store(lanes, first + at, values[:, at : at + size])
 
 
 def _pieces(nbytes: int) -> list[tuple[int, int]]:
@@ -505,17 +583,21 @@ def _in_step(group: Group, machine: Machine) -> None:
     machine.shared.subgroup_barrier(ids[group.waves.exists[group.index]])
 
 
-def _exchange(chosen: Callable[[Instruction, Group, Array], Array]) -> _Decoder:
+_Chosen = Callable[[Group], Array]  # the lane that each lane reads: [waves, lanes]
+
+
+def _exchange(decode_source: Callable[[Instruction], _Chosen]) -> _Decoder:
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         """Lanes read each other's registers; an inactive lane gives 0. LDS itself is not used."""
         into = destination(instruction, instruction.operands[0], vector=True).register
         read = vector_reader(instruction, instruction.operands[-1], "b32")
+        source = decode_source(instruction)
         assert into is not None
 
         def run(group: Group, machine: Machine) -> None:
-            source = chosen(instruction, group, read(group))
+            lanes = source(group)
             value = np.where(group.active, read(group), np.uint32(0))
-            group.set_vector(into.index, np.take_along_axis(value, source, axis=1))
+            group.set_vector(into.index, np.take_along_axis(value, lanes, axis=1))
             group.waves.waits.issue(LDS, group.index, written)
 
         written = numbers([into])
@@ -525,36 +607,40 @@ def _exchange(chosen: Callable[[Instruction, Group, Array], Array]) -> _Decoder:
     return decode
 
 
-def _by_address(instruction: Instruction, group: Group, value: Array) -> Array:
+def _by_address(instruction: Instruction) -> _Chosen:
     """ds_bpermute_b32: the lane that a register says, times 4."""
-    modifiers = _modifiers(instruction, known=frozenset({"offset"}))
-    at = vector_reader(instruction, instruction.operands[1], "u32")(group)
-    lanes = group.waves.lanes
-    result: Array = (at.astype(np.int64) + _offset(instruction, modifiers)) // 4 % lanes
-    return result
+    offset = _offset(instruction, _modifiers(instruction, known=frozenset({"offset"})))
+    read = vector_reader(instruction, instruction.operands[1], "u32")
+    return lambda group: (read(group).astype(np.int64) + offset) // 4 % group.waves.lanes
 
 
-def _by_pattern(instruction: Instruction, group: Group, value: Array) -> Array:
+def _by_pattern(instruction: Instruction) -> _Chosen:
     """ds_swizzle_b32: lane and_mask or_mask xor_mask within 32 lanes, or any within 4."""
     pattern = _modifiers(instruction, known=frozenset({"offset"})).get("offset", "0")
-    lane = np.arange(group.waves.lanes)
     if found := re.fullmatch(r"swizzle\(QUAD_PERM,(\d),(\d),(\d),(\d)\)", pattern):
-        source = lane // 4 * 4 + np.array([int(n) for n in found.groups()])[lane % 4]
-    elif found := re.fullmatch(r"swizzle\(SWAP,(\d+)\)", pattern):
-        source = lane ^ int(found[1])
-    elif pattern.isdecimal() and int(pattern) < 1 << 15:
-        code = int(pattern)
-        within = (lane % 32 & code & 31 | code >> 5 & 31) ^ code >> 10 & 31
-        source = lane // 32 * 32 + within
-    else:
+        table = np.array([int(n) for n in found.groups()])
+        return _of_lanes(lambda lane: lane // 4 * 4 + table[lane % 4])
+    if found := re.fullmatch(r"swizzle\(SWAP,(\d+)\)", pattern):
+        distance = int(found[1])
+        return _of_lanes(lambda lane: lane ^ distance)
+    if not pattern.isdecimal() or int(pattern) >= 1 << 15:
         raise instruction.fault(f"swizzle not understood: {pattern}")
-    return np.broadcast_to(source, value.shape)
+    code = int(pattern)
+    keep, put, turn = code & 31, code >> 5 & 31, code >> 10 & 31
+    return _of_lanes(lambda lane: lane // 32 * 32 + ((lane % 32 & keep | put) ^ turn))
+
+
+def _of_lanes(source: Callable[[Lanes], Lanes]) -> _Chosen:
+    """The same in every wave."""
+    return lambda group: np.broadcast_to(source(np.arange(group.waves.lanes)), group.active.shape)
 
 
 # Scalar memory
 
 
-def _scalar_load(nbytes: int) -> _Decoder:
+def _scalar_load(item: Item) -> _Decoder:
+    nbytes, alignment = item.nbytes, min(4, item.nbytes)
+
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         modifiers = _modifiers(instruction, known=frozenset({"offset"}))
         _count(instruction, 3)
@@ -562,21 +648,21 @@ def _scalar_load(nbytes: int) -> _Decoder:
         read_base = scalar_reader(instruction, instruction.operands[1], "u64")
         read_offset = scalar_reader(instruction, instruction.operands[2], "u32")
         offset = _offset(instruction, modifiers)
-        if into is None or into.count != nbytes // 4:
+        if into is None or into.count != item.registers:
             raise instruction.fault(f"{nbytes} bytes do not fit")
 
         def run(group: Group, machine: Machine) -> None:
             start = read_base(group).astype(np.int64) + read_offset(group) + offset
             start = np.broadcast_to(start, group.size)
-            if (start & 3).any():
-                raise Fault("a scalar load from an address that is no multiple of 4")
+            if (start & alignment - 1).any():
+                raise Fault(f"a scalar load from an address that is no multiple of {alignment}")
             lanes = group.lane_ids[:, 0]
             for at in range(0, nbytes, _WIDEST):
                 size = min(_WIDEST, nbytes - at)
-                words = _load(machine, lanes, start + at, size).view(np.uint32)
+                words = _words(_load(machine, lanes, start + at, size), item)
                 for n in range(words.shape[1]):
                     group.set_scalar(into.index + at // 4 + n, words[:, n])
-                    if not _is_known(machine, int(start[0]) + at + 4 * n):
+                    if not _is_known(machine, int(start[0]) + at + 4 * n, min(4, nbytes)):
                         group.forget_scalar(into.index + at // 4 + n)
             group.waves.waits.issue(SCALAR, group.index, written)
 
@@ -601,10 +687,11 @@ def _table() -> dict[str, _Decoder]:
         table[f"buffer_store_{name}"] = _buffer_store(item)
         table[f"scratch_store_{name}"] = _scratch_store(item)
     # gfx9's names, and those since gfx11.
-    for name in ("b32", "b64", "b96", "b128", "u8", "i8", "u16", "i16"):
+    narrow = [f"{kind}{end}" for kind in ("u8", "i8", "u16") for end in ("", "_d16", "_d16_hi")]
+    for name in ("b32", "b64", "b96", "b128", "i16", *narrow):
         for verb in ("read", "load"):
             table[f"ds_{verb}_{name}"] = _lds_load(LOADS[name])
-    for name in ("b8", "b16", "b32", "b64", "b96", "b128"):
+    for name in ("b8", "b16", "b8_d16_hi", "b16_d16_hi", "b32", "b64", "b96", "b128"):
         for verb in ("write", "store"):
             table[f"ds_{verb}_{name}"] = _lds_store(STORES[name])
     for bits in (32, 64):
@@ -616,9 +703,11 @@ def _table() -> dict[str, _Decoder]:
             table[f"ds_load_2addr{since_gfx11}_b{bits}"] = load
             table[f"ds_write2{far}_b{bits}"] = store
             table[f"ds_store_2addr{since_gfx11}_b{bits}"] = store
-    for words in (1, 2, 4, 8, 16):
-        table[f"s_load_dword{f'x{words}' if words > 1 else ''}"] = _scalar_load(4 * words)
-        table[f"s_load_b{32 * words}"] = _scalar_load(4 * words)
+    for words in (1, 2, 3, 4, 8, 16):
+        table[f"s_load_dword{f'x{words}' if words > 1 else ''}"] = _scalar_load(Item(4 * words))
+        table[f"s_load_b{32 * words}"] = _scalar_load(Item(4 * words))
+    for name in ("u8", "i8", "u16", "i16"):
+        table[f"s_load_{name}"] = _scalar_load(LOADS[name])
     table["ds_bpermute_b32"] = _exchange(_by_address)
     table["ds_swizzle_b32"] = _exchange(_by_pattern)
     return table

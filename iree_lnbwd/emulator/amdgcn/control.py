@@ -32,17 +32,27 @@ _NOTHING = frozenset(
         "buffer_wbinvl1",
         "global_inv",
         "global_wb",
+        "global_wbinv",
         "s_sleep",
         "s_code_end",
     ]
 )
 _COUNTERS = {"vmcnt": (VECTOR,), "lgkmcnt": (LDS, SCALAR), "vscnt": (STORE,), "expcnt": ()}
-_COUNTERS_GFX12 = {
+# gfx12: what each waits for; of two, the first is counted in bits 13:8, the other in 5:0.
+_COUNTERS_GFX12: Mapping[str, tuple[str, ...]] = {
     "s_wait_loadcnt": (VECTOR,),
     "s_wait_storecnt": (STORE,),
     "s_wait_dscnt": (LDS,),
     "s_wait_kmcnt": (SCALAR,),
+    "s_wait_loadcnt_dscnt": (VECTOR, LDS),
+    "s_wait_storecnt_dscnt": (STORE, LDS),
+    # Images and exports, of which there are none here.
+    "s_wait_samplecnt": (),
+    "s_wait_bvhcnt": (),
+    "s_wait_expcnt": (),
 }
+_MOST_COUNTED = 63
+_WORKGROUP = ("-1",)  # the barrier of all waves of a workgroup
 
 
 def _not_zero(first: int) -> Callable[[Group], Mask]:
@@ -84,17 +94,27 @@ def decode_control(instruction: Instruction, labels: Mapping[str, int], lanes: i
         return Step(instruction, nothing)  # its last words: registers go back
     if name == "s_endpgm":
         return Step(instruction, nothing, then=Then.END)
-    if name in ("s_barrier", "s_barrier_wait"):
-        return Step(instruction, _before_barrier, then=Then.BARRIER)
+    if name == "s_barrier":
+        return Step(instruction, _at_barrier, then=Then.BARRIER)
+    if name in ("s_barrier_signal", "s_barrier_wait") and instruction.operands != _WORKGROUP:
+        raise instruction.fault("a barrier that is not the workgroup's is not known")
     if name == "s_barrier_signal":
-        return Step(instruction, _before_barrier)
+        return Step(instruction, _signal)
+    if name == "s_barrier_wait":
+        return Step(instruction, _after_signal, then=Then.BARRIER)
     if name == "s_waitcnt":
         return Step(instruction, _waiting(_waits(instruction)))
     if name == "s_waitcnt_vscnt":
         return Step(instruction, _waiting({STORE: int(instruction.operands[1], 0)}))
+    if name == "s_wait_idle":
+        return Step(instruction, _waiting(dict.fromkeys((VECTOR, STORE, LDS, SCALAR), 0)))
     if name in _COUNTERS_GFX12:
-        most = int(instruction.operands[0], 0)
-        return Step(instruction, _waiting(dict.fromkeys(_COUNTERS_GFX12[name], most)))
+        counted = int(instruction.operands[0], 0)
+        counters = _COUNTERS_GFX12[name]
+        if len(counters) < 2:
+            return Step(instruction, _waiting(dict.fromkeys(counters, counted)))
+        numbers_of = (counted >> 8, counted & _MOST_COUNTED)
+        return Step(instruction, _waiting(dict(zip(counters, numbers_of, strict=True))))
     if name in _BRANCHES:
         (label,) = instruction.operands
         if label not in labels:
@@ -127,7 +147,24 @@ def _waiting(most: dict[str, int]) -> Callable[[Group, Machine], None]:
     return run
 
 
-def _before_barrier(group: Group, machine: Machine) -> None:
+def _at_barrier(group: Group, machine: Machine) -> None:
     """What a wave did in LDS is done when others learn of it only if it waited."""
-    if not group.waves.waits.idle(LDS)[group.index].all():
+    waves = group.waves
+    if not waves.waits.idle(LDS)[group.index].all():
         raise Fault("a barrier while LDS accesses are under way: an s_waitcnt is missing")
+    idle = waves.waits.idle(VECTOR) & waves.waits.idle(STORE)
+    waves.done_in_memory[group.index] = idle[group.index]
+
+
+def _signal(group: Group, machine: Machine) -> None:
+    """A wave has come to a barrier, and goes on until it waits for the others."""
+    if group.waves.signalled[group.index].any():
+        raise Fault("a wave comes to a barrier, and has not waited at the one before")
+    _at_barrier(group, machine)
+    group.waves.signalled[group.index] = True
+
+
+def _after_signal(group: Group, machine: Machine) -> None:
+    if not group.waves.signalled[group.index].all():
+        raise Fault("a wave waits at a barrier to which it has not come: no s_barrier_signal")
+    group.waves.signalled[group.index] = False

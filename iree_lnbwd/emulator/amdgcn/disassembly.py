@@ -1,4 +1,4 @@
-"""From a code object to assembly: the encodings of gfx9 (CDNA) and gfx11 (RDNA3).
+"""From a code object to assembly: the encodings of gfx9 (CDNA), gfx11 (RDNA3) and gfx12 (RDNA4).
 
 A module holds machine code; what runs here is text. The compiler's own listing of a module will
 not do: it comes from a second run of the code generator, on a copy of the module, and that chooses
@@ -20,14 +20,20 @@ from typing import NamedTuple
 
 from iree_lnbwd.emulator.amdgcn.accesses import LOADS, STORES
 from iree_lnbwd.emulator.amdgcn.metadata import Metadata, of_kernels
-from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11
+from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11, GFX12
 from iree_lnbwd.emulator.amdgcn.operands import width
 from iree_lnbwd.emulator.amdgcn.scalar import SCALAR
 from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
 from iree_lnbwd.emulator.launch import CONFUSION, Fault
 
 # EF_AMDGPU_MACH of the ELF header's flags (LLVM AMDGPU guide, "Header").
-_TARGETS = {0x3F: "gfx90a", 0x41: "gfx1100", 0x4C: "gfx942", 0x4F: "gfx950"}
+PROCESSORS = {
+    0x3F: "gfx90a",
+    0x41: "gfx1100",
+    0x4C: "gfx942",
+    0x4E: "gfx1201",
+    0x4F: "gfx950",
+}
 _PRELOAD_PADDING = 256
 _DESCRIPTOR_BYTES = 64
 _SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
@@ -59,27 +65,54 @@ _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v_fma_mixhi_f16": (("b32",), ("b32", "b32", "b32")),
     "v_div_fmas_f32": (("f32",), ("f32", "f32", "f32")),  # VCC goes without saying
     "v_div_fmas_f64": (("f64",), ("f64", "f64", "f64")),
+    **{f"v_s_{name}_f32": (("s32",), ("f32",)) for name in ("rcp", "rsq", "sqrt")},
 }
 _DUAL_X = {0: "fmac_f32", 3: "mul_f32", 4: "add_f32", 5: "sub_f32", 6: "subrev_f32", 8: "mov_b32"}
 _DUAL_X |= {9: "cndmask_b32", 10: "max_f32", 11: "min_f32"}
-_DUAL_Y = _DUAL_X | {16: "add_nc_u32", 17: "lshlrev_b32", 18: "and_b32"}
+_DUAL_Y = {16: "add_nc_u32", 17: "lshlrev_b32", 18: "and_b32"}
+_DUAL_GFX12 = {10: "max_num_f32", 11: "min_num_f32"}
+# What the temporal hints of gfx12 are called, of a load and of a store; 3 with scope 3 is BYPASS.
+_HINTS = {
+    "LOAD": ("RT", "NT", "HT", "LU", "NT_RT", "RT_NT", "NT_HT"),
+    "STORE": ("RT", "NT", "HT", "WB", "NT_RT", "RT_NT", "NT_HT", "NT_WB"),
+}
+_SCOPES = ("CU", "SE", "DEV", "SYS")
 _BRANCHES = re.compile(r"s_c?branch")
+# Words of an instruction of each encoding, without a literal; and its sources, which may say that
+# one follows: lowest bit, and how many.
+_WORDS = dict.fromkeys(("sopp", "sopc", "sop1", "sopk", "sop2", "vop1", "vopc", "vop2"), 1)
+_WORDS |= dict.fromkeys(("vop3p", "vop3", "smem", "ds", "flat", "mubuf", "vopd"), 2)
+_WORDS |= dict.fromkeys(("vflat", "vbuffer"), 3)
+_SOURCES: Mapping[str, tuple[tuple[int, int], ...]] = {
+    **dict.fromkeys(("sopc", "sop2"), ((0, 8), (8, 8))),
+    "sop1": ((0, 8),),
+    **dict.fromkeys(("vop1", "vopc", "vop2"), ((0, 9),)),
+    **dict.fromkeys(("vop3", "vop3p"), ((32, 9), (41, 9), (50, 9))),
+    "vopd": ((0, 9), (32, 9)),
+}
+_LDS_VERB = re.compile(r"ds_(?:read|write|load|store)(?:2st64|2|_2addr_stride64|_2addr)?_")
+_MOST_SHOWN = 4  # words of an instruction that is not known
 
 
-def disassemble(code_object: bytes) -> str:
+def disassemble(code_object: bytes, *, as_far_as_known: bool = False) -> str:
     """The kernels of a code object, an ELF file, as assembly, with their descriptors.
+
+    Args:
+        code_object: Its bytes.
+        as_far_as_known: Instructions that are not known are "unknown_vop3p 0x..." in the text, by
+            their encoding; of a kernel with an encoding that is not known, that is the last.
 
     Raises:
         Fault: Something in it is not known here, or damaged.
     """
     with _undamaged():
-        return _disassemble(code_object)
+        return _disassemble(code_object, as_far_as_known)
 
 
-def _disassemble(code_object: bytes) -> str:
+def _disassemble(code_object: bytes, as_far_as_known: bool) -> str:
     found = symbols(code_object)
     (flags,) = struct.unpack_from("<I", code_object, 0x30)
-    target = _TARGETS.get(flags & 0xFF)
+    target = PROCESSORS.get(flags & 0xFF)
     if target is None:
         raise Fault(f"a code object for a processor that is not known: flags {flags:#x}")
     notes = [s.content for s in _sections(code_object) if s.kind == _NOTES]
@@ -94,7 +127,7 @@ def _disassemble(code_object: bytes) -> str:
         directives = _descriptor(descriptor, target) | _launch(metadata.get(kernel, Metadata()))
         preloads = bool(directives["user_sgpr_kernarg_preload_length"])
         lanes = 32 if directives["wavefront_size32"] else 64
-        code = _Code(kernel, found[kernel], target, lanes)
+        code = _Code(kernel, found[kernel], target, lanes, as_far_as_known=as_far_as_known)
         body = code.text(_PRELOAD_PADDING if preloads else None)
         lines = (f"\t\t.amdhsa_{key} {value}" for key, value in directives.items())
         parts.append(
@@ -259,15 +292,19 @@ def _run(letter: str, first: int, count: int) -> str:
 class _Code:
     """The machine code of a function while it is read."""
 
-    def __init__(self, name: str, code: bytes, target: str, lanes: int) -> None:
+    def __init__(
+        self, name: str, code: bytes, target: str, lanes: int, *, as_far_as_known: bool
+    ) -> None:
         self._name = name
         if len(code) % 4:
             raise Fault(f"{name}: {len(code)} bytes of code, expected a multiple of 4")
         self._words = struct.unpack(f"<{len(code) // 4}I", code)
         self._gfx9 = target.startswith("gfx9")
+        self._gfx12 = target.startswith("gfx12")
         self._has_sc = target in ("gfx942", "gfx950")
-        self._tables = GFX9 if self._gfx9 else GFX11
+        self._tables = GFX9 if self._gfx9 else GFX12 if self._gfx12 else GFX11
         self._lanes = lanes
+        self._as_far_as_known = as_far_as_known
         self._at = 0
         self._used = 0  # bits of the current instruction that were looked at
         self._value = 0  # the current instruction
@@ -306,10 +343,32 @@ class _Code:
         else:
             left = self._value & ~self._used
             reason = f"bits not understood: {left:#x}" if left else ""
-        if reason:
+        if reason and not self._as_far_as_known:
             raise Fault(f"the instruction {self._value:#x} at byte {at}: {reason} {text}")
         self._at += self._length
-        return text
+        return self._skipped() if reason else text
+
+    def _skipped(self) -> str:
+        """An instruction that is not known, and what can be told of it: where it ends."""
+        begin = self._at - self._length
+        form = next(
+            (
+                decode.__name__.removeprefix("_")
+                for prefix, low, decode in self._formats()
+                if self._peek(31, low) == prefix
+            ),
+            "encoding",
+        )
+        length = _WORDS.get(form, len(self._words) - begin)
+        with_literal = _SOURCES.get(form, ())
+        words = self._words[begin : begin + length]
+        value = sum(word << 32 * n for n, word in enumerate(words))
+        behind = {_LITERAL, *((_DPP, _SDWA) if form.startswith("vop") and length == 1 else ())}
+        if any(value >> low & (1 << bits) - 1 in behind for low, bits in with_literal):
+            length += 1
+        self._at = begin + length
+        shown = " ".join(f"{word:#010x}" for word in self._words[begin : self._at][:_MOST_SHOWN])
+        return f"unknown_{form} {shown}"
 
     def _more(self) -> None:
         """One word more belongs to the instruction."""
@@ -355,8 +414,12 @@ class _Code:
         yield (0b110100 if self._gfx9 else 0b110101), 26, self._vop3
         yield (0b110000 if self._gfx9 else 0b111101), 26, self._smem
         yield 0b110110, 26, self._ds
-        yield 0b110111, 26, self._flat
-        yield 0b111000, 26, self._mubuf
+        if self._gfx12:
+            yield 0b111011, 26, self._vflat
+            yield 0b110001, 26, self._vbuffer
+        else:
+            yield 0b110111, 26, self._flat
+            yield 0b111000, 26, self._mubuf
         if not self._gfx9:
             yield 0b110010, 26, self._vopd
 
@@ -407,8 +470,10 @@ class _Code:
 
     def _sop1(self) -> str:
         name = self._tables["sop1"][self._bits(15, 8)]
+        if name == "s_barrier_signal":
+            return f"{name} {self._source(self._bits(7, 0), 'i32')}"
         result, (kind,) = self._scalar_signature(name)
-        target = self._scalar(self._bits(22, 16), width(result) // 32)
+        target = self._scalar(self._bits(22, 16), max(1, width(result) // 32))
         return f"{name} {target}, {self._source(self._bits(7, 0), kind)}"
 
     def _scalar_signature(self, name: str) -> tuple[str, tuple[str, ...]]:
@@ -420,7 +485,8 @@ class _Code:
     def _sop2(self) -> str:
         name = self._tables["sop2"][self._bits(29, 23)]
         result, kinds = self._scalar_signature(name)
-        target = self._scalar(self._bits(22, 16), width(result) // 32)
+        target = self._scalar(self._bits(22, 16), max(1, width(result) // 32))
+        kinds = kinds[-2:]  # without the destination, where that is a source as well
         codes = (self._bits(7, 0), self._bits(15, 8))
         sources = [self._source(code, kind) for code, kind in zip(codes, kinds, strict=True)]
         return f"{name} {target}, {', '.join(sources)}"
@@ -448,8 +514,10 @@ class _Code:
             return f"{name} {self._waits(value)}"
         if name == "s_sendmsg":
             return f"{name} {'sendmsg(MSG_DEALLOC_VGPRS)' if value == 3 else hex(value)}"
-        if name in ("s_barrier", "s_endpgm", "s_code_end") and value == 0:
+        if name in ("s_barrier", "s_endpgm", "s_code_end", "s_wait_idle") and value == 0:
             return name
+        if name == "s_barrier_wait":
+            return f"{name} {value - (value >> 15 << 16)}"
         return f"{name} {value:#x}"
 
     def _waits(self, value: int) -> str:
@@ -464,12 +532,13 @@ class _Code:
 
     def _smem(self) -> str:
         self._more()
-        name = self._tables["smem"][self._bits(25, 18)]
+        name = self._tables["smem"][self._bits(18, 13) if self._gfx12 else self._bits(25, 18)]
         words = self._words_of(name.removeprefix("s_load_"))
         base = self._scalar(2 * self._bits(5, 0), 2)
         into = self._scalar(self._bits(12, 6), words)
-        number = self._bits(52, 32)
-        number -= number >> 20 << 21
+        high = 55 if self._gfx12 else 52
+        number = self._bits(high, 32)
+        number -= number >> high - 32 << high - 31
         has_number, has_register = True, self._peek(63, 57) != 124
         if self._gfx9:
             has_number, has_register = bool(self._bits(17, 17)), bool(self._bits(14, 14))
@@ -477,9 +546,13 @@ class _Code:
         self._bits(63, 57)
         offset = register or hex(number)
         extra = f" offset:{number:#x}" if register and has_number and number else ""
+        if self._gfx12:
+            extra += self._hints("LOAD", self._bits(24, 23), self._bits(22, 21))
         return f"{name} {into}, {base}, {offset}{extra}"
 
     def _words_of(self, name: str) -> int:
+        if name in ("u8", "i8", "u16", "i16"):
+            return 1
         if name.startswith("b"):
             return int(name[1:]) // 32
         return int(name.removeprefix("dword").removeprefix("x") or 1)
@@ -654,7 +727,8 @@ class _Code:
 
     def _vopd(self) -> str:
         self._more()
-        x, y = _DUAL_X[self._bits(25, 22)], _DUAL_Y[self._bits(21, 17)]
+        halves_of_x = _DUAL_X | (_DUAL_GFX12 if self._gfx12 else {})
+        x, y = halves_of_x[self._bits(25, 22)], (halves_of_x | _DUAL_Y)[self._bits(21, 17)]
         target_x, target_y = self._bits(63, 56), self._bits(55, 49)
         target_y = target_y << 1 | (target_x & 1 ^ 1)
         halves = []
@@ -684,7 +758,8 @@ class _Code:
             return f"{name} v{into}, {address}{offset}"
         if name == "ds_bpermute_b32":
             return f"{name} v{into}, {address}, v{data[0]}{offset}"
-        item = (LOADS | STORES)[name.rpartition("_")[2]]
+        what = _LDS_VERB.sub("", name)
+        item = LOADS[what] if what in LOADS else STORES[what]
         if "read" in name or "load" in name:
             moved = [_run("v", into, (1 + two) * item.registers)]
             return f"{name} {', '.join([*moved, address])}{offset}"
@@ -725,6 +800,58 @@ class _Code:
         if verb == "load":
             return f"{name} {_run('v', into, count)}, {at}, {tail}"
         return f"{name} {at}, {_run('v', data, count)}, {tail}"
+
+    def _hints(self, verb: str, hint: int, scope: int) -> str:
+        """What gfx12 has in place of cache policies."""
+        name = "BYPASS" if hint == scope == 3 else _HINTS[verb][hint]
+        text = f" th:TH_{verb}_{name}" if hint else ""
+        return text + (f" scope:SCOPE_{_SCOPES[scope]}" if scope else "")
+
+    def _vflat(self) -> str:
+        self._more()
+        self._more()
+        kind = {1: "scratch", 2: "global"}[self._bits(25, 24)]
+        name = self._tables["global"][self._bits(21, 14)].replace("global", kind)
+        scope, hint = self._bits(51, 50), self._bits(54, 52)
+        base, address = self._bits(6, 0), self._bits(71, 64)
+        into, data = self._bits(39, 32), self._bits(62, 55)
+        has_address = self._bits(49, 49)
+        if "_load_" not in name and "_store_" not in name:
+            return name + self._hints("LOAD", hint, scope)
+        off = base == 124
+        if kind == "global":
+            at = _run("v", address, 2 if off else 1)
+            scalar = "off" if off else self._scalar(base, 2)
+        else:
+            at = f"v{address}" if has_address else "off"
+            scalar = "off" if off else self._scalar(base)
+        tail = scalar + self._offset_of_24_bits()
+        verb, count = _moved(name)
+        tail += self._hints(verb.upper(), hint, scope)
+        if verb == "load":
+            return f"{name} {_run('v', into, count)}, {at}, {tail}"
+        return f"{name} {at}, {_run('v', data, count)}, {tail}"
+
+    def _offset_of_24_bits(self) -> str:
+        offset = self._bits(95, 72)
+        offset -= offset >> 23 << 24
+        return f" offset:{offset}" if offset else ""
+
+    def _vbuffer(self) -> str:
+        self._more()
+        self._more()
+        name = self._tables["mubuf"][self._bits(21, 14)]
+        verb, count = _moved(name)
+        hints = self._hints(verb.upper(), self._bits(54, 52), self._bits(51, 50))
+        soffset = self._bits(6, 0)
+        descriptor = self._scalar(self._bits(49, 41), 4)
+        data, at = self._bits(39, 32), self._bits(71, 64)
+        offen = self._bits(62, 62)
+        if self._bits(61, 55) != 1:  # a format, of which raw buffers have none
+            raise KeyError("format")
+        text = f"{name} {_run('v', data, count)}, {f'v{at}' if offen else 'off'}, {descriptor}, "
+        text += self._scalar(soffset) + (" offen" if offen else "")
+        return text + self._offset_of_24_bits() + hints
 
     def _mubuf(self) -> str:
         self._more()

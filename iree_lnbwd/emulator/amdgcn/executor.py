@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from iree_lnbwd.emulator import limits
-from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES
+from iree_lnbwd.emulator.amdgcn.accesses import ACCESSES, SCRATCH_WORDS
 from iree_lnbwd.emulator.amdgcn.arguments import KERNARG_ADDRESS, Arguments, arguments
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction, Kernel, kernels
 from iree_lnbwd.emulator.amdgcn.control import decode_control
@@ -23,9 +23,16 @@ from iree_lnbwd.emulator.amdgcn.lanes import LANES
 from iree_lnbwd.emulator.amdgcn.scalar import decode_scalar
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, Then
 from iree_lnbwd.emulator.amdgcn.vector import base_name, decode_vector
-from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, TTMP, VCC, Group, Waves
-from iree_lnbwd.emulator.launch import CONFUSION, Fault, Lanes, Launch, Work, not_understood
+from iree_lnbwd.emulator.launch import (
+    CONFUSION,
+    Fault,
+    Lanes,
+    Launch,
+    Unknown,
+    Work,
+    not_understood,
+)
 from iree_lnbwd.emulator.memory import (
     GlobalMemory,
     LocalMemory,
@@ -52,6 +59,7 @@ _USER_REGISTERS = (
 _MOST_USER_REGISTERS = 16
 _MOST_ARGUMENTS = 1 << 16  # bytes
 _KERNARG = "user_sgpr_kernarg_segment_ptr"
+_SCRATCH = "user_sgpr_private_segment_buffer"
 # What must be as it is here: to nearest even, subnormals kept, IEEE's NaN.
 _MODES = {
     "float_round_mode_32": 0,
@@ -108,6 +116,25 @@ class AmdgcnExecutor:
         except Fault as fault:
             raise fault.of(launch)  # noqa: B904 - it is the same one
 
+    def unknown(self, launch: Launch) -> list[Unknown]:
+        """What of a kernel is not implemented (`executor.Executor`)."""
+        try:
+            kernel = self._kernel(launch.kernel)
+        except Fault as fault:
+            return [Unknown(launch.kernel, 0, "", fault.what)]
+        found = []
+        try:
+            self._check(kernel, launch)
+        except Fault as fault:
+            found.append(Unknown(kernel.name, 0, "", fault.what))
+        allocated = _allocated(kernel)
+        for instruction in kernel.instructions:
+            try:
+                self._decode(kernel, instruction, allocated)
+            except Fault as fault:
+                found.append(Unknown(kernel.name, instruction.line, instruction.text, fault.what))
+        return found
+
     def decode(self, name: str) -> tuple[Step, ...]:
         """The instructions of a kernel, ready to run.
 
@@ -116,16 +143,20 @@ class AmdgcnExecutor:
         """
         if name not in self._steps:
             kernel = self._kernel(name)
-            lanes, allocated = _lanes(kernel), _allocated(kernel)
-            steps = []
-            for instruction in kernel.instructions:
-                _check_registers(instruction, allocated)
-                try:
-                    steps.append(decode(instruction, kernel.labels, lanes, self._generation))
-                except CONFUSION as error:
-                    raise instruction.fault(str(not_understood(error))) from error
-            self._steps[name] = tuple(steps)
+            allocated = _allocated(kernel)
+            self._steps[name] = tuple(
+                self._decode(kernel, instruction, allocated) for instruction in kernel.instructions
+            )
         return self._steps[name]
+
+    def _decode(
+        self, kernel: Kernel, instruction: Instruction, allocated: Mapping[str, int]
+    ) -> Step:
+        _check_registers(instruction, allocated)
+        try:
+            return decode(instruction, kernel.labels, _lanes(kernel), self._generation)
+        except CONFUSION as error:
+            raise instruction.fault(str(not_understood(error))) from error
 
     def _check(self, kernel: Kernel, launch: Launch) -> None:
         """The kernel can be launched so.
@@ -277,7 +308,8 @@ def _initial(
     thread = np.tile(np.arange(waves * lanes).reshape(waves, lanes), (len(workgroups), 1))
     exists = thread < launch.threads
     workgroup = np.repeat(workgroups, waves)
-    state = Waves(workgroup[:, None] * launch.threads + thread, exists, vectors)
+    scratch_bytes = kernel.number("private_segment_fixed_size")
+    state = Waves(workgroup[:, None] * launch.threads + thread, exists, vectors, scratch_bytes)
     group = Group(state, np.arange(state.count))
     for n, word in enumerate(_words(exists)):
         group.set_scalar(EXEC + n, word)
@@ -299,6 +331,9 @@ def _set_user_registers(kernel: Kernel, group: Group, given: Arguments) -> None:
     for directive, count in _USER_REGISTERS:
         if not kernel.number(directive):
             continue
+        if directive == _SCRATCH:
+            for n, word in enumerate(SCRATCH_WORDS):
+                group.set_scalar(at + n, np.array(word, np.uint32))
         if directive == _KERNARG:
             group.set_scalar(at, np.array(KERNARG_ADDRESS))
             group.set_scalar(at + 1, np.array(0))
@@ -325,6 +360,9 @@ def _set_workgroup_ids(
         if kernel.number(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")):
             group.set_scalar(at, number.astype(np.uint32))
             at += 1
+    at += kernel.number("system_sgpr_workgroup_info")
+    if kernel.number(_SCRATCH) and kernel.number("enable_private_segment"):
+        group.set_scalar(at, group.waves.scratch_at.astype(np.uint32))
 
 
 class _Scheduler:
@@ -420,7 +458,6 @@ class _Scheduler:
         met = np.flatnonzero(waiting.all(axis=1))
         self._machine.shared.barrier(met)
         # What is still on its way to global memory is not ordered by a barrier.
-        idle = waves.waits.idle(VECTOR) & waves.waits.idle(STORE)
-        done = met[idle.reshape(by_workgroup)[met].all(axis=1)]
+        done = met[waves.done_in_memory.reshape(by_workgroup)[met].all(axis=1)]
         self._machine.memory.workgroup_barrier(done + self._machine.first_workgroup)
         waves.waiting[:] = False

@@ -5,6 +5,7 @@ Source: AMD's ISA documents, chapters SOP1, SOP2, SOPC and SOPK.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
-from iree_lnbwd.emulator.amdgcn.integers import reverse_bits
+from iree_lnbwd.emulator.amdgcn.floats import fma_f32, maximum, minimum
 from iree_lnbwd.emulator.amdgcn.operands import (
     constant,
     destination,
@@ -22,7 +23,15 @@ from iree_lnbwd.emulator.amdgcn.operands import (
     write_scalar,
 )
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, numbers
+from iree_lnbwd.emulator.amdgcn.vector_table import ROUNDINGS, VECTOR
 from iree_lnbwd.emulator.amdgcn.waves import EXEC, Group, Register
+from iree_lnbwd.emulator.integers import (
+    leading_zeros,
+    population,
+    reverse_bits,
+    sign_bits,
+    trailing_zeros,
+)
 from iree_lnbwd.emulator.launch import Array
 
 _U32, _U64 = np.uint32, np.uint64
@@ -124,18 +133,6 @@ def _high_product_signed(a: Array, b: Array) -> Array:
     return (a.astype(np.int64) * b.astype(np.int64) >> np.int64(32)).astype(np.int32)
 
 
-def _first_set(value: Array) -> Array:
-    lowest = value & (~value + value.dtype.type(1))
-    at = np.log2(np.maximum(lowest, 1).astype(np.float64)).astype(np.int32)
-    return np.where(value == 0, np.int32(-1), at)
-
-
-def _population(value: Array) -> Array:
-    bits = np.unpackbits(np.ascontiguousarray(value)[:, None].view(np.uint8), axis=1)
-    result: Array = bits.sum(axis=1, dtype=np.uint32)
-    return result
-
-
 def _two(kind: str, compute: Callable[..., Any], **flags: bool) -> Scalar:
     return Scalar(kind, (kind, kind), compute, **flags)
 
@@ -163,9 +160,17 @@ def _logic() -> dict[str, Scalar]:
         table[f"s_cselect_b{bits}"] = Scalar(
             kind, (kind, kind), lambda a, b, scc: np.where(scc, a, b), reads_scc=True
         )
-        table[f"s_ff1_i32_b{bits}"] = Scalar("i32", (kind,), _first_set)
-        table[f"s_ctz_i32_b{bits}"] = table[f"s_ff1_i32_b{bits}"]  # since gfx11
-        table[f"s_bcnt1_i32_b{bits}"] = Scalar("u32", (kind,), _nonzero(_population), sets_scc=True)
+        signed, suffix = f"i{bits}", "" if bits == 32 else "_i64"
+        for names, of, count in (  # gfx9; gfx11 and later
+            ((f"s_ff1_i32_b{bits}", f"s_ctz_i32_b{bits}"), kind, trailing_zeros),
+            ((f"s_flbit_i32_b{bits}", f"s_clz_i32_u{bits}"), kind, leading_zeros),
+            ((f"s_flbit_i32{suffix}", f"s_cls_i32{suffix}"), signed, sign_bits),
+        ):
+            table |= dict.fromkeys(names, Scalar("i32", (of,), count))
+        for bit, counted in ((0, lambda a: population(~a)), (1, population)):
+            table[f"s_bcnt{bit}_i32_b{bits}"] = Scalar(
+                "u32", (kind,), _nonzero(counted), sets_scc=True
+            )
         for name, compute, letter in (
             ("lshl", np.left_shift, "u"),
             ("lshr", np.right_shift, "u"),
@@ -208,9 +213,40 @@ def _two_compared(kind: str, relation: Callable[..., Array], *, immediate: bool 
     return Scalar("", (kind, kind), relation, sets_scc=True, immediate=immediate)
 
 
+def _floats() -> dict[str, Scalar]:
+    """gfx12's: what vector instructions compute, for one value."""
+    table = {}
+    for kind in ("f16", "f32"):
+        for name in ("add", "sub", "mul"):
+            table[f"s_{name}_{kind}"] = _two(kind, VECTOR[f"v_{name}_{kind}"].compute)
+        table[f"s_min_num_{kind}"] = _two(kind, minimum)
+        table[f"s_max_num_{kind}"] = _two(kind, maximum)
+    for name, vector in VECTOR.items():
+        if re.fullmatch(r"v_cmp_\w+_f(16|32)", name) and vector.sources[0] == vector.sources[1]:
+            table[f"s_{name[2:]}"] = _two_compared(vector.sources[0], vector.compute)
+    for pair in ("f32 i32", "f32 u32", "i32 f32", "u32 f32", "f16 f32", "f32 f16"):
+        to, of = pair.split()
+        table[f"s_cvt_{to}_{of}"] = Scalar(to, (of,), VECTOR[f"v_cvt_{to}_{of}"].compute)
+    for name in ("rcp", "rsq", "sqrt"):
+        table[f"v_s_{name}_f32"] = Scalar("f32", ("f32",), VECTOR[f"v_{name}_f32"].compute)
+    for name, compute in ROUNDINGS.items():
+        table[f"s_{name}_f32"] = Scalar("f32", ("f32",), compute)
+    return table | {
+        "s_fmac_f32": Scalar(
+            "f32", ("f32",) * 3, lambda d, a, b: fma_f32(a, b, d), accumulates=True
+        ),
+        "s_cvt_hi_f32_f16": Scalar(
+            "f32",
+            ("u32",),
+            lambda a: (a >> _U32(16)).astype(np.uint16).view(np.float16).astype(np.float32),
+        ),
+    }
+
+
 SCALAR: Mapping[str, Scalar] = MappingProxyType(
     _logic()
     | _comparisons()
+    | _floats()
     | {
         "s_add_u32": _two("u32", _carry, sets_scc=True),
         "s_addc_u32": _two("u32", _carry, sets_scc=True, reads_scc=True),

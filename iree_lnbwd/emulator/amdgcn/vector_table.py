@@ -15,8 +15,14 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.floats import fma_f32, fma_f64, maximum, minimum
-from iree_lnbwd.emulator.amdgcn.integers import reverse_bits
 from iree_lnbwd.emulator.floats import flush32
+from iree_lnbwd.emulator.integers import (
+    leading_zeros,
+    population,
+    reverse_bits,
+    sign_bits,
+    trailing_zeros,
+)
 from iree_lnbwd.emulator.launch import Array
 
 _U32, _U64, _F32 = np.uint32, np.uint64, np.float32
@@ -105,6 +111,15 @@ def _reciprocal_f32(x: Array) -> Array:
 def _square_root_f32(x: Array) -> Array:
     # As for the reciprocal: hardware is good to 1 ulp.
     return flush32(np.sqrt(flush32(x)))
+
+
+def _power_f32(x: Array) -> Array:
+    # As for the reciprocal: 2 to a power, good to 1 ulp.
+    return flush32(np.exp2(flush32(x).astype(np.float64)).astype(_F32))
+
+
+def _logarithm_f32(x: Array) -> Array:
+    return np.log2(flush32(x).astype(np.float64)).astype(_F32)
 
 
 def _reciprocal_square_root_f32(x: Array) -> Array:
@@ -297,6 +312,14 @@ def _shift_right_64(amount: Array, value: Array) -> Array:
     return result
 
 
+ROUNDINGS: Mapping[str, Callable[[Array], Array]] = {
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "trunc": np.trunc,
+    "rndne": np.rint,  # to nearest even
+}
+
+
 def _arithmetic() -> dict[str, Vector]:
     table = {}
     for kind in ("f16", "f32", "f64"):
@@ -308,6 +331,13 @@ def _arithmetic() -> dict[str, Vector]:
         for suffix in ("", "_num"):  # gfx12 says num
             table[f"v_max{suffix}_{kind}"] = _op(kind, two, maximum)
             table[f"v_min{suffix}_{kind}"] = _op(kind, two, minimum)
+    for suffix in ("", "_num"):
+        for name, of_two in (("max", maximum), ("min", minimum)):
+            table[f"v_{name}3{suffix}_f32"] = _op(
+                "f32", "f32 f32 f32", lambda a, b, c, of=of_two: of(of(a, b), c)
+            )
+    for name, rounding in ROUNDINGS.items():
+        table[f"v_{name}_f32"] = _op("f32", "f32", rounding)
     for kind, fma in (("f32", fma_f32), ("f64", fma_f64)):
         three = f"{kind} {kind} {kind}"
         table[f"v_fma_{kind}"] = _op(kind, three, fma)
@@ -400,8 +430,21 @@ def _median(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
+def _bit_counts() -> dict[str, Vector]:
+    table: dict[str, Vector] = {}
+    for names, kind, count in (  # gfx9; gfx11 and later
+        (("v_ffbh_u32", "v_clz_i32_u32"), "u32", leading_zeros),
+        (("v_ffbl_b32", "v_ctz_i32_b32"), "u32", trailing_zeros),
+        (("v_ffbh_i32", "v_cls_i32"), "i32", sign_bits),
+    ):
+        table |= dict.fromkeys(names, _op("i32", kind, count))
+    table["v_bcnt_u32_b32"] = _op("u32", "u32 u32", lambda a, b: population(a) + b)
+    return table
+
+
 VECTOR: Mapping[str, Vector] = MappingProxyType(
     _arithmetic()
+    | _bit_counts()
     | _comparisons()
     | _divisions()
     | _of_16_bits()
@@ -465,6 +508,8 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_mad_co_u64_u32": _MAD_U64_U32,
         "v_rcp_f32": _op("f32", "f32", _reciprocal_f32),
         "v_rsq_f32": _op("f32", "f32", _reciprocal_square_root_f32),
+        "v_exp_f32": _op("f32", "f32", _power_f32),
+        "v_log_f32": _op("f32", "f32", _logarithm_f32),
         "v_sqrt_f32": _op("f32", "f32", _square_root_f32),
         "v_ldexp_f32": _op("f32", "f32 i32", np.ldexp),
         "v_ldexp_f64": _op("f64", "f64 i32", np.ldexp),

@@ -81,13 +81,27 @@ class Waves:
         scc: The scalar condition code: [waves].
         pc: The next instruction of each wave.
         ended, waiting: Which waves have ended, and which wait at a barrier.
+        signalled: Which have come to a barrier at which they do not wait yet.
+        done_in_memory: Which had nothing under way to memory when they came to their barrier.
         waits: Memory accesses under way.
+        scratch_at: Of the memory of all lanes' scratch, where each wave's begins: [waves].
         lane_ids: The thread of the launch that each lane is: [waves, lanes].
         exists: The lanes that are a thread: the last wave of a workgroup may have others.
     """
 
-    def __init__(self, lane_ids: Lanes, exists: Mask, vector_registers: int) -> None:
+    def __init__(
+        self, lane_ids: Lanes, exists: Mask, vector_registers: int, scratch_bytes: int = 0
+    ) -> None:
+        """Registers that nothing has written.
+
+        Args:
+            lane_ids: The thread of the launch that each lane is: [waves, lanes].
+            exists: The lanes that are a thread.
+            vector_registers: Of a lane.
+            scratch_bytes: Of a lane.
+        """
         self.count, self.lanes = lane_ids.shape
+        self.scratch_at = np.arange(self.count) * self.lanes * scratch_bytes
         self.lane_ids = lane_ids
         self.exists = exists
         self.scalars: Words = np.zeros((SCALARS, self.count), np.uint32)
@@ -96,6 +110,8 @@ class Waves:
         self.pc = np.zeros(self.count, np.int64)
         self.ended = np.zeros(self.count, np.bool_)
         self.waiting = np.zeros(self.count, np.bool_)
+        self.signalled = np.zeros(self.count, np.bool_)
+        self.done_in_memory = np.zeros(self.count, np.bool_)
         self.waits = Waits(self.count)
         # Which registers were written, and those that were in every wave and lane.
         self.scalar_known = np.zeros((SCALARS, self.count), np.bool_)

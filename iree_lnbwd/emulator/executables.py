@@ -11,7 +11,7 @@ import struct
 import zipfile
 from dataclasses import dataclass
 
-_MAGIC = (b"CDA1", b"HIP1")
+_MAGIC = {"cuda-nvptx-fb": b"CDA1", "rocm-hsaco-fb": b"HIP1"}  # by format
 _HEADER_BYTES = 64
 _READ_ONLY = 1
 
@@ -42,16 +42,21 @@ class Export:
         return len(self.writable)
 
 
-def exports(vmfb: bytes) -> tuple[Export, ...]:
+def exports(vmfb: bytes, *formats: str) -> tuple[Export, ...]:
     """The kernels of all executables for GPUs in a module.
+
+    Args:
+        vmfb: The module's bytes.
+        formats: Of which formats, e.g. "cuda-nvptx-fb"; of none: of any.
 
     Raises:
         ValueError: An executable is damaged.
     """
+    wanted = [_MAGIC[name] for name in formats or _MAGIC]
     with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
         files = [archive.read(name) for name in archive.namelist()]
     return tuple(
-        export for file in files if file[:4] in _MAGIC for export in exports_of_executable(file)
+        export for file in files if file[:4] in wanted for export in exports_of_executable(file)
     )
 
 
@@ -61,8 +66,9 @@ def exports_of_executable(executable: bytes) -> tuple[Export, ...]:
     Raises:
         ValueError: It is damaged, or not for a GPU.
     """
-    if executable[:4] not in _MAGIC:
-        raise ValueError(f"executable: expected one of {_MAGIC}, got {executable[:4]!r}")
+    if executable[:4] not in _MAGIC.values():
+        expected = ", ".join(map(repr, _MAGIC.values()))
+        raise ValueError(f"executable: expected one of {expected}, got {executable[:4]!r}")
     data = executable[_HEADER_BYTES:]
     try:
         root = _Table(data, _u32(data, 0))
