@@ -146,8 +146,6 @@ def _check(kernel: Kernel, launch: Launch) -> None:
             f"workgroups of {launch.workgroup_size} threads: .reqntid asks for "
             f"{kernel.required_size}"
         )
-    if launch.threads % WARP:
-        raise Fault(f"workgroups of {launch.threads} threads, expected a multiple of {WARP}")
     given = [64] * len(launch.bindings) + [32] * len(launch.constants)
     widths = [int(type_[1:]) for type_ in kernel.parameters.values()]
     if given != widths:
@@ -219,6 +217,7 @@ class _Threads:
         self._blocks = program.blocks
         self.lanes = count * launch.threads
         self.threads = launch.threads
+        self._whole_warps = launch.threads % WARP == 0
         self.first_lane = first * launch.threads
         self.memory = memory
         self.shared = SharedMemory(
@@ -249,6 +248,27 @@ class _Threads:
         self._ended = len(program.blocks)
         self._at = np.zeros(self.lanes, np.int32)
         self._waits = np.zeros(self.lanes, np.bool_)
+
+    def in_warp(self, lanes: Lanes) -> Lanes:
+        """The number of each thread in its warp."""
+        return (lanes if self._whole_warps else lanes % self.threads) % WARP
+
+    def of_warp(self, lanes: Lanes, numbers: Lanes) -> Lanes:
+        """The threads of these numbers in the warps of others; -1 where a warp is not full."""
+        found: Lanes = lanes - self.in_warp(lanes) + numbers
+        if self._whole_warps:
+            return found
+        return np.where(found // self.threads == lanes // self.threads, found, -1)
+
+    def warp_bits(self, flags: npt.NDArray[np.bool_], lanes: Lanes) -> npt.NDArray[np.uint32]:
+        """One bit for each thread of the warps that some threads are in."""
+        if self._whole_warps:
+            return np.packbits(flags, bitorder="little").view(np.uint32)[lanes // WARP]
+        warps = -(-self.threads // WARP)
+        padded = np.zeros((len(flags) // self.threads, warps * WARP), np.bool_)
+        padded[:, : self.threads] = flags.reshape(-1, self.threads)
+        bits = np.packbits(padded, axis=1, bitorder="little").view(np.uint32)
+        return bits[lanes // self.threads, lanes % self.threads // WARP]
 
     def run(self, work: Work) -> None:
         """Until every thread has ended."""
@@ -742,13 +762,13 @@ class _Decoder:
                 return passes
             whole = bool(passes.all())
             here = lanes if whole else lanes[passes]
-            inside = here % WARP
+            inside = threads.in_warp(here)
             partner, in_range = shuffle_source(
                 mode, inside, read_distance(threads, here), read_bounds(threads, here)
             )
-            takes_part = np.zeros(threads.lanes, np.bool_)
+            takes_part = np.zeros(threads.lanes + 1, np.bool_)  # the last one is nobody
             takes_part[here] = True
-            origin = here - inside + partner
+            origin = threads.of_warp(here, partner)
             if not takes_part[origin].all():
                 lost = ~takes_part[origin]
                 raise Fault(
@@ -980,7 +1000,7 @@ def _named_are_here(
     Raises:
         Fault: A thread's mask does not name itself.
     """
-    inside = (lanes % WARP).astype(np.uint32)
+    inside = threads.in_warp(lanes).astype(np.uint32)
     mask = np.broadcast_to(mask, lanes.shape)
     outside = (mask >> inside & np.uint32(1)) == 0
     if outside.any():
@@ -990,14 +1010,9 @@ def _named_are_here(
         )
     present = np.zeros(len(alive), np.bool_)
     present[lanes] = True
-    missing = _warp_bits(alive & ~present)[lanes // WARP]
+    missing = threads.warp_bits(alive & ~present, lanes)
     passes: npt.NDArray[np.bool_] = (mask & missing) == 0
     return passes
-
-
-def _warp_bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
-    """One bit for each thread of each warp."""
-    return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
 def _compact(lanes: Lanes) -> Selection:

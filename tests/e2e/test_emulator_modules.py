@@ -177,6 +177,22 @@ def test_storage_of_the_callers_in_any_order(target: str) -> None:
     np.testing.assert_array_equal(module.read(second, kind), a * a)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_tensor_of_one_number(target: str) -> None:
+    """Its kernel has workgroups of one thread."""
+    module = load(
+        """
+func.func @f(%a: tensor<f64>) -> tensor<f64> {
+  %r = arith.addf %a, %a : tensor<f64>
+  return %r : tensor<f64>
+}""",
+        target,
+    )
+    (view,) = module.call("f", module.input("a", np.array(0.1)))
+    assert view.shape == ()
+    assert module.read(view, np.dtype(np.float64)) == 0.2
+
+
 COUNTS = """
 func.func @f(%a: tensor<128xi32>) -> (tensor<128xi32>, tensor<128xi32>, tensor<128xi32>) {
   %leading = math.ctlz %a : tensor<128xi32>

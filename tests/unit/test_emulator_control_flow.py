@@ -495,6 +495,32 @@ def test_instructions_that_make_no_sense(instruction: str, message: str) -> None
     assert "line " in str(caught.value)
 
 
-def test_launches_that_do_not_fit_the_kernel() -> None:
-    with pytest.raises(Fault, match="workgroups of 33 threads, expected a multiple of 32"):
-        run_kernel("", [1], threads=(33, 1, 1))
+@pytest.mark.parametrize("threads", [1, 33, 48])
+def test_warps_that_are_not_full(threads: int) -> None:
+    """Barriers and shuffles are of the threads that there are."""
+    body = """
+\tmov.u32 %r4, %laneid;
+\tmov.u32 %r6, %warpid;
+\tmad.lo.u32 %r4, %r6, 1000, %r4;
+\tmad.lo.u32 %r4, %r1, 100000, %r4;
+\tshfl.sync.idx.b32 %r5, %r4, 0, 31, -1;
+\tbar.warp.sync -1;
+\tbar.sync 0;
+\tadd.u64 %rd21, %rd0, %rd20;
+\tst.global.b32 [%rd21], %r5;
+"""
+    count = 3
+    (got,) = run_kernel(body, [threads * count], threads=(threads, 1, 1), workgroups=count)
+    assert got.tolist() == [
+        100000 * workgroup + 1000 * (thread // 32)
+        for workgroup in range(count)
+        for thread in range(threads)
+    ]
+
+
+@pytest.mark.parametrize("workgroups", [1, 2])
+def test_a_shuffle_beyond_a_warp_that_is_not_full(workgroups: int) -> None:
+    """It does not reach into the next workgroup."""
+    body = "\tshfl.sync.bfly.b32 %r5, %r0, 16, 31, -1;"
+    with pytest.raises(Fault, match="from thread 16 of the warp, which does not take part"):
+        run_kernel(body, [1], threads=(48, 1, 1), workgroups=workgroups)
