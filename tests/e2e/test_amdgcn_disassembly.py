@@ -133,6 +133,8 @@ v_permlane16_swap_b32_e32 v1, v2
 v_permlane32_swap_b32_e32 v1, v2
 """,
     "gfx1100": """
+v_cndmask_b16 v6.l, 0, v4.h, vcc_lo
+v_cndmask_b16 v6.h, v4.l, 0, s0
 v_dual_mov_b32 v1, 0x42280000 :: v_dual_cndmask_b32 v4, v3, v5
 v_dual_fmac_f32 v0, v2, v3 :: v_dual_add_nc_u32 v1, 1, v5
 v_mov_b16_e32 v1.h, v2.l
@@ -159,6 +161,7 @@ s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)
 buffer_gl0_inv
 """,
     "gfx1201": """
+v_cndmask_b16 v6.h, v4.l, 0, s0
 v_dual_max_num_f32 v0, v2, v3 :: v_dual_min_num_f32 v1, 1.0, v5
 v_dual_mov_b32 v1, 0x42280000 :: v_dual_cndmask_b32 v4, v3, v5
 v_add_f64_e32 v[0:1], v[2:3], v[4:5]

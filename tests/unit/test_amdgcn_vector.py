@@ -829,3 +829,14 @@ def test_extremes_of_three(suffix: str) -> None:
     registers.run(f"v_max3{suffix}_f32 v4, v1, v2, v3", f"v_min3{suffix}_f32 v5, v1, v2, v3")
     np.testing.assert_array_equal(registers.read("v4", np.float32), np.fmax.reduce(a))
     np.testing.assert_array_equal(registers.read("v5", np.float32), np.fmin.reduce(a))
+
+
+def test_halves_are_selected_by_a_mask() -> None:
+    rng = random_generator()
+    old, a = (random(rng, "u32")[:, :32] for _ in range(2))
+    mask = rng.integers(0, _M32, WAVES, np.uint32)
+    registers = Registers(32)
+    registers.fill({"v0": old, "v4": a, "s0": mask})
+    got = registers.run("v_cndmask_b16 v0.h, v4.l, 0x3c00, s0", generation=11).read("v0")
+    chosen = np.where(registers.mask("s0"), np.uint32(0x3C00), a & np.uint32(0xFFFF))
+    assert (got == (chosen << np.uint32(16) | old & np.uint32(0xFFFF))).all()

@@ -308,7 +308,8 @@ _GFX11: Mapping[str, Table] = {
         v_div_fixup_f32=551 v_div_fixup_f64=552
         v_div_fmas_f32=567 v_div_fmas_f64=568 v_perm_b32=580 v_xad_u32=581
         v_lshl_add_u32=582 v_add_lshl_u32=583 v_add3_u32=597 v_lshl_or_b32=598 v_and_or_b32=599
-        v_or3_b32=600 v_permlane16_b32=603 v_permlanex16_b32=604 v_div_scale_f32=764
+        v_or3_b32=600 v_permlane16_b32=603 v_permlanex16_b32=604 v_cndmask_b16=605
+        v_div_scale_f32=764
         v_div_scale_f64=765
         v_mad_u64_u32=766 v_add_co_u32=768 v_sub_co_u32=769 v_subrev_co_u32=770 v_add_nc_u16=771
         v_sub_nc_u16=772 v_mul_lo_u16=773 v_pack_b32_f16=785

@@ -453,6 +453,7 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_mov_b64": Vector(("b64",), ("b64",), np.copy, low_apart=True),
         "v_mov_b16": _op("b16", "b16", np.copy),
         "v_cndmask_b32": Vector(("b32",), ("b32", "b32", "mask"), _select, selects=True),
+        "v_cndmask_b16": Vector(("u16",), ("u16", "u16", "mask"), _select, selects=True),
         "v_and_b32": _op("u32", "u32 u32", np.bitwise_and),
         "v_or_b32": _op("u32", "u32 u32", np.bitwise_or),
         "v_xor_b32": _op("u32", "u32 u32", np.bitwise_xor),
