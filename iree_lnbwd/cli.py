@@ -29,7 +29,7 @@ from iree_lnbwd import (
     runtime,
     verify,
 )
-from iree_lnbwd.arguments import Call
+from iree_lnbwd.arguments import BoundCall
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
@@ -397,7 +397,7 @@ def _verify(options: argparse.Namespace) -> int:
     return _EXIT_OK if verdict == "passed" else _EXIT_MISS
 
 
-def _cases(options: argparse.Namespace) -> tuple[dict[str, Call], str]:
+def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
     """What to verify on, and what it is in words."""
     if options.normalized_shape is not None:
         if options.data is not None:
@@ -423,7 +423,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, Call], str]:
     return calls, name
 
 
-def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str, Call], str]:
+def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
     """Calls of so many random rows each, and what they are in words."""
     if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
         raise ValueError(f"rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")

@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import BACKWARD, GRAD_INPUT, INPUT, Kind, names
 from iree_lnbwd.schedule import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
 
-_INPUTS = ("grad_output", "input", "mean", "rstd", "weight")
+_INPUTS = names(BACKWARD.inputs)
+_STATISTICS = names(BACKWARD.statistics)
+_OF_COLUMNS = names(result for result in BACKWARD.results if result.kind is Kind.COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -142,10 +145,11 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
 
 def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
     """The same, after a kernel that recomputes mean and rstd."""
-    rows, names = RowCount(), ("mean", "rstd")
+    rows = RowCount()
+    acc_bytes = DTYPES[spec.acc_dtype].numpy.itemsize
     workgroups = RowCount(row_statistics(spec, target).rows)
-    kernel = Launch("row_statistics", (workgroups, 1, 1), ("input", *names), (rows,))
-    statistics = (Scratch(name, DTYPES[spec.acc_dtype].numpy.itemsize, rows) for name in names)
+    kernel = Launch("row_statistics", (workgroups, 1, 1), (INPUT.name, *_STATISTICS), (rows,))
+    statistics = (Scratch(name, acc_bytes, rows) for name in _STATISTICS)
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(kernel, *plan.kernels))
 
 
@@ -164,23 +168,21 @@ def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPas
     rows = RowCount()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
-        kernels = [Launch("rows", (walkers, 1, 1), (*_INPUTS, "grad_input", *partials), (rows,))]
+        kernels = [Launch("rows", (walkers, 1, 1), (*_INPUTS, GRAD_INPUT.name, *partials), (rows,))]
         sums: tuple[str, ...] = ()
     else:
         walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
-        kernels, sums, read = [], (), ("mean", "rstd")  # where nobody reads row sums
+        kernels, sums, read = [], (), _STATISTICS  # where nobody reads row sums
         if spec.output_mask[0]:
             sums = read = ("sum_h", "sum_hx")
             kernels.append(Launch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)))
-        bindings = (*_INPUTS, *read, "grad_input", *partials)
+        bindings = (*_INPUTS, *read, GRAD_INPUT.name, *partials)
         kernels.append(Launch("columns", (tiles, walkers, 1), bindings, (rows,)))
-    written: tuple[str, ...] = GRADIENTS[:1]
+    written: tuple[str, ...] = (GRAD_INPUT.name,)
     if any(spec.output_mask[1:]):
         tiles = math.ceil(spec.columns / form.finalize_columns)
-        kernels.append(
-            Launch("finalize", (tiles, 1, 1), (*partials, "grad_weight", "grad_bias"), (walkers,))
-        )
+        kernels.append(Launch("finalize", (tiles, 1, 1), (*partials, *_OF_COLUMNS), (walkers,)))
         written = GRADIENTS
     scratch = (
         *(Scratch(name, spec.columns * acc_bytes, walkers) for name in partials),
@@ -195,16 +197,13 @@ def _unasked(spec: LayerNormSpec, written: Sequence[str]) -> tuple[Scratch, ...]
 
     That of ``grad_input`` is not followed; the others are written by the way.
     """
-    sizes = (
-        0,
-        spec.columns * DTYPES[spec.gamma_dtype].numpy.itemsize,
-        spec.columns * DTYPES[spec.beta_dtype].numpy.itemsize,
-    )
-    return tuple(
-        Scratch(name, size, 1)
-        for name, size, asked in zip(GRADIENTS, sizes, spec.output_mask, strict=True)
-        if not asked and name in written
-    )
+    pieces = []
+    for result in BACKWARD.results:
+        if result.name in written and not spec.has(result):
+            size = DTYPES[spec.element_type(result.element)].numpy.itemsize
+            of_columns = result.kind is Kind.COLUMNS
+            pieces.append(Scratch(result.name, spec.columns * size if of_columns else 0, 1))
+    return tuple(pieces)
 
 
 def _plan(values: Mapping[str, Any]) -> Plan:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, LayerNormGrads, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, LayerNormGrads, bind
 from iree_lnbwd.dtypes import DTYPES, name_of
 from iree_lnbwd.spec import GRADIENTS
 
@@ -80,7 +80,7 @@ def layer_norm_backward(
     return judge(call).expected
 
 
-def judge(call: Call) -> Judgement:
+def judge(call: BoundCall) -> Judgement:
     """What a bound call must come to, and how close.
 
     The tolerance of each element is the output's unit roundoff times its magnitude, plus the
@@ -220,7 +220,7 @@ def compare(actual: Array, expected: F64, tolerance: F64) -> Comparison:
 
 
 def _statistics(
-    call: Call, block: slice, x: F64, row_u: float
+    call: BoundCall, block: slice, x: F64, row_u: float
 ) -> tuple[F64, F64, F64 | float, F64 | float]:
     """Mean and rstd as columns, how far off the computed mean may be, and rstd, relatively."""
     if "mean" in call.arrays:

@@ -15,13 +15,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from iree_lnbwd import artifact, dtypes, interop
-from iree_lnbwd.arguments import Array, Call, GpuArray, LayerNormGrads, Memory, bind, check_apart
+from iree_lnbwd.arguments import (
+    ARGUMENTS,
+    Array,
+    BoundCall,
+    Extent,
+    GpuArray,
+    LayerNormGrads,
+    bind,
+    check_apart,
+)
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.gpu_driver import Driver
 from iree_lnbwd.interop import Framework
 from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device
+from iree_lnbwd.operands import BACKWARD, Kind
 from iree_lnbwd.schedule import host_alignment
 from iree_lnbwd.spec import (
     GRADIENTS,
@@ -33,8 +43,7 @@ from iree_lnbwd.stream_call import ACCESS_BYTES, StreamCall, StreamModule, are_a
 
 _KINDS_KEPT = 1024  # kinds of call, by shapes and the like, that are not checked again
 _BYTE = np.dtype(np.uint8)
-_ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
-_INPUT = _ARRAYS.index("input")
+_INPUT = ARGUMENTS.index("input")
 
 
 @dataclass(frozen=True)
@@ -166,7 +175,7 @@ class LayerNormBackward:
         framework = interop.on_gpu("input", input)
         if framework is not None:
             return self._on_gpu(framework, given, storage)
-        call = self._bind(interop.views(None, dict(zip(_ARRAYS, given, strict=True))))
+        call = self._bind(interop.views(None, dict(zip(ARGUMENTS, given, strict=True))))
         if storage is not None:
             arrays = self._checked_storage(None, storage, self._shapes(call))
             check_apart(
@@ -181,7 +190,7 @@ class LayerNormBackward:
         """What a call with M rows, M >= 1, puts on a stream; None where IREE's device runs it."""
         return None if self._streamed is None else self._streamed.call(rows)
 
-    def run(self, call: Call, out: LayerNormGrads | None = None) -> LayerNormGrads:
+    def run(self, call: BoundCall, out: LayerNormGrads | None = None) -> LayerNormGrads:
         """Computes a call on NumPy arrays that `arguments.bind` has checked, for this spec."""
         shapes = self._shapes(call)
         gradients = {
@@ -284,7 +293,7 @@ class LayerNormBackward:
     def _check_apart(self, addresses: Sequence[int], known: _GpuCall) -> None:
         """Storage shares memory with no other argument."""
         memories = [
-            Memory(name, address, size)
+            Extent(name, address, size)
             for name, address, size in zip(self._names, addresses, known.sizes, strict=True)
         ]
         inputs = len(self.spec.inputs)
@@ -309,7 +318,7 @@ class LayerNormBackward:
     def _checked(
         self, framework: Framework, given: tuple[Any, ...], out: LayerNormGrads | None
     ) -> _GpuCall:
-        arrays = dict(zip(_ARRAYS, given, strict=True))
+        arrays = dict(zip(ARGUMENTS, given, strict=True))
         views = interop.views(framework, arrays)
         call = self._bind(views)
         where = call.arrays["input"].device
@@ -320,7 +329,7 @@ class LayerNormBackward:
             self._checked_storage(framework, out, shapes)
         return _GpuCall(
             rows=call.rows,
-            inputs=operator.itemgetter(*(_ARRAYS.index(a.name) for a in self.spec.inputs)),
+            inputs=operator.itemgetter(*(ARGUMENTS.index(a.name) for a in self.spec.inputs)),
             copied=tuple(
                 place
                 for place, given in enumerate(self.spec.inputs)
@@ -349,7 +358,7 @@ class LayerNormBackward:
             if asked is not None and asked != ours:
                 raise ValueError(f"{name}: this module was compiled for {ours}, got {asked}")
 
-    def _bind(self, arrays: Mapping[str, Any]) -> Call:
+    def _bind(self, arrays: Mapping[str, Any]) -> BoundCall:
         """The arguments checked against each other, and against what this module computes."""
         mean = arrays["mean"]
         if (mean is None) != (self.spec.recompute_eps is not None):
@@ -366,11 +375,12 @@ class LayerNormBackward:
         self._expect(call, bias_given=arrays["bias"] is not None)
         return call
 
-    def _shapes(self, call: Call) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, call: BoundCall) -> dict[str, tuple[int, ...]]:
         """Of the gradients, as the caller sees them."""
         return {
-            result.name: call.shape if result.name == "grad_input" else self.spec.normalized_shape
-            for result in self.spec.results
+            result.name: call.shape if result.kind is Kind.CELLS else self.spec.normalized_shape
+            for result in BACKWARD.results
+            if self.spec.has(result)
         }
 
     def _checked_storage(
@@ -409,7 +419,7 @@ class LayerNormBackward:
                 raise ValueError(f"{name}: expected an array that can be written, got another")
         return LayerNormGrads(*arrays.values())
 
-    def _expect(self, call: Call, *, bias_given: bool) -> None:
+    def _expect(self, call: BoundCall, *, bias_given: bool) -> None:
         """The call's spec is this module's, apart from what a module is free about."""
         if call.spec is None:
             raise ValueError("weight: this module takes a weight, got None")
@@ -504,8 +514,8 @@ def _three(out: object) -> LayerNormGrads:
     return LayerNormGrads(*out)
 
 
-def _memory(name: str, array: Array) -> Memory:
-    return Memory(name, array.__array_interface__["data"][0], array.nbytes)
+def _memory(name: str, array: Array) -> Extent:
+    return Extent(name, array.__array_interface__["data"][0], array.nbytes)
 
 
 def _maker(
@@ -514,7 +524,7 @@ def _maker(
     kind: tuple[tuple[int, ...], np.dtype[Any]],
 ) -> Callable[[Sequence[Any]], Any]:
     """Makes storage for a gradient: like that of an argument with its shape and type, if any."""
-    for place, name in enumerate(_ARRAYS):
+    for place, name in enumerate(ARGUMENTS):
         view = views[name]
         if view is not None and view.contiguous and (view.shape, view.dtype) == kind:
             return lambda given: framework.empty_like(given[place])

@@ -14,9 +14,10 @@ import numpy as np
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
+from iree_lnbwd.operands import BACKWARD, Element, Operand, When, names
 
 ENTRY = "layer_norm_backward"
-GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
+GRADIENTS = names(BACKWARD.results)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
 
@@ -140,20 +141,38 @@ class LayerNormSpec:
         """Element type of statistics and sums: f32, or f64 for f64 data."""
         return DTYPES[self.dtype].accumulator
 
+    def element_type(self, element: Element) -> str:
+        """MLIR's name of one of the spec's element types."""
+        match element:
+            case Element.DY:
+                return self.dy_dtype
+            case Element.X:
+                return self.dtype
+            case Element.ACC:
+                return self.acc_dtype
+            case Element.GAMMA:
+                return self.gamma_dtype
+            case Element.BETA:
+                return self.beta_dtype
+
+    def has(self, operand: Operand) -> bool:
+        """Whether a module for this spec takes the operand, or computes it."""
+        match operand.when:
+            case When.ALWAYS:
+                return True
+            case When.STATISTICS_GIVEN:
+                return self.recompute_eps is None
+            case When.WEIGHT_GIVEN:
+                return self.has_weight
+            case When.ASKED_FOR:
+                return self.output_mask[GRADIENTS.index(operand.name)]
+            case When.NEVER:
+                return False
+
     @functools.cached_property
     def inputs(self) -> tuple[TensorType, ...]:
         """What a module reads, in order."""
-        rows, cols = self.rows, self.columns
-        statistics = (
-            TensorType("mean", self.acc_dtype, (rows,)),
-            TensorType("rstd", self.acc_dtype, (rows,)),
-        )
-        return (
-            TensorType("grad_output", self.dy_dtype, (rows, cols)),
-            TensorType("input", self.dtype, (rows, cols)),
-            *(statistics if self.recompute_eps is None else ()),
-            *((TensorType("weight", self.gamma_dtype, (cols,)),) if self.has_weight else ()),
-        )
+        return self._tensors(BACKWARD.inputs)
 
     @property
     def arguments(self) -> tuple[TensorType, ...]:
@@ -163,12 +182,18 @@ class LayerNormSpec:
     @functools.cached_property
     def results(self) -> tuple[TensorType, ...]:
         """What a module computes, in order: the gradients that ``output_mask`` asks for."""
-        gradients = (
-            TensorType("grad_input", self.dtype, (self.rows, self.columns)),
-            TensorType("grad_weight", self.gamma_dtype, (self.columns,)),
-            TensorType("grad_bias", self.beta_dtype, (self.columns,)),
+        return self._tensors(BACKWARD.results)
+
+    def _tensors(self, operands: tuple[Operand, ...]) -> tuple[TensorType, ...]:
+        return tuple(
+            TensorType(
+                operand.name,
+                self.element_type(operand.element),
+                operand.kind.shape(self.rows, self.columns),
+            )
+            for operand in operands
+            if self.has(operand)
         )
-        return tuple(g for g, asked in zip(gradients, self.output_mask, strict=True) if asked)
 
     @property
     def name(self) -> str:

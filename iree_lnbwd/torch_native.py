@@ -23,15 +23,15 @@ import torch
 from iree_lnbwd import cache, folders, notices
 from iree_lnbwd.artifact import digest
 from iree_lnbwd.gpu_driver import Graph
+from iree_lnbwd.operands import BACKWARD, names
 from iree_lnbwd.runtime import LayerNormBackward
-from iree_lnbwd.spec import GRADIENTS
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = ("-O2",)
 _LIBRARY = "iree_lnbwd_torch.so"
 _DIGEST = f"{_LIBRARY}.sha256"
 # The C++ names of a call's pointers, before those of its scratch.
-_POINTERS = ("grad_output", "input", "mean", "rstd", "weight", *GRADIENTS)
+_POINTERS = names((*BACKWARD.inputs, *BACKWARD.results))
 # The fields of Driver in C++, which is given no more of them than a call takes.
 _FUNCTIONS: tuple[str, ...] = ("get", "push", "pop", "launch")
 _GRAPH_FUNCTIONS = ("captures", "set", "run")

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
+from iree_lnbwd.arguments import ARGUMENTS, Array, BoundCall, LayerNormGrads, bind
 from iree_lnbwd.errors import printable
+from iree_lnbwd.operands import BACKWARD, When
 from iree_lnbwd.reference import Comparison
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
-
-_ARGUMENTS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 
 EXPLANATION = """\
 error      largest |computed - reference|; the reference is NumPy in f64
@@ -44,11 +43,11 @@ class Row:
 class Runs(Protocol):
     """A module that computes calls: on a device (`LayerNormBackward`), or in software."""
 
-    def run(self, call: Call) -> LayerNormGrads:
+    def run(self, call: BoundCall) -> LayerNormGrads:
         """Computes a call for its spec."""
 
 
-def bind_case(arrays: Mapping[str, Array], *, source: str) -> Call:
+def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
     """The call that a case of an .npz describes: its arrays are named like ATen's arguments.
 
     ``normalized_shape`` is the weight's shape, else the bias's, else the input's last dimension.
@@ -88,14 +87,14 @@ def check_names(arrays: Mapping[str, Array], source: str) -> None:
     Raises:
         ValueError: Naming the source and the array.
     """
-    if unknown := set(arrays) - set(_ARGUMENTS):
-        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {_ARGUMENTS}")
-    for name in ("grad_output", "input"):
-        if name not in arrays:
-            raise ValueError(f"{source}: {name} is missing; got {sorted(arrays)}")
+    if unknown := set(arrays) - set(ARGUMENTS):
+        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {ARGUMENTS}")
+    for operand in BACKWARD.arguments:
+        if operand.when is When.ALWAYS and operand.name not in arrays:
+            raise ValueError(f"{source}: {operand.name} is missing; got {sorted(arrays)}")
 
 
-def verify(cases: Mapping[str, Call], load: Callable[[LayerNormSpec], Runs]) -> Iterator[Row]:
+def verify(cases: Mapping[str, BoundCall], load: Callable[[LayerNormSpec], Runs]) -> Iterator[Row]:
     """Computes every case and compares it, as it goes.
 
     Args:
