@@ -16,19 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
-from iree_lnbwd import (
-    artifact,
-    compiler,
-    emulator,
-    evidence,
-    files,
-    fingerprint,
-    inspection,
-    matrix,
-    npz,
-    runtime,
-    verify,
-)
+from iree_lnbwd import artifact, compiler, emulator, files, inspection, npz, runtime
 from iree_lnbwd.arguments import BoundCall
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
@@ -45,7 +33,8 @@ from iree_lnbwd.inspection import Kernel
 from iree_lnbwd.schedule import WholeTensors, paths
 from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
-from iree_lnbwd.verify import Runs
+from iree_lnbwd.verification import evidence, fingerprint, matrix, verify
+from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
 
 _CALLS = ("through IREE's device, waiting for the result", "on the caller's stream, not waiting")

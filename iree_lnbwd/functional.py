@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from iree_lnbwd import interop, runtime
+from iree_lnbwd import runtime
 from iree_lnbwd.arguments import DEFAULT_EPS, LayerNormGrads, bind
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime import LayerNormBackward, interop
 from iree_lnbwd.spec import LayerNormSpec
 
 _LOADED_MODULES = 64

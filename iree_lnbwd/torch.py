@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd import cache, functional, interop, notices, torch_native
+from iree_lnbwd import cache, functional, notices, torch_native
 from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime import LayerNormBackward, interop
 from iree_lnbwd.spec import LayerNormSpec
 
 __all__ = ["LayerNorm", "layer_norm", "replace_layer_norm", "warmup"]

@@ -22,9 +22,9 @@ import torch
 
 from iree_lnbwd import cache, folders, notices
 from iree_lnbwd.artifact import digest
-from iree_lnbwd.gpu_driver import Graph
 from iree_lnbwd.operands import BACKWARD, names
 from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime.gpu_driver import Graph
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = ("-O2",)

@@ -13,11 +13,11 @@ import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference, schedule
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.reference import Judgement
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.schedule import OnePass, Schedule
 from iree_lnbwd.spec import GRADIENTS
 from iree_lnbwd.targets import Target
+from iree_lnbwd.verification.judge import Judgement
 
 SEED_VARIABLE = "LNBWD_TEST_SEED"
 

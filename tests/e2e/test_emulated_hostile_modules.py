@@ -14,7 +14,7 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator, without_few_rows
 
-from iree_lnbwd import LayerNormSpec, compiler, executables, matrix
+from iree_lnbwd import LayerNormSpec, compiler, executables
 from iree_lnbwd.emulator import (
     EmulatedLayerNormBackward,
     Fault,
@@ -27,6 +27,7 @@ from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import symbols
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix
 
 TARGETS = ("sm_90", "gfx942")
 _SPEC = LayerNormSpec((64,), "f32")

@@ -19,12 +19,13 @@ from support import (
     without_few_rows,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, bits, compiler, matrix
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler
 from iree_lnbwd.arguments import BoundCall
 from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault, Launch, Module
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.schedule import OnePass, TwoPass, WholeTensors
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import bits, matrix
 
 
 @functools.cache

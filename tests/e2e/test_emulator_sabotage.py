@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd import compiler, matrix, schedule, verify
+from iree_lnbwd import compiler, schedule
 from iree_lnbwd.emulator import EmulatedLayerNormBackward, Fault
 from iree_lnbwd.executables import exports
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedule import OnePass, TwoPass
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix, verify
 
 _TARGET = find_target("sm_90")
 _ROWS = 9

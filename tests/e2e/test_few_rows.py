@@ -13,11 +13,12 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormSpec, compiler, matrix, schedule, verify
+from iree_lnbwd import LayerNormSpec, compiler, schedule
 from iree_lnbwd.emulator import EmulatedLayerNormBackward
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedule import FewRows, OnePass
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix, verify
 
 TARGETS = ("sm_90", "gfx942", "gfx1100")
 MOST = 9  # rows, where the test says so: the next is then as quick to emulate

@@ -14,17 +14,18 @@ import pytest
 from emulated_driver import EmulatedDriver
 from support import random_generator
 
-from iree_lnbwd import LayerNormSpec, compiler, matrix
+from iree_lnbwd import LayerNormSpec, compiler
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.module import Module
-from iree_lnbwd.gpu_driver import Driver
 from iree_lnbwd.launches import Launches, Plan, RowCount, Scratch, count_of
+from iree_lnbwd.runtime.gpu_driver import Driver
+from iree_lnbwd.runtime.stream_module import StreamModule
 from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
 from iree_lnbwd.spec import ENTRY, TensorType
-from iree_lnbwd.stream_call import StreamModule
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix
 
 ONE_PASS = OnePass(4, 1, 2, 1)
 TWO_PASS = TwoPass(2, 4, 4, 1, rows=2)

@@ -20,11 +20,11 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, interop, runtime
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.emulator import Fault
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime import LayerNormBackward, interop, op
 from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
@@ -41,7 +41,7 @@ class Gpu:
     ) -> None:
         self.driver = EmulatedDriver("cuda")
         self.arrays = Namespace(self.driver)
-        patch.setattr(runtime, "Driver", lambda uri: self.driver)
+        patch.setattr(op, "Driver", lambda uri: self.driver)
         vmfb, _ = compiler.build(spec, find_target("sm_90"), how=how)
         described = describe(vmfb, source=spec.name)
         self.op = LayerNormBackward(described, DeviceUri.parse("cuda"), vmfb)

@@ -13,8 +13,8 @@ from support import Arguments, present, random_arguments, random_generator
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.reference import F64, compare
 from iree_lnbwd.spec import GRADIENTS
+from iree_lnbwd.verification.judge import F64, compare
 
 EPS = 1e-3
 

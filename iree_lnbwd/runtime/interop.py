@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from iree_lnbwd import dlpack
 from iree_lnbwd.arguments import AnyArray, Array, GpuArray, LayerNormGrads
 from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dlpack import view_of
+from iree_lnbwd.runtime import dlpack
+from iree_lnbwd.runtime.dlpack import view_of
 
 # PyTorch's dispatch keys of a tensor that is nothing but a piece of memory with a shape. Wrappers,
 # tensors of torch.func, sparse and nested ones have others.

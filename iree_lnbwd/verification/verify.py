@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from iree_lnbwd import reference
 from iree_lnbwd.arguments import ARGUMENTS, Array, BoundCall, LayerNormGrads, bind
 from iree_lnbwd.errors import printable
 from iree_lnbwd.operands import BACKWARD, When
-from iree_lnbwd.reference import Comparison
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+from iree_lnbwd.verification.judge import Comparison, compare, judge
 
 EXPLANATION = """\
 error      largest |computed - reference|; the reference is NumPy in f64
@@ -108,12 +107,12 @@ def verify(cases: Mapping[str, BoundCall], load: Callable[[LayerNormSpec], Runs]
         if call.spec not in loaded:
             loaded[call.spec] = load(call.spec)
         gradients = loaded[call.spec].run(call)
-        judgement = reference.judge(call)
+        judgement = judge(call)
         for name, actual, expected, tolerance in zip(
             GRADIENTS, gradients, judgement.expected, judgement.tolerance, strict=True
         ):
             if actual is not None and expected is not None and tolerance is not None:
-                comparison = reference.compare(actual, expected, tolerance)
+                comparison = compare(actual, expected, tolerance)
                 yield Row(case, call.spec, call.shape, name, comparison)
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from iree_lnbwd import artifact, dtypes, interop
+from iree_lnbwd import dtypes
 from iree_lnbwd.arguments import (
     ARGUMENTS,
     Array,
@@ -25,13 +23,14 @@ from iree_lnbwd.arguments import (
     bind,
     check_apart,
 )
-from iree_lnbwd.description import Description, describe
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
-from iree_lnbwd.errors import ArtifactError, DeviceError
-from iree_lnbwd.gpu_driver import Driver
-from iree_lnbwd.interop import Framework
-from iree_lnbwd.iree_module import IreeModule, aligned_empty, open_device
+from iree_lnbwd.description import Description
+from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.operands import BACKWARD, Kind
+from iree_lnbwd.runtime import interop
+from iree_lnbwd.runtime.gpu_driver import Driver
+from iree_lnbwd.runtime.interop import Framework
+from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
+from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, StreamCall, StreamModule, are_aligned
 from iree_lnbwd.schedule import host_alignment
 from iree_lnbwd.spec import (
     GRADIENTS,
@@ -39,7 +38,6 @@ from iree_lnbwd.spec import (
     check_eps,
     check_output_mask,
 )
-from iree_lnbwd.stream_call import ACCESS_BYTES, StreamCall, StreamModule, are_aligned
 
 _KINDS_KEPT = 1024  # kinds of call, by shapes and the like, that are not checked again
 _BYTE = np.dtype(np.uint8)
@@ -439,62 +437,6 @@ class LayerNormBackward:
             raise ValueError(
                 f"input: this module was compiled for {spec.rows} rows, got {call.rows}"
             )
-
-
-def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNormBackward:
-    """Loads a compiled module on a device. Needs the runtime alone, no compiler.
-
-    Args:
-        path: The .vmfb (or the .json beside it). A .vmfb without its manifest is enough: it
-            describes itself.
-        device: IREE device URI: "local-task", "local-sync", "cuda", "hip", "cuda://1".
-
-    Raises:
-        TypeError, ValueError: ``path`` is no path, or ``device`` no such URI.
-        ArtifactError: The file is missing, truncated, altered, or no module of this package.
-        DeviceError: The device is absent or not the kind that the module is for.
-    """
-    uri = DeviceUri.parse(device)
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path: expected a str or a path, got {type(path).__name__}")
-    vmfb, manifest = artifact.read(path)
-    module = describe(vmfb, source=str(path))
-    target = module.target
-    if manifest is not None and (
-        (manifest.spec, manifest.target, manifest.schedule, manifest.host_cpu)
-        != (module.spec, target.name, module.schedule, module.host_cpu)
-    ):
-        raise ArtifactError(f"{path}: the manifest describes another module than the .vmfb holds")
-    if target.backend != uri.backend:
-        raise DeviceError(
-            f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
-        )
-    _check_host_cpu(module, Path(path).name)
-    return LayerNormBackward(module, uri, vmfb)
-
-
-def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
-    """As `load`, for a module in memory."""
-    module = describe(vmfb, source="module")
-    _check_host_cpu(module, module.spec.name)
-    return LayerNormBackward(module, DeviceUri.parse(device), vmfb)
-
-
-def probe(device: DeviceUri) -> None:
-    """Opens a device.
-
-    Raises:
-        DeviceError: It is absent.
-    """
-    open_device(device)
-
-
-def _check_host_cpu(module: Description, name: str) -> None:
-    if module.host_cpu not in (None, host_cpu()):
-        raise DeviceError(
-            f"device: {name} was compiled for the CPU {module.host_cpu}, this one is "
-            f"{host_cpu()}; compile it here, or ship one for the target 'generic'"
-        )
 
 
 def _flat(argument: TensorType, rows: int) -> tuple[int, ...]:

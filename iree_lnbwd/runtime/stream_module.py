@@ -12,8 +12,8 @@ import numpy as np
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.executables import exports
-from iree_lnbwd.gpu_driver import Driver, Graph, Launch
 from iree_lnbwd.launches import Launches, Plan, count_of
+from iree_lnbwd.runtime.gpu_driver import Driver, Graph, Launch
 from iree_lnbwd.spec import LayerNormSpec
 
 ACCESS_BYTES = 16  # what kernels may assume of the address of a row

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from iree_lnbwd import artifact, matrix, npz
+from iree_lnbwd import artifact, npz
 from iree_lnbwd.arguments import Array, BoundCall, LayerNormGrads
 from iree_lnbwd.schedule import Schedule
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+from iree_lnbwd.verification import matrix
 
 _ROWS = (1, 5, 37)
 _MOST_ELEMENTS = 1 << 14  # keeps the files of all modules below 10 MB
