@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iree_lnbwd import dtypes
-from iree_lnbwd.operands import BACKWARD, Access, Kind, When, names
+from iree_lnbwd.operands import BACKWARD, Access, Kind, Operand, When, names
 from iree_lnbwd.spec import (
     MOST_ROWS,
     LayerNormSpec,
@@ -55,6 +55,8 @@ class GpuArray:
 AnyArray = npt.NDArray[Any] | GpuArray
 
 DEFAULT_EPS = 1e-5  # PyTorch's
+
+_CELLS = Kind.CELLS
 
 ARGUMENTS = names(BACKWARD.arguments)  # arrays that a caller gives, in ATen's order
 
@@ -118,6 +120,11 @@ class BoundCall(NamedTuple):
     def rows(self) -> int:
         """M."""
         return int(self.arrays["input"].shape[0])
+
+    def shape_of(self, result: Operand) -> tuple[int, ...]:
+        """Of a gradient, as the caller sees it."""
+        assert self.spec is not None
+        return self.shape if result.kind is _CELLS else self.spec.normalized_shape
 
 
 def bind(
@@ -212,40 +219,6 @@ def _check_place(arrays: Mapping[str, AnyArray]) -> None:
             if isinstance(array, GpuArray)
         )
         raise ValueError(f"input: expected all arrays on one device, got {where}")
-
-
-class Extent(NamedTuple):
-    """Where an argument is.
-
-    Attributes:
-        name: For messages.
-        address: Of its first byte.
-        nbytes: All of which are its own, or may be shared with others that are only read.
-    """
-
-    name: str
-    address: int
-    nbytes: int
-
-
-def check_apart(inputs: Sequence[Extent], results: Sequence[Extent]) -> None:
-    """Storage for gradients shares memory with nothing else of a call.
-
-    Some kernels read a row again when parts of its gradient are written, others do not: no form
-    could promise what it means.
-
-    Raises:
-        ValueError: Naming the two.
-    """
-    for place, result in enumerate(results):
-        for other in (*inputs, *results[:place]):
-            begins = max(result.address, other.address)
-            ends = min(result.address + result.nbytes, other.address + other.nbytes)
-            if begins < ends:
-                raise ValueError(
-                    f"{result.name}: expected memory of its own, got memory of which {other.name} "
-                    f"has {ends - begins} bytes, too"
-                )
 
 
 # What each argument is held to, as a call looks it up: by ATen's name, the place of its kind, and

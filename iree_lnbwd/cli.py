@@ -29,7 +29,7 @@ from iree_lnbwd.errors import (
     one_line,
     printable,
 )
-from iree_lnbwd.inspection import Kernel
+from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.schedule import WholeTensors, paths
 from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
@@ -558,7 +558,7 @@ def _facts(
     ]
 
 
-def _needs(kernel: Kernel) -> str:
+def _needs(kernel: KernelReport) -> str:
     known = (
         ("threads", kernel.threads),
         ("registers", kernel.registers),

@@ -46,7 +46,7 @@ Count = int | RowCount
 
 
 @dataclass(frozen=True)
-class Launch:
+class PlannedLaunch:
     """One kernel.
 
     Attributes:
@@ -88,12 +88,12 @@ class Plan:
     """
 
     scratch: tuple[Scratch, ...]
-    kernels: tuple[Launch, ...]
+    kernels: tuple[PlannedLaunch, ...]
     most_rows: int | None = None
 
 
 @dataclass(frozen=True)
-class Launches:
+class LaunchPlans:
     """What calls of a module launch, for at least one row.
 
     Attributes:
@@ -111,7 +111,7 @@ class Launches:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Launches:
+    def from_dict(cls, values: Mapping[str, Any]) -> LaunchPlans:
         """The inverse of `to_dict`.
 
         Raises:
@@ -125,7 +125,7 @@ def count_of(count: Count, rows: int) -> int:
     return count if isinstance(count, int) else count.of(rows)
 
 
-def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launches | None:
+def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
     """What a call launches; None where only IREE's host program says it.
 
     That is where IREE itself made the kernels: of whole tensors.
@@ -140,7 +140,7 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
             plans.append(_of_partial_rows(spec, target, form))
     if spec.recompute_eps is not None:
         plans = [_with_statistics(plan, spec, target) for plan in plans]
-    return Launches(tuple(plans))
+    return LaunchPlans(tuple(plans))
 
 
 def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
@@ -148,7 +148,9 @@ def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
     rows = RowCount()
     acc_bytes = DTYPES[spec.acc_dtype].numpy.itemsize
     workgroups = RowCount(row_statistics(spec, target).rows)
-    kernel = Launch("row_statistics", (workgroups, 1, 1), (INPUT.name, *_STATISTICS), (rows,))
+    kernel = PlannedLaunch(
+        "row_statistics", (workgroups, 1, 1), (INPUT.name, *_STATISTICS), (rows,)
+    )
     statistics = (Scratch(name, acc_bytes, rows) for name in _STATISTICS)
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(kernel, *plan.kernels))
 
@@ -157,7 +159,7 @@ def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
     tiles = math.ceil(spec.columns / form.tile) if any(spec.output_mask[1:]) else 0
     workgroups = RowCount(more=tiles) if spec.output_mask[0] else tiles
-    kernel = Launch("few_rows", (workgroups, 1, 1), (*_INPUTS, *GRADIENTS), (RowCount(),))
+    kernel = PlannedLaunch("few_rows", (workgroups, 1, 1), (*_INPUTS, *GRADIENTS), (RowCount(),))
     return Plan(_unasked(spec, GRADIENTS), (kernel,), form.rows if spec.rows is None else None)
 
 
@@ -168,7 +170,9 @@ def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPas
     rows = RowCount()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
-        kernels = [Launch("rows", (walkers, 1, 1), (*_INPUTS, GRAD_INPUT.name, *partials), (rows,))]
+        kernels = [
+            PlannedLaunch("rows", (walkers, 1, 1), (*_INPUTS, GRAD_INPUT.name, *partials), (rows,))
+        ]
         sums: tuple[str, ...] = ()
     else:
         walkers = RowCount(form.rows, form.workgroups)
@@ -176,13 +180,15 @@ def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPas
         kernels, sums, read = [], (), _STATISTICS  # where nobody reads row sums
         if spec.output_mask[0]:
             sums = read = ("sum_h", "sum_hx")
-            kernels.append(Launch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)))
+            kernels.append(PlannedLaunch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)))
         bindings = (*_INPUTS, *read, GRAD_INPUT.name, *partials)
-        kernels.append(Launch("columns", (tiles, walkers, 1), bindings, (rows,)))
+        kernels.append(PlannedLaunch("columns", (tiles, walkers, 1), bindings, (rows,)))
     written: tuple[str, ...] = (GRAD_INPUT.name,)
     if any(spec.output_mask[1:]):
         tiles = math.ceil(spec.columns / form.finalize_columns)
-        kernels.append(Launch("finalize", (tiles, 1, 1), (*partials, *_OF_COLUMNS), (walkers,)))
+        kernels.append(
+            PlannedLaunch("finalize", (tiles, 1, 1), (*partials, *_OF_COLUMNS), (walkers,))
+        )
         written = GRADIENTS
     scratch = (
         *(Scratch(name, spec.columns * acc_bytes, walkers) for name in partials),
@@ -214,7 +220,7 @@ def _plan(values: Mapping[str, Any]) -> Plan:
     for one in values["kernels"]:
         x, y, z = map(_count, one["workgroups"])
         bindings, constants = tuple(one["bindings"]), tuple(map(_count, one["constants"]))
-        kernels.append(Launch(one["kernel"], (x, y, z), bindings, constants))
+        kernels.append(PlannedLaunch(one["kernel"], (x, y, z), bindings, constants))
     return Plan(scratch, tuple(kernels), values["most_rows"])
 
 

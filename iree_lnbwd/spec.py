@@ -36,6 +36,10 @@ class TensorType:
     dtype: str
     shape: tuple[int | None, ...]
 
+    def dims(self, rows: int) -> tuple[int, ...]:
+        """The shape for M rows."""
+        return tuple(rows if dim is None else dim for dim in self.shape)
+
     def __str__(self) -> str:
         """MLIR's spelling of the type, e.g. ``?x4096xbf16``."""
         return "x".join([*("?" if d is None else str(d) for d in self.shape), self.dtype])

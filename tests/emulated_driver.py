@@ -1,7 +1,7 @@
 """A driver whose GPU is the emulator: what calls on a stream launch runs there, under its rules.
 
 It has `gpu_driver.Driver`'s interface, as far as kernels on a stream need it. A stream's work is
-done as soon as it is put there. There are no graphs.
+done as soon as it is put there. A graph runs the kernels that it was made of, and no others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from iree_lnbwd.executables import Export
 
 
 class Uploaded(NamedTuple):
-    """As `gpu_driver.Memory`."""
+    """As `gpu_driver.DeviceMemory`."""
 
     pointer: int
 
@@ -33,11 +33,13 @@ class EmulatedDriver:
     Attributes:
         memory: Its memory.
         launches: All that ran.
+        graphs: How often a graph ran.
+        has_graphs: Whether `graph` can make one: as on hardware, where it is CUDA's.
     """
 
-    has_graphs = False
-
     def __init__(self, backend: str) -> None:
+        self.graphs = 0
+        self.has_graphs = backend == "cuda"
         self.memory = GlobalMemory()
         self.launches: list[Launch] = []
         self._make_executor = EXECUTORS[FORMATS[backend]]
@@ -62,6 +64,11 @@ class EmulatedDriver:
         codes = {export.code for export in exports}
         executors = {code: self._make_executor(code, lambda text: text) for code in codes}
         return {e.kernel: EmulatedKernel(self, executors[e.code], e) for e in exports}
+
+    def graph(self, launches: Sequence[EmulatedLaunch]) -> EmulatedGraph:
+        """A graph of kernels."""
+        assert self.has_graphs
+        return EmulatedGraph(self, tuple(launch.kernel for launch in launches))
 
     def upload(self, data: bytes) -> Uploaded:
         """A copy in its memory."""
@@ -114,7 +121,7 @@ class EmulatedDriver:
 
 @dataclass(frozen=True)
 class EmulatedKernel:
-    """As `gpu_driver.Kernel`."""
+    """As `gpu_driver.LoadedKernel`."""
 
     driver: EmulatedDriver
     executor: Executor
@@ -127,7 +134,7 @@ class EmulatedKernel:
 
 @dataclass
 class EmulatedLaunch:
-    """As `gpu_driver.Launch`."""
+    """As `gpu_driver.DriverLaunch`."""
 
     kernel: EmulatedKernel
     workgroups: tuple[int, int, int]
@@ -141,3 +148,18 @@ class EmulatedLaunch:
     def run(self, stream: int) -> None:
         """Runs it."""
         self.kernel.driver.run(self.kernel, self)
+
+
+@dataclass(frozen=True)
+class EmulatedGraph:
+    """As `gpu_driver.Graph`."""
+
+    driver: EmulatedDriver
+    kernels: tuple[EmulatedKernel, ...]
+
+    def run(self, launches: Sequence[EmulatedLaunch], stream: int) -> None:
+        """Runs them."""
+        assert tuple(launch.kernel for launch in launches) == self.kernels
+        self.driver.graphs += 1
+        for launch in launches:
+            launch.run(stream)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from iree_lnbwd.arguments import AnyArray, Array, GpuArray, LayerNormGrads
+from iree_lnbwd.arguments import ARGUMENTS, AnyArray, Array, GpuArray, LayerNormGrads
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.runtime import dlpack
 from iree_lnbwd.runtime.dlpack import view_of
@@ -23,6 +23,7 @@ from iree_lnbwd.runtime.dlpack import view_of
 _PLAIN_KEYS = frozenset(
     ("ADInplaceOrView", *(a + b for a in ("", "Autograd", "Autocast") for b in ("CPU", "CUDA")))
 )
+_NAMES = (*ARGUMENTS, *(f"out.{gradient}" for gradient in LayerNormGrads._fields))
 _LAZY_KEYS = frozenset(("Negative", "ZeroTensor"))  # what a copy settles
 
 
@@ -36,7 +37,14 @@ class Framework(Protocol):
     waits: bool
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
-        """All that `describe` depends on, and whether it would refuse, at little cost."""
+        """All that `describe` depends on, and whether it would refuse, at little cost.
+
+        Args:
+            arrays: A call's arguments in ATen's order, and behind them its storage, if it has any.
+
+        Raises:
+            TypeError, ValueError: As `describe`.
+        """
 
     def describe(self, name: str, array: Any) -> GpuArray:
         """Shape, type and place.
@@ -338,7 +346,10 @@ class _DlPack:
     waits = True
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
-        return tuple(None if array is None else self.describe("", array) for array in arrays)
+        return tuple(
+            None if array is None else self.describe(name, array)
+            for name, array in zip(_NAMES, arrays, strict=False)
+        )
 
     def describe(self, name: str, array: Any) -> GpuArray:
         if not hasattr(array, "__dlpack_device__"):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from iree_lnbwd import artifact
-from iree_lnbwd.description import Description, describe
+from iree_lnbwd.description import Description, open_module
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.runtime.iree_module import open_device
@@ -30,7 +30,8 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path: expected a str or a path, got {type(path).__name__}")
     vmfb, manifest = artifact.read(path)
-    module = describe(vmfb, source=str(path))
+    opened = open_module(vmfb, source=str(path))
+    module = opened.description
     target = module.target
     if manifest is not None and (
         (manifest.spec, manifest.target, manifest.schedule, manifest.host_cpu)
@@ -42,14 +43,14 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
             f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
         )
     _check_host_cpu(module, Path(path).name)
-    return LayerNormBackward(module, uri, vmfb)
+    return LayerNormBackward(opened, uri)
 
 
 def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
     """As `load`, for a module in memory."""
-    module = describe(vmfb, source="module")
-    _check_host_cpu(module, module.spec.name)
-    return LayerNormBackward(module, DeviceUri.parse(device), vmfb)
+    opened = open_module(vmfb, source="module")
+    _check_host_cpu(opened.description, opened.description.spec.name)
+    return LayerNormBackward(opened, DeviceUri.parse(device))
 
 
 def probe(device: DeviceUri) -> None:

@@ -20,11 +20,9 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler
-from iree_lnbwd.description import describe
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime
 from iree_lnbwd.emulator import Fault
-from iree_lnbwd.runtime import LayerNormBackward, interop, op
+from iree_lnbwd.runtime import gpu_module, interop
 from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
@@ -41,10 +39,9 @@ class Gpu:
     ) -> None:
         self.driver = EmulatedDriver("cuda")
         self.arrays = Namespace(self.driver)
-        patch.setattr(op, "Driver", lambda uri: self.driver)
+        patch.setattr(gpu_module, "Driver", lambda uri: self.driver)
         vmfb, _ = compiler.build(spec, find_target("sm_90"), how=how)
-        described = describe(vmfb, source=spec.name)
-        self.op = LayerNormBackward(described, DeviceUri.parse("cuda"), vmfb)
+        self.op = runtime.load_built(vmfb, "cuda")
 
     def given(self, arguments: Arguments, **changes: Any) -> dict[str, Any]:
         """The arguments in its memory."""
@@ -80,6 +77,16 @@ def test_calls_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         arguments = random_arguments(rng, gpu.op.spec, (rows,))
         gradients = gpu.op(**gpu.given(arguments))
         assert_matches_reference(on_host(gradients), arguments)
+
+
+def test_kernels_are_put_on_the_stream_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are several, and nobody captures them into a graph of their own."""
+    gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
+    for rows, captured, graphs in ((23, False, 1), (5, False, 2), (23, True, 2), (23, False, 3)):
+        monkeypatch.setattr(interop._DLPACK, "is_captured", lambda captured=captured: captured)
+        arguments = random_arguments(random_generator(), SPEC, (rows,))
+        assert_matches_reference(on_host(gpu.op(**gpu.given(arguments))), arguments)
+        assert gpu.driver.graphs == graphs
 
 
 def test_arrays_at_any_address_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +151,7 @@ def test_scratch_that_is_too_short_is_a_fault(monkeypatch: pytest.MonkeyPatch) -
     call = gpu.op.stream_call(23)
     assert call is not None
     short = replace(call, scratch_bytes=call.scratch_bytes // 2)
-    monkeypatch.setattr(gpu.op, "stream_call", lambda rows: short)
+    monkeypatch.setattr(gpu.op._gpu, "sequence", lambda rows: short)
     with pytest.raises(Fault, match=r"out of bounds|outside of every buffer"):
         gpu.op(**gpu.given(arguments))
 
