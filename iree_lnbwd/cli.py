@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 import numpy as np
 
 from iree_lnbwd import artifact, compiler, emulator, files, inspection, npz, runtime
-from iree_lnbwd.arguments import BoundCall
+from iree_lnbwd.arguments import ARGUMENTS, BoundCall
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
@@ -494,14 +494,8 @@ def _run(options: argparse.Namespace) -> int:
     arrays = npz.read(options.input)
     op = runtime.load(options.artifact, options.device)
     verify.check_names(arrays, str(options.input))
-    gradients = op(
-        arrays["grad_output"],
-        arrays["input"],
-        arrays.get("mean"),
-        arrays.get("rstd"),
-        arrays.get("weight"),
-        arrays.get("bias"),
-    )
+    given: list[Any] = [arrays.get(name) for name in ARGUMENTS]
+    gradients = op(*given)
     named = {k: v for k, v in gradients._asdict().items() if v is not None}
     output = Path("/dev/fd/1" if options.output == "-" else options.output)
     summary = sys.stderr if files.is_stdout(output) else sys.stdout

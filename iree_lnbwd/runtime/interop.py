@@ -268,6 +268,7 @@ class _Torch:
 
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
+        self._tensor: Any = self._torch.Tensor
         self._driver = "hip" if self._torch.version.hip else "cuda"
         self._numpy = _numpy_types()
         self._dtypes = {ours: theirs for theirs, ours in self._numpy.items()}
@@ -290,13 +291,12 @@ class _Torch:
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
         found: list[object] = []
-        try:
-            for array in arrays:
+        for array in arrays:
+            if isinstance(array, self._tensor):
                 found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
                 found += (type(array), array.is_neg())
-        except AttributeError:  # not all are tensors: None, or a mistake
-            tensors = [array for array in arrays if isinstance(array, self._torch.Tensor)]
-            return (*map(type, arrays), self.signature(tensors))
+            else:  # None, or a mistake
+                found.append(type(array))
         return tuple(found)
 
     def describe(self, name: str, array: Any) -> GpuArray:

@@ -46,7 +46,7 @@ class IreeModule:
         Raises:
             DeviceError: The device is absent or cannot run it.
         """
-        self._vmfb = module.vmfb
+        self._read = functools.partial(vm_module, vmfb=module.vmfb, source=source)
         self._load = functools.partial(_Loaded, uri, source=source, alignment=alignment)
         self._loaded = self._load(module.instance, module.module)
 
@@ -88,8 +88,7 @@ class IreeModule:
             with _DEVICES.opening:
                 if self._loaded.process != os.getpid():
                     instance = rt.VmInstance()
-                    module = vm_module(instance, self._vmfb, source="module of the parent")
-                    self._loaded = self._load(instance, module)
+                    self._loaded = self._load(instance, self._read(instance))
         return self._loaded
 
 

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from iree_lnbwd.arguments import ARGUMENTS, Array, BoundCall, LayerNormGrads, bind
+from iree_lnbwd.arguments import (
+    ARGUMENTS,
+    DEFAULT_EPS,
+    Array,
+    BoundCall,
+    LayerNormGrads,
+    bind_arrays,
+    check_options,
+)
 from iree_lnbwd.errors import printable
 from iree_lnbwd.operands import BACKWARD, When
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
@@ -65,15 +73,8 @@ def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
         name = next(name for name in ("weight", "bias", "input") if name in arrays)
         raise ValueError(f"{source}: {name}: expected one dimension or more, got none")
     try:
-        return bind(
-            arrays["grad_output"],
-            arrays["input"],
-            shape,
-            arrays.get("mean"),
-            arrays.get("rstd"),
-            arrays.get("weight"),
-            arrays.get("bias"),
-        )
+        options = check_options(shape, (True,) * len(GRADIENTS), DEFAULT_EPS)
+        return bind_arrays({name: arrays.get(name) for name in ARGUMENTS}, options)
     except TypeError as error:
         raise TypeError(f"{source}: {error}") from error
     except ValueError as error:

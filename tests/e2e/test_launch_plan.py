@@ -23,7 +23,7 @@ from iree_lnbwd.launches import LaunchPlans, Plan, RowCount, Scratch, count_of
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.stream_module import StreamModule
 from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
-from iree_lnbwd.spec import ENTRY, TensorType
+from iree_lnbwd.spec import ENTRY
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
 
@@ -59,8 +59,8 @@ def check(vmfb: bytes, planned: LaunchPlans, rows: int, *, captured: bool = Fals
     module = Module(vmfb, target.backend)
     views = {given.name: module.input(given.name, call.arrays[given.name]) for given in spec.inputs}
     for result in spec.results:
-        shape = shape_of(result, rows)
-        views[result.name] = module.output(result.name, shape, DTYPES[result.dtype].numpy)
+        dtype = DTYPES[result.dtype].numpy
+        views[result.name] = module.output(result.name, result.dims(rows), dtype)
     module.call(ENTRY, *views.values())
 
     driver = EmulatedDriver(target.backend)
@@ -95,10 +95,6 @@ def check(vmfb: bytes, planned: LaunchPlans, rows: int, *, captured: bool = Fals
         dtype = DTYPES[result.dtype].numpy
         got = driver.memory.read(buffers[result.name], 0, buffers[result.name].nbytes)
         assert got.tobytes() == module.read(views[result.name], dtype).tobytes(), result.name
-
-
-def shape_of(tensor: TensorType, rows: int) -> tuple[int, ...]:
-    return tuple(rows if length is None else length for length in tensor.shape)
 
 
 def built(name: str, target: str) -> tuple[bytes, LaunchPlans]:

@@ -21,12 +21,12 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime
+from iree_lnbwd.arguments import ARGUMENTS
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.runtime import gpu_module, interop
 from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
-NAMES = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 SPEC = LayerNormSpec((96,))
 ONE_PASS = OnePass(4, 1, 2, 1)
 
@@ -46,7 +46,7 @@ class Gpu:
     def given(self, arguments: Arguments, **changes: Any) -> dict[str, Any]:
         """The arguments in its memory."""
         made = {}
-        for name in NAMES:
+        for name in ARGUMENTS:
             array = getattr(arguments, name)
             put = changes.get(name, self.arrays.asarray)
             made[name] = None if array is None else put(array)
@@ -94,7 +94,7 @@ def test_arrays_at_any_address_in_any_order(monkeypatch: pytest.MonkeyPatch) -> 
     arguments = random_arguments(random_generator(), SPEC, (7,))
     expected = on_host(gpu.op(**gpu.given(arguments)))
     assert_matches_reference(expected, arguments)
-    for name in NAMES[:-1]:
+    for name in ARGUMENTS[:-1]:
         for put in (lambda array: gpu.arrays.asarray(array, shift=4), gpu.arrays.spread):
             for _ in range(2):  # the second time, such a call is known
                 given = gpu.given(arguments, **{name: put})
