@@ -57,6 +57,7 @@ AnyArray = npt.NDArray[Any] | GpuArray
 DEFAULT_EPS = 1e-5  # PyTorch's
 
 _CELLS = Kind.CELLS
+_ARRAY_TYPES = (np.ndarray, GpuArray)
 
 ARGUMENTS = names(BACKWARD.arguments)  # arrays that a caller gives, in ATen's order
 
@@ -238,7 +239,7 @@ _spec = functools.lru_cache(LayerNormSpec)  # calls are alike, and a spec takes 
 
 
 def _array(name: str, value: object) -> AnyArray:
-    if not isinstance(value, np.ndarray | GpuArray):
+    if not isinstance(value, _ARRAY_TYPES):
         raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
     return value
 

@@ -19,7 +19,8 @@ from iree_lnbwd.arguments import (
     check_options,
 )
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.runtime import LayerNormBackward, interop
+from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target

@@ -18,6 +18,7 @@ from iree_lnbwd.operands import BACKWARD, Element, Operand, When, names
 
 ENTRY = "layer_norm_backward"
 GRADIENTS = names(BACKWARD.results)
+_BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
 
@@ -282,7 +283,7 @@ def check_output_mask(mask: object) -> tuple[bool, bool, bool]:
     if (
         not isinstance(mask, tuple | list)
         or len(mask) != len(GRADIENTS)
-        or not all(isinstance(asked, bool | np.bool_) for asked in mask)
+        or not all(isinstance(asked, _BOOLS) for asked in mask)
     ):
         raise ValueError(f"output_mask: expected three bools, got {shown(mask)}")
     return (bool(mask[0]), bool(mask[1]), bool(mask[2]))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from iree_lnbwd import functional, notices, torch_native
 from iree_lnbwd.arguments import DEFAULT_EPS, Options
-from iree_lnbwd.runtime import interop
+from iree_lnbwd.runtime.frameworks import pytorch
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 
@@ -224,7 +224,7 @@ def _are_plain(*tensors: Tensor | None) -> bool:
     """Whether the dispatcher can be spared, for nobody watches what is done with these tensors."""
     return (
         all(
-            tensor is None or (type(tensor) in (Tensor, nn.Parameter) and interop.is_plain(tensor))
+            tensor is None or (type(tensor) in (Tensor, nn.Parameter) and pytorch.is_plain(tensor))
             for tensor in tensors
         )
         and not torch._C._len_torch_dispatch_stack()

@@ -10,7 +10,7 @@ from emulated_driver import EmulatedDriver
 
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator.memory import Buffer
-from iree_lnbwd.runtime import dlpack
+from iree_lnbwd.runtime.frameworks import dlpack
 
 _CUDA = 2  # kDLCUDA
 _NAME = b"dltensor"

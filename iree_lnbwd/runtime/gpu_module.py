@@ -20,8 +20,8 @@ from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import BACKWARD, Operand
+from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
-from iree_lnbwd.runtime.interop import Framework
 from iree_lnbwd.runtime.iree_module import IreeModule
 from iree_lnbwd.runtime.storage import Extent, check_apart
 from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_aligned

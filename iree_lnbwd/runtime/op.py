@@ -17,9 +17,10 @@ from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import BACKWARD
-from iree_lnbwd.runtime import interop, storage
+from iree_lnbwd.runtime import storage
+from iree_lnbwd.runtime.frameworks import interop
+from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
-from iree_lnbwd.runtime.interop import Framework
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
 from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, LaunchSequence
 from iree_lnbwd.schedule import host_alignment

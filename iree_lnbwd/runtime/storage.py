@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from iree_lnbwd import dtypes
 from iree_lnbwd.arguments import Array, GpuArray, LayerNormGrads
-from iree_lnbwd.runtime import interop
-from iree_lnbwd.runtime.interop import Framework
+from iree_lnbwd.runtime.frameworks import interop
+from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 
 

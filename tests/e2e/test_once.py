@@ -30,7 +30,8 @@ from iree_lnbwd import (
 )
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.runtime import gpu_module, interop
+from iree_lnbwd.runtime import gpu_module
+from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.targets import find_target
 
 SPEC = LayerNormSpec((96,))

@@ -23,7 +23,8 @@ from support import (
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime
 from iree_lnbwd.arguments import ARGUMENTS
 from iree_lnbwd.emulator import Fault
-from iree_lnbwd.runtime import gpu_module, interop
+from iree_lnbwd.runtime import gpu_module
+from iree_lnbwd.runtime.frameworks import dlpack_arrays
 from iree_lnbwd.schedule import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
@@ -83,7 +84,7 @@ def test_kernels_are_put_on_the_stream_as_a_graph(monkeypatch: pytest.MonkeyPatc
     """Where there are several, and nobody captures them into a graph of their own."""
     gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
     for rows, captured, graphs in ((23, False, 1), (5, False, 2), (23, True, 2), (23, False, 3)):
-        monkeypatch.setattr(interop._DLPACK, "is_captured", lambda captured=captured: captured)
+        monkeypatch.setattr(dlpack_arrays.ON_GPU, "is_captured", lambda captured=captured: captured)
         arguments = random_arguments(random_generator(), SPEC, (rows,))
         assert_matches_reference(on_host(gpu.op(**gpu.given(arguments))), arguments)
         assert gpu.driver.graphs == graphs
@@ -135,7 +136,7 @@ def test_each_stream_has_scratch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     given = gpu.given(arguments)
     taken = []
     for stream in (1, 7, 1, 7):
-        monkeypatch.setattr(interop._DLPACK, "stream", lambda device, stream=stream: stream)
+        monkeypatch.setattr(dlpack_arrays.ON_GPU, "stream", lambda device, stream=stream: stream)
         ran = len(gpu.driver.launches)
         assert_matches_reference(on_host(gpu.op(**given)), arguments)
         partials = gpu.driver.launches[ran].bindings[-2:]

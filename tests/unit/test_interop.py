@@ -13,7 +13,7 @@ import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, LayerNormSpec
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.runtime import interop
+from iree_lnbwd.runtime.frameworks import interop
 
 HOST = DeviceUri.parse("local-task")
 
