@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iree_lnbwd import dtypes
+from iree_lnbwd.operands import BACKWARD, Access, Kind, Operand, When, names
 from iree_lnbwd.spec import (
     MOST_ROWS,
     LayerNormSpec,
@@ -55,6 +56,11 @@ AnyArray = npt.NDArray[Any] | GpuArray
 
 DEFAULT_EPS = 1e-5  # PyTorch's
 
+_CELLS = Kind.CELLS
+_ARRAY_TYPES = (np.ndarray, GpuArray)
+
+ARGUMENTS = names(BACKWARD.arguments)  # arrays that a caller gives, in ATen's order
+
 
 class LayerNormGrads(NamedTuple):
     """The gradients, as ATen orders them; None where one was not asked for.
@@ -71,25 +77,55 @@ class LayerNormGrads(NamedTuple):
     grad_bias: Any
 
 
-@dataclass(frozen=True)
-class Call:
+class Options(NamedTuple):
+    """What a call says besides its arrays, checked.
+
+    Attributes:
+        normalized_shape: Each dimension >= 1.
+        output_mask: Which gradients to compute.
+        eps: For statistics that are recomputed; finite.
+    """
+
+    normalized_shape: tuple[int, ...]
+    output_mask: tuple[bool, bool, bool]
+    eps: float
+
+
+def check_options(normalized_shape: object, output_mask: object, eps: object) -> Options:
+    """The options of a call in one spelling.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, what came and what was expected.
+    """
+    dims = check_normalized_shape(normalized_shape)
+    return Options(dims, check_output_mask(output_mask), check_eps(eps))
+
+
+class BoundCall(NamedTuple):
     """One call: what to compute, and the arrays to compute it from.
 
     Attributes:
         spec: With dynamic rows. None where the mask leaves nothing to compute.
         shape: Of ``input``; M rows and N columns in all.
-        arrays: By ATen's name, C-contiguous, as [M, N], [M] or [N]; all of them NumPy's,
-            or all of them `GpuArray`.
+        arrays: What is read, by ATen's name, C-contiguous, as [M, N], [M] or [N]; all of them
+            NumPy's, or all of them `GpuArray`.
+        has_bias: Whether the caller gave one, so that ``grad_bias`` has its element type.
     """
 
     spec: LayerNormSpec | None
     shape: tuple[int, ...]
     arrays: Mapping[str, Any]
+    has_bias: bool
 
     @property
     def rows(self) -> int:
         """M."""
         return int(self.arrays["input"].shape[0])
+
+    def shape_of(self, result: Operand) -> tuple[int, ...]:
+        """Of a gradient, as the caller sees it."""
+        assert self.spec is not None
+        return self.shape if result.kind is _CELLS else self.spec.normalized_shape
 
 
 def bind(
@@ -102,16 +138,21 @@ def bind(
     bias: AnyArray | None,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     eps: float = DEFAULT_EPS,
-) -> Call:
+) -> BoundCall:
     """Checks the arguments of a layer-norm backward against each other.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    dims = check_normalized_shape(normalized_shape)
-    mask = check_output_mask(output_mask)
-    eps = check_eps(eps)
-    x = _array("input", input)
+    options = check_options(normalized_shape, output_mask, eps)
+    given = (grad_output, input, mean, rstd, weight, bias)
+    return bind_arrays(dict(zip(ARGUMENTS, given, strict=True)), options)
+
+
+def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
+    """As `bind`, the arrays by name, and the options checked before."""
+    dims, mask, eps = options
+    x = _array("input", given["input"])
     if x.shape[max(0, x.ndim - len(dims)) :] != dims:
         raise ValueError(
             f"input: expected a shape that ends in normalized_shape {dims}, got {x.shape}"
@@ -121,30 +162,56 @@ def bind(
     if rows > MOST_ROWS:
         raise ValueError(f"input: expected at most {MOST_ROWS} rows, got {rows}")
     dtype = _dtype("input", x)
-    statistics_dtype = dtypes.DTYPES[dtype].accumulator
+    accumulator = dtypes.DTYPES[dtype].accumulator
+    if (given["mean"] is None) != (given["rstd"] is None):
+        there, missing = ("rstd", "mean") if given["mean"] is None else ("mean", "rstd")
+        raise ValueError(f"{missing}: expected both mean and rstd or neither, got only {there}")
 
-    dy = _array("grad_output", grad_output)
-    _expect_shape("grad_output", dy, x.shape)
-    arrays: dict[str, AnyArray] = {"grad_output": dy, "input": x}
-    if (mean is None) != (rstd is None):
-        given, missing = ("rstd", "mean") if mean is None else ("mean", "rstd")
-        raise ValueError(f"{missing}: expected both mean and rstd or neither, got only {given}")
-    for name, statistic in (("mean", mean), ("rstd", rstd)):
-        if statistic is not None:
-            arrays[name] = _statistic(name, statistic, leading, len(dims), statistics_dtype)
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None:
-            _expect_shape(name, _array(name, parameter), dims)
-    if weight is not None:
-        arrays["weight"] = weight
-
-    flat = {"grad_output": (rows, columns), "input": (rows, columns), "weight": (columns,)}
-    arrays = {
-        name: (np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array).reshape(
-            flat.get(name, (rows,))
+    shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (dims,))
+    flat = ((rows, columns), (rows,), (columns,))
+    arrays: dict[str, AnyArray] = {}
+    types: dict[str, str | None] = {}
+    mixed: list[tuple[str, str]] = []
+    for name, kind, is_required, is_read, is_statistic in _CHECKS:
+        array = given[name]
+        if array is None and not is_required:
+            types[name] = None
+            continue
+        array = _array(name, array)
+        if array.shape not in shapes[kind]:
+            expected = " or ".join(map(str, shapes[kind]))
+            raise ValueError(f"{name}: expected shape {expected}, got {array.shape}")
+        types[name] = found = _dtype(name, array)
+        if is_statistic:
+            if found != accumulator:
+                raise TypeError(f"{name}: expected element type {accumulator}, got {array.dtype}")
+        elif found != dtype and (is_read or mask[2]):
+            mixed.append((name, found))
+        if is_read:
+            dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
+            arrays[name] = dense.reshape(flat[kind])
+    _check_place(arrays)
+    for name, found in mixed:
+        check_mixture(name, found, dtype)
+    has_weight = given["weight"] is not None
+    asked = (mask[0], mask[1] and has_weight, mask[2])
+    spec = None
+    if any(asked):
+        spec = _spec(
+            normalized_shape=dims,
+            dtype=dtype,
+            grad_output_dtype=types["grad_output"],
+            weight_dtype=types["weight"],
+            bias_dtype=types["bias"],
+            has_weight=has_weight,
+            output_mask=asked,
+            recompute_eps=eps if given["mean"] is None else None,
         )
-        for name, array in arrays.items()
-    }
+    return BoundCall(spec, x.shape, arrays, given["bias"] is not None)
+
+
+def _check_place(arrays: Mapping[str, AnyArray]) -> None:
+    """All arrays are on one device."""
     places = {array.device for array in arrays.values() if isinstance(array, GpuArray)}
     if len(places) > 1:
         where = ", ".join(
@@ -153,67 +220,26 @@ def bind(
             if isinstance(array, GpuArray)
         )
         raise ValueError(f"input: expected all arrays on one device, got {where}")
-    dy_dtype = _dtype("grad_output", dy)
-    weight_dtype = None if weight is None else _dtype("weight", weight)
-    bias_dtype = None if bias is None else _dtype("bias", bias)
-    for name, other in (("grad_output", dy_dtype), ("weight", weight_dtype), ("bias", bias_dtype)):
-        if other is not None and (mask[2] or name != "bias"):
-            check_mixture(name, other, dtype)
-    asked = (mask[0], mask[1] and weight is not None, mask[2])
-    if not any(asked):
-        return Call(None, x.shape, arrays)
-    spec = _spec(
-        normalized_shape=dims,
-        dtype=dtype,
-        grad_output_dtype=dy_dtype,
-        weight_dtype=weight_dtype,
-        bias_dtype=bias_dtype,
-        has_weight=weight is not None,
-        output_mask=asked,
-        recompute_eps=eps if mean is None else None,
+
+
+# What each argument is held to, as a call looks it up: by ATen's name, the place of its kind, and
+# whether it must come, is read, and is a statistic.
+_CHECKS = tuple(
+    (
+        operand.name,
+        tuple(Kind).index(operand.kind),
+        operand.when is When.ALWAYS,
+        operand.access is Access.READ,
+        operand.kind is Kind.ROWS,
     )
-    return Call(spec, x.shape, arrays)
-
-
-class Memory(NamedTuple):
-    """Where an argument is.
-
-    Attributes:
-        name: For messages.
-        address: Of its first byte.
-        nbytes: All of which are its own, or may be shared with others that are only read.
-    """
-
-    name: str
-    address: int
-    nbytes: int
-
-
-def check_apart(inputs: Sequence[Memory], results: Sequence[Memory]) -> None:
-    """Storage for gradients shares memory with nothing else of a call.
-
-    Some kernels read a row again when parts of its gradient are written, others do not: no form
-    could promise what it means.
-
-    Raises:
-        ValueError: Naming the two.
-    """
-    for place, result in enumerate(results):
-        for other in (*inputs, *results[:place]):
-            begins = max(result.address, other.address)
-            ends = min(result.address + result.nbytes, other.address + other.nbytes)
-            if begins < ends:
-                raise ValueError(
-                    f"{result.name}: expected memory of its own, got memory of which {other.name} "
-                    f"has {ends - begins} bytes, too"
-                )
-
+    for operand in BACKWARD.arguments
+)
 
 _spec = functools.lru_cache(LayerNormSpec)  # calls are alike, and a spec takes microseconds
 
 
 def _array(name: str, value: object) -> AnyArray:
-    if not isinstance(value, np.ndarray | GpuArray):
+    if not isinstance(value, _ARRAY_TYPES):
         raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
     return value
 
@@ -225,20 +251,3 @@ def _dtype(name: str, array: AnyArray) -> str:
             f"{name}: expected an element type of {', '.join(dtypes.DTYPES)}, got {array.dtype}"
         )
     return known
-
-
-def _expect_shape(name: str, array: AnyArray, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
-
-
-def _statistic(
-    name: str, value: object, leading: tuple[int, ...], normalized_rank: int, dtype: str
-) -> AnyArray:
-    array = _array(name, value)
-    with_ones = (*leading, *(1,) * normalized_rank)
-    if array.shape not in (leading, with_ones):
-        raise ValueError(f"{name}: expected shape {leading} or {with_ones}, got {array.shape}")
-    if _dtype(name, array) != dtype:
-        raise TypeError(f"{name}: expected element type {dtype}, got {array.dtype}")
-    return array

@@ -27,12 +27,55 @@ class UnusableError(Exception):
     """There is no folder, it cannot be used, or others write to it. The message says what to do."""
 
 
-def find(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
-    """What `build` built before; None where there is nothing that can be used."""
-    try:
-        return _kept(spec, target)
-    except UnusableError:
-        return None
+class Entry:
+    """What is known of the module for a spec and a target, before anything is compiled.
+
+    Attributes:
+        kept: What was built before and can be used: the module and its manifest; None where there
+            is no such thing.
+    """
+
+    def __init__(self, spec: LayerNormSpec, target: Target) -> None:
+        """Plans the module, and looks for it."""
+        self.kept: tuple[bytes, Manifest] | None = None
+        self._names = _names(spec, target)
+        self._planned: tuple[str, Manifest] | CompileError
+        self._unusable: UnusableError | None = None
+        try:
+            self._planned = compiler.plan(spec, target)
+        except CompileError as error:  # it is missing: nothing says what would be compiled
+            self._planned = error
+        try:
+            if isinstance(self._planned, CompileError):
+                self.kept = _put_there(spec, target)
+            else:
+                self.kept = _kept(self._planned[1], self._names)
+        except UnusableError as error:
+            self._unusable = error
+
+    def build(self) -> tuple[bytes, Manifest]:
+        """As `build`."""
+        if self.kept is not None:
+            return self.kept
+        try:
+            if isinstance(self._planned, CompileError):
+                raise self._planned
+            vmfb, manifest = compiler.build_planned(*self._planned)
+        except CompileError as error:
+            if self._unusable is None:
+                raise
+            said = f"{error}; the cache is of no use: {self._unusable}"
+            raise CompileError(said) from error
+        unusable = self._unusable
+        if unusable is None:
+            content = (vmfb, manifest.to_json().encode())
+            try:
+                write(_entry(manifest), dict(zip(self._names, content, strict=True)))
+            except UnusableError as error:
+                unusable = error
+        if unusable is not None:
+            notices.warn(f"compiled module not cached: {unusable}")
+        return vmfb, manifest
 
 
 def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
@@ -46,27 +89,7 @@ def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
     Raises:
         CompileError: The compiler is missing or failed.
     """
-    unusable: UnusableError | None = None
-    try:
-        if (kept := _kept(spec, target)) is not None:
-            return kept
-    except UnusableError as error:
-        unusable = error
-    try:
-        vmfb, manifest = compiler.build(spec, target)
-    except CompileError as error:
-        if unusable is None:
-            raise
-        raise CompileError(f"{error}; the cache is of no use: {unusable}") from error
-    if unusable is None:
-        content = (vmfb, manifest.to_json().encode())
-        try:
-            write(_entry(manifest), dict(zip(_names(spec, target), content, strict=True)))
-        except UnusableError as error:
-            unusable = error
-    if unusable is not None:
-        notices.warn(f"compiled module not cached: {unusable}")
-    return vmfb, manifest
+    return Entry(spec, target).build()
 
 
 def read(entry: PurePath, *names: str) -> tuple[bytes, ...] | None:
@@ -120,12 +143,8 @@ def directory() -> Path:
     return users / "iree-lnbwd"
 
 
-def _kept(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
-    try:
-        _, planned = compiler.plan(spec, target)
-    except CompileError:  # missing: then nothing says what would be compiled
-        return _put_there(spec, target)
-    kept = read(_entry(planned), *_names(spec, target))
+def _kept(planned: Manifest, names: tuple[str, str]) -> tuple[bytes, Manifest] | None:
+    kept = read(_entry(planned), *names)
     if kept is None:
         return None
     vmfb, text = kept

@@ -16,21 +16,8 @@ from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
-from iree_lnbwd import (
-    artifact,
-    compiler,
-    emulated,
-    emulator,
-    evidence,
-    files,
-    fingerprint,
-    inspection,
-    matrix,
-    npz,
-    runtime,
-    verify,
-)
-from iree_lnbwd.arguments import Call
+from iree_lnbwd import artifact, compiler, emulated, emulator, files, inspection, npz, runtime
+from iree_lnbwd.arguments import ARGUMENTS, BoundCall
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
@@ -42,11 +29,12 @@ from iree_lnbwd.errors import (
     one_line,
     printable,
 )
-from iree_lnbwd.inspection import Kernel
+from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.schedules import WholeTensors, paths
 from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target, targets
-from iree_lnbwd.verify import Runs
+from iree_lnbwd.verification import evidence, fingerprint, matrix, verify
+from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
 
 _CALLS = ("through IREE's device, waiting for the result", "on the caller's stream, not waiting")
@@ -398,7 +386,7 @@ def _verify(options: argparse.Namespace) -> int:
     return _EXIT_OK if verdict == "passed" else _EXIT_MISS
 
 
-def _cases(options: argparse.Namespace) -> tuple[dict[str, Call], str]:
+def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
     """What to verify on, and what it is in words."""
     if options.normalized_shape is not None:
         if options.data is not None:
@@ -424,7 +412,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, Call], str]:
     return calls, name
 
 
-def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str, Call], str]:
+def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
     """Calls of so many random rows each, and what they are in words."""
     if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
         raise ValueError(f"rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
@@ -506,14 +494,8 @@ def _run(options: argparse.Namespace) -> int:
     arrays = npz.read(options.input)
     op = runtime.load(options.artifact, options.device)
     verify.check_names(arrays, str(options.input))
-    gradients = op(
-        arrays["grad_output"],
-        arrays["input"],
-        arrays.get("mean"),
-        arrays.get("rstd"),
-        arrays.get("weight"),
-        arrays.get("bias"),
-    )
+    given: list[Any] = [arrays.get(name) for name in ARGUMENTS]
+    gradients = op(*given)
     named = {k: v for k, v in gradients._asdict().items() if v is not None}
     output = Path("/dev/fd/1" if options.output == "-" else options.output)
     summary = sys.stderr if files.is_stdout(output) else sys.stdout
@@ -570,7 +552,7 @@ def _facts(
     ]
 
 
-def _needs(kernel: Kernel) -> str:
+def _needs(kernel: KernelReport) -> str:
     known = (
         ("threads", kernel.threads),
         ("registers", kernel.registers),

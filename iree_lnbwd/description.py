@@ -11,7 +11,7 @@ from typing import NamedTuple
 import iree.runtime as rt
 
 from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
-from iree_lnbwd.launches import Launches
+from iree_lnbwd.launches import LaunchPlans
 from iree_lnbwd.schedules import Schedule, schedule_from_dict
 from iree_lnbwd.spec import ENTRY, LayerNormSpec
 from iree_lnbwd.targets import Target, find_target
@@ -31,8 +31,24 @@ class Description(NamedTuple):
     spec: LayerNormSpec
     target: Target
     schedule: Schedule
-    launches: Launches | None
+    launches: LaunchPlans | None
     host_cpu: str | None
+
+
+class OpenedModule(NamedTuple):
+    """A module that was read, on no device yet.
+
+    Attributes:
+        description: What it says of itself.
+        vmfb: Its bytes.
+        instance: Of IREE's virtual machine, which contexts with the module need.
+        module: As that has it.
+    """
+
+    description: Description
+    vmfb: bytes
+    instance: rt.VmInstance
+    module: rt.VmModule
 
 
 def describe(vmfb: bytes, *, source: str) -> Description:
@@ -41,6 +57,15 @@ def describe(vmfb: bytes, *, source: str) -> Description:
     Args:
         vmfb: The module.
         source: Where it came from, for messages.
+
+    Raises:
+        ArtifactError: It is damaged or no module of this package.
+    """
+    return open_module(vmfb, source=source).description
+
+
+def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
+    """Checks a module's bytes and reads what it says of itself.
 
     Raises:
         ArtifactError: It is damaged or no module of this package.
@@ -54,7 +79,8 @@ def describe(vmfb: bytes, *, source: str) -> Description:
         ) from error
     if damaged is not None:
         raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
-    module = open_module(rt.VmInstance(), vmfb, source=source)
+    instance = rt.VmInstance()
+    module = vm_module(instance, vmfb, source=source)
     try:
         names = module.function_names
         reflection: Mapping[str, str] = (
@@ -68,19 +94,20 @@ def describe(vmfb: bytes, *, source: str) -> Description:
     try:
         spec = LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
         target = find_target(reflection["iree_lnbwd.target"])
-        return Description(
+        description = Description(
             spec,
             target,
             schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
-            None if launches is None else Launches.from_dict(json.loads(launches)),
+            None if launches is None else LaunchPlans.from_dict(json.loads(launches)),
             reflection["iree_lnbwd.host_cpu"] if target.is_this_cpu else None,
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error
+    return OpenedModule(description, vmfb, instance, module)
 
 
-def open_module(instance: rt.VmInstance, vmfb: bytes, *, source: str) -> rt.VmModule:
-    """A module, not yet on a device.
+def vm_module(instance: rt.VmInstance, vmfb: bytes, *, source: str) -> rt.VmModule:
+    """A module as IREE's virtual machine has it.
 
     Raises:
         ArtifactError: It is damaged.

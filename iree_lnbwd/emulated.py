@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iree_lnbwd.arguments import Call, LayerNormGrads
+from iree_lnbwd.arguments import BoundCall, LayerNormGrads
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.hal import View
@@ -60,7 +60,7 @@ class EmulatedLayerNormBackward:
         self._progress = progress
         self._strict = not isinstance(described.schedule, WholeTensors)
 
-    def run(self, call: Call) -> LayerNormGrads:
+    def run(self, call: BoundCall) -> LayerNormGrads:
         """Computes a call that `arguments.bind` has checked and that is for this spec.
 
         Raises:

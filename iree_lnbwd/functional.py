@@ -5,21 +5,38 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from iree_lnbwd import interop, runtime
-from iree_lnbwd.arguments import DEFAULT_EPS, LayerNormGrads, bind
+from iree_lnbwd import runtime
+from iree_lnbwd.arguments import (
+    ARGUMENTS,
+    DEFAULT_EPS,
+    LayerNormGrads,
+    Options,
+    bind_arrays,
+    check_options,
+)
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime.frameworks import interop
+from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
 
-_LOADED_MODULES = 64
+_LOADED_MODULES = 256
+_INPUT = ARGUMENTS.index("input")
+_HOST = DeviceUri.parse(DEFAULT_DEVICE)
+
+# Is told of a module that is compiled now.
+Compiling = Callable[[LayerNormSpec, Target], None]
 
 _Key = tuple[LayerNormSpec, DeviceUri]
 _loading: dict[_Key, threading.RLock] = {}
 _alive: WeakValueDictionary[_Key, LayerNormBackward] = WeakValueDictionary()
+# Kinds of call on a GPU, as long as their modules are loaded.
+_known: WeakValueDictionary[Hashable, KnownCall] = WeakValueDictionary()
 # A thread that loads is not there in a forked process, and never gives its lock back.
 os.register_at_fork(after_in_child=_loading.clear)
 
@@ -72,38 +89,72 @@ def layer_norm_backward(
         DeviceError: The device is absent or no target fits it.
         CompileError: The compiler is missing or failed.
     """
-    arrays: dict[str, Any] = {
-        "grad_output": grad_output,
-        "input": input,
-        "mean": mean,
-        "rstd": rstd,
-        "weight": weight,
-        "bias": bias,
-    }
-    framework = interop.on_gpu("input", input)
-    views: dict[str, Any] = interop.views(framework, arrays)
-    call = bind(normalized_shape=normalized_shape, output_mask=output_mask, eps=eps, **views)
-    where = DEFAULT_DEVICE if framework is None else call.arrays["input"].device
-    uri = DeviceUri.parse(where if device is None else device)
-    if call.spec is None:
-        return LayerNormGrads(None, None, None)
-    op = loaded(call.spec, uri)
-    if framework is not None:
-        return op(**arrays)
-    return interop.from_numpy(op.run(call), like=input)
+    options = check_options(normalized_shape, output_mask, eps)
+    uri = None if device is None else DeviceUri.parse(device)
+    gradients, _ = backward((grad_output, input, mean, rstd, weight, bias), options, uri)
+    return gradients
+
+
+def backward(
+    given: Sequence[Any],
+    options: Options,
+    uri: DeviceUri | None = None,
+    compiling: Compiling | None = None,
+) -> tuple[LayerNormGrads, KnownCall | None]:
+    """As `layer_norm_backward`, for arguments in ATen's order: bound once, then handed on.
+
+    Args:
+        given: The arrays.
+        options: Checked; a spec checks them once more where such a call was not seen before.
+        uri: The device; None takes the one where ``input`` is.
+        compiling: Is told where a module has to be compiled.
+
+    Returns:
+        The gradients; and the kind of call that it was, where the arrays are on a GPU and there was
+        something to compute.
+    """
+    framework = interop.on_gpu("input", given[_INPUT])
+    if framework is None:
+        call = bind_arrays(interop.views(None, dict(zip(ARGUMENTS, given, strict=True))), options)
+        if call.spec is None:
+            return LayerNormGrads(None, None, None), None
+        op = loaded(call.spec, uri or _HOST, compiling)
+        return interop.from_numpy(op.run(call), like=given[_INPUT]), None
+    kind = framework.signature(given)
+    key = (kind, options, uri)
+    if (known := _known.get(key)) is None:
+        views = interop.views(framework, dict(zip(ARGUMENTS, given, strict=True)))
+        call = bind_arrays(views, options)
+        if call.spec is None:
+            return LayerNormGrads(None, None, None), None
+        where = DeviceUri.parse(call.arrays["input"].device)
+        op = loaded(call.spec, uri or where, compiling)
+        known = _known[key] = op.learn(kind, framework, views, call)
+    return known.run(framework, given), known
 
 
 @functools.lru_cache(maxsize=_LOADED_MODULES)
-def loaded(spec: LayerNormSpec, uri: DeviceUri) -> LayerNormBackward:
+def loaded(
+    spec: LayerNormSpec, uri: DeviceUri, compiling: Compiling | None = None
+) -> LayerNormBackward:
     """The module for a spec on a device: from memory, the cache on disk, or the compiler.
 
     Threads that need the same one wait for the first of them; where that one fails, the next tries.
+
+    Args:
+        spec: What it computes.
+        uri: Where.
+        compiling: Is told where it has to be compiled.
     """
     from iree_lnbwd import cache  # the compiler is not needed to import the package
 
     key = (spec, uri)
     with _loading.setdefault(key, threading.RLock()):
         if (op := _alive.get(key)) is None:
-            vmfb, _ = cache.build(spec, target_of(uri))
+            target = target_of(uri)
+            entry = cache.Entry(spec, target)
+            if entry.kept is None and compiling is not None:
+                compiling(spec, target)
+            vmfb, _ = entry.build()
             op = _alive[key] = runtime.load_built(vmfb, str(uri))
         return op

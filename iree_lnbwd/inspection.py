@@ -27,7 +27,7 @@ _METADATA_BEGIN = b"\xaeamdhsa.kernels"  # a MessagePack string of 14 characters
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelReport:
     """One kernel of a module. None: not known without the vendor's assembler.
 
     Attributes:
@@ -45,7 +45,7 @@ class Kernel:
     stack_bytes: int | None = None
 
 
-def kernels(vmfb: bytes, target: Target) -> tuple[Kernel, ...]:
+def kernels(vmfb: bytes, target: Target) -> tuple[KernelReport, ...]:
     """The kernels of a module, in the order of their code.
 
     Raises:
@@ -61,7 +61,7 @@ def kernels(vmfb: bytes, target: Target) -> tuple[Kernel, ...]:
                 return _of_code_object(code)
             case _:
                 names = _CPU_NAMES.findall(code)
-                return tuple(Kernel(name.decode()) for name in sorted(set(names)))
+                return tuple(KernelReport(name.decode()) for name in sorted(set(names)))
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"kernels: damaged: {one_line(error)}") from error
 
@@ -72,13 +72,13 @@ def ptx(code: bytes) -> str:
     return "" if start < 0 else code[start : code.index(b"\0", start)].decode()
 
 
-def _of_ptx(text: str, arch: str) -> tuple[Kernel, ...]:
+def _of_ptx(text: str, arch: str) -> tuple[KernelReport, ...]:
     resources = _ptxas(text, arch)
     found = []
     for name, *sizes in _PTX_ENTRY.findall(text):
         x, y, z = map(int, sizes)
         registers, shared, stack = resources.get(name, (None, None, None))
-        found.append(Kernel(name, x * y * z, registers, shared, stack))
+        found.append(KernelReport(name, x * y * z, registers, shared, stack))
     return tuple(found)
 
 
@@ -98,14 +98,14 @@ def _ptxas(text: str, arch: str) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def _of_code_object(code: bytes) -> tuple[Kernel, ...]:
+def _of_code_object(code: bytes) -> tuple[KernelReport, ...]:
     """From the code object's metadata (LLVM AMDGPU guide, "Code Object V5 Metadata")."""
     start = code.find(_METADATA_BEGIN)
     if start < 0:
         return ()
     metadata = _message_pack(io.BytesIO(code[start - 1 :]))
     return tuple(
-        Kernel(
+        KernelReport(
             name=kernel[".name"],
             threads=kernel[".max_flat_workgroup_size"],
             registers=kernel[".vgpr_count"],

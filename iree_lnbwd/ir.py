@@ -14,6 +14,7 @@ from dataclasses import replace
 from iree_lnbwd import linking
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import launches
+from iree_lnbwd.operands import BACKWARD, Element, Kind
 from iree_lnbwd.schedules import (
     FewRows,
     Form,
@@ -57,18 +58,6 @@ _SUBGROUP_SUM = re.compile(
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 _VIEW = "!hal.buffer_view"  # storage with a shape, whose content is no tensor yet
-
-# What the entry point calls each argument and result, and the alias of its type.
-_KERNEL_NAMES = {
-    "grad_output": ("dy", "!dy_mn"),
-    "input": ("x", "!x_mn"),
-    "mean": ("mean", "!acc_m"),
-    "rstd": ("rstd", "!acc_m"),
-    "weight": ("gamma", "!gamma_n"),
-    "grad_input": ("dx", "!x_mn"),
-    "grad_weight": ("dgamma", "!gamma_n"),
-    "grad_bias": ("dbeta", "!beta_n"),
-}
 
 
 def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
@@ -202,14 +191,18 @@ def _private(shape: str) -> str:
 
 
 def _bindings(cols: int) -> dict[str, str]:
-    """The tensors as kernels see them."""
+    """The tensors as kernels see them, partial rows of sums among them."""
+    seen = {
+        Kind.CELLS: ("rows", f"?x{cols}x"),
+        Kind.ROWS: ("column", "?x"),
+        Kind.COLUMNS: ("row", f"{cols}x"),
+    }
+    tensors = [(operand.kind, operand.element) for operand in BACKWARD.rows]
     return {
-        "!dy_rows": _storage(f"?x{cols}x!dy"),
-        "!x_rows": _storage(f"?x{cols}x!x"),
-        "!acc_rows": _storage(f"?x{cols}x!acc"),
-        "!acc_column": _storage("?x!acc"),
-        "!gamma_row": _storage(f"{cols}x!gamma"),
-        "!beta_row": _storage(f"{cols}x!beta"),
+        f"!{element.value}_{called}": _storage(f"{dims}!{element.value}")
+        for kind, (called, dims) in seen.items()
+        for of_kind, element in (*tensors, (Kind.CELLS, Element.ACC))
+        if of_kind is kind
     }
 
 
@@ -449,8 +442,9 @@ def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule, host_cpu: st
             f"{_declare(result, 'out_')} {{iree.abi.output = {i} : index}}"
             for i, result in enumerate(spec.results)
         ]
-        types = ", ".join(_KERNEL_NAMES[r.name][1] for r in spec.results)
-        values = ", ".join("%" + _KERNEL_NAMES[r.name][0] for r in spec.results)
+        results = [BACKWARD.named(result.name) for result in spec.results]
+        types = ", ".join(result.alias for result in results)
+        values = ", ".join(f"%{result.symbol}" for result in results)
         form = "_few_rows" if isinstance(first, FewRows) else ""
         body += [_backward(form), f"return {values} : {types}"]
     reflection = {
@@ -491,7 +485,8 @@ def _branches(spec: LayerNormSpec) -> list[str]:
     for form in ("_few_rows", ""):
         lines += [f"^{form[1:] or 'rows'}:", _backward(form, suffix=form)]
         for result in spec.results:
-            name, alias = _KERNEL_NAMES[result.name]
+            operand = BACKWARD.named(result.name)
+            name, alias = operand.symbol, operand.alias
             dims = "{%m}" if result.shape[0] is None else ""
             lines += [
                 f"%{name}_there{form} = hal.tensor.alias %{name}{form} : {alias}{dims} "
@@ -499,20 +494,20 @@ def _branches(spec: LayerNormSpec) -> list[str]:
                 f"%{name}_view{form} = hal.tensor.export %{name}_there{form} "
                 f": {alias}{dims} -> {_VIEW}",
             ]
-        views = ", ".join(f"%{_KERNEL_NAMES[r.name][0]}_view{form}" for r in spec.results)
+        views = ", ".join(f"%{BACKWARD.named(r.name).symbol}_view{form}" for r in spec.results)
         lines.append(f"return {views} : {', '.join(_VIEW for _ in spec.results)}")
     return lines
 
 
 def _backward(form: str, suffix: str = "") -> str:
     """The call of a form's function; the suffix is of its results' names."""
-    results = ", ".join(f"%{name}{suffix}" for name in ("dx", "dgamma", "dbeta"))
-    return (
-        f"{results} = call @backward{form}(%dy, %x, %mean, %rstd, %gamma)\n"
-        "      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n) -> (!x_mn, !gamma_n, !beta_n)"
-    )
+    results = ", ".join(f"%{result.symbol}{suffix}" for result in BACKWARD.results)
+    read = ", ".join(f"%{given.symbol}" for given in BACKWARD.inputs)
+    types = ", ".join(given.alias for given in BACKWARD.inputs)
+    computed = ", ".join(result.alias for result in BACKWARD.results)
+    return f"{results} = call @backward{form}({read})\n      : ({types}) -> ({computed})"
 
 
 def _declare(argument: TensorType, prefix: str = "", of_type: str | None = None) -> str:
-    name, alias = _KERNEL_NAMES[argument.name]
-    return f"%{prefix}{name}: {of_type or alias}"
+    operand = BACKWARD.named(argument.name)
+    return f"%{prefix}{operand.symbol}: {of_type or operand.alias}"

@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import BACKWARD, GRAD_INPUT, INPUT, Kind, names
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
 
-_INPUTS = ("grad_output", "input", "mean", "rstd", "weight")
+_INPUTS = names(BACKWARD.inputs)
+_STATISTICS = names(BACKWARD.statistics)
+_OF_COLUMNS = names(result for result in BACKWARD.results if result.kind is Kind.COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ Count = int | RowCount
 
 
 @dataclass(frozen=True)
-class Launch:
+class PlannedLaunch:
     """One kernel.
 
     Attributes:
@@ -85,12 +88,12 @@ class Plan:
     """
 
     scratch: tuple[Scratch, ...]
-    kernels: tuple[Launch, ...]
+    kernels: tuple[PlannedLaunch, ...]
     most_rows: int | None = None
 
 
 @dataclass(frozen=True)
-class Launches:
+class LaunchPlans:
     """What calls of a module launch, for at least one row.
 
     Attributes:
@@ -108,7 +111,7 @@ class Launches:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Launches:
+    def from_dict(cls, values: Mapping[str, Any]) -> LaunchPlans:
         """The inverse of `to_dict`.
 
         Raises:
@@ -122,7 +125,7 @@ def count_of(count: Count, rows: int) -> int:
     return count if isinstance(count, int) else count.of(rows)
 
 
-def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launches | None:
+def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
     """What a call launches; None where only IREE's host program says it.
 
     That is where IREE itself made the kernels: of whole tensors.
@@ -137,15 +140,18 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> Launche
             plans.append(_of_partial_rows(spec, target, form))
     if spec.recompute_eps is not None:
         plans = [_with_statistics(plan, spec, target) for plan in plans]
-    return Launches(tuple(plans))
+    return LaunchPlans(tuple(plans))
 
 
 def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
     """The same, after a kernel that recomputes mean and rstd."""
-    rows, names = RowCount(), ("mean", "rstd")
+    rows = RowCount()
+    acc_bytes = DTYPES[spec.acc_dtype].numpy.itemsize
     workgroups = RowCount(row_statistics(spec, target).rows)
-    kernel = Launch("row_statistics", (workgroups, 1, 1), ("input", *names), (rows,))
-    statistics = (Scratch(name, DTYPES[spec.acc_dtype].numpy.itemsize, rows) for name in names)
+    kernel = PlannedLaunch(
+        "row_statistics", (workgroups, 1, 1), (INPUT.name, *_STATISTICS), (rows,)
+    )
+    statistics = (Scratch(name, acc_bytes, rows) for name in _STATISTICS)
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(kernel, *plan.kernels))
 
 
@@ -153,7 +159,7 @@ def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
     tiles = math.ceil(spec.columns / form.tile) if any(spec.output_mask[1:]) else 0
     workgroups = RowCount(more=tiles) if spec.output_mask[0] else tiles
-    kernel = Launch("few_rows", (workgroups, 1, 1), (*_INPUTS, *GRADIENTS), (RowCount(),))
+    kernel = PlannedLaunch("few_rows", (workgroups, 1, 1), (*_INPUTS, *GRADIENTS), (RowCount(),))
     return Plan(_unasked(spec, GRADIENTS), (kernel,), form.rows if spec.rows is None else None)
 
 
@@ -164,22 +170,24 @@ def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPas
     rows = RowCount()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
-        kernels = [Launch("rows", (walkers, 1, 1), (*_INPUTS, "grad_input", *partials), (rows,))]
+        kernels = [
+            PlannedLaunch("rows", (walkers, 1, 1), (*_INPUTS, GRAD_INPUT.name, *partials), (rows,))
+        ]
         sums: tuple[str, ...] = ()
     else:
         walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
-        kernels, sums, read = [], (), ("mean", "rstd")  # where nobody reads row sums
+        kernels, sums, read = [], (), _STATISTICS  # where nobody reads row sums
         if spec.output_mask[0]:
             sums = read = ("sum_h", "sum_hx")
-            kernels.append(Launch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)))
-        bindings = (*_INPUTS, *read, "grad_input", *partials)
-        kernels.append(Launch("columns", (tiles, walkers, 1), bindings, (rows,)))
-    written: tuple[str, ...] = GRADIENTS[:1]
+            kernels.append(PlannedLaunch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)))
+        bindings = (*_INPUTS, *read, GRAD_INPUT.name, *partials)
+        kernels.append(PlannedLaunch("columns", (tiles, walkers, 1), bindings, (rows,)))
+    written: tuple[str, ...] = (GRAD_INPUT.name,)
     if any(spec.output_mask[1:]):
         tiles = math.ceil(spec.columns / form.finalize_columns)
         kernels.append(
-            Launch("finalize", (tiles, 1, 1), (*partials, "grad_weight", "grad_bias"), (walkers,))
+            PlannedLaunch("finalize", (tiles, 1, 1), (*partials, *_OF_COLUMNS), (walkers,))
         )
         written = GRADIENTS
     scratch = (
@@ -195,16 +203,13 @@ def _unasked(spec: LayerNormSpec, written: Sequence[str]) -> tuple[Scratch, ...]
 
     That of ``grad_input`` is not followed; the others are written by the way.
     """
-    sizes = (
-        0,
-        spec.columns * DTYPES[spec.gamma_dtype].numpy.itemsize,
-        spec.columns * DTYPES[spec.beta_dtype].numpy.itemsize,
-    )
-    return tuple(
-        Scratch(name, size, 1)
-        for name, size, asked in zip(GRADIENTS, sizes, spec.output_mask, strict=True)
-        if not asked and name in written
-    )
+    pieces = []
+    for result in BACKWARD.results:
+        if result.name in written and not spec.has(result):
+            size = DTYPES[spec.element_type(result.element)].numpy.itemsize
+            of_columns = result.kind is Kind.COLUMNS
+            pieces.append(Scratch(result.name, spec.columns * size if of_columns else 0, 1))
+    return tuple(pieces)
 
 
 def _plan(values: Mapping[str, Any]) -> Plan:
@@ -215,7 +220,7 @@ def _plan(values: Mapping[str, Any]) -> Plan:
     for one in values["kernels"]:
         x, y, z = map(_count, one["workgroups"])
         bindings, constants = tuple(one["bindings"]), tuple(map(_count, one["constants"]))
-        kernels.append(Launch(one["kernel"], (x, y, z), bindings, constants))
+        kernels.append(PlannedLaunch(one["kernel"], (x, y, z), bindings, constants))
     return Plan(scratch, tuple(kernels), values["most_rows"])
 
 

@@ -14,9 +14,11 @@ import numpy as np
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
+from iree_lnbwd.operands import BACKWARD, Element, Operand, When, names
 
 ENTRY = "layer_norm_backward"
-GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
+GRADIENTS = names(BACKWARD.results)
+_BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
 
@@ -34,6 +36,10 @@ class TensorType:
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+
+    def dims(self, rows: int) -> tuple[int, ...]:
+        """The shape for M rows."""
+        return tuple(rows if dim is None else dim for dim in self.shape)
 
     def __str__(self) -> str:
         """MLIR's spelling of the type, e.g. ``?x4096xbf16``."""
@@ -140,20 +146,38 @@ class LayerNormSpec:
         """Element type of statistics and sums: f32, or f64 for f64 data."""
         return DTYPES[self.dtype].accumulator
 
+    def element_type(self, element: Element) -> str:
+        """MLIR's name of one of the spec's element types."""
+        match element:
+            case Element.DY:
+                return self.dy_dtype
+            case Element.X:
+                return self.dtype
+            case Element.ACC:
+                return self.acc_dtype
+            case Element.GAMMA:
+                return self.gamma_dtype
+            case Element.BETA:
+                return self.beta_dtype
+
+    def has(self, operand: Operand) -> bool:
+        """Whether a module for this spec takes the operand, or computes it."""
+        match operand.when:
+            case When.ALWAYS:
+                return True
+            case When.STATISTICS_GIVEN:
+                return self.recompute_eps is None
+            case When.WEIGHT_GIVEN:
+                return self.has_weight
+            case When.ASKED_FOR:
+                return self.output_mask[GRADIENTS.index(operand.name)]
+            case When.NEVER:
+                return False
+
     @functools.cached_property
     def inputs(self) -> tuple[TensorType, ...]:
         """What a module reads, in order."""
-        rows, cols = self.rows, self.columns
-        statistics = (
-            TensorType("mean", self.acc_dtype, (rows,)),
-            TensorType("rstd", self.acc_dtype, (rows,)),
-        )
-        return (
-            TensorType("grad_output", self.dy_dtype, (rows, cols)),
-            TensorType("input", self.dtype, (rows, cols)),
-            *(statistics if self.recompute_eps is None else ()),
-            *((TensorType("weight", self.gamma_dtype, (cols,)),) if self.has_weight else ()),
-        )
+        return self._tensors(BACKWARD.inputs)
 
     @property
     def arguments(self) -> tuple[TensorType, ...]:
@@ -163,12 +187,18 @@ class LayerNormSpec:
     @functools.cached_property
     def results(self) -> tuple[TensorType, ...]:
         """What a module computes, in order: the gradients that ``output_mask`` asks for."""
-        gradients = (
-            TensorType("grad_input", self.dtype, (self.rows, self.columns)),
-            TensorType("grad_weight", self.gamma_dtype, (self.columns,)),
-            TensorType("grad_bias", self.beta_dtype, (self.columns,)),
+        return self._tensors(BACKWARD.results)
+
+    def _tensors(self, operands: tuple[Operand, ...]) -> tuple[TensorType, ...]:
+        return tuple(
+            TensorType(
+                operand.name,
+                self.element_type(operand.element),
+                operand.kind.shape(self.rows, self.columns),
+            )
+            for operand in operands
+            if self.has(operand)
         )
-        return tuple(g for g, asked in zip(gradients, self.output_mask, strict=True) if asked)
 
     @property
     def name(self) -> str:
@@ -253,7 +283,7 @@ def check_output_mask(mask: object) -> tuple[bool, bool, bool]:
     if (
         not isinstance(mask, tuple | list)
         or len(mask) != len(GRADIENTS)
-        or not all(isinstance(asked, bool | np.bool_) for asked in mask)
+        or not all(isinstance(asked, _BOOLS) for asked in mask)
     ):
         raise ValueError(f"output_mask: expected three bools, got {shown(mask)}")
     return (bool(mask[0]), bool(mask[1]), bool(mask[2]))

@@ -21,29 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd import cache, functional, interop, notices, torch_native
-from iree_lnbwd.arguments import DEFAULT_EPS
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd import functional, notices, torch_native
+from iree_lnbwd.arguments import DEFAULT_EPS, Options
+from iree_lnbwd.runtime.frameworks import pytorch
 from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.targets import Target
 
 __all__ = ["LayerNorm", "layer_norm", "replace_layer_norm", "warmup"]
 
-_DTYPES = {
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float64: "f64",
-}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _DEVICE_TYPES = ("cpu", "cuda", "meta")  # PyTorch calls AMD GPUs "cuda" too
 
 # Where a tensor is and what it holds; None where it is not there.
-_Kind = tuple[torch.device, torch.dtype] | None
+_TensorKind = tuple[torch.device, torch.dtype] | None
 
 _log = logging.getLogger(__name__)
-
-_LOADED_MODULES = 256
 
 
 def layer_norm(
@@ -231,7 +224,7 @@ def _are_plain(*tensors: Tensor | None) -> bool:
     """Whether the dispatcher can be spared, for nobody watches what is done with these tensors."""
     return (
         all(
-            tensor is None or (type(tensor) in (Tensor, nn.Parameter) and interop.is_plain(tensor))
+            tensor is None or (type(tensor) in (Tensor, nn.Parameter) and pytorch.is_plain(tensor))
             for tensor in tensors
         )
         and not torch._C._len_torch_dispatch_stack()
@@ -300,32 +293,35 @@ def _layer_norm_backward(
     asked = (output_mask[0], output_mask[1] and weight is not None, output_mask[2])
     if not any(asked):
         return None, None, None
-    kinds = (
-        (grad_output.device, grad_output.dtype),
-        (input.device, input.dtype),
-        _kind(mean),
-        _kind(rstd),
-        _kind(weight),
-        _kind(bias),
-    )
     if input.numel() == 0:  # an empty sum is zero
         gradients = _empty_gradients(input, normalized_shape, weight, bias, asked)
         return tuple(None if g is None else g.zero_() for g in gradients)  # type: ignore[return-value]
-    op = _loaded(tuple(normalized_shape), kinds, asked, None if mean is not None else eps)
-    gradients = op(grad_output, input, mean, rstd, weight, bias)
-    if mean is not None and input.is_cuda and torch_native.load():
+    _check_kinds(
+        (input.device, input.dtype),
+        grad_output=(grad_output.device, grad_output.dtype),
+        mean=_kind(mean),
+        rstd=_kind(rstd),
+        weight=_kind(weight),
+        bias=_kind(bias),
+    )
+    gradients, known = functional.backward(
+        (grad_output, input, mean, rstd, weight, bias),
+        Options(tuple(normalized_shape), asked, eps),
+        compiling=_say_compiling,
+    )
+    if known is not None and mean is not None and torch_native.load():
         torch_native.remember(
-            torch_native.Kind(
+            torch_native.CallKind(
                 input.device,
-                input.numel() // op.spec.columns,
-                op.spec.columns,
+                known.rows,
+                known.module.spec.columns,
                 grad_output.dtype,
                 input.dtype,
                 None if weight is None else weight.dtype,
                 None if bias is None else bias.dtype,
                 (output_mask[0], output_mask[1], output_mask[2]),
             ),
-            op,
+            known,
         )
     return gradients
 
@@ -347,12 +343,12 @@ def _empty_gradients(
     )
 
 
-def _kind(tensor: Tensor | None) -> _Kind:
+def _kind(tensor: Tensor | None) -> _TensorKind:
     return None if tensor is None else (tensor.device, tensor.dtype)
 
 
 @functools.lru_cache
-def _takes_kinds(input: _Kind, weight: _Kind, bias: _Kind) -> bool:
+def _takes_kinds(input: _TensorKind, weight: _TensorKind, bias: _TensorKind) -> bool:
     """Whether PyTorch's forward takes these together: on GPUs, it takes one element type only."""
     assert input is not None
     parameters = {kind[1] for kind in (weight, bias) if kind is not None}
@@ -361,7 +357,7 @@ def _takes_kinds(input: _Kind, weight: _Kind, bias: _Kind) -> bool:
 
 
 @functools.lru_cache
-def _check_kinds(input: _Kind, **others: _Kind) -> None:
+def _check_kinds(input: _TensorKind, **others: _TensorKind) -> None:
     """Raises where the op has no module for such tensors.
 
     Raises:
@@ -383,53 +379,13 @@ def _check_kinds(input: _Kind, **others: _Kind) -> None:
             raise TypeError(f"{name}: expected {dtype} like input, got {kind[1]}")
 
 
-@functools.lru_cache(maxsize=_LOADED_MODULES)
-def _loaded(
-    normalized_shape: tuple[int, ...],
-    kinds: tuple[_Kind, ...],
-    output_mask: tuple[bool, bool, bool],
-    recompute_eps: float | None,
-) -> LayerNormBackward:
-    """The module for a backward, compiled and loaded the first time.
-
-    Args:
-        normalized_shape: As of the operator.
-        kinds: Of grad_output, input, mean, rstd, weight and bias.
-        output_mask: As of the operator, with no gradient of a weight that is not there.
-        recompute_eps: None where mean and rstd are given.
-    """
-    grad_output, input, mean, rstd, weight, bias = kinds
-    _check_kinds(input, grad_output=grad_output, mean=mean, rstd=rstd, weight=weight, bias=bias)
-    assert input is not None
-    assert grad_output is not None
-    spec = LayerNormSpec(
-        normalized_shape=normalized_shape,
-        dtype=_DTYPES[input[1]],
-        grad_output_dtype=_DTYPES[grad_output[1]],
-        weight_dtype=None if weight is None else _DTYPES[weight[1]],
-        bias_dtype=None if bias is None else _DTYPES[bias[1]],
-        has_weight=weight is not None,
-        output_mask=output_mask,
-        recompute_eps=recompute_eps,
-    )
-    uri = _uri(input[0])
-    target = target_of(uri)
-    if cache.find(spec, target) is None:
-        notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
-    return functional.loaded(spec, uri)
+def _say_compiling(spec: LayerNormSpec, target: Target) -> None:
+    notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
 
 
 # PyTorch keeps its operators' kernels, and so this module, past the interpreter's end. What IREE
 # has opened must be closed before that.
 atexit.register(functional.loaded.cache_clear)
-atexit.register(_loaded.cache_clear)
-
-
-def _uri(device: torch.device) -> DeviceUri:
-    """IREE's name of a device of PyTorch's."""
-    if device.type == "cpu":
-        return DeviceUri.parse(DEFAULT_DEVICE)
-    return DeviceUri("hip" if torch.version.hip else "cuda", device.index)
 
 
 def _fake_layer_norm_backward(

@@ -22,25 +22,25 @@ import torch
 
 from iree_lnbwd import cache, folders, notices
 from iree_lnbwd.artifact import digest
-from iree_lnbwd.gpu_driver import Graph
-from iree_lnbwd.runtime import LayerNormBackward
-from iree_lnbwd.spec import GRADIENTS
+from iree_lnbwd.operands import BACKWARD, names
+from iree_lnbwd.runtime.gpu_driver import Graph
+from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = ("-O2",)
 _LIBRARY = "iree_lnbwd_torch.so"
 _DIGEST = f"{_LIBRARY}.sha256"
 # The C++ names of a call's pointers, before those of its scratch.
-_POINTERS = ("grad_output", "input", "mean", "rstd", "weight", *GRADIENTS)
+_POINTERS = names((*BACKWARD.inputs, *BACKWARD.results))
 # The fields of Driver in C++, which is given no more of them than a call takes.
 _FUNCTIONS: tuple[str, ...] = ("get", "push", "pop", "launch")
 _GRAPH_FUNCTIONS = ("captures", "set", "run")
 _KINDS_KEPT = 4096
 
 _log = logging.getLogger(__name__)
-_remembered: set[Kind] = set()
-_modules: set[LayerNormBackward] = set()  # whose kernels C++ may launch
-_graphs: dict[Graph, Graph] = {}  # by the one that `LayerNormBackward` uses for the same kernels
+_remembered: set[CallKind] = set()
+_modules: set[GpuModule] = set()  # whose kernels C++ may launch
+_graphs: dict[Graph, Graph] = {}  # by the one that `KnownCall` has of the same kernels
 _loading, _remembering = threading.Lock(), threading.Lock()
 
 
@@ -125,7 +125,7 @@ def _is_closed(stream: object) -> bool:
     return stream is None or bool(getattr(stream, "closed", False))
 
 
-class Kind(NamedTuple):
+class CallKind(NamedTuple):
     """What calls have in common that launch the same kernels.
 
     Attributes:
@@ -149,12 +149,12 @@ class Kind(NamedTuple):
     output_mask: tuple[bool, bool, bool]
 
 
-def remember(kind: Kind, module: LayerNormBackward) -> None:
-    """Has the C++ operators launch a module's kernels by themselves for calls of a kind.
+def remember(kind: CallKind, known: KnownCall) -> None:
+    """Has the C++ operators launch kernels by themselves for calls of a kind.
 
     Args:
         kind: What is known of the calls.
-        module: Their module, which is kept. One that IREE's device runs stays with Python.
+        known: What computes them, which is kept. What IREE's device runs stays with Python.
     """
     with _remembering:
         if kind in _remembered:
@@ -163,29 +163,28 @@ def remember(kind: Kind, module: LayerNormBackward) -> None:
             torch.ops.iree_lnbwd.forget()
             _remembered.clear()
         _remembered.add(kind)
-        _modules.add(module)
-        if (call := module.stream_call(kind.rows)) is None:
+        _modules.add(known.module)
+        if (sequence := known.sequence) is None:
             return
-        places = {name: place for place, name in enumerate((*_POINTERS, *call.scratch_names))}
+        places = {name: place for place, name in enumerate((*_POINTERS, *sequence.scratch_names))}
         launches: list[int] = []
-        for launch, bindings in zip(call.launches, call.bindings, strict=True):
+        for launch, bindings in zip(sequence.launches, sequence.bindings, strict=True):
             launches += (launch.function, *launch.workgroups, *launch.threads, launch.shared_bytes)
             launches += (len(bindings), *(places[name] for name in bindings))
             launches += (len(launch.constants), *launch.constants)
-        driver, functions = call.driver, _FUNCTIONS
+        driver, functions = sequence.driver, _FUNCTIONS
         graph: tuple[int, ...] = ()
-        if call.graph is not None:
+        if sequence.graph is not None:
             functions += _GRAPH_FUNCTIONS
-            if call.graph not in _graphs:  # one of our own: the other one is under other locks
-                with driver.current():
-                    _graphs[call.graph] = Graph(driver, call.launches)
-            graph = _graphs[call.graph].handles
+            if sequence.graph not in _graphs:  # one of our own: the other one is under other locks
+                _graphs[sequence.graph] = driver.graph(sequence.launches)
+            graph = _graphs[sequence.graph].handles
         torch.ops.iree_lnbwd.remember(
             *kind,
             driver=[driver.context, *map(driver.entry_point, functions)],
-            ones=call.fixed[0] if call.fixed else 0,
-            scratch_bytes=call.scratch_bytes,
-            scratch=call.scratch,
+            ones=sequence.fixed[0] if sequence.fixed else 0,
+            scratch_bytes=sequence.scratch_bytes,
+            scratch=sequence.scratch,
             launches=launches,
             graph=graph,
         )

@@ -25,7 +25,7 @@ import numpy as np
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, reference, schedules
-from iree_lnbwd.arguments import Array, Call, bind
+from iree_lnbwd.arguments import Array, BoundCall, bind
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
@@ -91,7 +91,7 @@ class Case:
             self.tried.add((name, argument, "bad" if argument == bad else "good"))
         return PUBLIC[name](**arguments)
 
-    def judge(self, gradients: LayerNormGrads, call: Call) -> None:
+    def judge(self, gradients: LayerNormGrads, call: BoundCall) -> None:
         """The gradients are those of a call."""
         judgement = reference.judge(call)
         results = {} if call.spec is None else {r.name: r for r in call.spec.results}
@@ -241,7 +241,7 @@ def draw_arrays(
     return given
 
 
-def bound(spec: LayerNormSpec, given: Mapping[str, Any]) -> Call:
+def bound(spec: LayerNormSpec, given: Mapping[str, Any]) -> BoundCall:
     """The call that arrays come to, of copies: what is done to the arrays does not show."""
     copies: dict[str, Any] = {
         name: None if array is None else np.array(array) for name, array in given.items()

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from emulated_driver import EmulatedDriver
 
-from iree_lnbwd import dlpack
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator.memory import Buffer
+from iree_lnbwd.runtime.frameworks import dlpack
 
 _CUDA = 2  # kDLCUDA
 _NAME = b"dltensor"

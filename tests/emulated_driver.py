@@ -1,7 +1,7 @@
 """A driver whose GPU is the emulator: what calls on a stream launch runs there, under its rules.
 
 It has `gpu_driver.Driver`'s interface, as far as kernels on a stream need it. A stream's work is
-done as soon as it is put there. There are no graphs.
+done as soon as it is put there. A graph runs the kernels that it was made of, and no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from iree_lnbwd.emulator.module import EXECUTORS, FORMATS
 
 
 class Uploaded(NamedTuple):
-    """As `gpu_driver.Memory`."""
+    """As `gpu_driver.DeviceMemory`."""
 
     pointer: int
 
@@ -34,11 +34,13 @@ class EmulatedDriver:
     Attributes:
         memory: Its memory.
         launches: All that ran.
+        graphs: How often a graph ran.
+        has_graphs: Whether `graph` can make one: as on hardware, where it is CUDA's.
     """
 
-    has_graphs = False
-
     def __init__(self, backend: str) -> None:
+        self.graphs = 0
+        self.has_graphs = backend == "cuda"
         self.memory = GlobalMemory()
         self.launches: list[Launch] = []
         self._make_executor = EXECUTORS[FORMATS[backend]]
@@ -63,6 +65,11 @@ class EmulatedDriver:
         codes = {export.code for export in exports}
         executors = {code: self._make_executor(code, lambda text: text) for code in codes}
         return {e.kernel: EmulatedKernel(self, executors[e.code], e) for e in exports}
+
+    def graph(self, launches: Sequence[EmulatedLaunch]) -> EmulatedGraph:
+        """A graph of kernels."""
+        assert self.has_graphs
+        return EmulatedGraph(self, tuple(launch.kernel for launch in launches))
 
     def upload(self, data: bytes) -> Uploaded:
         """A copy in its memory."""
@@ -115,7 +122,7 @@ class EmulatedDriver:
 
 @dataclass(frozen=True)
 class EmulatedKernel:
-    """As `gpu_driver.Kernel`."""
+    """As `gpu_driver.LoadedKernel`."""
 
     driver: EmulatedDriver
     executor: Executor
@@ -128,7 +135,7 @@ class EmulatedKernel:
 
 @dataclass
 class EmulatedLaunch:
-    """As `gpu_driver.Launch`."""
+    """As `gpu_driver.DriverLaunch`."""
 
     kernel: EmulatedKernel
     workgroups: tuple[int, int, int]
@@ -142,3 +149,18 @@ class EmulatedLaunch:
     def run(self, stream: int) -> None:
         """Runs it."""
         self.kernel.driver.run(self.kernel, self)
+
+
+@dataclass(frozen=True)
+class EmulatedGraph:
+    """As `gpu_driver.Graph`."""
+
+    driver: EmulatedDriver
+    kernels: tuple[EmulatedKernel, ...]
+
+    def run(self, launches: Sequence[EmulatedLaunch], stream: int) -> None:
+        """Runs them."""
+        assert tuple(launch.kernel for launch in launches) == self.kernels
+        self.driver.graphs += 1
+        for launch in launches:
+            launch.run(stream)

@@ -11,13 +11,13 @@ import numpy as np
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference, schedules
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.reference import Judgement
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.schedules import OnePass, Schedule
 from iree_lnbwd.spec import GRADIENTS
 from iree_lnbwd.targets import Target
+from iree_lnbwd.verification.judge import Judgement
 
 SEED_VARIABLE = "LNBWD_TEST_SEED"
 
@@ -52,7 +52,7 @@ class Arguments:
     output_mask: tuple[bool, bool, bool] = (True, True, True)
     eps: float = DEFAULT_EPS
 
-    def call(self) -> Call:
+    def call(self) -> BoundCall:
         """Checked and flattened, as the package sees them."""
         return bind(*self._positional(), self.eps)
 

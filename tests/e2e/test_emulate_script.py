@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from iree_lnbwd import LayerNormSpec, artifact, bits, compile, fingerprint, npz
+from iree_lnbwd import LayerNormSpec, artifact, compile, npz
 from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.verification import bits, fingerprint
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 from support import random_generator, without_few_rows
 
-from iree_lnbwd import compiler, matrix, verify
+from iree_lnbwd import compiler
 from iree_lnbwd.emulated import EmulatedLayerNormBackward
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.schedules import OnePass, Schedule, choose
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix, verify
 
 TARGETS = ("gfx942", "gfx1100")
 ROWS = (1, 7, 64)

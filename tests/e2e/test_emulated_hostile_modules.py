@@ -14,13 +14,20 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator, without_few_rows
 
-from iree_lnbwd import LayerNormSpec, compiler, matrix
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
-from iree_lnbwd.emulator import Fault, Module, PtxError, VmError, executables, launch
+from iree_lnbwd import LayerNormSpec, compiler, executables
+from iree_lnbwd.emulator import (
+    EmulatedLayerNormBackward,
+    Fault,
+    Module,
+    PtxError,
+    VmError,
+    launch,
+)
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import symbols
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix
 
 TARGETS = ("sm_90", "gfx942")
 _SPEC = LayerNormSpec((64,), "f32")

@@ -19,13 +19,14 @@ from support import (
     without_few_rows,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, bits, compiler, matrix
-from iree_lnbwd.arguments import Call
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler
+from iree_lnbwd.arguments import BoundCall
 from iree_lnbwd.emulated import EmulatedLayerNormBackward
 from iree_lnbwd.emulator import Fault, Launch, Module
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.schedules import OnePass, TwoPass, WholeTensors
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import bits, matrix
 
 
 @functools.cache
@@ -185,7 +186,7 @@ def test_kept_bits(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"module.npz: of a module with code abc, expected xyz"):
         list(bits.compare(tmp_path / "module.npz", spec, how, "xyz", op.run))
 
-    def off_by_one(call: Call) -> LayerNormGrads:
+    def off_by_one(call: BoundCall) -> LayerNormGrads:
         gradients = op.run(call)
         assert gradients.grad_bias is not None
         gradients.grad_bias.view(np.uint16)[3] += 1

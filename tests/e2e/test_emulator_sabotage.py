@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd import compiler, matrix, schedules, verify
+from iree_lnbwd import compiler, schedules
 from iree_lnbwd.emulated import EmulatedLayerNormBackward
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.executables import exports
@@ -18,6 +18,7 @@ from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import OnePass, TwoPass
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix, verify
 
 _TARGET = find_target("sm_90")
 _ROWS = 9

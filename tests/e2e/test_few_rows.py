@@ -13,11 +13,12 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormSpec, compiler, matrix, schedules, verify
+from iree_lnbwd import LayerNormSpec, compiler, schedules
 from iree_lnbwd.emulated import EmulatedLayerNormBackward
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import FewRows, OnePass
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix, verify
 
 TARGETS = ("sm_90", "gfx942", "gfx1100")
 MOST = 9  # rows, where the test says so: the next is then as quick to emulate

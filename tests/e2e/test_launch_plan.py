@@ -14,17 +14,18 @@ import pytest
 from emulated_driver import EmulatedDriver
 from support import random_generator
 
-from iree_lnbwd import LayerNormSpec, compiler, matrix
+from iree_lnbwd import LayerNormSpec, compiler
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.module import Module
-from iree_lnbwd.gpu_driver import Driver
-from iree_lnbwd.launches import Launches, Plan, RowCount, Scratch, count_of
+from iree_lnbwd.launches import LaunchPlans, Plan, RowCount, Scratch, count_of
+from iree_lnbwd.runtime.gpu_driver import Driver
+from iree_lnbwd.runtime.stream_module import StreamModule
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
-from iree_lnbwd.spec import ENTRY, TensorType
-from iree_lnbwd.stream_call import StreamModule
+from iree_lnbwd.spec import ENTRY
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix
 
 ONE_PASS = OnePass(4, 1, 2, 1)
 TWO_PASS = TwoPass(2, 4, 4, 1, rows=2)
@@ -48,15 +49,18 @@ CASES: dict[str, tuple[LayerNormSpec, Schedule | None]] = {
 }
 
 
-def check(vmfb: bytes, planned: Launches, rows: int) -> None:
-    """For M rows, the plan launches what the host program does, and computes the same bits."""
+def check(vmfb: bytes, planned: LaunchPlans, rows: int, *, captured: bool = False) -> None:
+    """For M rows, the plan launches what the host program does, and computes the same bits.
+
+    A call that is captured launches kernels one by one; another one, by a graph where it can.
+    """
     spec, target, *_ = describe(vmfb, source="it")
     call = matrix.random_call(spec, rows, random_generator())
     module = Module(vmfb, target.backend)
     views = {given.name: module.input(given.name, call.arrays[given.name]) for given in spec.inputs}
     for result in spec.results:
-        shape = shape_of(result, rows)
-        views[result.name] = module.output(result.name, shape, DTYPES[result.dtype].numpy)
+        dtype = DTYPES[result.dtype].numpy
+        views[result.name] = module.output(result.name, result.dims(rows), dtype)
     module.call(ENTRY, *views.values())
 
     driver = EmulatedDriver(target.backend)
@@ -68,13 +72,15 @@ def check(vmfb: bytes, planned: Launches, rows: int) -> None:
     for result in spec.results:
         nbytes = views[result.name].span.length
         buffers[result.name] = driver.allocate(result.name, nbytes, write_once=True)
-    on_stream = StreamModule(spec, planned, cast(Driver, driver), vmfb).call(rows)
+    on_stream = StreamModule(spec, planned, cast(Driver, driver), vmfb).sequence(rows)
     scratch = driver.allocate("scratch", on_stream.scratch_bytes)
     plan = planned.of(rows)
     sizes = {piece.name: piece.bytes * count_of(piece.count, rows) for piece in plan.scratch}
     driver.divide(scratch, on_stream.scratch, tuple(sizes.values()))
     addresses = [buffers[argument.name].address for argument in spec.arguments]
-    on_stream.run(addresses, scratch.address, 0, captured=False)
+    on_stream.run(addresses, scratch.address, 0, captured=captured)
+    as_a_graph = driver.has_graphs and len(plan.kernels) > 1 and not captured
+    assert driver.graphs == as_a_graph
 
     assert len(driver.launches) == len(module.launches)
     places: dict[str, int] = {name: view.span.address for name, view in views.items()}
@@ -91,11 +97,7 @@ def check(vmfb: bytes, planned: Launches, rows: int) -> None:
         assert got.tobytes() == module.read(views[result.name], dtype).tobytes(), result.name
 
 
-def shape_of(tensor: TensorType, rows: int) -> tuple[int, ...]:
-    return tuple(rows if length is None else length for length in tensor.shape)
-
-
-def built(name: str, target: str) -> tuple[bytes, Launches]:
+def built(name: str, target: str) -> tuple[bytes, LaunchPlans]:
     spec, how = CASES[name]
     vmfb, _ = compiler.build(spec, find_target(target), how=how)
     planned = describe(vmfb, source=name).launches
@@ -112,6 +114,12 @@ def test_the_plan_is_the_host_programs(name: str, target: str) -> None:
     many = [n + 1 for n in most if n * spec.columns < 1 << 18]
     for rows in (1, 7, *many) if spec.rows is None else (spec.rows,):
         check(vmfb, planned, rows)
+
+
+@pytest.mark.parametrize("name", ["few rows and one pass", "statistics", "two passes"])
+def test_kernels_that_are_captured_are_the_same(name: str) -> None:
+    vmfb, planned = built(name, "sm_90")
+    check(vmfb, planned, 37, captured=True)
 
 
 def swapped(one: str, other: str) -> Callable[[Plan], Plan]:

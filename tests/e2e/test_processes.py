@@ -136,7 +136,7 @@ def test_modules_share_their_device() -> None:
     spec = LayerNormSpec((8,))
     ops = [loaded(spec, HOST)]
     before = held()
-    vmfb = ops[0]._vmfb
+    vmfb = ops[0]._module.vmfb
     ops += [runtime.load_built(vmfb) for _ in range(50)]
     assert held() == before
     arguments = random_arguments(random_generator(), spec, (3,))
@@ -156,7 +156,7 @@ from iree_lnbwd.functional import loaded
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 first = loaded(LayerNormSpec((8,)), DeviceUri.parse("local-task"))
-ops = [runtime.load_built(first._vmfb) for _ in range(100)]
+ops = [runtime.load_built(first._module.vmfb) for _ in range(100)]
 x = np.ones((3, 8), np.float32)
 assert all(op(x, x, x[:, 0], x[:, 0], x[0]).grad_bias.tolist() == [3.0] * 8 for op in ops)
 """

@@ -20,15 +20,14 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, interop, runtime
-from iree_lnbwd.description import describe
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime
+from iree_lnbwd.arguments import ARGUMENTS
 from iree_lnbwd.emulator import Fault
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime import gpu_module
+from iree_lnbwd.runtime.frameworks import dlpack_arrays
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
-NAMES = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 SPEC = LayerNormSpec((96,))
 ONE_PASS = OnePass(4, 1, 2, 1)
 
@@ -41,15 +40,14 @@ class Gpu:
     ) -> None:
         self.driver = EmulatedDriver("cuda")
         self.arrays = Namespace(self.driver)
-        patch.setattr(runtime, "Driver", lambda uri: self.driver)
+        patch.setattr(gpu_module, "Driver", lambda uri: self.driver)
         vmfb, _ = compiler.build(spec, find_target("sm_90"), how=how)
-        described = describe(vmfb, source=spec.name)
-        self.op = LayerNormBackward(described, DeviceUri.parse("cuda"), vmfb)
+        self.op = runtime.load_built(vmfb, "cuda")
 
     def given(self, arguments: Arguments, **changes: Any) -> dict[str, Any]:
         """The arguments in its memory."""
         made = {}
-        for name in NAMES:
+        for name in ARGUMENTS:
             array = getattr(arguments, name)
             put = changes.get(name, self.arrays.asarray)
             made[name] = None if array is None else put(array)
@@ -82,12 +80,22 @@ def test_calls_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_reference(on_host(gradients), arguments)
 
 
+def test_kernels_are_put_on_the_stream_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are several, and nobody captures them into a graph of their own."""
+    gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
+    for rows, captured, graphs in ((23, False, 1), (5, False, 2), (23, True, 2), (23, False, 3)):
+        monkeypatch.setattr(dlpack_arrays.ON_GPU, "is_captured", lambda captured=captured: captured)
+        arguments = random_arguments(random_generator(), SPEC, (rows,))
+        assert_matches_reference(on_host(gpu.op(**gpu.given(arguments))), arguments)
+        assert gpu.driver.graphs == graphs
+
+
 def test_arrays_at_any_address_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
     arguments = random_arguments(random_generator(), SPEC, (7,))
     expected = on_host(gpu.op(**gpu.given(arguments)))
     assert_matches_reference(expected, arguments)
-    for name in NAMES[:-1]:
+    for name in ARGUMENTS[:-1]:
         for put in (lambda array: gpu.arrays.asarray(array, shift=4), gpu.arrays.spread):
             for _ in range(2):  # the second time, such a call is known
                 given = gpu.given(arguments, **{name: put})
@@ -128,7 +136,7 @@ def test_each_stream_has_scratch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     given = gpu.given(arguments)
     taken = []
     for stream in (1, 7, 1, 7):
-        monkeypatch.setattr(interop._DLPACK, "stream", lambda device, stream=stream: stream)
+        monkeypatch.setattr(dlpack_arrays.ON_GPU, "stream", lambda device, stream=stream: stream)
         ran = len(gpu.driver.launches)
         assert_matches_reference(on_host(gpu.op(**given)), arguments)
         partials = gpu.driver.launches[ran].bindings[-2:]
@@ -144,7 +152,7 @@ def test_scratch_that_is_too_short_is_a_fault(monkeypatch: pytest.MonkeyPatch) -
     call = gpu.op.stream_call(23)
     assert call is not None
     short = replace(call, scratch_bytes=call.scratch_bytes // 2)
-    monkeypatch.setattr(gpu.op, "stream_call", lambda rows: short)
+    monkeypatch.setattr(gpu.op._gpu, "sequence", lambda rows: short)
     with pytest.raises(Fault, match=r"out of bounds|outside of every buffer"):
         gpu.op(**gpu.given(arguments))
 

@@ -555,7 +555,8 @@ def test_a_cache_that_root_filled_serves_all_who_can_read_it(
         folder.chmod(0o755)
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     script = AS_NOBODY.format(changes={"IREE_LNBWD_CACHE": str(place)})
-    found = "assert cache.find(lnbwd.LayerNormSpec((8,), has_weight=False), find_target('host'))\n"
+    spec = "lnbwd.LayerNormSpec((8,), has_weight=False)"
+    found = f"assert cache.Entry({spec}, find_target('host')).kept\n"
     ended = python(script + found + CALL, IREE_LNBWD_CACHE=str(tmp_path / "roots"))
     assert succeeded(ended) == GRADIENT
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before

@@ -11,7 +11,7 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import LayerNormSpec
-from iree_lnbwd.arguments import Array, Call, bind
+from iree_lnbwd.arguments import Array, BoundCall, bind
 
 
 def arrays_of(leading: tuple[int, ...], dims: tuple[int, ...]) -> dict[str, Array]:
@@ -21,13 +21,13 @@ def arrays_of(leading: tuple[int, ...], dims: tuple[int, ...]) -> dict[str, Arra
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def bound(arrays: dict[str, Array], dims: tuple[int, ...], **others: Any) -> Call:
+def bound(arrays: dict[str, Array], dims: tuple[int, ...], **others: Any) -> BoundCall:
     names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
     values = {name: arrays.get(name) for name in names} | others
     return bind(normalized_shape=dims, **values)
 
 
-def spec_of(call: Call) -> LayerNormSpec:
+def spec_of(call: BoundCall) -> LayerNormSpec:
     assert call.spec is not None
     return call.spec
 

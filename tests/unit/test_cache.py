@@ -42,18 +42,18 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 SOMEBODY = 12345
 
 
-_compile_once = functools.cache(compiler.build)
+_compile_once = functools.cache(compiler.build_planned)
 
 
 @pytest.fixture(autouse=True)
 def each_module_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same module, without the wait: what is tested here is where it comes from."""
-    monkeypatch.setattr(compiler, "build", _compile_once)
+    monkeypatch.setattr(compiler, "build_planned", _compile_once)
 
 
 @pytest.fixture(scope="module")
 def built() -> tuple[bytes, Manifest]:
-    return _compile_once(SPEC, TARGET)
+    return compiler.build(SPEC, TARGET)
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def test_what_is_not_what_would_be_compiled_now_is_compiled_again(
     theirs = replace(OTHERS[other](built[1]), vmfb_sha256=artifact.digest(foreign))
     vmfb.write_bytes(foreign)
     manifest.write_text(theirs.to_json())
-    assert cache.find(SPEC, TARGET) is None
+    assert cache.Entry(SPEC, TARGET).kept is None
     assert cache.build(SPEC, TARGET) == built
     assert (vmfb.read_bytes(), manifest.read_bytes()) == whole
-    assert cache.find(SPEC, TARGET) == built
+    assert cache.Entry(SPEC, TARGET).kept == built
 
 
 def test_a_manifest_that_says_more_is_not_ours(folder: Path, built: tuple[bytes, Manifest]) -> None:
@@ -114,7 +114,7 @@ def test_a_manifest_that_says_more_is_not_ours(folder: Path, built: tuple[bytes,
     values["more"] = ENTRY
     digest = artifact.digest(json.dumps(values, sort_keys=True).encode())
     manifest.write_text(json.dumps(values | {"manifest_sha256": digest}))
-    assert cache.find(SPEC, TARGET) is None
+    assert cache.Entry(SPEC, TARGET).kept is None
 
 
 # --- who can write there ---------------------------------------------------------------------
@@ -135,7 +135,7 @@ OPEN: dict[str, tuple[int, int]] = {
 def refused(what: Path, folder: Path, built: tuple[bytes, Manifest], said: str) -> None:
     """It is not read, not written to, and one warning says what to do about it."""
     before = state(folder)
-    assert cache.find(SPEC, TARGET) is None
+    assert cache.Entry(SPEC, TARGET).kept is None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert cache.build(SPEC, TARGET) == built
@@ -159,7 +159,7 @@ def test_what_others_can_write_to_is_not_used(
     mend = f"others can write to it, its mode is {mode:04o} (chmod go-w {what})"
     refused(what, folder, built, mend)
     what.chmod(stat.S_IMODE(mode) & ~0o022)  # as it says
-    assert cache.find(SPEC, TARGET) == built
+    assert cache.Entry(SPEC, TARGET).kept == built
 
 
 def test_a_planted_entry_in_an_open_folder_is_not_served(
@@ -172,7 +172,7 @@ def test_a_planted_entry_in_an_open_folder_is_not_served(
     vmfb.write_bytes(planted)
     theirs = replace(built[1], vmfb_sha256=artifact.digest(planted))
     manifest.write_text(theirs.to_json())
-    assert cache.find(SPEC, TARGET) == (planted, theirs)  # as long as it is ours alone
+    assert cache.Entry(SPEC, TARGET).kept == (planted, theirs)  # as long as it is ours alone
     folder.chmod(0o777)
     refused(folder, folder, built, "others can write to it")
 
@@ -214,7 +214,7 @@ def test_below_a_folder_in_which_all_can_rename(
     common.chmod(0o1777)
     assert cache.build(SPEC, TARGET) == built
     monkeypatch.setenv("IREE_LNBWD_CACHE", str(folder))
-    assert cache.find(SPEC, TARGET) == built
+    assert cache.Entry(SPEC, TARGET).kept == built
 
 
 def test_a_pipe_in_place_of_a_file_does_not_make_us_wait(
@@ -290,7 +290,7 @@ def test_no_place(
     set_variables(values, monkeypatch)
     with pytest.warns(RuntimeWarning, match=f"^compiled module not cached: {said}; IREE_LNBWD"):
         assert cache.build(SPEC, TARGET) == built
-    assert cache.find(SPEC, TARGET) is None
+    assert cache.Entry(SPEC, TARGET).kept is None
     assert not list(tmp_path.iterdir())
 
 
@@ -309,7 +309,7 @@ def test_a_place_that_can_be_no_folder(
     monkeypatch.setenv("IREE_LNBWD_CACHE", str(tmp_path / below))
     with pytest.warns(RuntimeWarning, match=f"^compiled module not cached: [^\n]*{said}; IREE_"):
         assert cache.build(SPEC, TARGET) == built
-    assert cache.find(SPEC, TARGET) is None
+    assert cache.Entry(SPEC, TARGET).kept is None
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -325,18 +325,18 @@ def test_a_dangling_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Builds:
-    """Counts what `compiler.build` is asked for, and does it; `before` sees it first."""
+    """Counts what `compiler.build_planned` is asked for, and does it; `before` sees it first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[LayerNormSpec] = []
         self.before: Callable[[LayerNormSpec], None] = lambda spec: None
-        self._build = compiler.build
-        monkeypatch.setattr(compiler, "build", self)
+        self._build = compiler.build_planned
+        monkeypatch.setattr(compiler, "build_planned", self)
 
-    def __call__(self, spec: LayerNormSpec, *rest: Any, **options: Any) -> Any:
-        self.asked.append(spec)
-        self.before(spec)
-        return self._build(spec, *rest, **options)
+    def __call__(self, text: str, manifest: Manifest) -> tuple[bytes, Manifest]:
+        self.asked.append(manifest.spec)
+        self.before(manifest.spec)
+        return self._build(text, manifest)
 
 
 def loaded_by_threads(specs: list[LayerNormSpec]) -> list[object]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, compiler, evidence, fingerprint
-from iree_lnbwd.evidence import Record
+from iree_lnbwd import LayerNormSpec, compiler
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import evidence, fingerprint
+from iree_lnbwd.verification.evidence import Record
 
 _H200 = Record("sm_90", "H200, driver 1", frozenset({"a", "b"}), frozenset({"c"}))
 _EMULATED = Record("sm_90", "", frozenset({"a", "d"}), frozenset({"b"}))

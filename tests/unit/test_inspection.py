@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from iree_lnbwd import LayerNormSpec, compiler, inspection, ir
-from iree_lnbwd.inspection import Kernel
+from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import Target, find_target
 
@@ -38,7 +38,7 @@ def test_rocm_kernels_are_those_of_the_assembly(name: str, tmp_path: Path) -> No
         return re.findall(rf"^ +(?:- )?\.{key}: +(\S+)$", assembly, re.MULTILINE)
 
     expected = {
-        Kernel(kernel, int(threads), int(registers), int(shared), int(stack))
+        KernelReport(kernel, int(threads), int(registers), int(shared), int(stack))
         for kernel, threads, registers, shared, stack in zip(
             [symbol.removesuffix(".kd") for symbol in values("symbol")],
             values("max_flat_workgroup_size"),
@@ -92,13 +92,13 @@ def test_cpu_kernels_have_names_alone(name: str) -> None:
     text = compiler.read_ir(ir.ROW_BLOCKS)
     exported = re.findall(r"hal\.executable\.export public @(\w+)", text)
     vmfb, _ = compiler.build(spec, target)
-    assert inspection.kernels(vmfb, target) == tuple(map(Kernel, sorted(exported)))
+    assert inspection.kernels(vmfb, target) == tuple(map(KernelReport, sorted(exported)))
 
     vmfb, _ = compiler.build(spec, target, how=WholeTensors())
     found = inspection.kernels(vmfb, target)
     assert len(found) >= 2
     assert all(re.fullmatch(r"layer_norm_backward_dispatch_\d+_\w+", k.name) for k in found)
-    assert all(k == Kernel(k.name) for k in found)
+    assert all(k == KernelReport(k.name) for k in found)
 
 
 @pytest.mark.parametrize("name", ["host", "generic"])

@@ -10,9 +10,10 @@ import pytest
 from support import assert_matches_reference, assert_same_bits, random_arguments, random_generator
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, interop
+from iree_lnbwd import LayerNormGrads, LayerNormSpec
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
+from iree_lnbwd.runtime.frameworks import interop
 
 HOST = DeviceUri.parse("local-task")
 

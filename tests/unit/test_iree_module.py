@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd import iree_module
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.runtime import iree_module
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

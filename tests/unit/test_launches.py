@@ -7,7 +7,7 @@ import json
 import pytest
 
 from iree_lnbwd import LayerNormSpec, schedules
-from iree_lnbwd.launches import Launches, RowCount, count_of, launches
+from iree_lnbwd.launches import LaunchPlans, RowCount, count_of, launches
 from iree_lnbwd.schedules import OnePass, WholeTensors
 from iree_lnbwd.targets import find_target
 
@@ -54,7 +54,7 @@ def test_every_pointer_has_a_source_and_json_keeps_all(spec: LayerNormSpec, targ
             assert set(launch.bindings) <= given | set(scratch)
         written = {name for launch in plan.kernels for name in launch.bindings}
         assert {result.name for result in spec.results} <= written
-    assert Launches.from_dict(json.loads(json.dumps(planned.to_dict()))) == planned
+    assert LaunchPlans.from_dict(json.loads(json.dumps(planned.to_dict()))) == planned
 
 
 def test_only_iree_knows_the_kernels_that_it_made() -> None:

@@ -13,8 +13,9 @@ from support import Arguments, present, random_arguments, random_generator
 from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.reference import F64, compare
 from iree_lnbwd.spec import GRADIENTS
+from iree_lnbwd.verification import judge
+from iree_lnbwd.verification.judge import F64, compare
 
 EPS = 1e-3
 
@@ -97,7 +98,7 @@ def test_given_statistics_are_taken_as_they_are() -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = random_arguments(random_generator(), LayerNormSpec((5,), "f64"), (23,))
     whole = reference.judge(arguments.call())
-    monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 7 * 5)  # 3 blocks of 7 rows, one of 2
+    monkeypatch.setattr(judge, "_BLOCK_ELEMENTS", 7 * 5)  # 3 blocks of 7 rows, one of 2
     blocked = reference.judge(arguments.call())
     for one, other in ((whole.expected, blocked.expected), (whole.tolerance, blocked.tolerance)):
         for a, b in zip(one, other, strict=True):

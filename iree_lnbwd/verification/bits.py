@@ -13,16 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from iree_lnbwd import artifact, matrix, npz
-from iree_lnbwd.arguments import Array, Call, LayerNormGrads
+from iree_lnbwd import artifact, npz
+from iree_lnbwd.arguments import Array, BoundCall, LayerNormGrads
 from iree_lnbwd.schedules import Schedule
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+from iree_lnbwd.verification import matrix
 
 _ROWS = (1, 5, 37)
 _MOST_ELEMENTS = 1 << 14  # keeps the files of all modules below 10 MB
 _MOST_ELEMENTS_OF_MANY = 1 << 20  # what is emulated in two seconds
 
-Compute = Callable[[Call], LayerNormGrads]
+Compute = Callable[[BoundCall], LayerNormGrads]
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def compare(
             yield _difference(call.rows, gradient, values, kept[f"{call.rows}/{gradient}"])
 
 
-def _calls(spec: LayerNormSpec, schedule: Schedule, seed: int) -> Iterator[Call]:
+def _calls(spec: LayerNormSpec, schedule: Schedule, seed: int) -> Iterator[BoundCall]:
     """Of few rows; and of one more than are few, where a module has another form for those."""
     rng = np.random.default_rng(seed)
     for rows in _ROWS:
@@ -106,7 +107,7 @@ def _kept(gradients: LayerNormGrads) -> Iterator[tuple[str, Array]]:
             yield gradient, values[: _ROWS[-1]] if gradient == GRADIENTS[0] else values
 
 
-def _inputs_digest(call: Call) -> str:
+def _inputs_digest(call: BoundCall) -> str:
     return artifact.digest(b"".join(call.arrays[name].tobytes() for name in sorted(call.arrays)))
 
 

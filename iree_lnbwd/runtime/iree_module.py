@@ -16,7 +16,7 @@ import numpy as np
 from iree.runtime.dtypes import map_dtype_to_hal_element_type
 
 from iree_lnbwd.arguments import Array
-from iree_lnbwd.description import open_module
+from iree_lnbwd.description import OpenedModule, vm_module
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import IREE_ERRORS, NOT_IN_A_CHILD, DeviceError, reason
@@ -32,21 +32,23 @@ class IreeModule:
     A child of ``fork`` has a device of its own: the threads of the parent's are not there.
     """
 
-    def __init__(self, uri: DeviceUri, vmfb: bytes, *, source: str, alignment: int) -> None:
+    def __init__(
+        self, uri: DeviceUri, module: OpenedModule, *, source: str, alignment: int
+    ) -> None:
         """Opens the device and loads the module on it.
 
         Args:
             uri: The device.
-            vmfb: The module.
+            module: What to load.
             source: Where it came from, for messages.
             alignment: Bytes; what the module assumes of the host's memory, where it works there.
 
         Raises:
-            ArtifactError: The module is damaged.
             DeviceError: The device is absent or cannot run it.
         """
-        self._open = functools.partial(_Loaded, uri, vmfb, source, alignment)
-        self._loaded = self._open()
+        self._read = functools.partial(vm_module, vmfb=module.vmfb, source=source)
+        self._load = functools.partial(_Loaded, uri, source=source, alignment=alignment)
+        self._loaded = self._load(module.instance, module.module)
 
     def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
         """Computes from NumPy arrays, into NumPy arrays."""
@@ -85,14 +87,23 @@ class IreeModule:
         if self._loaded.process != os.getpid():
             with _DEVICES.opening:
                 if self._loaded.process != os.getpid():
-                    self._loaded = self._open()
+                    instance = rt.VmInstance()
+                    self._loaded = self._load(instance, self._read(instance))
         return self._loaded
 
 
 class _Loaded:
     """A module on a device of this process."""
 
-    def __init__(self, uri: DeviceUri, vmfb: bytes, source: str, alignment: int) -> None:
+    def __init__(
+        self,
+        uri: DeviceUri,
+        instance: rt.VmInstance,
+        module: rt.VmModule,
+        *,
+        source: str,
+        alignment: int,
+    ) -> None:
         self.process = os.getpid()
         self.device = open_device(uri)
         self.memory: _Memory = (
@@ -101,8 +112,6 @@ class _Loaded:
             else _DeviceMemory(self.device)
         )
         self._lock = threading.Lock()
-        instance = rt.VmInstance()
-        module = open_module(instance, vmfb, source=source)
         try:
             hal_module = rt.create_hal_module(instance, self.device)
             self._context = rt.VmContext(instance, modules=[hal_module, module])

@@ -12,8 +12,8 @@ import numpy as np
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.errors import ArtifactError
-from iree_lnbwd.gpu_driver import Driver, Graph, Launch
-from iree_lnbwd.launches import Launches, Plan, count_of
+from iree_lnbwd.launches import LaunchPlans, Plan, count_of
+from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
 from iree_lnbwd.spec import LayerNormSpec
 
 ACCESS_BYTES = 16  # what kernels may assume of the address of a row
@@ -21,7 +21,7 @@ _SCRATCH_BYTES = 256  # what each piece of scratch is rounded up to
 
 
 @dataclass(frozen=True)
-class StreamCall:
+class LaunchSequence:
     """All launches of a call with M rows. Not for two threads at a time.
 
     Attributes:
@@ -37,7 +37,7 @@ class StreamCall:
     """
 
     driver: Driver
-    launches: tuple[Launch, ...]
+    launches: tuple[DriverLaunch, ...]
     picks: tuple[Callable[[Sequence[int]], Sequence[int]], ...]
     graph: Graph | None
     fixed: tuple[int, ...]
@@ -80,7 +80,7 @@ class StreamModule:
     """A module's kernels, loaded on a GPU."""
 
     def __init__(
-        self, spec: LayerNormSpec, launches: Launches, driver: Driver, vmfb: bytes
+        self, spec: LayerNormSpec, launches: LaunchPlans, driver: Driver, vmfb: bytes
     ) -> None:
         """Loads the code.
 
@@ -102,7 +102,7 @@ class StreamModule:
         self._graphs: dict[Plan, Graph] = {}  # the same for any M of a plan: only numbers change
         self._ones = None if spec.has_weight else driver.upload(_ones(spec))
 
-    def call(self, rows: int) -> StreamCall:
+    def sequence(self, rows: int) -> LaunchSequence:
         """The launches for M rows, M >= 1."""
         plan = self._launches.of(rows)
         names = [argument.name for argument in self._spec.arguments]
@@ -121,9 +121,8 @@ class StreamModule:
             launches.append(self._kernels[planned.kernel].launch((x, y, z), constants))
             picks.append(operator.itemgetter(*(places[name] for name in planned.bindings)))
         if len(launches) > 1 and self._driver.has_graphs and plan not in self._graphs:
-            with self._driver.current():
-                self._graphs[plan] = Graph(self._driver, launches)
-        return StreamCall(
+            self._graphs[plan] = self._driver.graph(launches)
+        return LaunchSequence(
             driver=self._driver,
             launches=tuple(launches),
             picks=tuple(picks),

@@ -6,13 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from iree_lnbwd import reference
-from iree_lnbwd.arguments import Array, Call, LayerNormGrads, bind
+from iree_lnbwd.arguments import (
+    ARGUMENTS,
+    DEFAULT_EPS,
+    Array,
+    BoundCall,
+    LayerNormGrads,
+    bind_arrays,
+    check_options,
+)
 from iree_lnbwd.errors import printable
-from iree_lnbwd.reference import Comparison
+from iree_lnbwd.operands import BACKWARD, When
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
-
-_ARGUMENTS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
+from iree_lnbwd.verification.judge import Comparison, compare, judge
 
 EXPLANATION = """\
 error      largest |computed - reference|; the reference is NumPy in f64
@@ -44,11 +50,11 @@ class Row:
 class Runs(Protocol):
     """A module that computes calls: on a device (`LayerNormBackward`), or in software."""
 
-    def run(self, call: Call) -> LayerNormGrads:
+    def run(self, call: BoundCall) -> LayerNormGrads:
         """Computes a call for its spec."""
 
 
-def bind_case(arrays: Mapping[str, Array], *, source: str) -> Call:
+def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
     """The call that a case of an .npz describes: its arrays are named like ATen's arguments.
 
     ``normalized_shape`` is the weight's shape, else the bias's, else the input's last dimension.
@@ -67,15 +73,8 @@ def bind_case(arrays: Mapping[str, Array], *, source: str) -> Call:
         name = next(name for name in ("weight", "bias", "input") if name in arrays)
         raise ValueError(f"{source}: {name}: expected one dimension or more, got none")
     try:
-        return bind(
-            arrays["grad_output"],
-            arrays["input"],
-            shape,
-            arrays.get("mean"),
-            arrays.get("rstd"),
-            arrays.get("weight"),
-            arrays.get("bias"),
-        )
+        options = check_options(shape, (True,) * len(GRADIENTS), DEFAULT_EPS)
+        return bind_arrays({name: arrays.get(name) for name in ARGUMENTS}, options)
     except TypeError as error:
         raise TypeError(f"{source}: {error}") from error
     except ValueError as error:
@@ -88,14 +87,14 @@ def check_names(arrays: Mapping[str, Array], source: str) -> None:
     Raises:
         ValueError: Naming the source and the array.
     """
-    if unknown := set(arrays) - set(_ARGUMENTS):
-        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {_ARGUMENTS}")
-    for name in ("grad_output", "input"):
-        if name not in arrays:
-            raise ValueError(f"{source}: {name} is missing; got {sorted(arrays)}")
+    if unknown := set(arrays) - set(ARGUMENTS):
+        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {ARGUMENTS}")
+    for operand in BACKWARD.arguments:
+        if operand.when is When.ALWAYS and operand.name not in arrays:
+            raise ValueError(f"{source}: {operand.name} is missing; got {sorted(arrays)}")
 
 
-def verify(cases: Mapping[str, Call], load: Callable[[LayerNormSpec], Runs]) -> Iterator[Row]:
+def verify(cases: Mapping[str, BoundCall], load: Callable[[LayerNormSpec], Runs]) -> Iterator[Row]:
     """Computes every case and compares it, as it goes.
 
     Args:
@@ -109,12 +108,12 @@ def verify(cases: Mapping[str, Call], load: Callable[[LayerNormSpec], Runs]) -> 
         if call.spec not in loaded:
             loaded[call.spec] = load(call.spec)
         gradients = loaded[call.spec].run(call)
-        judgement = reference.judge(call)
+        judgement = judge(call)
         for name, actual, expected, tolerance in zip(
             GRADIENTS, gradients, judgement.expected, judgement.tolerance, strict=True
         ):
             if actual is not None and expected is not None and tolerance is not None:
-                comparison = reference.compare(actual, expected, tolerance)
+                comparison = compare(actual, expected, tolerance)
                 yield Row(case, call.spec, call.shape, name, comparison)
 
 

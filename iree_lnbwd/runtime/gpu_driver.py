@@ -120,7 +120,7 @@ class Driver:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether a `Graph` can be made."""
+        """Whether `graph` can make one."""
         return self.uri.backend == "cuda"
 
     @contextmanager
@@ -142,7 +142,7 @@ class Driver:
         self._get(self._seen_at)
         return self._seen.value == self._context_value
 
-    def kernels(self, exports: Sequence[Export]) -> dict[str, Kernel]:
+    def kernels(self, exports: Sequence[Export]) -> dict[str, LoadedKernel]:
         """Loads code. It stays loaded as long as one of its kernels is referenced.
 
         Raises:
@@ -150,12 +150,23 @@ class Driver:
         """
         with self.current():
             images = {export.code: _Image(self, export.code) for export in exports}
-            return {export.kernel: Kernel(self, images[export.code], export) for export in exports}
+            return {
+                export.kernel: LoadedKernel(self, images[export.code], export) for export in exports
+            }
 
-    def upload(self, data: bytes) -> Memory:
+    def graph(self, launches: Sequence[DriverLaunch]) -> Graph:
+        """A graph of kernels; the GPU has graphs.
+
+        Args:
+            launches: Any of the kernels, in order.
+        """
+        with self.current():
+            return Graph(self, launches)
+
+    def upload(self, data: bytes) -> DeviceMemory:
         """A copy in the GPU's memory, there when this returns."""
         with self.current():
-            memory = Memory(self, len(data))
+            memory = DeviceMemory(self, len(data))
             self._call("upload", memory.pointer, data, len(data))
             self._call("synchronize", None)
         return memory
@@ -191,8 +202,8 @@ class Driver:
             self._functions["pop"](ctypes.byref(_P()))
 
 
-class Memory:
-    """Memory of the GPU, until this object is gone.
+class DeviceMemory:
+    """DeviceMemory of the GPU, until this object is gone.
 
     Attributes:
         pointer: Its address.
@@ -215,7 +226,7 @@ class _Image:
         weakref.finalize(self, driver._release, "unload", self.module).atexit = False
 
 
-class Kernel:
+class LoadedKernel:
     """One kernel, in loaded code.
 
     Attributes:
@@ -234,14 +245,14 @@ class Kernel:
                 "attribute", self._function, _MOST_DYNAMIC_SHARED_BYTES, export.shared_bytes
             )
 
-    def launch(self, workgroups: tuple[int, int, int], constants: Sequence[int]) -> Launch:
+    def launch(self, workgroups: tuple[int, int, int], constants: Sequence[int]) -> DriverLaunch:
         """A launch that lacks its pointers and its stream.
 
         Args:
             workgroups: Along x, y and z.
             constants: 32 bits each.
         """
-        return Launch(self, self._driver, self._function, workgroups, constants)
+        return DriverLaunch(self, self._driver, self._function, workgroups, constants)
 
 
 class _KernelNode(ctypes.Structure):
@@ -259,7 +270,7 @@ class _KernelNode(ctypes.Structure):
     )
 
 
-class Launch:
+class DriverLaunch:
     """A launch, made once and used often, by one thread at a time.
 
     Its arguments lie where the driver reads them, so a call only fills in the pointers.
@@ -274,13 +285,13 @@ class Launch:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: LoadedKernel,
         driver: Driver,
         function: ctypes.c_void_p,
         workgroups: tuple[int, int, int],
         constants: Sequence[int],
     ) -> None:
-        """Use `Kernel.launch`."""
+        """Use `LoadedKernel.launch`."""
         export = kernel.export
         self.function = function.value or 0
         self.workgroups = workgroups
@@ -341,13 +352,8 @@ class Graph:
     That takes the driver half the time of launching them one by one. For one thread at a time.
     """
 
-    def __init__(self, driver: Driver, launches: Sequence[Launch]) -> None:
-        """Makes the graph; the GPU is the current one.
-
-        Args:
-            driver: The GPU, which is a CUDA one.
-            launches: Any of the kernels, in order.
-        """
+    def __init__(self, driver: Driver, launches: Sequence[DriverLaunch]) -> None:
+        """Use `Driver.graph`."""
         graph, self._runnable = _P(), _P()
         driver._call("new graph", ctypes.byref(graph), 0)
         self._nodes: list[ctypes.c_void_p] = []
@@ -368,7 +374,7 @@ class Graph:
         """The driver's handles of what runs and, in order, of its nodes."""
         return tuple(handle.value or 0 for handle in (self._runnable, *self._nodes))
 
-    def run(self, launches: Sequence[Launch], stream: int) -> None:
+    def run(self, launches: Sequence[DriverLaunch], stream: int) -> None:
         """Puts the kernels on a stream; the GPU is the current one.
 
         Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, Call, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.schedules import FewRows, Schedule, forms
 from iree_lnbwd.spec import LayerNormSpec
@@ -44,7 +44,7 @@ def both_sides(spec: LayerNormSpec, schedule: Schedule) -> tuple[int, ...]:
     return (first.rows, first.rows + 1) if rest and isinstance(first, FewRows) else ()
 
 
-def random_call(spec: LayerNormSpec, rows: int, rng: np.random.Generator) -> Call:
+def random_call(spec: LayerNormSpec, rows: int, rng: np.random.Generator) -> BoundCall:
     """Rows from a normal distribution, with their true statistics."""
     return _call(spec, rng.standard_normal((rows, spec.columns)) * 2 + 0.5, rng)
 
@@ -55,7 +55,7 @@ def calls(
     row_counts: Sequence[int],
     most_elements: int,
     rng: np.random.Generator,
-) -> Iterator[tuple[str, Call]]:
+) -> Iterator[tuple[str, BoundCall]]:
     """The data that a module is verified on, by a name for each.
 
     Args:
@@ -80,7 +80,7 @@ def calls(
 
 def adversarial_call(
     spec: LayerNormSpec, rng: np.random.Generator, rows: int = ADVERSARIAL_ROWS
-) -> Call:
+) -> BoundCall:
     """Rows that are constant, far from zero, zero, and with an Inf and a NaN, among random ones."""
     x = rng.standard_normal((rows, spec.columns))
     x[0] = 3.0  # rstd is 1 / sqrt(eps)
@@ -91,7 +91,7 @@ def adversarial_call(
     return _call(spec, x, rng)
 
 
-def _call(spec: LayerNormSpec, x64: Array, rng: np.random.Generator) -> Call:
+def _call(spec: LayerNormSpec, x64: Array, rng: np.random.Generator) -> BoundCall:
     """Random gradients and weights for these rows, and the rows' true statistics."""
 
     def of(dtype: str, values: Array) -> Array:

@@ -1,0 +1,143 @@
+"""The operands of the op: one table, from which all else that speaks of them derives.
+
+Another op of the family has a list like `BACKWARD`, of these rows and of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What an operand has an element for; the value is what its type's alias in ``ir/`` ends in."""
+
+    CELLS = "mn"  # each cell of M rows and N columns
+    ROWS = "m"  # each row: a statistic
+    COLUMNS = "n"  # each column: a parameter, or its gradient
+
+    def shape(self, rows: int | None, columns: int) -> tuple[int | None, ...]:
+        """As modules see it; None is a dynamic number of rows."""
+        match self:
+            case Kind.CELLS:
+                return (rows, columns)
+            case Kind.ROWS:
+                return (rows,)
+            case Kind.COLUMNS:
+                return (columns,)
+
+
+class Element(Enum):
+    """Which of a spec's element types an operand has; the value is its alias in ``ir/``."""
+
+    DY = "dy"
+    X = "x"
+    ACC = "acc"
+    GAMMA = "gamma"
+    BETA = "beta"
+
+
+class Access(Enum):
+    """What a module does with an operand."""
+
+    READ = "read"
+    WRITTEN = "written"
+    TYPE_ALONE = "its element type counts"  # the caller gives it, the module does not take it
+
+
+class When(Enum):
+    """Whether a module has an operand: that is for its spec to say."""
+
+    ALWAYS = "always"
+    STATISTICS_GIVEN = "the statistics are not recomputed"
+    WEIGHT_GIVEN = "there is a weight"
+    ASKED_FOR = "the mask asks for it"
+    NEVER = "no module takes it"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One row of the table.
+
+    Attributes:
+        name: ATen's.
+        symbol: Its name in ``ir/``.
+        kind: What it has an element for.
+        element: Which element type it has.
+        access: What a module does with it.
+        when: Whether a module has it.
+    """
+
+    name: str
+    symbol: str
+    kind: Kind
+    element: Element
+    access: Access = Access.READ
+    when: When = When.ALWAYS
+
+    @property
+    def alias(self) -> str:
+        """Of its tensor's type, in ``ir/``."""
+        return f"!{self.element.value}_{self.kind.value}"
+
+
+GRAD_OUTPUT = Operand("grad_output", "dy", Kind.CELLS, Element.DY)
+INPUT = Operand("input", "x", Kind.CELLS, Element.X)
+MEAN = Operand("mean", "mean", Kind.ROWS, Element.ACC, when=When.STATISTICS_GIVEN)
+RSTD = Operand("rstd", "rstd", Kind.ROWS, Element.ACC, when=When.STATISTICS_GIVEN)
+WEIGHT = Operand("weight", "gamma", Kind.COLUMNS, Element.GAMMA, when=When.WEIGHT_GIVEN)
+BIAS = Operand("bias", "beta", Kind.COLUMNS, Element.BETA, Access.TYPE_ALONE, When.NEVER)
+GRAD_INPUT = Operand("grad_input", "dx", Kind.CELLS, Element.X, Access.WRITTEN, When.ASKED_FOR)
+GRAD_WEIGHT = Operand(
+    "grad_weight", "dgamma", Kind.COLUMNS, Element.GAMMA, Access.WRITTEN, When.ASKED_FOR
+)
+GRAD_BIAS = Operand(
+    "grad_bias", "dbeta", Kind.COLUMNS, Element.BETA, Access.WRITTEN, When.ASKED_FOR
+)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The rows that one op of the family has, in ATen's order.
+
+    Attributes:
+        rows: What callers give, then what is written.
+    """
+
+    rows: tuple[Operand, ...]
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Operand, ...]:
+        """What callers give."""
+        return tuple(row for row in self.rows if row.access is not Access.WRITTEN)
+
+    @functools.cached_property
+    def inputs(self) -> tuple[Operand, ...]:
+        """What modules read."""
+        return tuple(row for row in self.rows if row.access is Access.READ)
+
+    @functools.cached_property
+    def results(self) -> tuple[Operand, ...]:
+        """What modules write."""
+        return tuple(row for row in self.rows if row.access is Access.WRITTEN)
+
+    @functools.cached_property
+    def statistics(self) -> tuple[Operand, ...]:
+        """What modules read, or recompute, of each row."""
+        return tuple(row for row in self.inputs if row.kind is Kind.ROWS)
+
+    def named(self, name: str) -> Operand:
+        """The row with ATen's name."""
+        return next(row for row in self.rows if row.name == name)
+
+
+BACKWARD = Operands(
+    (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS)
+)
+
+
+def names(operands: Iterable[Operand]) -> tuple[str, ...]:
+    """ATen's names of them."""
+    return tuple(operand.name for operand in operands)

@@ -1,0 +1,110 @@
+"""The arrays that callers bring: NumPy's, PyTorch's, and whatever else speaks DLPack.
+
+Nothing here imports a framework: an array whose framework were not loaded could not have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from iree_lnbwd.arguments import AnyArray, Array, LayerNormGrads
+from iree_lnbwd.runtime.frameworks import dlpack, dlpack_arrays, pytorch
+from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
+
+
+def on_gpu(name: str, array: Any) -> Framework | None:
+    """The framework of an array on a GPU; None for one in the host's memory.
+
+    Raises:
+        TypeError: It is no array, naming the argument.
+        ValueError: It is nowhere, or its library does not say.
+    """
+    if pytorch.is_torch(array):
+        if array.is_cuda:
+            return pytorch.on_gpu()
+        if array.device.type == "cpu":
+            return None
+        raise ValueError(
+            f"{name}: expected a tensor on the CPU or a GPU, got one on {array.device}"
+        )
+    if isinstance(array, np.ndarray):
+        return None
+    if not hasattr(array, "__dlpack_device__"):
+        raise TypeError(
+            f"{name}: expected a NumPy array, a PyTorch tensor or another array with DLPack, got "
+            f"{type_name(array)}"
+        )
+    return None if dlpack.place(name, array)[0] in dlpack.HOST_KINDS else dlpack_arrays.ON_GPU
+
+
+def views(framework: Framework | None, arrays: Mapping[str, Any]) -> dict[str, AnyArray | None]:
+    """What `arguments.bind` takes, by argument: NumPy's arrays, or what is known of a GPU's.
+
+    Args:
+        framework: That of ``input``; the others must be of it too.
+        arrays: The caller's; None stays None.
+
+    Raises:
+        TypeError, ValueError: An array is of another kind or elsewhere, naming the argument.
+    """
+    view = to_numpy if framework is None else framework.describe
+    return {name: None if array is None else view(name, array) for name, array in arrays.items()}
+
+
+def to_numpy(name: str, array: Any) -> Array:
+    """The values of an array in the host's memory as NumPy's: a view, unless that holds others.
+
+    Raises:
+        TypeError: It is no array, or has no memory for its values.
+        ValueError: It is on a GPU, or its library does not give it away.
+    """
+    if pytorch.is_torch(array) and array.is_cpu:
+        lazy = pytorch.check_memory(name, array, allowed=pytorch.LAZY_KEYS)
+        return pytorch.tensors_memory(name, pytorch.copied(array) if lazy else array)
+    return memory_of(name, array)
+
+
+def memory_of(name: str, array: Any) -> Array:
+    """An array in the host's memory as NumPy's: what is written to the one is in the other.
+
+    Raises:
+        TypeError: It is no array, or one whose memory is not its values.
+        ValueError: It is on a GPU, or its library does not give it away.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got a masked one")
+    if isinstance(array, np.ndarray):
+        return np.asarray(array)
+    if on_gpu(name, array) is not None:
+        raise ValueError(
+            f"{name}: expected an array in the host's memory, as input is, got a GPU's"
+        )
+    if not pytorch.is_torch(array):
+        return dlpack.to_numpy(name, array)
+    pytorch.check_memory(name, array)
+    return pytorch.tensors_memory(name, array)
+
+
+def is_immutable(array: Any) -> bool:
+    """Whether an array's library counts on its content, whatever its capsule says."""
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def from_numpy(gradients: LayerNormGrads, like: Any) -> LayerNormGrads:
+    """NumPy arrays as what the caller of ``like`` works with, without a copy.
+
+    They stay NumPy's where nothing is known of that library but DLPack.
+    """
+    if isinstance(like, np.ndarray):
+        return gradients
+    wrap = (
+        pytorch.as_tensor
+        if pytorch.is_torch(like)
+        else getattr(dlpack_arrays.namespace(like), "asarray", None)
+    )
+    if wrap is None:
+        return gradients
+    return LayerNormGrads(*(None if array is None else wrap(array) for array in gradients))

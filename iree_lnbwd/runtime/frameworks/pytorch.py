@@ -1,0 +1,200 @@
+"""PyTorch's tensors: their memory as NumPy's, and those on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from iree_lnbwd.arguments import Array, GpuArray
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.runtime.frameworks.dlpack import view_of
+from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
+
+# Dispatch keys of a tensor that is nothing but a piece of memory with a shape. Wrappers, tensors of
+# torch.func, sparse and nested ones have others.
+_PLAIN_KEYS = frozenset(
+    ("ADInplaceOrView", *(a + b for a in ("", "Autograd", "Autocast") for b in ("CPU", "CUDA")))
+)
+LAZY_KEYS = frozenset(("Negative", "ZeroTensor"))  # what a copy settles
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is a tensor of PyTorch's."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def tensors_memory(name: str, tensor: Any) -> Array:
+    """The memory of a tensor on the CPU as NumPy's array.
+
+    Raises:
+        TypeError: The op does not know its element type, naming the argument.
+    """
+    # Not by Tensor.numpy(), after which PyTorch could not free the memory, as FSDP2 does; nor by
+    # np.from_dlpack, which makes it read-only before NumPy 2.1.
+    dtype = _numpy_types().get(tensor.dtype)
+    if dtype is None:
+        expected = ", ".join(map(str, _numpy_types().values()))
+        raise TypeError(f"{name}: expected an element type of {expected}, got {tensor.dtype}")
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return view_of(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, keeper=tensor)
+
+
+def as_tensor(array: Array) -> Any:
+    """A tensor with the array's memory."""
+    torch = sys.modules["torch"]
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+@functools.cache
+def _numpy_types() -> Mapping[Any, np.dtype[Any]]:
+    """PyTorch's element types that the op knows, and NumPy's."""
+    torch = sys.modules["torch"]
+    return {
+        torch.float16: np.dtype(np.float16),
+        torch.float32: np.dtype(np.float32),
+        torch.float64: np.dtype(np.float64),
+        torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    }
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor of PyTorch's is a piece of memory that holds its values, and no more."""
+    return not _strange_keys(_dispatch_keys(tensor))
+
+
+def check_memory(
+    name: str, tensor: Any, *, allowed: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """What is strange about a tensor, of what is allowed to be.
+
+    Raises:
+        TypeError: Something else is, naming the argument.
+        ValueError: Its memory is gone, or less than its shape says.
+    """
+    strange = _strange_keys(_dispatch_keys(tensor))
+    if strange - allowed:
+        raise TypeError(
+            f"{name}: expected a tensor whose memory holds its values, got a "
+            f"{type_name(tensor)} with {', '.join(sorted(strange))}"
+        )
+    elements = tensor.numel()
+    if strange or not elements:
+        return strange
+    if not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        elements = 1 + sum((n - 1) * stride for n, stride in steps)
+    elements += tensor.storage_offset()
+    there = tensor.untyped_storage().nbytes()
+    if there < elements * tensor.element_size():
+        raise ValueError(
+            f"{name}: expected a tensor with {elements * tensor.element_size()} bytes of storage, "
+            f"got one with {there}: it was freed or made smaller"
+        )
+    return strange
+
+
+def copied(tensor: Any) -> Any:
+    """The values of a tensor, in memory of their own, one after the other."""
+    return tensor.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+
+
+def _dispatch_keys(tensor: Any) -> int:
+    keys: int = sys.modules["torch"]._C._dispatch_keys(tensor).raw_repr()
+    return keys
+
+
+@functools.cache
+def _strange_keys(keys: int) -> frozenset[str]:
+    """Of a set of dispatch keys, those that tell of more than a piece of memory."""
+    text = str(sys.modules["torch"]._C.DispatchKeySet.from_raw_repr(keys))
+    return frozenset(text.partition("(")[2].rstrip(")").split(", ")) - _PLAIN_KEYS
+
+
+class _TorchOnGpu:
+    """PyTorch: its allocator knows streams, and its current one is asked for."""
+
+    waits = False
+
+    def __init__(self) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._tensor: Any = self._torch.Tensor
+        self._driver = "hip" if self._torch.version.hip else "cuda"
+        self._numpy = _numpy_types()
+        self._dtypes = {ours: theirs for theirs, ours in self._numpy.items()}
+        self._dtypes[np.dtype(np.uint8)] = self._torch.uint8
+        self.empty_like = functools.partial(
+            self._torch.empty_like, memory_format=self._torch.contiguous_format
+        )
+        # Without a GPU, a PyTorch has no such function.
+        self.is_captured: Callable[[], bool] = getattr(
+            self._torch._C,
+            "_cuda_isCurrentStreamCapturing",
+            self._torch.cuda.is_current_stream_capturing,
+        )
+        # The public way takes ten times as long; Triton's launcher goes this way too.
+        self._raw_stream: Callable[[int], int] = getattr(
+            self._torch._C,
+            "_cuda_getCurrentRawStream",
+            lambda index: self._torch.cuda.current_stream(index).cuda_stream,
+        )
+
+    def signature(self, arrays: Sequence[Any]) -> Hashable:
+        found: list[object] = []
+        for array in arrays:
+            if isinstance(array, self._tensor):
+                found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
+                found += (type(array), array.is_neg())
+            else:  # None, or a mistake
+                found.append(type(array))
+        return tuple(found)
+
+    def describe(self, name: str, array: Any) -> GpuArray:
+        if not isinstance(array, self._torch.Tensor):
+            raise TypeError(
+                f"{name}: expected a PyTorch tensor, as input is, got {type_name(array)}"
+            )
+        if array.device.type != "cuda":
+            raise ValueError(
+                f"{name}: expected a tensor on a GPU, as input is, got one on {array.device}"
+            )
+        lazy = check_memory(name, array, allowed=LAZY_KEYS)
+        return GpuArray(
+            shape=tuple(array.shape),
+            dtype=self._numpy.get(array.dtype, array.dtype),
+            device=str(DeviceUri(self._driver, array.get_device())),
+            contiguous=not lazy and array.is_contiguous(),
+        )
+
+    def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
+        return [array.data_ptr() for array in arrays], arrays
+
+    def copy(self, name: str, array: Any) -> Any:
+        check_memory(name, array, allowed=LAZY_KEYS)
+        return copied(array)
+
+    def capsule(self, array: Any) -> object:
+        return array.detach().__dlpack__()
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.device)
+
+    def clear(self, array: Any) -> None:
+        with self._torch.inference_mode(array.is_inference()):  # else PyTorch refuses
+            array.detach().zero_()
+
+    def stream(self, device: DeviceUri) -> int:
+        return self._raw_stream(device.index)
+
+
+@functools.cache
+def on_gpu() -> Framework:
+    """PyTorch, for its tensors on a GPU."""
+    return _TorchOnGpu()

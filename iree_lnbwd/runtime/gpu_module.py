@@ -1,0 +1,277 @@
+"""A module on a GPU, for arrays that are in its memory: where they are, in the order of a stream.
+
+What can be known of a call without its addresses is found out once for each kind of call.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from iree_lnbwd.arguments import ARGUMENTS, BoundCall, GpuArray, LayerNormGrads
+from iree_lnbwd.description import OpenedModule
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import BACKWARD, Operand
+from iree_lnbwd.runtime.frameworks.framework import Framework
+from iree_lnbwd.runtime.gpu_driver import Driver
+from iree_lnbwd.runtime.iree_module import IreeModule
+from iree_lnbwd.runtime.storage import Extent, check_apart
+from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_aligned
+from iree_lnbwd.spec import LayerNormSpec
+
+_BYTE = np.dtype(np.uint8)
+_INPUT = ARGUMENTS.index("input")
+
+
+@dataclass(frozen=True, eq=False)
+class KnownCall:
+    """A kind of call that was checked: everything but the addresses.
+
+    Attributes:
+        module: What computes it.
+        rows: M.
+        inputs: Picks what the module reads from the arguments of a call.
+        copied: Which of these it cannot use where they are.
+        sizes: Bytes of what it reads, and of the gradients that it computes.
+        results: Makes an array for each gradient that is computed, from the arguments of a call.
+        sequence: What it puts on a stream; None where IREE runs it.
+    """
+
+    module: GpuModule
+    rows: int
+    inputs: Callable[[Sequence[Any]], Sequence[Any]]
+    copied: tuple[int, ...]
+    sizes: tuple[int, ...]
+    results: tuple[Callable[[Sequence[Any]], Any], ...]
+    sequence: LaunchSequence | None
+
+    def run(
+        self, framework: Framework, given: Sequence[Any], out: LayerNormGrads | None = None
+    ) -> LayerNormGrads:
+        """Computes a call of this kind.
+
+        Args:
+            framework: That of the arrays.
+            given: The arguments, in ATen's order.
+            out: The caller's storage for the gradients; None makes new arrays.
+
+        Returns:
+            The gradients; None where the module computes none.
+
+        Raises:
+            ValueError: Naming an array whose memory cannot be used.
+            DeviceError: The GPU's driver refuses.
+        """
+        return self.module.run(self, framework, given, out)
+
+    def gradients(self, results: Sequence[Any]) -> LayerNormGrads:
+        """The computed gradients in ATen's places."""
+        mask = self.module.spec.output_mask
+        if len(results) == len(mask):
+            return LayerNormGrads(*results)
+        computed = iter(results)
+        return LayerNormGrads(*[next(computed) if asked else None for asked in mask])
+
+
+class _Scratch(NamedTuple):
+    """Memory that the kernels of a stream use, one call after another.
+
+    It is kept for the stream. A graph's kernels run when we do not know, so they get memory of
+    their own, which the framework keeps with the graph.
+    """
+
+    size: int
+    address: int
+    keeper: object
+
+
+def _new_scratch(framework: Framework, like: Any, size: int) -> _Scratch:
+    (address,), keeper = framework.addresses((framework.empty(like, (size,), _BYTE),))
+    return _Scratch(size, address, keeper)
+
+
+class GpuModule:
+    """A module on a GPU. Any number of threads may call.
+
+    Attributes:
+        spec: What it computes.
+    """
+
+    def __init__(
+        self,
+        module: OpenedModule,
+        device: DeviceUri,
+        *,
+        alignment: int,
+        iree: Callable[[], IreeModule],
+    ) -> None:
+        """Loads the code, where calls go onto the caller's stream.
+
+        Args:
+            module: What to load.
+            device: The GPU.
+            alignment: Bytes of which an array must begin at a multiple.
+            iree: The module on IREE's device, for calls that go there.
+
+        Raises:
+            ArtifactError: The module lacks a kernel that its plans name.
+            DeviceError: The GPU is absent or does not take the code.
+        """
+        self.spec = module.description.spec
+        self._device = device
+        self._alignment = alignment
+        self._iree = iree
+        self._driver = Driver(device)
+        plans = module.description.launches
+        self._streams = (
+            None if plans is None else StreamModule(self.spec, plans, self._driver, module.vmfb)
+        )
+        self._scratch: dict[int, _Scratch] = {}
+        self._launching = threading.Lock()
+
+    def sequence(self, rows: int) -> LaunchSequence | None:
+        """What a call with M rows, M >= 1, puts on a stream; None where IREE's device runs it."""
+        return None if self._streams is None else self._streams.sequence(rows)
+
+    def known(
+        self, framework: Framework, views: Mapping[str, GpuArray | None], call: BoundCall
+    ) -> KnownCall:
+        """The kind of a bound call for this module's spec.
+
+        Args:
+            framework: That of the arrays.
+            views: What is known of the arguments, by name.
+            call: What they were bound to.
+        """
+        spec, rows = self.spec, call.rows
+        places = [ARGUMENTS.index(given.name) for given in spec.inputs]
+        return KnownCall(
+            module=self,
+            rows=rows,
+            inputs=operator.itemgetter(*places),
+            copied=tuple(
+                place
+                for place, given in enumerate(spec.inputs)
+                if not call.arrays[given.name].contiguous
+            ),
+            sizes=tuple(
+                math.prod(argument.dims(rows)) * DTYPES[argument.dtype].numpy.itemsize
+                for argument in spec.arguments
+            ),
+            results=tuple(
+                _maker(framework, views, call.shape_of(result), _numpy_type(spec, result))
+                for result in BACKWARD.results
+                if spec.has(result)
+            ),
+            sequence=self.sequence(rows) if rows else None,
+        )
+
+    def run(
+        self,
+        known: KnownCall,
+        framework: Framework,
+        given: Sequence[Any],
+        out: LayerNormGrads | None,
+    ) -> LayerNormGrads:
+        """As `KnownCall.run`."""
+        self._driver.check_process()  # before the library says so, in its words
+        results = (
+            [make(given) for make in known.results]
+            if out is None
+            else [g for g, asked in zip(out, self.spec.output_mask, strict=True) if asked]
+        )
+        used = [*known.inputs(given), *results]
+        if known.rows == 0:
+            if out is not None:
+                self._check_apart(framework.addresses(used)[0], known)
+            for result in results:
+                framework.clear(result)
+            return known.gradients(results)
+        for place in known.copied:
+            used[place] = framework.copy(self.spec.inputs[place].name, used[place])
+        addresses, keeper = framework.addresses(used)
+        if not are_aligned(addresses, self._alignment) or 0 in addresses:
+            self._move(framework, used, addresses)
+            addresses, keeper = framework.addresses(used)
+        if out is not None:
+            self._check_apart(addresses, known)
+        queue = framework.stream(self._device)
+        if known.sequence is None:
+            self._driver.synchronize(queue)
+            self._iree().run_in_place(
+                [
+                    (argument, framework.capsule(array), argument.dims(known.rows))
+                    for argument, array in zip(self.spec.arguments, used, strict=True)
+                ],
+                len(results),
+            )
+            return known.gradients(results)
+        captured = framework.is_captured()
+        with self._launching:
+            kept = None if captured else self._scratch.get(queue)
+            if kept is None or kept.size < known.sequence.scratch_bytes:
+                kept = _new_scratch(framework, given[_INPUT], known.sequence.scratch_bytes)
+                if not captured:
+                    self._scratch[queue] = kept
+            known.sequence.run(addresses, kept.address, queue, captured=captured)
+        if framework.waits:
+            self._driver.synchronize(queue)
+        del keeper  # the kernels are in the queue, or done
+        return known.gradients(results)
+
+    @functools.cached_property
+    def _names(self) -> tuple[str, ...]:
+        """Of the arguments of the module, as a caller knows them."""
+        results = (f"out.{result.name}" for result in self.spec.results)
+        return (*(given.name for given in self.spec.inputs), *results)
+
+    def _check_apart(self, addresses: Sequence[int], known: KnownCall) -> None:
+        """Storage shares memory with no other argument."""
+        extents = [
+            Extent(name, address, size)
+            for name, address, size in zip(self._names, addresses, known.sizes, strict=True)
+        ]
+        inputs = len(self.spec.inputs)
+        check_apart(extents[:inputs], extents[inputs:])
+
+    def _move(self, framework: Framework, used: list[Any], addresses: Sequence[int]) -> None:
+        """Puts copies in the place of what the module cannot use where it is.
+
+        Raises:
+            ValueError: It is storage for a gradient, or has no memory.
+        """
+        for place, (name, address) in enumerate(zip(self._names, addresses, strict=True)):
+            if address and address % self._alignment == 0:
+                continue
+            if place >= len(self.spec.inputs):
+                raise ValueError(
+                    f"{name}: expected memory that begins at a multiple of {self._alignment} "
+                    f"bytes, got {address:#x}"
+                )
+            used[place] = framework.copy(name, used[place])
+
+
+def _numpy_type(spec: LayerNormSpec, operand: Operand) -> np.dtype[Any]:
+    return DTYPES[spec.element_type(operand.element)].numpy
+
+
+def _maker(
+    framework: Framework,
+    views: Mapping[str, GpuArray | None],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> Callable[[Sequence[Any]], Any]:
+    """Makes storage for a gradient: like that of an argument with its shape and type, if any."""
+    for place, name in enumerate(ARGUMENTS):
+        view = views[name]
+        if view is not None and view.contiguous and (view.shape, view.dtype) == (shape, dtype):
+            return lambda given: framework.empty_like(given[place])
+    return lambda given: framework.empty(given[_INPUT], shape, dtype)

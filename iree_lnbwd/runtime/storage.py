@@ -1,0 +1,116 @@
+"""Storage of the caller's for the gradients: what may be written to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from iree_lnbwd import dtypes
+from iree_lnbwd.arguments import Array, GpuArray, LayerNormGrads
+from iree_lnbwd.runtime.frameworks import interop
+from iree_lnbwd.runtime.frameworks.framework import Framework
+from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+
+
+class Extent(NamedTuple):
+    """Where an argument is.
+
+    Attributes:
+        name: For messages.
+        address: Of its first byte.
+        nbytes: All of which are its own, or may be shared with others that are only read.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+
+
+def extent(name: str, array: Array) -> Extent:
+    """Where a contiguous array of NumPy's is."""
+    return Extent(name, array.__array_interface__["data"][0], array.nbytes)
+
+
+def check_apart(inputs: Sequence[Extent], results: Sequence[Extent]) -> None:
+    """Storage for gradients shares memory with nothing else of a call.
+
+    Some kernels read a row again when parts of its gradient are written, others do not: no form
+    could promise what it means.
+
+    Raises:
+        ValueError: Naming the two.
+    """
+    for place, result in enumerate(results):
+        for other in (*inputs, *results[:place]):
+            begins = max(result.address, other.address)
+            ends = min(result.address + result.nbytes, other.address + other.nbytes)
+            if begins < ends:
+                raise ValueError(
+                    f"{result.name}: expected memory of its own, got memory of which {other.name} "
+                    f"has {ends - begins} bytes, too"
+                )
+
+
+def three(out: object) -> LayerNormGrads:
+    """The caller's storage as gradients, if it is three of something.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if isinstance(out, LayerNormGrads):
+        return out
+    if not isinstance(out, tuple | list) or len(out) != len(GRADIENTS):
+        raise TypeError(
+            f"out: expected LayerNormGrads or three arrays, got {type(out).__name__}"
+            + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
+        )
+    return LayerNormGrads(*out)
+
+
+def checked(
+    framework: Framework | None,
+    out: LayerNormGrads,
+    spec: LayerNormSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    device: str,
+) -> LayerNormGrads:
+    """The caller's arrays for the gradients: NumPy's, or what is known of a GPU's.
+
+    Args:
+        framework: That of ``input``; None where it is in the host's memory.
+        out: The arrays.
+        spec: Says which gradients there are, and their types.
+        shapes: Of these, by name.
+        device: Where a GPU's arrays must be.
+
+    Raises:
+        TypeError, ValueError: Naming the array, what came and what was expected.
+    """
+    view = interop.memory_of if framework is None else framework.describe
+    arrays: dict[str, Any] = {}
+    for gradient, array in out._asdict().items():
+        name = f"out.{gradient}"
+        if interop.is_immutable(array):
+            raise ValueError(f"{name}: expected an array that can be written, got JAX's")
+        arrays[name] = None if array is None else view(name, array)
+    for result in spec.results:
+        name = f"out.{result.name}"
+        array = arrays[name]
+        dtype = dtypes.DTYPES[result.dtype].numpy
+        if array is None:
+            raise ValueError(f"{name}: expected an array, got None")
+        if array.shape != shapes[result.name]:
+            raise ValueError(f"{name}: expected shape {shapes[result.name]}, got {array.shape}")
+        if array.dtype != dtype:
+            raise TypeError(f"{name}: expected element type {result.dtype}, got {array.dtype}")
+        on_gpu = isinstance(array, GpuArray)
+        if not (array.contiguous if on_gpu else array.flags.c_contiguous):
+            raise ValueError(
+                f"{name}: expected a contiguous array, got one whose elements do not follow "
+                "each other in memory"
+            )
+        if on_gpu and array.device != device:
+            raise ValueError(f"{name}: expected one on {device}, got {array.device}")
+        if not on_gpu and not array.flags.writeable:
+            raise ValueError(f"{name}: expected an array that can be written, got another")
+    return LayerNormGrads(*arrays.values())
