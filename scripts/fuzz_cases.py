@@ -44,7 +44,7 @@ with contextlib.suppress(ImportError):
 REFUSALS = (TypeError, ValueError, ArtifactError, CompileError, DeviceError)
 ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 DEVICES: Mapping[str, str] = MappingProxyType({"cpu": "local-task", "gpu": "cuda"})
-EMULATED = tuple(t for t in targets() if t.backend != "cpu" and t.name != "gfx1201")
+EMULATED = tuple(t for t in targets() if t.backend != "cpu")
 
 _CASES_OF_A_SPEC = 6  # about: a new spec takes a compilation
 _MOST_ELEMENTS = 1 << 17
