@@ -25,9 +25,7 @@
 !acc = f32
 !dy_mn = tensor<?x4096x!dy>
 !x_mn = tensor<?x4096x!x>
-!acc_mn = tensor<?x4096x!acc>
 !acc_m = tensor<?x!acc>
-!acc_n = tensor<4096x!acc>
 !gamma_n = tensor<4096x!gamma>
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
@@ -40,8 +38,7 @@
 #of_few = affine_map<()[m] -> ((m ceildiv 4) ceildiv 64 * 4)>
 #of_many = affine_map<()[m] -> (512, (m ceildiv 4) ceildiv 4096 * 4)>
 #wants_dx = true             // the caller asks for it
-#single_column = false       // whose dx is 0
-!partials_pn = tensor<?x4096x!acc>
+!acc_pn = tensor<?x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
@@ -298,9 +295,9 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %dx_m = arith.select %wants_dx, %m, %c0 : index
   %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%p](%m_i32, %share_i32, %dy, %x, %mean, %rstd, %gamma)
       : (i32, i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n)
-      -> (!x_mn{%dx_m}, !partials_pn{%p}, !partials_pn{%p})
+      -> (!x_mn{%dx_m}, !acc_pn{%p}, !acc_pn{%p})
   %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
-      : (i32, !partials_pn{%p}, !partials_pn{%p}) -> (!gamma_n, !beta_n)
+      : (i32, !acc_pn{%p}, !acc_pn{%p}) -> (!gamma_n, !beta_n)
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 

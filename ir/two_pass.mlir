@@ -16,17 +16,7 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
-!beta = bf16
 !acc = f32
-!dy_mn = tensor<?x32768x!dy>
-!x_mn = tensor<?x32768x!x>
-!acc_mn = tensor<?x32768x!acc>
-!acc_m = tensor<?x!acc>
-!acc_n = tensor<32768x!acc>
-!gamma_n = tensor<32768x!gamma>
-!beta_n = tensor<32768x!beta>
-#inv_n = 3.0517578125e-5 : !acc
-#eps = 1.0e-5 : !acc
 #columns = 32768 : index         // N
 #vector = 8 : index
 #threads = 256 : index
@@ -37,11 +27,9 @@
 #span_steps = 32 : index         // of a walker, which it sums at a time
 #wants_dx = true                 // the caller asks for it
 #workgroups_index = 66 : index   // that walk over the rows of a tile
-#workgroups = affine_map<()[m] -> (m ceildiv 1, 66)>
 #tile = 2048 : index             // columns of a workgroup
 #resident = 1 : i32              // workgroups that shall fit a multiprocessor at once
 #two_pass_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
-!partials_pn = tensor<66x32768x!acc>
 !dy_rows = memref<?x32768x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x32768x!x, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x32768x!acc, #hal.descriptor_type<storage_buffer>>
@@ -57,10 +45,7 @@
 !x_read = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_read = memref<1x!gamma_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// End of what is replaced.
-
-!pair = vector<2x!acc>
-
+// Their launches, as iree_lnbwd/launches.py states it: bindings, and workgroups for M rows, the least of a list.
 #row_sums_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
@@ -70,12 +55,31 @@
   #hal.pipeline.binding<storage_buffer>,            // sum of h [M]
   #hal.pipeline.binding<storage_buffer>             // sum of h * xhat [M]
 ]>
+#row_sums_x = affine_map<()[m] -> (m ceildiv 1)>
+#columns_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h * xhat [M]
+  #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
+  #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
+]>
+#columns_x = affine_map<()[m] -> (16)>
+#columns_y = affine_map<()[m] -> (m ceildiv 1, 66)>
+// End of what is replaced.
+
+!pair = vector<2x!acc>
 
 hal.executable.source private @row_sums {
   hal.executable.export public @row_sums ordinal(0) layout(#row_sums_layout)
       count(%device: !hal.device, %m: index) -> (index, index, index) {
+    %x = affine.min #row_sums_x()[%m]
     %one = arith.constant 1 : index
-    hal.return %m, %one, %one : index, index, index
+    hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
     // Of ir/math/.
@@ -194,28 +198,13 @@ hal.executable.source private @row_sums {
   }
 }
 
-#columns_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h [M]
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h * xhat [M]
-  #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
-  #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
-  #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
-]>
-
 hal.executable.source private @columns {
   hal.executable.export public @columns ordinal(0) layout(#columns_layout)
       count(%device: !hal.device, %m: index) -> (index, index, index) {
-    %n = arith.constant #columns
-    %tile = arith.constant #tile
-    %tiles = arith.ceildivui %n, %tile : index
-    %p = affine.min #workgroups()[%m]
+    %x = affine.min #columns_x()[%m]
+    %y = affine.min #columns_y()[%m]
     %one = arith.constant 1 : index
-    hal.return %tiles, %p, %one : index, index, index
+    hal.return %x, %y, %one : index, index, index
   }
   builtin.module {
     // Of ir/math/.
@@ -321,27 +310,4 @@ hal.executable.source private @columns {
       return
     }
   }
-}
-
-func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
-    -> (!x_mn, !gamma_n, !beta_n) {
-  %c0 = arith.constant 0 : index
-  %m = tensor.dim %x, %c0 : !x_mn
-  %m_i32 = arith.index_cast %m : index to i32
-  %p = affine.min #workgroups()[%m]
-  %p_i32 = arith.index_cast %p : index to i32
-  %wants_dx = arith.constant #wants_dx
-  %dx_m = arith.select %wants_dx, %m, %c0 : index
-  %sum_h, %sum_hx = scf.if %wants_dx -> (!acc_m, !acc_m) {
-    %h, %hx = flow.dispatch @row_sums::@row_sums[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma)
-        : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n) -> (!acc_m{%m}, !acc_m{%m})
-    scf.yield %h, %hx : !acc_m, !acc_m
-  } else {
-    scf.yield %mean, %rstd : !acc_m, !acc_m  // which are not read
-  }
-  %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @columns::@columns[%m](%m_i32, %dy, %x, %mean, %rstd, %gamma, %sum_h, %sum_hx)
-      : (i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n, !acc_m{%m}, !acc_m{%m}) -> (!x_mn{%dx_m}, !partials_pn, !partials_pn)
-  %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
-      : (i32, !partials_pn, !partials_pn) -> (!gamma_n, !beta_n)
-  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from iree_lnbwd import linking
+from iree_lnbwd import host_program, linking
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.launches import launches
+from iree_lnbwd.launches import LaunchPlans, launches
 from iree_lnbwd.operands import BACKWARD, Element, Kind
 from iree_lnbwd.schedules import (
     FewRows,
@@ -27,7 +27,7 @@ from iree_lnbwd.schedules import (
     row_statistics,
     schedule_to_dict,
 )
-from iree_lnbwd.spec import ENTRY, LayerNormSpec, TensorType
+from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 
 LINALG = "layer_norm_backward.mlir"
@@ -57,7 +57,6 @@ _SUBGROUP_SUM = re.compile(
 )
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
-_VIEW = "!hal.buffer_view"  # storage with a shape, whose content is no tensor yet
 
 
 def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
@@ -95,33 +94,27 @@ def module(
     else:
         typed = spec
     aliases = _spec_aliases(typed)
-    bodies = [text for name, text in texts.items() if name not in MATH]
+    plans = launches(spec, target, schedule)
+    bodies = {name: text for name, text in texts.items() if name not in MATH}
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
-    elif not isinstance(schedule, WholeTensors):
-        aliases |= _kernel_aliases(spec, target, schedule)
-        if isinstance(schedule, OnePass):
-            aliases |= _one_pass_aliases(spec, target, schedule)
-            if schedule.few_rows:
-                aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
-        else:
-            aliases |= _two_pass_aliases(spec, target, schedule)
-        if spec.recompute_eps is not None:
-            aliases |= _row_statistics_aliases(spec, target)
-        bodies = [
-            _literals(name, text, spec, target, schedule)
-            for name, text in texts.items()
-            if name not in MATH
-        ]
+    elif isinstance(schedule, OnePass | TwoPass) and plans is not None:
+        aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(plans)
+        bodies = {
+            name: host_program.launched(_literals(name, text, spec, target, schedule), plans)
+            for name, text in bodies.items()
+        }
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
-    text = _HEADER.sub(lambda _: header, bodies[0])
-    text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in bodies[1:])
+    first, *others = bodies.values()
+    text = _HEADER.sub(lambda _: header, first)
+    text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
     library = linking.functions(text for name, text in texts.items() if name in MATH)
     text = linking.link(text, aliases, library, functools.partial(_overload, target))
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%\w+\}", r"\1", text)
-    return text + _entry(spec, target, schedule, host_cpu)
+    reflection = _reflection(spec, target, schedule, plans, host_cpu)
+    return text + host_program.entry(spec, plans, reflection)
 
 
 def _overload(target: Target, function: str, types: tuple[str, ...]) -> str:
@@ -216,6 +209,22 @@ def _chunks(vector: int) -> dict[str, str]:
     }
 
 
+def _gpu_aliases(
+    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
+) -> dict[str, str]:
+    """What the kernels of a module for a GPU speak of."""
+    aliases = _kernel_aliases(spec, target, schedule)
+    if isinstance(schedule, TwoPass):
+        aliases |= _two_pass_aliases(spec, target, schedule)
+    else:
+        aliases |= _one_pass_aliases(spec, target, schedule)
+        if schedule.few_rows:
+            aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
+    if spec.recompute_eps is not None:
+        aliases |= _row_statistics_aliases(spec, target)
+    return aliases
+
+
 def _kernel_aliases(
     spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> dict[str, str]:
@@ -233,7 +242,7 @@ def _kernel_aliases(
         "#finalize_kernel": _kernel(schedule.finalize_columns * schedule.finalize_slices, target),
         "!slices": _shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
         "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
-        "!partials_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
+        "!acc_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
         **_bindings(cols),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **_chunks(vector),
@@ -260,7 +269,7 @@ def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, s
         "#of_many": f"affine_map<()[m] -> ({of_many})>",
         "#wants_dx": _flag(spec.output_mask[0]),
         "#single_column": _flag(cols == 1),
-        "!partials_pn": f"tensor<?x{cols}x!acc>",
+        "!acc_pn": f"tensor<?x{cols}x!acc>",
         **_bindings(cols),
         "!means": f"memref<{block}x2x!acc>",
         **_chunks(vector),
@@ -279,7 +288,6 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "#groups": f"{groups} : index",
         "#groups_i32": f"{groups} : i32",
         "#workgroups_i32": f"{schedule.workgroups} : i32",
-        "#workgroups": f"affine_map<()[m] -> (m ceildiv {groups}, {schedule.workgroups})>",
         "#ahead_i32": f"{schedule.ahead} : i32",
         "#at_once": _flag(schedule.ahead == 0),
         "#stages": _flag(slots > 0),
@@ -335,8 +343,6 @@ def _few_rows_aliases(
     return {
         "#few_threads": f"{few.threads(target)} : index",
         "#few_chunks": f"{chunks} : index",
-        "#most_few_rows": f"{few.rows} : index",
-        "#few_workgroups": f"affine_map<()[m] -> ({tiles} + m * {int(spec.output_mask[0])})>",
         "#tiles": f"{tiles} : index",
         "#tile": f"{few.tile} : index",
         "#tile_vector": f"{vector} : index",
@@ -361,7 +367,6 @@ def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) ->
         "#span_steps": f"{schedule.span_steps} : index",
         "#wants_dx": _flag(spec.output_mask[0]),
         "#workgroups_index": f"{schedule.workgroups} : index",
-        "#workgroups": f"affine_map<()[m] -> (m ceildiv {schedule.rows}, {schedule.workgroups})>",
         "#tile": f"{schedule.tile(target)} : index",
         "#two_pass_kernel": _kernel(schedule.threads(target), target),
         "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
@@ -380,7 +385,6 @@ def _row_statistics_aliases(spec: LayerNormSpec, target: Target) -> dict[str, st
         "#statistics_rows": f"{how.rows} : index",
         "#statistics_chunks": f"{how.chunks} : index",
         "#statistics_alone": _flag(how.warps == 1),
-        "#statistics_workgroups": f"affine_map<()[m] -> (m ceildiv {how.rows})>",
         "#statistics_kernel": _kernel(how.rows * threads, target),
         "!statistics_x": f"vector<{vector}x!x>",
         "!statistics_chunk": f"vector<{vector}x!acc>",
@@ -424,29 +428,14 @@ def _shuffled(text: str, target: Target) -> str:
     return _SUBGROUP_SUM.sub(spelled_out, text)
 
 
-def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule, host_cpu: str | None) -> str:
-    """The public function: arguments in, ``@backward`` called, the asked gradients out."""
-    inputs = [_declare(argument) for argument in spec.inputs]
-    body = []
-    if not spec.has_weight:
-        body.append("%gamma = arith.constant dense<1.0> : !gamma_n")
-    if spec.recompute_eps is not None:
-        body.append("%mean, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)")
-    first, *rest = forms(schedule, spec)
-    if rest:
-        storage = [_declare(result, "out_", _VIEW) for result in spec.results]
-        types = ", ".join(_VIEW for _ in spec.results)
-        body += _branches(spec)
-    else:
-        storage = [
-            f"{_declare(result, 'out_')} {{iree.abi.output = {i} : index}}"
-            for i, result in enumerate(spec.results)
-        ]
-        results = [BACKWARD.named(result.name) for result in spec.results]
-        types = ", ".join(result.alias for result in results)
-        values = ", ".join(f"%{result.symbol}" for result in results)
-        form = "_few_rows" if isinstance(first, FewRows) else ""
-        body += [_backward(form), f"return {values} : {types}"]
+def _reflection(
+    spec: LayerNormSpec,
+    target: Target,
+    schedule: Schedule,
+    plans: LaunchPlans | None,
+    host_cpu: str | None,
+) -> dict[str, str]:
+    """What a module says of itself."""
     reflection = {
         "iree_lnbwd.spec": json.dumps(spec.to_dict(), sort_keys=True),
         "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),
@@ -454,60 +443,6 @@ def _entry(spec: LayerNormSpec, target: Target, schedule: Schedule, host_cpu: st
     }
     if host_cpu is not None:
         reflection["iree_lnbwd.host_cpu"] = host_cpu
-    if (kernels := launches(spec, target, schedule)) is not None:
-        reflection["iree_lnbwd.launches"] = json.dumps(kernels.to_dict(), sort_keys=True)
-    attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
-    lines = [
-        "",
-        f"func.func @{ENTRY}(",
-        ",\n".join(f"    {parameter}" for parameter in (*inputs, *storage)) + ")",
-        f"    -> ({types})",
-        f"    attributes {{iree.reflection = {{{attributes}}}}} {{",
-        *(f"  {line}" for line in body),
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _branches(spec: LayerNormSpec) -> list[str]:
-    """The form of few rows or the other, by M.
-
-    Each ties its gradients to the caller's storage itself: where only the point at which branches
-    meet does, IREE copies them there.
-    """
-    lines = [
-        "%c0 = arith.constant 0 : index",
-        "%m = tensor.dim %x, %c0 : !x_mn",
-        "%most = arith.constant #most_few_rows",
-        "%are_few = arith.cmpi ule, %m, %most : index",
-        "cf.cond_br %are_few, ^few_rows, ^rows",
-    ]
-    for form in ("_few_rows", ""):
-        lines += [f"^{form[1:] or 'rows'}:", _backward(form, suffix=form)]
-        for result in spec.results:
-            operand = BACKWARD.named(result.name)
-            name, alias = operand.symbol, operand.alias
-            dims = "{%m}" if result.shape[0] is None else ""
-            lines += [
-                f"%{name}_there{form} = hal.tensor.alias %{name}{form} : {alias}{dims} "
-                f"to %out_{name} : {_VIEW}",
-                f"%{name}_view{form} = hal.tensor.export %{name}_there{form} "
-                f": {alias}{dims} -> {_VIEW}",
-            ]
-        views = ", ".join(f"%{BACKWARD.named(r.name).symbol}_view{form}" for r in spec.results)
-        lines.append(f"return {views} : {', '.join(_VIEW for _ in spec.results)}")
-    return lines
-
-
-def _backward(form: str, suffix: str = "") -> str:
-    """The call of a form's function; the suffix is of its results' names."""
-    results = ", ".join(f"%{result.symbol}{suffix}" for result in BACKWARD.results)
-    read = ", ".join(f"%{given.symbol}" for given in BACKWARD.inputs)
-    types = ", ".join(given.alias for given in BACKWARD.inputs)
-    computed = ", ".join(result.alias for result in BACKWARD.results)
-    return f"{results} = call @backward{form}({read})\n      : ({types}) -> ({computed})"
-
-
-def _declare(argument: TensorType, prefix: str = "", of_type: str | None = None) -> str:
-    operand = BACKWARD.named(argument.name)
-    return f"%{prefix}{operand.symbol}: {of_type or operand.alias}"
+    if plans is not None:
+        reflection["iree_lnbwd.launches"] = json.dumps(plans.to_dict(), sort_keys=True)
+    return reflection

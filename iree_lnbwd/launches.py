@@ -1,18 +1,30 @@
-"""Which kernels of a module run, in which order and on what: its host program, as a value.
+"""Which kernels of a module run, in which order and on what: the one statement of each launch.
 
-IREE's host program in the .vmfb says the same. This one is for callers who bring a stream of their
-own to launch the kernels on. It travels in the module's reflection, beside its spec.
+`host_program` makes of it what IREE compiles: each kernel's bindings and workgroups, and the
+public function. It also travels in the module's reflection, beside its spec, for callers who bring
+a stream of their own to launch the kernels on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import BACKWARD, GRAD_INPUT, INPUT, Kind, names
+from iree_lnbwd.operands import (
+    BACKWARD,
+    GRAD_INPUT,
+    INPUT,
+    PARTIAL_DBETA,
+    PARTIAL_DGAMMA,
+    SUM_H,
+    SUM_HX,
+    WEIGHT,
+    Kind,
+    names,
+)
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 from iree_lnbwd.targets import Target
@@ -20,6 +32,8 @@ from iree_lnbwd.targets import Target
 _INPUTS = names(BACKWARD.inputs)
 _STATISTICS = names(BACKWARD.statistics)
 _OF_COLUMNS = names(result for result in BACKWARD.results if result.kind is Kind.COLUMNS)
+_PARTIALS = names((PARTIAL_DGAMMA, PARTIAL_DBETA))
+_SUMS = names((SUM_H, SUM_HX))
 
 
 @dataclass(frozen=True)
@@ -52,14 +66,24 @@ class PlannedLaunch:
     Attributes:
         kernel: Its name in the module's code.
         workgroups: Along x, y and z.
-        bindings: What its pointers point to: arguments of the spec, or scratch.
+        reads: What its first pointers point to: arguments of the spec, or scratch.
+        writes: What the others point to.
         constants: 32-bit numbers that follow the pointers.
+        ahead: What it reads ahead of its use, and is therefore not marked as read only: loads that
+            are so marked sink to where their values are used.
     """
 
     kernel: str
     workgroups: tuple[Count, Count, Count]
-    bindings: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
     constants: tuple[Count, ...]
+    ahead: tuple[str, ...] = ()
+
+    @property
+    def bindings(self) -> tuple[str, ...]:
+        """What its pointers point to, in order."""
+        return (*self.reads, *self.writes)
 
 
 @dataclass(frozen=True)
@@ -146,12 +170,11 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> LaunchP
 def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
     """The same, after a kernel that recomputes mean and rstd."""
     rows = RowCount()
-    acc_bytes = DTYPES[spec.acc_dtype].numpy.itemsize
     workgroups = RowCount(row_statistics(spec, target).rows)
     kernel = PlannedLaunch(
-        "row_statistics", (workgroups, 1, 1), (INPUT.name, *_STATISTICS), (rows,)
+        "row_statistics", (workgroups, 1, 1), (INPUT.name,), _STATISTICS, (rows,)
     )
-    statistics = (Scratch(name, acc_bytes, rows) for name in _STATISTICS)
+    statistics = (_scratch(spec, name, rows) for name in _STATISTICS)
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(kernel, *plan.kernels))
 
 
@@ -159,57 +182,58 @@ def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
     tiles = math.ceil(spec.columns / form.tile) if any(spec.output_mask[1:]) else 0
     workgroups = RowCount(more=tiles) if spec.output_mask[0] else tiles
-    kernel = PlannedLaunch("few_rows", (workgroups, 1, 1), (*_INPUTS, *GRADIENTS), (RowCount(),))
+    kernel = PlannedLaunch("few_rows", (workgroups, 1, 1), _INPUTS, GRADIENTS, (RowCount(),))
     return Plan(_unasked(spec, GRADIENTS), (kernel,), form.rows if spec.rows is None else None)
 
 
 def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPass) -> Plan:
     """Partial rows of the column sums, and a kernel that adds them up."""
-    acc_bytes = DTYPES[spec.acc_dtype].numpy.itemsize
-    partials = ("partial_dgamma", "partial_dbeta")
     rows = RowCount()
+    written = (GRAD_INPUT.name, *_PARTIALS)
+    kernels = []
+    sums: tuple[str, ...] = ()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
-        kernels = [
-            PlannedLaunch("rows", (walkers, 1, 1), (*_INPUTS, GRAD_INPUT.name, *partials), (rows,))
-        ]
-        sums: tuple[str, ...] = ()
+        ahead = tuple(name for name in _INPUTS if name != WEIGHT.name)
+        kernels.append(
+            PlannedLaunch("rows", (walkers, 1, 1), _INPUTS, written, (rows,), ahead=ahead)
+        )
     else:
         walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
-        kernels, sums, read = [], (), _STATISTICS  # where nobody reads row sums
-        if spec.output_mask[0]:
-            sums = read = ("sum_h", "sum_hx")
-            kernels.append(PlannedLaunch("row_sums", (rows, 1, 1), (*_INPUTS, *sums), (rows,)))
-        bindings = (*_INPUTS, *read, GRAD_INPUT.name, *partials)
-        kernels.append(PlannedLaunch("columns", (tiles, walkers, 1), bindings, (rows,)))
-    written: tuple[str, ...] = (GRAD_INPUT.name,)
-    if any(spec.output_mask[1:]):
+        if spec.has(GRAD_INPUT):
+            sums = _SUMS
+            kernels.append(PlannedLaunch("row_sums", (rows, 1, 1), _INPUTS, sums, (rows,)))
+        reads = (*_INPUTS, *(sums or _STATISTICS))  # where nobody reads row sums
+        kernels.append(PlannedLaunch("columns", (tiles, walkers, 1), reads, written, (rows,)))
+    if any(spec.has(result) for result in BACKWARD.results if result.kind is Kind.COLUMNS):
         tiles = math.ceil(spec.columns / form.finalize_columns)
-        kernels.append(
-            PlannedLaunch("finalize", (tiles, 1, 1), (*partials, *_OF_COLUMNS), (walkers,))
-        )
-        written = GRADIENTS
+        kernels.append(PlannedLaunch("finalize", (tiles, 1, 1), _PARTIALS, _OF_COLUMNS, (walkers,)))
     scratch = (
-        *(Scratch(name, spec.columns * acc_bytes, walkers) for name in partials),
-        *(Scratch(name, acc_bytes, rows) for name in sums),
-        *_unasked(spec, written),
+        *(_scratch(spec, name, walkers) for name in _PARTIALS),
+        *(_scratch(spec, name, rows) for name in sums),
+        *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
     )
     return Plan(scratch, tuple(kernels))
 
 
-def _unasked(spec: LayerNormSpec, written: Sequence[str]) -> tuple[Scratch, ...]:
+def _scratch(spec: LayerNormSpec, name: str, count: Count) -> Scratch:
+    """Memory for an operand: so many rows of it, or so many elements."""
+    operand = BACKWARD.named(name)
+    size = DTYPES[spec.element_type(operand.element)].numpy.itemsize
+    return Scratch(name, size * (1 if operand.kind is Kind.ROWS else spec.columns), count)
+
+
+def _unasked(spec: LayerNormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
     """For gradients that kernels have a pointer to, and that nobody asked for.
 
     That of ``grad_input`` is not followed; the others are written by the way.
     """
-    pieces = []
-    for result in BACKWARD.results:
-        if result.name in written and not spec.has(result):
-            size = DTYPES[spec.element_type(result.element)].numpy.itemsize
-            of_columns = result.kind is Kind.COLUMNS
-            pieces.append(Scratch(result.name, spec.columns * size if of_columns else 0, 1))
-    return tuple(pieces)
+    return tuple(
+        Scratch(result.name, 0, 1) if result.kind is Kind.CELLS else _scratch(spec, result.name, 1)
+        for result in BACKWARD.results
+        if result.name in written and not spec.has(result)
+    )
 
 
 def _plan(values: Mapping[str, Any]) -> Plan:
@@ -219,8 +243,11 @@ def _plan(values: Mapping[str, Any]) -> Plan:
     kernels = []
     for one in values["kernels"]:
         x, y, z = map(_count, one["workgroups"])
-        bindings, constants = tuple(one["bindings"]), tuple(map(_count, one["constants"]))
-        kernels.append(PlannedLaunch(one["kernel"], (x, y, z), bindings, constants))
+        named = {key: tuple(one[key]) for key in ("reads", "writes", "ahead")}
+        constants = tuple(map(_count, one["constants"]))
+        kernels.append(
+            PlannedLaunch(one["kernel"], workgroups=(x, y, z), constants=constants, **named)
+        )
     return Plan(scratch, tuple(kernels), values["most_rows"])
 
 

@@ -17,9 +17,10 @@ class Kind(Enum):
     CELLS = "mn"  # each cell of M rows and N columns
     ROWS = "m"  # each row: a statistic
     COLUMNS = "n"  # each column: a parameter, or its gradient
+    PARTIALS = "pn"  # each column of P partial rows: scratch
 
     def shape(self, rows: int | None, columns: int) -> tuple[int | None, ...]:
-        """As modules see it; None is a dynamic number of rows."""
+        """As modules see it; None is a number of rows, or of partial rows, that calls decide."""
         match self:
             case Kind.CELLS:
                 return (rows, columns)
@@ -27,6 +28,12 @@ class Kind(Enum):
                 return (rows,)
             case Kind.COLUMNS:
                 return (columns,)
+            case Kind.PARTIALS:
+                return (None, columns)
+
+    def __str__(self) -> str:
+        """Its shape in letters, e.g. ``[M, N]``."""
+        return f"[{', '.join(self.value.upper())}]"
 
 
 class Element(Enum):
@@ -97,6 +104,16 @@ GRAD_BIAS = Operand(
     "grad_bias", "dbeta", Kind.COLUMNS, Element.BETA, Access.WRITTEN, When.ASKED_FOR
 )
 
+# What kernels of a call hand to each other.
+PARTIAL_DGAMMA = Operand(
+    "partial_dgamma", "partial_dgamma", Kind.PARTIALS, Element.ACC, Access.WRITTEN, When.NEVER
+)
+PARTIAL_DBETA = Operand(
+    "partial_dbeta", "partial_dbeta", Kind.PARTIALS, Element.ACC, Access.WRITTEN, When.NEVER
+)
+SUM_H = Operand("sum_h", "sum_h", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
+SUM_HX = Operand("sum_hx", "sum_hx", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -104,9 +121,11 @@ class Operands:
 
     Attributes:
         rows: What callers give, then what is written.
+        scratch: What its kernels hand to each other.
     """
 
     rows: tuple[Operand, ...]
+    scratch: tuple[Operand, ...] = ()
 
     @functools.cached_property
     def arguments(self) -> tuple[Operand, ...]:
@@ -129,12 +148,13 @@ class Operands:
         return tuple(row for row in self.inputs if row.kind is Kind.ROWS)
 
     def named(self, name: str) -> Operand:
-        """The row with ATen's name."""
-        return next(row for row in self.rows if row.name == name)
+        """The row with that name."""
+        return next(row for row in (*self.rows, *self.scratch) if row.name == name)
 
 
 BACKWARD = Operands(
-    (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS)
+    (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS),
+    (PARTIAL_DGAMMA, PARTIAL_DBETA, SUM_H, SUM_HX),
 )
 
 

@@ -12,18 +12,19 @@
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 --rows=37 | filecheck %s --check-prefix=FEW
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 --rows=5000 | filecheck %s --check-prefix=MANY
 
-// CHECK-DAG: #most_few_rows = 1024 : index
-// CHECK-DAG: #few_workgroups = affine_map<()[m] -> (128 + m * 1)>
+// CHECK: #few_rows_x = affine_map<()[m] -> (m + 128)>
 // CHECK: hal.executable.source private @few_rows {
 // CHECK: cluster(size = 8) : (!acc) -> !acc
 // CHECK: cluster(size = 32) : (!acc) -> !acc
+// CHECK: %most = arith.constant 1024 : index
 // CHECK: %are_few = arith.cmpi ule, %m, %most : index
-// CHECK: ^few_rows:
-// CHECK: call @backward_few_rows(
+// CHECK: ^few:
+// CHECK: flow.dispatch @few_rows::
 // CHECK-COUNT-3: hal.tensor.alias
 // CHECK: return
-// CHECK: ^rows:
-// CHECK: call @backward(
+// CHECK: ^many:
+// CHECK: flow.dispatch @rows::
+// CHECK: flow.dispatch @finalize::
 // CHECK-COUNT-3: hal.tensor.alias
 // CHECK: return
 
@@ -42,11 +43,11 @@
 // ROCM: cluster(size = 8) : (!acc) -> !acc
 // ROCM: cluster(size = 64) : (!acc) -> !acc
 
-// ROWS: #few_workgroups = affine_map<()[m] -> (0 + m * 1)>
-// COLUMNS: #few_workgroups = affine_map<()[m] -> (128 + m * 0)>
+// ROWS: #few_rows_x = affine_map<()[m] -> (m)>
+// COLUMNS: #few_rows_x = affine_map<()[m] -> (128)>
 
 // FEW-NOT: @rows
-// FEW: call @backward_few_rows(
-// FEW-NOT: call @backward
+// FEW: flow.dispatch @few_rows::
+// FEW-NOT: flow.dispatch
 // MANY-NOT: @few_rows
-// MANY: call @backward(
+// MANY: flow.dispatch @rows::

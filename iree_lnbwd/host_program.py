@@ -1,0 +1,196 @@
+"""The public function of a module's text, and what its kernels' exports say: from the launches.
+
+A kernel's file in ``ir/`` stands with an example of its layout (its bindings) and of the number of
+its workgroups along x and y. Both are replaced by what `launches` states.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from iree_lnbwd.launches import Count, LaunchPlans, Plan, PlannedLaunch
+from iree_lnbwd.operands import BACKWARD, Kind, Operand
+from iree_lnbwd.spec import ENTRY, LayerNormSpec
+
+_EXECUTABLE = re.compile(
+    r"^hal\.executable\.source private @(\w+) \{\n.*?^\}\n+", re.MULTILINE | re.DOTALL
+)
+_VIEW = "!hal.buffer_view"  # storage with a shape, whose content is no tensor yet
+
+
+def export_aliases(plans: LaunchPlans) -> dict[str, str]:
+    """The layout of each kernel, and its workgroups for M rows, the least of a list."""
+    aliases = {}
+    for launch in {launch.kernel: launch for p in plans.plans for launch in p.kernels}.values():
+        aliases[f"#{launch.kernel}_layout"] = _layout(launch)
+        for axis, count in zip("xy", launch.workgroups, strict=False):
+            aliases[f"#{launch.kernel}_{axis}"] = _map(count)
+    return aliases
+
+
+def launched(text: str, plans: LaunchPlans) -> str:
+    """A file of kernels without those that no call launches."""
+    names = {launch.kernel for plan in plans.plans for launch in plan.kernels}
+    return _EXECUTABLE.sub(lambda found: found[0] if found[1] in names else "", text)
+
+
+def entry(spec: LayerNormSpec, plans: LaunchPlans | None, reflection: Mapping[str, str]) -> str:
+    """The public function: arguments in, the asked gradients out.
+
+    Args:
+        spec: What the module computes.
+        plans: What it launches. None where that is IREE's to find: there is a function @backward,
+            and @statistics where they are recomputed.
+        reflection: What the module says of itself.
+    """
+    branches = plans is not None and len(plans.plans) > 1
+    body = [] if spec.has_weight else ["%gamma = arith.constant dense<1.0> : !gamma_n"]
+    if plans is None:
+        body += _calls(spec)
+    elif branches:
+        body += _branches(spec, plans)
+    else:
+        lines, values = _dispatches(spec, plans.plans[0])
+        body += [*_rows(), *lines, _return(spec, values)]
+    if branches:
+        storage = [f"%out_{result.symbol}: {_VIEW}" for result in _results(spec)]
+        types = ", ".join(_VIEW for _ in storage)
+    else:
+        storage = [
+            f"%out_{result.symbol}: {result.alias} {{iree.abi.output = {place} : index}}"
+            for place, result in enumerate(_results(spec))
+        ]
+        types = ", ".join(result.alias for result in _results(spec))
+    inputs = [f"%{given.symbol}: {given.alias}" for given in BACKWARD.inputs if spec.has(given)]
+    attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
+    lines = [
+        "",
+        f"func.func @{ENTRY}(",
+        ",\n".join(f"    {parameter}" for parameter in (*inputs, *storage)) + ")",
+        f"    -> ({types})",
+        f"    attributes {{iree.reflection = {{{attributes}}}}} {{",
+        *(f"  {line}" for line in body),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _results(spec: LayerNormSpec) -> tuple[Operand, ...]:
+    return tuple(result for result in BACKWARD.results if spec.has(result))
+
+
+def _return(spec: LayerNormSpec, values: Mapping[str, str]) -> str:
+    """Of the asked gradients, by their names."""
+    results = _results(spec)
+    types = ", ".join(result.alias for result in results)
+    return f"return {', '.join(values[result.name] for result in results)} : {types}"
+
+
+def _calls(spec: LayerNormSpec) -> list[str]:
+    """Calls of what a file of ``ir/`` defines."""
+    lines = []
+    if spec.recompute_eps is not None:
+        lines.append("%mean, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)")
+    results = ", ".join(f"%{result.symbol}" for result in BACKWARD.results)
+    read = ", ".join(f"%{given.symbol}" for given in BACKWARD.inputs)
+    types = ", ".join(given.alias for given in BACKWARD.inputs)
+    computed = ", ".join(result.alias for result in BACKWARD.results)
+    lines.append(f"{results} = call @backward({read})\n      : ({types}) -> ({computed})")
+    return [*lines, _return(spec, {result.name: f"%{result.symbol}" for result in _results(spec)})]
+
+
+def _rows() -> list[str]:
+    """M."""
+    return ["%c0 = arith.constant 0 : index", "%m = tensor.dim %x, %c0 : !x_mn"]
+
+
+def _branches(spec: LayerNormSpec, plans: LaunchPlans) -> list[str]:
+    """One plan or the other, by M.
+
+    Each ties its gradients to the caller's storage itself: where only the point at which branches
+    meet does, IREE copies them there.
+    """
+    few, many = plans.plans
+    lines = [
+        *_rows(),
+        f"%most = arith.constant {few.most_rows} : index",
+        "%are_few = arith.cmpi ule, %m, %most : index",
+        "cf.cond_br %are_few, ^few, ^many",
+    ]
+    for label, plan in (("few", few), ("many", many)):
+        dispatches, values = _dispatches(spec, plan, suffix=f"_{label}")
+        lines += [f"^{label}:", *dispatches]
+        views = []
+        for result in _results(spec):
+            value, view = values[result.name], f"%{result.symbol}_view_{label}"
+            type_, there = _sized(spec, result), f"%{result.symbol}_there_{label}"
+            lines += [
+                f"{there} = hal.tensor.alias {value} : {type_} to %out_{result.symbol} : {_VIEW}",
+                f"{view} = hal.tensor.export {there} : {type_} -> {_VIEW}",
+            ]
+            views.append(view)
+        lines.append(f"return {', '.join(views)} : {', '.join(_VIEW for _ in views)}")
+    return lines
+
+
+def _dispatches(
+    spec: LayerNormSpec, plan: Plan, suffix: str = ""
+) -> tuple[list[str], dict[str, str]]:
+    """A plan's kernels, in order, and the value of each operand after them."""
+    values = {given.name: f"%{given.symbol}" for given in BACKWARD.inputs}
+    lines = []
+    for launch in plan.kernels:
+        constants = [f"%{launch.kernel}_{n}{suffix}" for n, _ in enumerate(launch.constants)]
+        for name, count in zip(constants, launch.constants, strict=True):
+            lines += [
+                f"{name}_index = affine.min {_map(count)}()[%m]",
+                f"{name} = arith.index_cast {name}_index : index to i32",
+            ]
+        reads, writes = (list(map(BACKWARD.named, n)) for n in (launch.reads, launch.writes))
+        given = ", ".join([*constants, *(values[operand.name] for operand in reads)])
+        types = ", ".join([*("i32" for _ in constants), *(_sized(spec, read) for read in reads)])
+        computed = []
+        for operand in writes:
+            type_ = _sized(spec, operand)
+            if operand.kind is Kind.CELLS and not spec.has(operand) and spec.rows is None:
+                type_ = f"{operand.alias}{{%c0}}"  # nobody asks for it, and the kernel knows
+            computed.append(type_)
+            values[operand.name] = f"%{operand.symbol}{suffix}"
+        results = ", ".join(values[operand.name] for operand in writes)
+        lines.append(
+            f"{results} = flow.dispatch @{launch.kernel}::@{launch.kernel}[%m]({given})\n"
+            f"      : ({types}) -> ({', '.join(computed)})"
+        )
+    return lines, values
+
+
+def _sized(spec: LayerNormSpec, operand: Operand) -> str:
+    """The type of its tensor, and how many rows that has where M decides."""
+    of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
+    return operand.alias + ("{%m}" if of_rows else "")
+
+
+def _layout(launch: PlannedLaunch) -> str:
+    """Constants and bindings of a kernel."""
+    lines = []
+    for name in launch.bindings:
+        only_read = name in launch.reads and name not in launch.ahead
+        comma = "" if name == launch.bindings[-1] else ","
+        operand = BACKWARD.named(name)
+        binding = f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if only_read else ''}>{comma}"
+        lines.append(f"  {binding:<48}  // {operand.symbol} {operand.kind}")
+    constants = f"constants = {len(launch.constants)}"
+    return f"#hal.pipeline.layout<{constants}, bindings = [\n" + "\n".join(lines) + "\n]>"
+
+
+def _map(count: Count) -> str:
+    """A count as a map from M to numbers of which it is the least."""
+    if isinstance(count, int):
+        return f"affine_map<()[m] -> ({count})>"
+    numbers = ["m" if count.per == 1 else f"m ceildiv {count.per}"]
+    if count.most is not None:
+        numbers.append(str(count.most))
+    more = f" + {count.more}" if count.more else ""
+    return f"affine_map<()[m] -> ({', '.join(number + more for number in numbers)})>"
