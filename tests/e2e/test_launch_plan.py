@@ -133,7 +133,11 @@ def renamed(names: Mapping[str, str]) -> Callable[[Plan], Plan]:
         return replace(
             plan,
             kernels=tuple(
-                replace(k, bindings=tuple(names.get(n, n) for n in k.bindings))
+                replace(
+                    k,
+                    reads=tuple(names.get(n, n) for n in k.reads),
+                    writes=tuple(names.get(n, n) for n in k.writes),
+                )
                 if k.kernel == "rows"
                 else k
                 for k in plan.kernels

@@ -26,14 +26,14 @@
 // ROCM: gpu.subgroup_reduce add {{.*}} cluster(size = 64) : (!acc) -> !acc
 // CHECK: func.call @dx(
 // CHECK: math.fma {{.*}} : !chunk
-// CHECK: flow.dispatch @rows::@rows[
-// CHECK: flow.dispatch @finalize::@finalize(
-// CHECK-NOT: flow.dispatch
 // CHECK: hal.executable.source private @finalize {
+// CHECK: flow.dispatch @rows::@rows[
+// CHECK: flow.dispatch @finalize::@finalize[
+// CHECK-NOT: flow.dispatch
 
 // WIDE: hal.executable.source private @row_sums {
 // WIDE: hal.executable.source private @columns {
 // WIDE: flow.dispatch @row_sums::@row_sums[
 // WIDE: flow.dispatch @columns::@columns[
-// WIDE: flow.dispatch @finalize::@finalize(
+// WIDE: flow.dispatch @finalize::@finalize[
 // WIDE-NOT: flow.dispatch

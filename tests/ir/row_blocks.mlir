@@ -16,7 +16,7 @@
 // CHECK: #of_few = affine_map<()[m] -> ((m ceildiv 1) ceildiv 64 * 1)>
 // CHECK: #of_many = affine_map<()[m] -> (512, (m ceildiv 1) ceildiv 4096 * 1)>
 // CHECK: #wants_dx = true
-// CHECK: !partials_pn = tensor<?x1000x!acc>
+// CHECK: !acc_pn = tensor<?x1000x!acc>
 // CHECK: !chunk = vector<16x!acc>
 // CHECK: hal.executable.source private @rows {
 // The row sums: a chunk that overlaps the one before counts what is new.
