@@ -304,13 +304,6 @@ hal.executable.source private @rows {
         %fill_next = arith.select %wraps, %c0, %fill_after : index
         %slot = arith.select %in_place, %fill, %fill_next : index
 
-        // Statistics of the row after this one: asked for a whole step ahead of their use.
-        %row_next = arith.addi %row, %stride : i32
-        %row_next_in = arith.minsi %row_next, %last : i32
-        %row_next_index = arith.index_castui %row_next_in : i32 to index
-        %mean_next = memref.load %mean[%row_next_index] : !acc_column
-        %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
-
         // In place, copies wait for the dx of the row that they overwrite.
         %row_ahead = arith.addi %row, %stride_ahead : i32
         %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
@@ -345,6 +338,13 @@ hal.executable.source private @rows {
           }
           "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
         }
+
+        // Statistics of the row after this one: asked for a whole step ahead of their use.
+        %row_next = arith.addi %row, %stride : i32
+        %row_next_in = arith.minsi %row_next, %last : i32
+        %row_next_index = arith.index_castui %row_next_in : i32 to index
+        %mean_next = memref.load %mean[%row_next_index] : !acc_column
+        %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
 
         // This thread's share of the row's sums of h and of h * xhat.
         %row_index = arith.index_castui %row : i32 to index
