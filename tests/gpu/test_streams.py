@@ -106,10 +106,13 @@ def test_nothing_is_copied(gpu: DeviceUri) -> None:
     places = [gradient.data_ptr() for gradient in out]
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
-    returned = op(**given, out=out)
+    before, taken = torch.cuda.memory_allocated(), []
+    for _ in range(5):  # other processes take memory of the same GPU: not in each of these calls
+        free = torch.cuda.mem_get_info()[0]
+        returned = op(**given, out=out)
+        taken.append(free - torch.cuda.mem_get_info()[0])
     assert torch.cuda.max_memory_allocated() - before < scratch
-    assert free - torch.cuda.mem_get_info()[0] < x_bytes
+    assert min(taken) < x_bytes
     assert [gradient.data_ptr() for gradient in returned] == places
     assert_matches_reference(on_host(out), arguments)
 

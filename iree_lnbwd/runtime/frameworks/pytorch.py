@@ -126,6 +126,9 @@ class _TorchOnGpu:
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
         self._tensor: Any = self._torch.Tensor
+        # By its class such a wrapper looks like any tensor; where only its element type counts,
+        # nobody asks for its address, which it has not.
+        self._is_functional: Callable[[Any], bool] = self._torch._is_functional_tensor
         self._driver = "hip" if self._torch.version.hip else "cuda"
         self._numpy = _numpy_types()
         self._dtypes = {ours: theirs for theirs, ours in self._numpy.items()}
@@ -151,7 +154,7 @@ class _TorchOnGpu:
         for array in arrays:
             if isinstance(array, self._tensor):
                 found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
-                found += (type(array), array.is_neg())
+                found += (type(array), array.is_neg(), self._is_functional(array))
             else:  # None, or a mistake
                 found.append(type(array))
         return tuple(found)
