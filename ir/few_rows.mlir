@@ -39,7 +39,10 @@
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !chunk = vector<8x!acc>
-!few_held = memref<1x!chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
+!few_dy = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
+!few_x = memref<1x!x_chunk, #gpu.address_space<private>>
+!few_gamma = memref<1x!gamma_chunk, #gpu.address_space<private>>
+!few_held = memref<1x!chunk, #gpu.address_space<private>>
 !dy_cells = vector<4x!dy>    // a thread's columns of a tile
 !x_cells = vector<4x!x>
 !cells = vector<4x!acc>
@@ -191,15 +194,30 @@ hal.executable.source private @few_rows {
         %row = arith.subi %workgroup, %tiles : index
         %mean_row = memref.load %mean[%row] : !acc_column
         %rstd_row = memref.load %rstd[%row] : !acc_column
-        %xhat_kept = memref.alloca() : !few_held
-        %h_kept = memref.alloca() : !few_held
-        %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
-            iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+
+        // All loads before any of them is waited for.
+        %dy_read = memref.alloca() : !few_dy
+        %x_read = memref.alloca() : !few_x
+        %gamma_read = memref.alloca() : !few_gamma
+        scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %col_in = arith.select %inside, %col, %c0 : index
           %dy_k = vector.load %dy[%row, %col_in] : !dy_rows, !dy_chunk
           %x_k = vector.load %x[%row, %col_in] : !x_rows, !x_chunk
           %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          memref.store %dy_k, %dy_read[%k] : !few_dy
+          memref.store %x_k, %x_read[%k] : !few_x
+          memref.store %gamma_k, %gamma_read[%k] : !few_gamma
+        } {llvm.loop_annotation = #unrolled}
+
+        %xhat_kept = memref.alloca() : !few_held
+        %h_kept = memref.alloca() : !few_held
+        %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
+            iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %dy_k = memref.load %dy_read[%k] : !few_dy
+          %x_k = memref.load %x_read[%k] : !few_x
+          %gamma_k = memref.load %gamma_read[%k] : !few_gamma
           %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
           %ga = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk

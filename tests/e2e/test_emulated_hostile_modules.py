@@ -14,15 +14,9 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator, without_few_rows
 
-from iree_lnbwd import LayerNormSpec, compiler, executables
-from iree_lnbwd.emulator import (
-    EmulatedLayerNormBackward,
-    Fault,
-    Module,
-    PtxError,
-    VmError,
-    launch,
-)
+from iree_lnbwd import LayerNormSpec, compiler
+from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulator import Fault, Module, PtxError, VmError, executables, launch
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import symbols
 from iree_lnbwd.errors import ArtifactError
