@@ -147,6 +147,16 @@ def test_storage_of_a_library_that_counts_on_its_content(monkeypatch: pytest.Mon
     assert_same_bits(on_host(out), before)
 
 
+def test_a_bias_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its gradient would be stored there."""
+    gpu = Gpu(*SPECS["no weight"], monkeypatch)
+    given = gpu.given(random_arguments(random_generator(), gpu.op.spec, (7,)))
+    elsewhere = type("Elsewhere", (EmulatedArray,), {"__dlpack_device__": lambda self: (2, 1)})
+    given["bias"].__class__ = elsewhere
+    with pytest.raises(ValueError, match=r"^input: .* on one device, got .*bias on cuda://1$"):
+        gpu.op(**given)
+
+
 def test_each_stream_has_scratch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
     arguments = random_arguments(random_generator(), SPEC, (23,))
