@@ -122,5 +122,5 @@ def test_a_tensor_without_shape_or_strides_is_no_known_kind() -> None:
     of = pytorch.on_gpu().signature
     for tensor in strange:
         assert of((dense, tensor)) not in (of((dense, dense)), of((dense, None)))
-        with pytest.raises(TypeError, match="^weight: expected a tensor whose memory"):
+        with pytest.raises(TypeError, match=r"^weight: expected a tensor whose memory"):
             pytorch.check_memory("weight", tensor)
