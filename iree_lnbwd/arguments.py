@@ -190,7 +190,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         if is_read:
             dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
             arrays[name] = dense.reshape(flat[kind])
-    _check_place(arrays)
+    _check_place(given)
     for name, found in mixed:
         check_mixture(name, found, dtype)
     has_weight = given["weight"] is not None
@@ -210,8 +210,8 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     return BoundCall(spec, x.shape, arrays, given["bias"] is not None)
 
 
-def _check_place(arrays: Mapping[str, AnyArray]) -> None:
-    """All arrays are on one device."""
+def _check_place(arrays: Mapping[str, AnyArray | None]) -> None:
+    """All arrays are on one device, the bias too: its gradient is stored beside it."""
     places = {array.device for array in arrays.values() if isinstance(array, GpuArray)}
     if len(places) > 1:
         where = ", ".join(

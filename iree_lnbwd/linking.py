@@ -65,13 +65,20 @@ def link(
 
     Raises:
         KeyError: There is no such function.
+        ValueError: It has other types, or one type where the declaration has two.
     """
 
     def linked(declaration: re.Match[str]) -> str:
         indent, name, parameters, result = declaration.groups()
         types = tuple(resolved(alias, aliases) for alias in (*parameters.split(", "), result))
         function = library[choose(name.partition("_of_")[0], types)]
-        own = dict(zip(function.types, types, strict=True)) | _halved(types[0])
+        own = dict(zip(function.types, types, strict=False))
+        if tuple(map(own.get, function.types)) != types:
+            raise ValueError(
+                f"@{name}: expected types like ({', '.join(function.types)}) of @{function.name}, "
+                f"got ({', '.join(types)})"
+            )
+        own |= _halved(types[0])
         body = _ALIAS.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
         body = body.replace(f"@{function.name}(", f"@{name}(", 1)
         return textwrap.indent(body, indent)

@@ -22,7 +22,7 @@ from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
-from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, LaunchSequence
+from iree_lnbwd.runtime.stream_module import ACCESS_BYTES
 from iree_lnbwd.schedules import host_alignment
 from iree_lnbwd.spec import GRADIENTS, check_eps, check_output_mask
 
@@ -134,10 +134,6 @@ class LayerNormBackward:
         )
         self.run(call, arrays)
         return own
-
-    def stream_call(self, rows: int) -> LaunchSequence | None:
-        """What a call with M rows, M >= 1, puts on a stream; None where IREE's device runs it."""
-        return self._gpu.sequence(rows) if self._on_streams else None
 
     def learn(
         self,

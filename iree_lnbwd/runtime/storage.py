@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from iree_lnbwd import dtypes
 from iree_lnbwd.arguments import Array, GpuArray, LayerNormGrads
 from iree_lnbwd.runtime.frameworks import interop
-from iree_lnbwd.runtime.frameworks.framework import Framework
+from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 
 
@@ -90,6 +90,11 @@ def checked(
     arrays: dict[str, Any] = {}
     for gradient, array in out._asdict().items():
         name = f"out.{gradient}"
+        if array is not None and gradient not in shapes:
+            raise ValueError(
+                f"{name}: expected None, for this module does not compute it, got "
+                f"{type_name(array)}"
+            )
         if interop.is_immutable(array):
             raise ValueError(f"{name}: expected an array that can be written, got JAX's")
         arrays[name] = None if array is None else view(name, array)

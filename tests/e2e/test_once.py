@@ -150,6 +150,26 @@ def test_calls_of_other_options_are_of_another_kind(gpu: Namespace) -> None:
     assert not np.array_equal(recomputed.grad_input, whole.grad_input)
 
 
+def test_a_call_for_another_device_is_refused_before_anything_is_compiled(gpu: Namespace) -> None:
+    arrays = on_gpu(gpu, random_arguments(random_generator(), SPEC, (7,)))
+    for device in ("local-task", "cuda://1"):
+        with (
+            counted(loaded.__wrapped__) as entered,
+            pytest.raises(ValueError, match=f"^device: expected cuda://0.*got {device}$"),
+        ):
+            call(arrays, device=device)
+        assert not entered
+
+
+def test_eps_is_no_option_of_a_call_with_statistics(gpu: Namespace) -> None:
+    """Else each of its values would be remembered."""
+    arrays = on_gpu(gpu, random_arguments(random_generator(), SPEC, (7,)))
+    before = len(functional._known)
+    for eps in (1e-5, 1e-6, 0.5):
+        call(arrays, eps=eps)
+    assert len(functional._known) == before + 1
+
+
 def test_a_module_that_is_let_go_of_is_gone_with_what_was_known(gpu: Namespace) -> None:
     given = random_arguments(random_generator(), SPEC, (7,))
     arrays = on_gpu(gpu, given)

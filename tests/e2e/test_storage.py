@@ -222,6 +222,15 @@ def test_three_arrays_will_do(kind: type) -> None:
     assert_same_bits(returned, expected)
 
 
+def test_storage_for_what_is_not_computed_is_refused() -> None:
+    """It would come back as it was, in a gradient's place."""
+    spec = LayerNormSpec((8,), output_mask=(True, False, True))
+    arguments = random_arguments(random_generator(), spec, (3,))
+    out = (np.empty((3, 8), np.float32), np.empty(8, np.float32), np.empty(8, np.float32))
+    with pytest.raises(ValueError, match=r"^out\.grad_weight: expected None.*got ndarray$"):
+        call(loaded(spec, HOST), arguments, out)
+
+
 def test_no_rows_leave_zeros() -> None:
     op = loaded(LayerNormSpec((8,)), HOST)
     none = np.empty((0, 8), np.float32)

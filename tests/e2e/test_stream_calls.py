@@ -130,6 +130,33 @@ def test_storage_of_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_bits(on_host(out), before)
 
 
+def test_storage_of_a_library_that_counts_on_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused also where such a call with another library's storage is known."""
+    gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
+    given = gpu.given(random_arguments(random_generator(), SPEC, (7,)))
+    shapes = ((7, 96), (96,), (96,))
+    out = LayerNormGrads(*(gpu.arrays.asarray(np.full(shape, -77, np.float32)) for shape in shapes))
+    gpu.op(**given, out=out)
+    before = on_host(out)
+    immutable = type("ArrayImpl", (EmulatedArray,), {"__module__": "jaxlib._jax"})
+    out.grad_weight.__class__ = immutable
+    with pytest.raises(
+        ValueError, match=r"^out\.grad_weight: expected an array that can be written"
+    ):
+        gpu.op(**gpu.given(random_arguments(random_generator(), SPEC, (7,))), out=out)
+    assert_same_bits(on_host(out), before)
+
+
+def test_a_bias_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its gradient would be stored there."""
+    gpu = Gpu(*SPECS["no weight"], monkeypatch)
+    given = gpu.given(random_arguments(random_generator(), gpu.op.spec, (7,)))
+    elsewhere = type("Elsewhere", (EmulatedArray,), {"__dlpack_device__": lambda self: (2, 1)})
+    given["bias"].__class__ = elsewhere
+    with pytest.raises(ValueError, match=r"^input: .* on one device, got .*bias on cuda://1$"):
+        gpu.op(**given)
+
+
 def test_each_stream_has_scratch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
     arguments = random_arguments(random_generator(), SPEC, (23,))
@@ -149,7 +176,7 @@ def test_each_stream_has_scratch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_scratch_that_is_too_short_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
     arguments = random_arguments(random_generator(), SPEC, (23,))
-    call = gpu.op.stream_call(23)
+    call = gpu.op._gpu.sequence(23)
     assert call is not None
     short = replace(call, scratch_bytes=call.scratch_bytes // 2)
     monkeypatch.setattr(gpu.op._gpu, "sequence", lambda rows: short)

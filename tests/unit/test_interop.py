@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, LayerNormSpec
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.runtime.frameworks import interop
+from iree_lnbwd.runtime.frameworks import interop, pytorch
 
 HOST = DeviceUri.parse("local-task")
 
@@ -109,3 +110,17 @@ def test_a_tensor_that_is_nowhere_is_named() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     with pytest.raises(ValueError, match=r"input: expected a tensor on the CPU or a GPU.* meta"):
         interop.on_gpu("input", torch.empty(3, device="meta"))
+
+
+def test_a_tensor_without_shape_or_strides_is_no_known_kind() -> None:
+    """PyTorch fails over them; what is wrong with such a tensor, `describe` says by its name."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    dense = torch.ones(2, 3)
+    with warnings.catch_warnings():  # PyTorch says that both are not finished
+        warnings.simplefilter("ignore")
+        strange = (dense.to_sparse_csr(), torch.nested.nested_tensor([dense[0], dense[1]]))
+    of = pytorch.on_gpu().signature
+    for tensor in strange:
+        assert of((dense, tensor)) not in (of((dense, dense)), of((dense, None)))
+        with pytest.raises(TypeError, match=r"^weight: expected a tensor whose memory"):
+            pytorch.check_memory("weight", tensor)

@@ -67,7 +67,15 @@ def test_a_function_that_there_is_not() -> None:
         linking.link("func.func private @missing(!x) -> !x\n", ALIASES, {}, as_named)
 
 
-def test_as_many_types_as_the_function_has() -> None:
-    kernel = "func.func private @same(!x, !x) -> !x\n"
-    with pytest.raises(ValueError, match="zip"):
+@pytest.mark.parametrize(
+    ("declared", "function"),
+    [
+        ("@same(!x, !x) -> !x", "same"),  # one type too many
+        ("@twice(!x) -> !x", "twice"),  # one too few
+        ("@same(!x) -> !y", "same"),  # two in the place of one
+    ],
+)
+def test_as_many_types_as_the_function_has(declared: str, function: str) -> None:
+    kernel = f"func.func private {declared}\n"
+    with pytest.raises(ValueError, match=rf"^@{function}: expected types like \(!\w+"):
         linking.link(kernel, ALIASES, linking.functions([LIBRARY]), as_named)

@@ -23,8 +23,8 @@ class _DlPackOnGpu:
     waits = True
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
-        return tuple(
-            None if array is None else self.describe(name, array)
+        return tuple(  # with the type: some libraries' arrays may not be written to
+            None if array is None else (type(array), self.describe(name, array))
             for name, array in zip(_NAMES, arrays, strict=False)
         )
 

@@ -21,7 +21,9 @@ class Framework(Protocol):
     waits: bool
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
-        """All that `describe` depends on, and whether it would refuse, at little cost.
+        """All that `describe` depends on, whose arrays they are, and whether it would refuse.
+
+        It costs little.
 
         Args:
             arrays: A call's arguments in ATen's order, and behind them its storage, if it has any.

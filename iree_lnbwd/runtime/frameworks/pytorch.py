@@ -152,11 +152,14 @@ class _TorchOnGpu:
     def signature(self, arrays: Sequence[Any]) -> Hashable:
         found: list[object] = []
         for array in arrays:
-            if isinstance(array, self._tensor):
-                found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
-                found += (type(array), array.is_neg(), self._is_functional(array))
-            else:  # None, or a mistake
+            if not isinstance(array, self._tensor):  # None, or a mistake
                 found.append(type(array))
+                continue
+            try:
+                found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
+            except RuntimeError:  # it has no shape or no strides, which `describe` refuses
+                found.append(array.layout)
+            found += (type(array), array.is_neg(), self._is_functional(array))
         return tuple(found)
 
     def describe(self, name: str, array: Any) -> GpuArray:
