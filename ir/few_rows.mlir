@@ -1,17 +1,19 @@
 // Layer normalization, backward, of few rows on a GPU: one kernel, and no partial rows.
 //
-// There is little to read, so time is what a kernel takes to start, one trip to memory, and the code
-// itself, which is not in the instruction cache either. Two kinds of workgroups run side by side and
-// know nothing of each other: the first of them own a tile of neighbouring columns each, whose dgamma
-// and dbeta they sum over all rows; each of the others computes the dx of one row. So x and dy are read
-// twice, the second time from the L2 cache. No atomics: the same bits every time.
+// x and dy have M rows of N columns. With few rows there is little to read. The time goes into the start
+// of a kernel, one trip to memory, and the code itself, which is not in the instruction cache at first.
 //
-// In a row, a workgroup's T threads take chunks of V neighbours, as in one_pass.mlir. In a tile,
-// neighbouring threads take neighbouring columns of one row, and the others other rows: they are slices
-// of the rows, and slice s has the rows s, s + S, s + 2S, ...
+// Two kinds of workgroups run side by side and do not wait for each other. Each of the first workgroups
+// owns a tile of neighbouring columns, and sums dgamma and dbeta of these columns over all rows. Each of
+// the other workgroups computes the dx of one row. So x and dy are read twice, the second time from the
+// L2 cache. There are no atomics, so the bits are the same every time.
+//
+// In a row, a workgroup's T threads take chunks of V neighbouring columns, as in one_pass.mlir. In a tile,
+// the rows are divided into S slices: slice s has the rows s, s + S, s + 2S, ... The threads of a slice
+// are neighbours, and take neighbouring columns of one row.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
-// the rules of README.md.
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
 !dy = bf16
 !x = bf16
 !gamma = bf16
@@ -21,10 +23,10 @@
 #vector = 8 : index          // V
 #subgroup = 32 : index
 #few_threads = 512 : index   // T
-#few_chunks = 1 : index      // of a row, that a thread has
+#few_chunks = 1 : index      // of a row that a thread owns
 #tiles = 128 : index
 #tile = 32 : index           // columns of a tile
-#tile_vector = 4 : index     // of which a thread takes neighbours
+#tile_vector = 4 : index     // neighbouring columns of a tile that a thread takes
 #tile_slices = 64 : index    // S
 #few_rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
@@ -50,7 +52,8 @@
 !beta_cell = vector<1x!beta>
 !cell = vector<1x!acc>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// Its launch, as iree_lnbwd/launches.py states it: bindings, and workgroups for M rows, the least of a list.
+// The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
+// number of a list.
 #few_rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
@@ -74,7 +77,7 @@ hal.executable.source private @few_rows {
     hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @widen_of_dy_cells(!dy_cells) -> !cells
     func.func private @widen_of_x_cells(!x_cells) -> !cells
     func.func private @xhat_of_cells(!cells, !acc, !acc) -> !cells
@@ -87,7 +90,7 @@ hal.executable.source private @few_rows {
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
 
-    // Chunk k of thread t: its first column, and whether the row has it.
+    // The first column of thread t's chunk k, and whether the row has that chunk.
     func.func private @column(%k: index, %t: index) -> (index, i1) {
       %n = arith.constant #columns
       %v = arith.constant #vector
@@ -146,7 +149,8 @@ hal.executable.source private @few_rows {
           scf.yield %dgamma_more, %dbeta_more : !cells, !cells
         }
 
-        // Across slices: a few neighbouring threads, the parts, share each of the tile's sums.
+        // The slices' sums are added up. A few neighbouring threads, the parts, share each of the tile's
+        // sums.
         %tile_sums = memref.alloc() : !tile_sums  // [(dgamma, dbeta), slices, columns of the tile and a few]
         vector.store %sums#0, %tile_sums[%c0, %slice, %in_tile] : !tile_sums, !cells
         vector.store %sums#1, %tile_sums[%c1, %slice, %in_tile] : !tile_sums, !cells
@@ -188,14 +192,14 @@ hal.executable.source private @few_rows {
         %chunks = arith.constant #few_chunks
         %t_count = arith.constant #few_threads
         %lanes = arith.constant #subgroup
-        %minus_zeros = arith.constant dense<-0.0> : !chunk  // change no number that they are added to
+        %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
         %zeros = arith.constant dense<0.0> : !chunk
         %zero_pair = arith.constant dense<0.0> : !sum_pair
         %row = arith.subi %workgroup, %tiles : index
         %mean_row = memref.load %mean[%row] : !acc_column
         %rstd_row = memref.load %rstd[%row] : !acc_column
 
-        // All loads before any of them is waited for.
+        // All loads are issued before the first is waited for.
         %dy_read = memref.alloca() : !few_dy
         %x_read = memref.alloca() : !few_x
         %gamma_read = memref.alloca() : !few_gamma
@@ -232,7 +236,7 @@ hal.executable.source private @few_rows {
           scf.yield %h_after, %hx_after : !chunk, !chunk
         } {llvm.loop_annotation = #unrolled}
 
-        // Any order of these additions will do, as long as it is always the same one.
+        // Any order of these additions will do, as long as it is always the same order.
         %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
         %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
         %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc

@@ -1,11 +1,11 @@
-// The last kernel of one_pass.mlir and of two_pass.mlir: adds up partial rows of dgamma and dbeta, and
-// rounds them once to the types of the caller's parameters.
+// The last kernel of one_pass.mlir and of two_pass.mlir. It adds up partial rows of dgamma and dbeta, and
+// rounds the sums once to the types of the caller's parameters.
 //
-// A workgroup has a few columns, and its threads take the P partial rows in slices, several rows at a
-// time.
+// There are P partial rows of N columns. A workgroup has a few columns. Its threads divide the partial
+// rows into slices, and each loads several rows at a time.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
-// the rules of README.md.
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
 !gamma = bf16
 !beta = bf16
 !acc = f32
@@ -18,12 +18,13 @@
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !slices = memref<16x32x!acc, #gpu.address_space<workgroup>>
-!shares = vector<16x1x!acc>  // of a column, one from each slice
+!shares = vector<16x1x!acc>  // of a column's sum, one from each slice
 !gamma_cell = vector<1x!gamma>
 !beta_cell = vector<1x!beta>
 !cell = vector<1x!acc>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// Its launch, as iree_lnbwd/launches.py states it: bindings, and workgroups for M rows, the least of a list.
+// The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows of x, the
+// least number of a list.
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta [P, N]
@@ -41,7 +42,7 @@ hal.executable.source private @finalize {
     hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
 
@@ -71,7 +72,8 @@ hal.executable.source private @finalize {
       %last_column = arith.subi %n, %c1 : index
       %column_in = arith.minui %column, %last_column : index
 
-      // All rows of a step exist, so that their loads wait for nothing; what is left goes one by one.
+      // All rows of a step exist, so that their loads wait for nothing. The rest of the rows are added one
+      // by one.
       %stride = arith.muli %slices, %rows_at_once : index
       %last_skips = arith.subi %stride, %slices : index
       %steps_end = arith.subi %p, %last_skips : index

@@ -1,4 +1,5 @@
-// Layer normalization, backward: the algorithm on whole tensors. No target, no schedule.
+// Layer normalization, backward: the algorithm on whole tensors, for no particular target and without a
+// schedule. The tensors have M rows of N columns.
 //
 //   xhat   = (x - mean) * rstd
 //   h      = dy * gamma
@@ -6,7 +7,7 @@
 //   dgamma = sum_M(dy * xhat)                                     column sums
 //   dbeta  = sum_M(dy)
 //
-// M rows, N columns. Every sum is an !acc, whatever the data is.
+// Every sum is an !acc, for data of any type.
 
 // What a LayerNormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16
@@ -41,7 +42,7 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %c0 = arith.constant 0 : index
   %rows = tensor.dim %x, %c0 : !x_mn
 
-  // In the type of sums. (A copy casts where types differ, and vanishes where they do not.)
+  // The operands in the type of sums. (A copy casts where types differ, and vanishes where they are equal.)
   %empty_mn = tensor.empty(%rows) : !acc_mn
   %empty_n = tensor.empty() : !acc_n
   %dya = linalg.copy ins(%dy : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
@@ -98,7 +99,7 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
     linalg.yield %dg1, %db1 : !acc, !acc
   } -> (!acc_n, !acc_n)
 
-  // Rounded once, at the end, to what the caller's arrays are.
+  // Results are rounded once, at the end, to the types of the caller's arrays.
   %empty_dx = tensor.empty(%rows) : !x_mn
   %empty_dgamma = tensor.empty() : !gamma_n
   %empty_dbeta = tensor.empty() : !beta_n
@@ -108,8 +109,8 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
-// mean and rstd = 1 / sqrt(var + eps) of every row, where the caller has none. The variance is the
-// biased one, of centred values: the mean of squares less the square of the mean cancels.
+// mean and rstd = 1 / sqrt(var + eps) of every row, for a caller that has none. The variance is biased and
+// is computed from centred values: the mean of squares minus the square of the mean would cancel.
 func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
   %zero = arith.constant 0.0 : !acc
   %one = arith.constant 1.0 : !acc

@@ -1,6 +1,7 @@
 // Layer normalization, backward, in StableHLO: the same op as layer_norm_backward.mlir, written
-// again from the formula with whole-tensor operations and no shared line. It is the oracle that
-// the tests compile and run beside the product. M is fixed here; N and the types are the spec's.
+// again from the formula with whole-tensor operations. The two files share no line of code. This one is
+// the oracle that the tests compile and run beside the product. The tensors have M rows of N columns;
+// M is fixed here, and the spec decides N and the types.
 
 // What a LayerNormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16

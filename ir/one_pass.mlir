@@ -1,28 +1,28 @@
 // Layer normalization, backward, in one pass over memory: how the algorithm runs on a GPU.
 //
-// A fixed number of workgroups walk over the rows. A row is read once: its two sums are reduced over
-// the threads that hold it, dx is written, and dgamma and dbeta accumulate in registers over all rows
-// that a thread sees. They leave as one partial row a workgroup, which finalize.mlir adds up. No
-// atomics: the same bits every time.
+// x and dy have M rows of N columns. A fixed number of workgroups walk over the rows. A row is read once:
+// its two sums are reduced over the threads that hold it, dx is written, and dgamma and dbeta accumulate
+// in registers over all rows that a thread sees. Each workgroup stores them as one partial row, and
+// finalize.mlir adds up the partial rows. There are no atomics, so the bits are the same every time.
 //
-// A row has N columns, in chunks of V neighbours, 16 bytes of them where N allows it. A workgroup has
-// several groups of T threads; a group works on one row at a time, and its thread t owns the chunks
-// t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that what is held of each stays in
-// registers.
+// A row is divided into chunks of V neighbouring columns; a chunk has 16 bytes where N allows it. A
+// workgroup has several groups of T threads. A group works on one row at a time, and its thread t owns
+// the chunks t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that the values held of
+// each chunk stay in registers.
 //
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
 // Schedule says which, by constants; the compiler folds the branches that are not taken.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
-// the rules of README.md.
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
 !dy = bf16
 !x = bf16
 !gamma = bf16
 !acc = f32
 #columns = 4096 : index      // N
 #vector = 8 : index          // V
-#chunks = 1 : index          // of a row, that a thread has
+#chunks = 1 : index          // of a row that a thread owns
 #copied = 8 : index          // V, where chunks are copied
 #threads = 512 : index       // T
 #threads_i32 = 512 : i32
@@ -31,18 +31,18 @@
 #groups = 1 : index
 #groups_i32 = 1 : i32
 #workgroups_i32 = 132 : i32
-#resident = 1 : i32          // workgroups that shall fit a multiprocessor at once
+#resident = 1 : i32          // workgroups that a multiprocessor must hold at once
 #ahead_i32 = 2 : i32         // steps between a row's fetch and its use
-#at_once = false             // none
-#stages = true               // fetched by cp.async into shared memory
+#at_once = false             // there are no such steps: a row is fetched when it is used
+#stages = true               // rows are fetched by cp.async into shared memory
 #slots = 3 : index           // rows of a group that shared memory holds
-#in_place = false            // as many as are ahead: a chunk's slot is refilled once its dx is stored
+#in_place = false            // slots are as many as steps ahead; one is refilled once its chunk's dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
-#rereads = false             // rows are taken from shared memory again for dx
-#copies_weight = true        // the weight is kept in shared memory, where cp.async copies it to
-#widens_weight = false       // it is kept there as an !acc
+#rereads = false             // rows are read from shared memory again for dx
+#copies_weight = true        // cp.async copies the weight into shared memory, which keeps it
+#widens_weight = false       // shared memory keeps the weight as !acc
 #gamma_copied = 8 : index    // V, where the weight is copied
-#wants_dx = true             // the caller asks for it
+#wants_dx = true             // the caller asks for dx
 #one_group = true
 #one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
@@ -69,7 +69,8 @@
 !gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
 !held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// Its launch, as iree_lnbwd/launches.py states it: bindings, and workgroups for M rows, the least of a list.
+// The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
+// number of a list.
 #rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer>,            // dy [M, N]
   #hal.pipeline.binding<storage_buffer>,            // x [M, N]
@@ -93,7 +94,7 @@ hal.executable.source private @rows {
     hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -101,7 +102,7 @@ hal.executable.source private @rows {
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
 
-    // Chunk k of thread t: its first column, and whether the row has it.
+    // The first column of thread t's chunk k, and whether the row has that chunk.
     func.func private @column(%k: index, %t: index) -> (index, i1) {
       %n = arith.constant #columns
       %v = arith.constant #vector
@@ -165,7 +166,7 @@ hal.executable.source private @rows {
       %zero = arith.constant 0.0 : !acc
       %zero_pair = arith.constant dense<0.0> : !pair
       %zeros = arith.constant dense<0.0> : !chunk
-      %minus_zeros = arith.constant dense<-0.0> : !chunk  // change no number that they are added to
+      %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
       %zero_gamma = arith.constant dense<0.0> : !gamma_chunk
@@ -191,8 +192,8 @@ hal.executable.source private @rows {
       %warp = arith.divui %t, %lanes : index
       %leads = arith.cmpi eq, %lane, %c0 : index
       %workgroup_i32 = arith.index_castui %workgroup : index to i32
-      // All lanes of a subgroup are in the same group. The shuffle tells ptxas so: then it knows that
-      // they stay together.
+      // All lanes of a subgroup are in the same group. The shuffle tells ptxas so; from this ptxas knows
+      // that the lanes stay together.
       %group_i32 = scf.if %one_group -> i32 {
         scf.yield %zero_i32 : i32
       } else {
@@ -205,8 +206,8 @@ hal.executable.source private @rows {
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
 
-      // Shared memory. Every thread reads back only what it has stored or copied itself, so that no
-      // barrier is needed; but for the exchange.
+      // Shared memory. Every thread reads back only the values that it has stored or copied itself, so no
+      // barrier is needed. The exchange is the exception.
       %dy_bytes = memref.alloc() : !dy_bytes
       %x_bytes = memref.alloc() : !x_bytes
       %dy_staged = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_staged  // [slots, groups, columns of T threads]
@@ -215,11 +216,11 @@ hal.executable.source private @rows {
       %wide_staged = memref.alloc() : !wide_staged                         // likewise
       %exchange = memref.alloc() : !exchange                               // [2, groups, warps, (h, h * xhat)]
 
-      // Registers, a place for each of a thread's chunks.
+      // Registers, with a place for each of a thread's chunks.
       %gamma_held = memref.alloca() : !gamma_held
       %dy_held = memref.alloca() : !dy_held  // this row, where it is not in shared memory
       %x_held = memref.alloca() : !x_held
-      %dy_next = memref.alloca() : !dy_held  // the one fetched meanwhile
+      %dy_next = memref.alloca() : !dy_held  // the row that is fetched meanwhile
       %x_next = memref.alloca() : !x_held
       %dya_kept = memref.alloca() : !held    // from the row's sums until its dx
       %xhat_kept = memref.alloca() : !held
@@ -246,8 +247,8 @@ hal.executable.source private @rows {
       } {llvm.loop_annotation = #unrolled}
 
       // The first rows are fetched before anything else. A copy past the end of the columns or of the
-      // rows reads nothing and writes zeros. Copies of less than 16 bytes pass through the L1 cache. It
-      // has the memory that shared memory leaves, so more slots may slow such copies down.
+      // rows reads nothing and writes zeros. Copies of less than 16 bytes pass through the L1 cache. The
+      // cache has the memory that shared memory leaves, so more slots may slow such copies down.
       %first_in = arith.minsi %first, %last : i32
       %first_index = arith.index_castui %first_in : i32 to index
       scf.if %stages {
@@ -291,8 +292,8 @@ hal.executable.source private @rows {
         }
       } {llvm.loop_annotation = #unrolled}
 
-      // Each step uses a row and fetches another, so many rows ahead. Groups walk by themselves: each
-      // waits at a barrier of its own.
+      // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
+      // other groups: each has a barrier of its own.
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %ahead = arith.index_castui %ahead_i32 : i32 to index
       %fill_first = arith.select %in_place, %c0, %ahead : index
@@ -304,7 +305,7 @@ hal.executable.source private @rows {
         %fill_next = arith.select %wraps, %c0, %fill_after : index
         %slot = arith.select %in_place, %fill, %fill_next : index
 
-        // In place, copies wait for the dx of the row that they overwrite.
+        // Copies in place are made later: each overwrites a row whose dx is stored first.
         %row_ahead = arith.addi %row, %stride_ahead : i32
         %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
         %row_ahead_in = arith.minsi %row_ahead, %last : i32
@@ -339,14 +340,14 @@ hal.executable.source private @rows {
           "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
         }
 
-        // Statistics of the row after this one: asked for a whole step ahead of their use.
+        // Statistics of the row after this one are loaded a whole step ahead of their use.
         %row_next = arith.addi %row, %stride : i32
         %row_next_in = arith.minsi %row_next, %last : i32
         %row_next_index = arith.index_castui %row_next_in : i32 to index
         %mean_next = memref.load %mean[%row_next_index] : !acc_column
         %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
 
-        // This thread's share of the row's sums of h and of h * xhat.
+        // This thread's share of the row's two sums, of h and of h * xhat.
         %row_index = arith.index_castui %row : i32 to index
         %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
             iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
@@ -383,13 +384,13 @@ hal.executable.source private @rows {
           scf.yield %h_after, %hx_after : !chunk, !chunk
         } {llvm.loop_annotation = #unrolled}
         %sum_h, %sum_hx = scf.if %wants_dx -> (!acc, !acc) {
-          // Any order of these additions will do, as long as it is always the same one.
+          // Any order of these additions will do, as long as it is always the same order.
           %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
           %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
           %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
           %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
 
-          // Across warps: through one of two buffers in turn, so that one barrier a row is enough.
+          // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
           %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
             scf.yield %warp_h, %warp_hx : !acc, !acc
           } else {
@@ -484,8 +485,8 @@ hal.executable.source private @rows {
           }
         } {llvm.loop_annotation = #unrolled}
       } else {
-        // The groups' sums become one partial row, dgamma's and then dbeta's, in the memory that rows of
-        // dy have left.
+        // The sums of all groups are added up to one partial row, for dgamma and then for dbeta, in the
+        // shared memory that held rows of dy.
         %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums  // [groups, columns of T threads]
         %workgroup_threads = arith.muli %t_count, %groups : index
         %column_first = arith.muli %thread, %v : index
@@ -517,8 +518,8 @@ hal.executable.source private @rows {
         }
       }
 
-      // Never taken. Without a store LLVM finds these to be read-only, and ptxas moves their loads, which
-      // are made ahead of their use, behind the barrier that they are to overlap with.
+      // This branch is never taken. Without a store, LLVM finds that these bindings are read-only. ptxas
+      // then moves the loads, which are meant to overlap with the barrier, to behind it.
       %never = arith.cmpi slt, %m_i32, %one_i32 : i32
       scf.if %never {
         vector.store %zero_dy, %dy[%c0, %c0] : !dy_rows, !dy_chunk

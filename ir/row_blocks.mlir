@@ -1,23 +1,24 @@
 // Layer normalization, backward, in one pass over memory: how the algorithm runs on a CPU.
 //
-// Each of P workgroups has a share of neighbouring rows, which one thread takes in blocks of a few rows. The
-// block's rows come from memory once, for their two sums; dx, dgamma and dbeta find them in the cache.
-// dgamma and dbeta accumulate in the workgroup's partial rows, which stay in the cache too, and
-// @finalize adds up. How rows are shared out depends on M alone, not on the threads that there are: the
-// same bits every time.
+// x and dy have M rows of N columns. Each of P workgroups has a share of neighbouring rows, and one thread
+// takes them in blocks of a few rows. A block is read from memory once, for the two sums of its rows. When
+// dx, dgamma and dbeta are computed, the block is still in the cache. dgamma and dbeta accumulate in the
+// workgroup's partial rows, which stay in the cache too; @finalize adds up the partial rows. M alone
+// decides how rows are shared out, and the number of threads does not matter: the bits are the same every
+// time.
 //
-// A row has N columns, in chunks of V neighbours. Where V does not divide N, the last chunk begins V
-// columns before the end, and what it has in common with the one before counts for nothing in sums.
+// A row is divided into chunks of V neighbouring columns. Where V does not divide N, the last chunk begins
+// V columns before the end. The columns that it shares with the chunk before count for nothing in sums.
 //
-// No sum is long: roundings that go the same way, as those of equal numbers do, add up with its length. So
-// many rows have more workgroups, and a wide row is summed by spans of columns.
+// No sum is long, because rounding errors of the same sign, such as those of equal numbers, grow with the
+// number of terms. So more workgroups share many rows, and a wide row is summed by spans of columns.
 //
-// Nothing is assumed of the caller's memory but that elements are aligned to their own size: a binding
-// without alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets its own rule
-// (llvm.reset.fpenv is IEEE's) and puts theirs back.
+// Elements of the caller's memory are aligned to their own size. Nothing more is assumed, so bindings have
+// no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rule instead
+// (llvm.reset.fpenv), and restores theirs at its end.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
-// the rules of README.md.
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
 !dy = bf16
 !x = bf16
 !gamma = bf16
@@ -34,10 +35,11 @@
 #vector = 64 : index         // V
 #span = 8192 : index         // columns of a row that are summed at a time
 #block = 4 : index           // rows that are in the cache at once
-// Rows of a workgroup: of 64 of them, but no more than 512, but of 4096 of them at the most.
+// Rows of a workgroup: the share of each of 64 workgroups, but at most 512 rows, unless that took more
+// than 4096 workgroups.
 #of_few = affine_map<()[m] -> ((m ceildiv 4) ceildiv 64 * 4)>
 #of_many = affine_map<()[m] -> (512, (m ceildiv 4) ceildiv 4096 * 4)>
-#wants_dx = true             // the caller asks for it
+#wants_dx = true             // the caller asks for dx
 !acc_pn = tensor<?x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -74,7 +76,7 @@ hal.executable.source private @rows {
     hal.return %p, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -126,7 +128,7 @@ hal.executable.source private @rows {
         %left = arith.subi %end, %block_row : index
         %rows = arith.minui %left, %block : index
 
-        // Row sums, a row at a time: h and h * xhat.
+        // The row sums of h and of h * xhat, for one row at a time.
         scf.if %wants_dx {
           scf.for %i = %c0 to %rows step %c1 {
             %row = arith.addi %block_row, %i : index
@@ -159,7 +161,7 @@ hal.executable.source private @rows {
               %hx_after = arith.addf %hx_before, %span_hx : !chunk
               scf.yield %h_after, %hx_after : !chunk, !chunk
             }
-            // Any order of these additions will do, as long as it is always the same one.
+            // Any order of these additions will do, as long as it is always the same order.
             %row_h = vector.reduction <add>, %sum_h fastmath<reassoc> : !chunk into !acc
             %row_hx = vector.reduction <add>, %sum_hx fastmath<reassoc> : !chunk into !acc
             %mean_h = arith.mulf %row_h, %inv_n : !acc
@@ -169,7 +171,7 @@ hal.executable.source private @rows {
           }
         }
 
-        // dx, and the column sums: a chunk of columns at a time, down the block's rows.
+        // dx and the column sums, for one chunk of columns at a time, over all rows of the block.
         scf.for %chunk = %c0 to %n step %v {
           %col = arith.minui %chunk, %last_chunk : index
           %seen = arith.subi %chunk, %col : index
@@ -219,7 +221,8 @@ hal.executable.source private @rows {
   #hal.pipeline.binding<storage_buffer>             // dbeta [N]
 ]>
 
-// A workgroup adds up a chunk of columns, and rounds it once to the types of the caller's parameters.
+// A workgroup adds up the partial rows of a chunk of columns, and rounds the sums once to the types of the
+// caller's parameters.
 hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
       count(%device: !hal.device) -> (index, index, index) {
@@ -230,7 +233,7 @@ hal.executable.source private @finalize {
     hal.return %chunks, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @round_of_gamma(!chunk) -> !gamma_chunk
     func.func private @round_of_beta(!chunk) -> !beta_chunk
 
@@ -272,7 +275,7 @@ hal.executable.source private @finalize {
   }
 }
 
-// Rows of a workgroup, and how many workgroups that makes.
+// The number of rows of a workgroup, and the number of workgroups.
 func.func private @shares(%m: index) -> (index, index) {
   %of_few = affine.apply #of_few()[%m]
   %of_many = affine.max #of_many()[%m]
@@ -307,8 +310,8 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   #hal.pipeline.binding<storage_buffer>             // rstd [M]
 ]>
 
-// mean and rstd = 1 / sqrt(var + eps) of every row, where the caller has none. The variance is the
-// biased one, of centred values, for which the row is still in the cache.
+// mean and rstd = 1 / sqrt(var + eps) of every row, for a caller that has none. The variance is biased
+// and is computed from centred values; the row is still in the cache then.
 hal.executable.source private @row_statistics {
   hal.executable.export public @row_statistics ordinal(0) layout(#statistics_layout)
       count(%device: !hal.device, %p: index) -> (index, index, index) {
@@ -316,7 +319,7 @@ hal.executable.source private @row_statistics {
     hal.return %p, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @widen_of_x(!x_chunk) -> !chunk
 
     func.func @row_statistics() attributes {translation_info = #worker} {

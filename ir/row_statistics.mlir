@@ -1,13 +1,13 @@
-// mean and rstd = 1 / sqrt(var + eps) of every row on a GPU, where the caller has none: put before the
-// kernels that take them. The variance is the biased one, of centred values: the mean of squares less the
-// square of the mean cancels.
+// mean and rstd = 1 / sqrt(var + eps) of every row on a GPU, for a caller that has none. This kernel runs
+// before the kernels that read them. The variance is biased and is computed from centred values: the mean
+// of squares minus the square of the mean would cancel.
 //
-// A group of threads has a row, and reads it twice, the second time from the cache. Several groups make a
-// workgroup, where rows are narrow. Several chunks of a row are under way at once: the loops over these
-// are unrolled.
+// x has M rows of N columns. A group of threads has a row, and reads it twice, the second time from the
+// cache. Where rows are narrow, a workgroup has several groups. Several chunks of a row are loaded at
+// once: the loops over them are unrolled.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by the
-// rules of README.md.
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
 !x = bf16
 !acc = f32
 #inv_n = 2.44140625e-4 : !acc
@@ -18,7 +18,7 @@
 #statistics_threads = 256 : index // of a row
 #statistics_rows = 1 : index      // of a workgroup
 #statistics_chunks = 2 : index    // that a thread reads at once
-#statistics_alone = false         // a row is a subgroup's
+#statistics_alone = false         // one subgroup has a row
 #statistics_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
@@ -27,7 +27,8 @@
 !statistics_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !statistics_warps = vector<8x!acc>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// Its launch, as iree_lnbwd/launches.py states it: bindings, and workgroups for M rows, the least of a list.
+// The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
+// number of a list.
 #row_statistics_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
   #hal.pipeline.binding<storage_buffer>,            // mean [M]
@@ -44,7 +45,7 @@ hal.executable.source private @row_statistics {
     hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @widen(!statistics_x) -> !statistics_chunk
 
     func.func @row_statistics() attributes {translation_info = #statistics_kernel} {
@@ -69,7 +70,7 @@ hal.executable.source private @row_statistics {
       %mean = hal.interface.binding.subspan layout(#row_statistics_layout) binding(1) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#row_statistics_layout) binding(2) alignment(64) offset(%c0) : !acc_column{%m}
 
-      // Groups past the last row read that row, and store nothing.
+      // Groups past the last row read the last row, and store nothing.
       %workgroup = hal.interface.workgroup.id[0] : index
       %thread = gpu.thread_id x
       %group = arith.divui %thread, %t_count : index
@@ -84,7 +85,7 @@ hal.executable.source private @row_statistics {
       %leads = arith.cmpi eq, %lane, %c0 : index
       %exchange = memref.alloc() : !statistics_exchange  // [(x, squares), groups, warps]
 
-      // A chunk past the end of the row reads the row's first chunk, and counts for nothing.
+      // For a chunk past the end of the row, the row's first chunk is read, and is not added.
       %first = arith.muli %t, %v : index
       %neighbours = arith.muli %t_count, %v : index
       %stride = arith.muli %neighbours, %chunks_at_once : index
@@ -102,7 +103,7 @@ hal.executable.source private @row_statistics {
         } {llvm.loop_annotation = #unrolled}
         scf.yield %step : !statistics_chunk
       }
-      // Any order of these additions will do, as long as it is always the same one.
+      // Any order of these additions will do, as long as it is always the same order.
       %thread_x = vector.reduction <add>, %sum_x fastmath<reassoc> : !statistics_chunk into !acc
       %warp_x = gpu.subgroup_reduce add %thread_x cluster(size = 32) : (!acc) -> !acc
       %row_x = scf.if %alone -> !acc {
@@ -149,7 +150,7 @@ hal.executable.source private @row_statistics {
       }
       %var = arith.mulf %row_xx, %inv_n : !acc
       %var_eps = arith.addf %var, %eps : !acc
-      // Of math.sqrt and a division the compiler would make an approximate rsqrt.
+      // The compiler would turn math.sqrt and a division into an approximate rsqrt.
       %std = llvm.call_intrinsic "llvm.sqrt"(%var_eps) : (!acc) -> !acc
       %rstd_row = arith.divf %one, %std : !acc
       %is_first = arith.cmpi eq, %t, %c0 : index

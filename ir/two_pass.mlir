@@ -1,18 +1,18 @@
 // Layer normalization, backward, in two passes over memory: for rows that no workgroup can hold.
 //
-// @row_sums reads a row and leaves its two sums. @columns reads x and dy again: a workgroup owns a tile
-// of columns and walks over the rows, writes dx and accumulates its columns' dgamma and dbeta, without
-// ever waiting for another thread. The partial rows are added up by finalize.mlir. Five streams where
-// one pass has three.
+// x and dy have M rows of N columns. @row_sums reads a row and stores its two sums. @columns reads x and
+// dy again: a workgroup owns a tile of columns and walks over rows. It writes dx, and accumulates dgamma
+// and dbeta of its columns in P partial rows; no thread ever waits for another. finalize.mlir adds up the
+// partial rows. Two passes take five streams, and one pass takes three.
 //
-// A tile has few walkers, and no sum is long: after a span of rows a thread adds its sums to its partial
-// row, and begins anew.
+// A tile has few workgroups, its walkers, so each sums many rows. No sum is long all the same: after a
+// span of rows a thread adds its sums to its partial row, and begins again at zero.
 //
 // A thread keeps memory busy by several loads at once: chunks of a row in @row_sums, rows in @columns.
-// The loops over these are unrolled.
+// The loops over them are unrolled.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; nothing below them is but by
-// the rules of README.md.
+// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
 !dy = bf16
 !x = bf16
 !gamma = bf16
@@ -22,13 +22,13 @@
 #threads = 256 : index
 #subgroup = 32 : index
 #chunks_at_once = 1 : index
-#whole = true                    // the chunks at once of all threads fill rows without a rest
+#whole = true                    // N is a multiple of the columns that all threads read at once
 #rows_at_once = 1 : index
-#span_steps = 32 : index         // of a walker, which it sums at a time
-#wants_dx = true                 // the caller asks for it
+#span_steps = 32 : index         // steps of a walker that are summed at a time
+#wants_dx = true                 // the caller asks for dx
 #workgroups_index = 66 : index   // that walk over the rows of a tile
 #tile = 2048 : index             // columns of a workgroup
-#resident = 1 : i32              // workgroups that shall fit a multiprocessor at once
+#resident = 1 : i32              // workgroups that a multiprocessor must hold at once
 #two_pass_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
 !dy_rows = memref<?x32768x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x32768x!x, #hal.descriptor_type<storage_buffer>>
@@ -41,11 +41,12 @@
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !chunk = vector<8x!acc>
-!dy_read = memref<1x!dy_chunk, #gpu.address_space<private>>  // chunks at once of a thread, in registers
+!dy_read = memref<1x!dy_chunk, #gpu.address_space<private>>  // the chunks that a thread reads at once, in registers
 !x_read = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_read = memref<1x!gamma_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// Their launches, as iree_lnbwd/launches.py states it: bindings, and workgroups for M rows, the least of a list.
+// The launches, as iree_lnbwd/launches.py states them: the bindings, and the workgroups for M rows, the
+// least number of a list.
 #row_sums_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
@@ -82,14 +83,14 @@ hal.executable.source private @row_sums {
     hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
 
-    // Of the chunks that a thread reads at once, the first of them at a column, the k-th: its first
-    // column, and whether the row has it.
+    // A thread reads several chunks at once, the first of them at column %first. This is the first column
+    // of chunk k of them, and whether the row has that chunk.
     func.func private @column(%k: index, %first: index) -> (index, i1) {
       %n = arith.constant #columns
       %v = arith.constant #vector
@@ -124,7 +125,8 @@ hal.executable.source private @row_sums {
       %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%c0) : !acc_column{%m}
       %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
 
-      // From the last row to the first, so that the cache still holds the rows that @columns begins with.
+      // Workgroups go from the last row to the first, so that the cache still holds the rows that @columns
+      // begins with.
       %workgroup = hal.interface.workgroup.id[0] : index
       %c1 = arith.constant 1 : index
       %last = arith.subi %m, %c1 : index
@@ -137,8 +139,8 @@ hal.executable.source private @row_sums {
       %mean_row = memref.load %mean[%row] : !acc_column
       %rstd_row = memref.load %rstd[%row] : !acc_column
 
-      // All loads of a step before any of them is waited for. A chunk past the end of the row reads the
-      // row's first chunk, and counts for nothing.
+      // All loads of a step are issued before the first is waited for. For a chunk past the end of the
+      // row, the row's first chunk is read, and is not added.
       %dy_read = memref.alloca() : !dy_read
       %x_read = memref.alloca() : !x_read
       %gamma_read = memref.alloca() : !gamma_read
@@ -207,7 +209,7 @@ hal.executable.source private @columns {
     hal.return %x, %y, %one : index, index, index
   }
   builtin.module {
-    // Of ir/math/.
+    // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -269,7 +271,7 @@ hal.executable.source private @columns {
             iter_args(%dgamma_sum = %zeros, %dbeta_sum = %zeros) -> (!chunk, !chunk) {
           %dgamma_step, %dbeta_step = scf.for %k = %c0 to %rows_at_once step %c1
               iter_args(%dgamma_before = %dgamma_sum, %dbeta_before = %dbeta_sum) -> (!chunk, !chunk) {
-            // A row past the end reads the last row, and counts for nothing.
+            // For a row past the end, the last row is read, and is not added.
             %row = arith.addi %row_first, %k : index
             %live = arith.cmpi ule, %row, %last : index
             %row_in = arith.minui %row, %last : index

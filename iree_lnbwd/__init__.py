@@ -1,7 +1,7 @@
 """Layer normalization's backward pass: one IR, compiled by IREE for GPUs and the CPU.
 
-``layer_norm_backward`` computes, ``compile`` makes a module to ship, ``load`` runs one, ``targets``
-lists what can be compiled for, ``reference`` is the NumPy judge.
+``layer_norm_backward`` computes the gradients, ``compile`` makes a module to ship, ``load`` loads
+one to run it, ``targets`` lists the targets to compile for, and ``reference`` is the NumPy judge.
 """
 
 from iree_lnbwd import reference

@@ -1,4 +1,4 @@
-"""What goes into the op, checked and brought into the form of a module, and what comes out."""
+"""The op's arguments, checked and brought into the form that a module takes, and its results."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class GpuArray:
-    """What is known of an array in a GPU's memory, whoever's it is.
+    """The facts known about an array in a GPU's memory, of any library.
 
     Attributes:
         shape: Its dimensions.
         dtype: NumPy's name of the element type; another library's where NumPy has none.
         device: IREE device URI, e.g. "cuda://0".
         contiguous: Whether its values follow each other in its memory, the last dimension fastest.
-            Where not, a call works on a copy.
+            If not, a call works on a copy.
     """
 
     shape: tuple[int, ...]
@@ -78,12 +78,12 @@ class LayerNormGrads(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a call says besides its arrays, checked.
+    """The options of a call besides its arrays, checked.
 
     Attributes:
         normalized_shape: Each dimension >= 1.
         output_mask: Which gradients to compute.
-        eps: For statistics that are recomputed; finite.
+        eps: Added to the variance if statistics are recomputed; finite.
     """
 
     normalized_shape: tuple[int, ...]
@@ -107,8 +107,8 @@ class BoundCall(NamedTuple):
     Attributes:
         spec: With dynamic rows. None where the mask leaves nothing to compute.
         shape: Of ``input``; M rows and N columns in all.
-        arrays: What is read, by ATen's name, C-contiguous, as [M, N], [M] or [N]; all of them
-            NumPy's, or all of them `GpuArray`.
+        arrays: The arrays that are read, by ATen's name, C-contiguous, as [M, N], [M] or [N]; all
+            of them NumPy's, or all of them `GpuArray`.
         has_bias: Whether the caller gave one, so that ``grad_bias`` has its element type.
     """
 
@@ -222,8 +222,8 @@ def _check_place(arrays: Mapping[str, AnyArray | None]) -> None:
         raise ValueError(f"input: expected all arrays on one device, got {where}")
 
 
-# What each argument is held to, as a call looks it up: by ATen's name, the place of its kind, and
-# whether it must come, is read, and is a statistic.
+# The rules for each argument, as a call looks them up. By ATen's name: the place of its kind, and
+# whether it is required, is read, and is a statistic.
 _CHECKS = tuple(
     (
         operand.name,
@@ -235,7 +235,7 @@ _CHECKS = tuple(
     for operand in BACKWARD.arguments
 )
 
-_spec = functools.lru_cache(LayerNormSpec)  # calls are alike, and a spec takes microseconds
+_spec = functools.lru_cache(LayerNormSpec)  # takes microseconds, and calls are alike
 
 
 def _array(name: str, value: object) -> AnyArray:

@@ -1,4 +1,4 @@
-"""What is shipped: a .vmfb and, beside it, a .json manifest that says all about it."""
+"""The files to ship: a .vmfb and, beside it, a .json manifest that describes it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _MOST_VMFB_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a module is and how it came about.
+    """What a module is and how it was made.
 
     Attributes:
         spec: What it computes.
         target: Name of the target that it was compiled for.
         schedule: How it computes it.
         compiler_version: Of iree-base-compiler.
-        flags: Exactly what iree-compile was given, less the input and output.
+        flags: Exactly the flags that iree-compile was given, without the input and output.
         ir_sha256: Of the MLIR text that was compiled.
         vmfb_sha256: Of the module.
-        host_cpu: What a module for "host" needs its CPU to be, else None.
+        host_cpu: The CPU that a module for "host" needs; None for other targets.
         package_version: Of iree-lnbwd.
         schema_version: Of this format.
     """
@@ -147,7 +147,7 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
         The .vmfb's bytes, and the manifest or None where the .vmfb stands alone.
 
     Raises:
-        ArtifactError: The .vmfb is not there, or not the one that the manifest speaks of.
+        ArtifactError: The .vmfb is not there, or is not the one that the manifest describes.
     """
     vmfb_path = Path(path)
     if vmfb_path.suffix == ".json":
@@ -173,7 +173,7 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
 
 
 def _parsed(text: str) -> Any:
-    """JSON that means one thing to every reader: no name twice, and numbers that are numbers."""
+    """JSON that every reader understands in the same way: unique names, and valid numbers."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)

@@ -1,6 +1,7 @@
-"""What was compiled before, on disk: code that this process will run.
+"""Modules that were compiled before, on disk.
 
-So only what nobody else can have put there is taken, and only what we would put there now.
+This process runs their code. So it takes only files that nobody else can have written, and only
+modules that it would compile in the same way now.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from iree_lnbwd.targets import Target
 _VARIABLE = "IREE_LNBWD_CACHE"
 _ITSELF = PurePath()
 _KEY_LETTERS = 16
-_MODE = 0o644  # all may read, we alone may write, whatever the umask
+_MODE = 0o644  # all may read, only we may write, for any umask
 
 
 class UnusableError(Exception):
@@ -28,11 +29,11 @@ class UnusableError(Exception):
 
 
 class Entry:
-    """What is known of the module for a spec and a target, before anything is compiled.
+    """The facts known about the module for a spec and a target, before anything is compiled.
 
     Attributes:
-        kept: What was built before and can be used: the module and its manifest; None where there
-            is no such thing.
+        kept: The module that was built before and can be used, and its manifest; None if there is
+            none.
     """
 
     def __init__(self, spec: LayerNormSpec, target: Target) -> None:
@@ -43,7 +44,7 @@ class Entry:
         self._unusable: UnusableError | None = None
         try:
             self._planned = compiler.plan(spec, target)
-        except CompileError as error:  # it is missing: nothing says what would be compiled
+        except CompileError as error:  # without a compiler, nothing says what it would compile
             self._planned = error
         try:
             if isinstance(self._planned, CompileError):
@@ -81,10 +82,10 @@ class Entry:
 def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
     """As `compiler.build`, once for each spec, target, compiler version, flags and IR.
 
-    An entry that is damaged, or not what would be compiled now, is compiled again. Without a
-    compiler, what `compile` put into the folder itself is taken for its spec and target.
+    An entry is compiled again if it is damaged, or if it would be compiled differently now. Without
+    a compiler, a module that `compile` wrote into the folder is used for its spec and target.
 
-    A folder that cannot be used costs a warning, no more: nothing is read from it or written to it.
+    A folder that cannot be used leads to a warning only: nothing is read from it or written to it.
 
     Raises:
         CompileError: The compiler is missing or failed.
@@ -93,10 +94,10 @@ def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
 
 
 def read(entry: PurePath, *names: str) -> tuple[bytes, ...] | None:
-    """Files of an entry, none of which somebody else can have written; None if one is missing.
+    """The files of an entry, which only we can have written; None if one is missing.
 
     Raises:
-        UnusableError: Somebody else can, or they cannot be read.
+        UnusableError: Others can write to them, or they cannot be read.
     """
     root = directory()
     try:
@@ -109,10 +110,10 @@ def read(entry: PurePath, *names: str) -> tuple[bytes, ...] | None:
 
 
 def write(entry: PurePath, contents: Mapping[str, bytes]) -> None:
-    """Files of an entry by their names, each of them whole or not there at all.
+    """Writes the files of an entry, by name; each appears whole or not at all.
 
     Raises:
-        UnusableError: Somebody else can write there, or we cannot.
+        UnusableError: Others can write to the folder, or we cannot.
     """
     root = directory()
     try:
@@ -153,7 +154,7 @@ def _kept(planned: Manifest, names: tuple[str, str]) -> tuple[bytes, Manifest] |
 
 
 def _put_there(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
-    """What `compile` put into the folder itself, where it fits."""
+    """The module that `compile` wrote into the folder itself, if it fits."""
     kept = read(_ITSELF, *(names := _names(spec, target)))
     if kept is None:
         return None
@@ -169,7 +170,7 @@ def _put_there(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | 
 
 
 def _entry(manifest: Manifest) -> PurePath:
-    """By all that decides what the module is."""
+    """The name of an entry, which depends on everything that decides what the module is."""
     planned = replace(manifest, vmfb_sha256="")
     return PurePath(artifact.digest(planned.to_json().encode())[:_KEY_LETTERS])
 

@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0 where all went well, 1 where a verification missed, 2 where something could not be done;
-        then one line on standard error says what.
+        0 if all went well, 1 if a verification missed, 2 if something could not be done; then one
+        line on standard error says what.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -57,14 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _tell("interrupted")
         return _EXIT_INTERRUPTED
-    except Exception as error:  # Python itself would exit with 1, which says that something missed
+    except Exception as error:  # Python itself would exit with 1, which means that something missed
         _tell(f"error: {_explained(error)}")
         return _EXIT_ERROR
 
 
 def _run_command(words: Sequence[str]) -> int:
     """Runs the command of these words; returns the exit status."""
-    # What follows "--" is iree-compile's, also where it looks like an option of ours.
+    # Words after "--" are for iree-compile, also those that look like options of ours.
     cut = words.index("--") if "--" in words else len(words)
     try:
         options = _parser().parse_args(words[:cut])
@@ -97,7 +97,7 @@ def _explained(error: Exception) -> str:
 
 
 def _expect_streams() -> None:
-    """Sees to it that no other file can come to have a standard stream's number.
+    """Makes sure that no other file can get the number of a standard stream.
 
     Raises:
         OSError: Standard output is closed.
@@ -114,20 +114,20 @@ def _expect_streams() -> None:
 
 
 def _say(line: str, stream: TextIO | None = None) -> None:
-    """A line on a stream, standard output by default, that a terminal takes for text alone."""
+    """Writes a line to a stream, standard output by default, as plain text for a terminal."""
     _put(f"{printable(line)}\n", sys.stdout if stream is None else stream)
 
 
 def _tell(line: str) -> None:
-    """A line on standard error, where that can be written."""
+    """Writes a line to standard error, if that can be written."""
     with contextlib.suppress(OSError):
         _say(f"iree-lnbwd: {line}", sys.stderr)
 
 
 def _put(text: str, stream: TextIO) -> None:
-    """Text on a stream, now.
+    """Writes text to a stream at once.
 
-    A reader that has enough, `head` say, is no error: the command goes on to its exit status.
+    A reader that stops reading, such as `head`, is no error: the command goes on to the end.
 
     Raises:
         OSError: It cannot be written.
@@ -137,7 +137,7 @@ def _put(text: str, stream: TextIO) -> None:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except OSError as error:
-        # Python tries again to write it when it ends, and must not fail then.
+        # Python tries to write it again when it exits, and must not fail then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if not isinstance(error, BrokenPipeError):
             name = stream.name.strip("<>")
@@ -145,7 +145,7 @@ def _put(text: str, stream: TextIO) -> None:
 
 
 class _Once(argparse.Action):
-    """Stores a value. Of two, none is dropped: the second is refused."""
+    """Stores a value. A second value is refused, so that none is silently dropped."""
 
     given = False
 
@@ -164,14 +164,14 @@ class _Once(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's, whose options are given once, and whose complaints are safe to print."""
+    """argparse's parser; each option is given once, and error messages are safe to print."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.register("action", None, _Once)
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong with the words, and ends."""
+        """Says what is wrong with the words, and exits."""
         super().error(printable(message))
 
 
@@ -387,7 +387,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
-    """What to verify on, and what it is in words."""
+    """The calls to verify on, and a description of them."""
     if options.normalized_shape is not None:
         if options.data is not None:
             raise ValueError("normalized-shape: expected no --data beside it")
@@ -413,7 +413,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
 
 
 def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
-    """Calls of so many random rows each, and what they are in words."""
+    """Calls of so many random rows each, and a description of them."""
     if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
         raise ValueError(f"rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
     seed = secrets.randbits(63)
@@ -423,7 +423,7 @@ def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str,
 
 
 def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Runs], str]:
-    """How to load the module of a spec where the options say, and where that is in words."""
+    """A loader of a spec's module for the place in the options, and a description of that place."""
     target, uri = _where(options.target, options.device)
 
     def load(spec: LayerNormSpec) -> Runs:
@@ -439,7 +439,7 @@ def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], R
 
 
 def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Runs], str]:
-    """The same in the emulator."""
+    """The same as `_on_device`, for the emulator."""
     if options.device is not None:
         raise DeviceError("device: expected none beside --emulate")
     if options.target is None:
@@ -462,20 +462,20 @@ def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Ru
 
 
 def _expect_module(path: Path, spec: LayerNormSpec, target: str) -> None:
-    """What a module computes is what its file's name says."""
+    """Expects a module to compute what its file's name says."""
     if (name := artifact.stem(spec, target)) != path.stem:
         raise ArtifactError(f"{path}: expected the module that it is named after, got {name}")
 
 
 def _show_launch(launch: emulator.Launch) -> None:
-    """What runs now, on a line of a terminal that the next line of the table overwrites."""
+    """Shows the current launch on a terminal's line, which the table's next line overwrites."""
     if sys.stderr.isatty():
         said = f"{launch.kernel}: {launch.workgroups} workgroups of {launch.threads} threads"
         print(f"\x1b[2K{printable(said)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
-    """What to compile for and where to run it, from either or both or neither."""
+    """The target to compile for and the device to run on, if both, one or neither are given."""
     if target is None:
         uri = DeviceUri.parse(DEFAULT_DEVICE if device is None else device)
         return target_of(uri), uri

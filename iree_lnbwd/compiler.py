@@ -21,7 +21,7 @@ from iree_lnbwd.targets import Target, find_target
 
 # f64 data must stay f64.
 _COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false",)
-_INPUT_TYPE = "none"  # linalg and what is below it
+_INPUT_TYPE = "none"  # linalg and the dialects below it
 
 
 def compile(
@@ -47,7 +47,7 @@ def compile(
     Raises:
         TypeError: An argument is of another type.
         ValueError: ``target`` is unknown, the schedule is illegal for it and the spec, or a flag
-            would make the module something else than the manifest says.
+            would make the module differ from its manifest.
         CompileError: The compiler is missing or failed.
         ArtifactError: ``output_dir`` cannot be written.
     """
@@ -74,7 +74,7 @@ def build(
     Raises:
         TypeError: An argument is of another type.
         ValueError: The schedule is illegal for the spec and the target, or a flag would make the
-            module something else than the manifest says.
+            module differ from its manifest.
         CompileError: The compiler is missing or failed.
     """
     return build_planned(*plan(spec, target, how=how, extra_flags=extra_flags))
@@ -87,7 +87,7 @@ def plan(
     how: Schedule | None = None,
     extra_flags: Sequence[str] = (),
 ) -> tuple[str, Manifest]:
-    """What `build` compiles: the text, and the manifest less the module's SHA-256.
+    """The text that `build` compiles, and the manifest without the module's SHA-256.
 
     Raises:
         TypeError, ValueError: As `build`.
@@ -114,7 +114,7 @@ def build_planned(text: str, manifest: Manifest) -> tuple[bytes, Manifest]:
     """The module of a `plan`, and its whole manifest.
 
     Raises:
-        CompileError: The compiler failed, or made something else than the manifest says.
+        CompileError: The compiler failed, or its module differs from the manifest.
     """
     what = f"{manifest.spec.name} for {manifest.target}"
     vmfb = iree_compile.run(text, _INPUT_TYPE, manifest.flags, what)
@@ -148,7 +148,7 @@ def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = N
     """The MLIR text that iree-compile is given.
 
     Raises:
-        TypeError: The schedule is none.
+        TypeError: The schedule is not one.
         ValueError: The schedule is illegal for the spec and the target.
     """
     if how is not None:
@@ -161,7 +161,7 @@ def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = N
 
 
 def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]:
-    """What iree-compile is given besides the text.
+    """The flags that iree-compile is given.
 
     Raises:
         TypeError, ValueError: As `check_extra_flags`.

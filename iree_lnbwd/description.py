@@ -1,4 +1,4 @@
-"""What a .vmfb says of itself, without its manifest: read from its bytes, on no device."""
+"""A .vmfb's description of itself, read from its bytes, without a manifest or a device."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from iree_lnbwd.targets import Target, find_target
 
 
 class Description(NamedTuple):
-    """What a module says of itself.
+    """A module's description of itself.
 
     Attributes:
         spec: What it computes.
-        target: Where.
-        schedule: How.
-        launches: Its kernels' order, where a caller's stream can run them.
-        host_cpu: What it needs its CPU to be, where it is for "host"; else None.
+        target: The name of the target that it was compiled for.
+        schedule: How it computes the spec.
+        launches: The launches of its kernels, if a caller's stream can run them.
+        host_cpu: The CPU that a module for "host" needs; None for other targets.
     """
 
     spec: LayerNormSpec
@@ -36,13 +36,13 @@ class Description(NamedTuple):
 
 
 class OpenedModule(NamedTuple):
-    """A module that was read, on no device yet.
+    """A module that was read and is not on a device yet.
 
     Attributes:
         description: What it says of itself.
         vmfb: Its bytes.
-        instance: Of IREE's virtual machine, which contexts with the module need.
-        module: As that has it.
+        instance: An instance of IREE's virtual machine; contexts with the module need it.
+        module: The module in that instance.
     """
 
     description: Description
@@ -73,7 +73,7 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
     try:
         with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:  # a .vmfb is a ZIP with checksums
             damaged = archive.testzip()
-    except Exception as error:  # nobody lists all that zipfile raises on damaged files
+    except Exception as error:  # zipfile may raise anything on damaged files
         raise ArtifactError(
             f"{source}: truncated, altered or not a .vmfb: {one_line(error)}"
         ) from error

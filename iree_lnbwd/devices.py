@@ -1,4 +1,4 @@
-"""Which devices this machine has, and which target fits each."""
+"""The devices of this machine, and the target that fits each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceUri:
 
     Attributes:
         driver: IREE's name of the runtime driver.
-        index: Which of the driver's devices.
+        index: The number of the device in the driver.
     """
 
     driver: str

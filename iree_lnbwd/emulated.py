@@ -18,10 +18,10 @@ from iree_lnbwd.targets import Target
 class EmulatedLayerNormBackward:
     """Runs a module's own host program and kernels in software, for calls of its spec.
 
-    Our own kernels are held to the letter: nothing orders the threads of a subgroup but what PTX
-    says does, and every byte of a gradient is written exactly once. Kernels that IREE makes of
-    whole tensors let threads of one subgroup hand values to each other through global memory
-    without a barrier, and add up in the output; that is granted to them.
+    Our own kernels are checked strictly: only the operations that PTX names order the threads of a
+    subgroup, and every byte of a gradient is written exactly once. Kernels that IREE makes from
+    whole tensors exchange values between threads of a subgroup through global memory without a
+    barrier, and accumulate in the output; they are allowed to.
 
     Attributes:
         spec: What it computes.
@@ -65,10 +65,10 @@ class EmulatedLayerNormBackward:
 
         Raises:
             Fault: A kernel did what no kernel may do, or a code object is damaged.
-            ValueError: Another executable is; PtxError where its text is no PTX.
+            ValueError: Another executable is damaged; PtxError if its text is no PTX.
             VmError: The host program failed.
         """
-        # A fresh GPU for each call: whatever a call leaves behind cannot help the next.
+        # A fresh GPU for each call: no call can read data that an earlier one left.
         module = Module(
             self._vmfb,
             self._backend,
@@ -103,10 +103,10 @@ class EmulatedLayerNormBackward:
 
 
 def check_target(target: Target) -> None:
-    """Its modules can be emulated.
+    """Expects a target whose modules can be emulated.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: They cannot be emulated.
     """
     if FORMATS.get(target.backend) not in EXECUTORS:
         raise ValueError(f"target: there is no emulator for {target.name} ({target.backend})")

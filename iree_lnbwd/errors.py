@@ -1,6 +1,6 @@
-"""The errors that are not the caller's arguments (those are ValueError and TypeError)."""
+"""The errors other than bad arguments (which are ValueError and TypeError)."""
 
-# What IREE's runtime raises (status_utils.cc): NotImplementedError is a RuntimeError, too.
+# The errors that IREE's runtime raises (status_utils.cc); NotImplementedError is a RuntimeError.
 IREE_ERRORS = (IndexError, RuntimeError, ValueError)
 
 _LONGEST = 300  # characters of a message that others wrote
@@ -18,7 +18,7 @@ class DeviceError(RuntimeError):
     """A device is unknown, absent, or not the one that a module was compiled for."""
 
 
-# Of a GPU; its vendor's driver says no more than "not initialized".
+# Errors of a GPU, whose vendor's driver says only "not initialized".
 NOT_IN_A_CHILD = (
     "was in use when this process was forked, and its driver does not work in such a child: start "
     "processes by 'spawn'"
@@ -29,7 +29,7 @@ _LONGEST_SHOWN = 200  # characters
 
 
 def shown(value: object) -> str:
-    """A bad value in a message: on one line, and not the whole of a long one."""
+    """A bad value for a message: on one line, and cut if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
@@ -40,13 +40,13 @@ def reason(error: Exception) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """What an error of the system or of a library says, without the system's file names."""
+    """The message of an error of the system or of a library, without the system's file names."""
     said = error.strerror if isinstance(error, OSError) else None
     return (said or _first_line(error))[:_LONGEST]
 
 
 def printable(text: str) -> str:
-    """The text in one line that no terminal takes for more than text: other characters escaped."""
+    """The text on one line, with all characters escaped that a terminal could interpret."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )

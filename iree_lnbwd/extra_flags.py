@@ -1,4 +1,4 @@
-"""Which flags of iree-compile go with what a manifest says of a module."""
+"""The flags of iree-compile that are compatible with a module's manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iree_lnbwd.errors import shown
 _FLAG = re.compile(r"--?(?P<name>\w[\w.-]*)(?P<value>=.*)?", re.ASCII | re.DOTALL)
 
 _FILES = "use other files or tools, for which a manifest does not vouch"
-# What flags do that cannot be had, and their names; beginnings of names end in "-".
+# Effects that are not allowed, and the flags that have them; prefixes of names end in "-".
 _REFUSED: Mapping[str, tuple[str, ...]] = {
     "decide what iree-compile reads and writes": (
         *("o", "output-format", "compile-from", "compile-mode", "compile-to", "split-input-file"),
@@ -45,7 +45,7 @@ _TAKES_A_PATH = re.compile(
     r"|dotcfg|mssa|to|from|library|plugin|reproducer|replay|summary|summaries|channel-base|abilist"
     r"|(?:function|module)-list|workload-def|ctx-profile)"
 )
-# They write beside the module what it was made of.
+# These flags write further files beside the module.
 _LISTINGS = re.compile(r"iree-hal-dump-executable-.*-to|dump-compilation-phases-to")
 
 
@@ -53,13 +53,12 @@ def check_extra_flags(extra_flags: object) -> tuple[str, ...]:
     """The flags as a tuple.
 
     Args:
-        extra_flags: Those that somebody wants iree-compile to be given besides ours.
+        extra_flags: The flags that iree-compile is to be given besides ours.
 
     Raises:
-        TypeError: They are no sequence of strings. A single string is none: its letters would be
-            taken for flags.
-        ValueError: One of them is no flag, or would make the module something else than its
-            manifest says.
+        TypeError: They are no sequence of strings. A single string is refused, because its letters
+            would be taken for flags.
+        ValueError: One of them is no flag, or would make the module differ from its manifest.
     """
     if not isinstance(extra_flags, Sequence) or isinstance(extra_flags, str | bytes | bytearray):
         raise TypeError(f"extra_flags: expected a sequence of strings, got {shown(extra_flags)}")
@@ -72,7 +71,7 @@ def check_extra_flags(extra_flags: object) -> tuple[str, ...]:
 
 
 def _expected_instead(flag: str) -> str | None:
-    """What should have come; None where the flag will do."""
+    """The expectation that a flag breaks; None if the flag is allowed."""
     match = _FLAG.fullmatch(flag)
     if match is None or not _is_argument(flag):
         return "words like --name or --name=value"
@@ -86,7 +85,7 @@ def _expected_instead(flag: str) -> str | None:
 
 
 def _is_argument(word: str) -> bool:
-    """A process can be given it."""
+    """Whether a process can be given this text as an argument."""
     try:
         return b"\0" not in os.fsencode(word)
     except UnicodeEncodeError:

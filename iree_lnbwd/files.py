@@ -1,4 +1,4 @@
-"""Files, read and written whole: what has a file's name is never half of it."""
+"""Files that are read and written whole: no name ever leads to half of a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 _STDOUT = 1
 
-# The name of what the caller has open already: it is written where it stands, not opened again.
+# The name of a file that the caller has open: writes go to its position; it is not opened again.
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
 
 
@@ -56,18 +56,18 @@ def read(path: Path, *, most: int) -> bytes:
 
 
 def write(contents: Mapping[Path, bytes | memoryview], *, mode: int | None = None) -> None:
-    """Files with these contents, or what was there before; never something between.
+    """Writes all files, or leaves all as they were.
 
-    A link is followed. What is no regular file, a pipe say, is written to and not replaced, and so
-    is what the caller has open as ``/dev/stdout`` or ``/dev/fd/N``. A new file has the mode that
-    the umask leaves it, an existing one keeps its own.
+    A link is followed. A file that is not regular, such as a pipe, is written to and not replaced;
+    so is a file that the caller has open as ``/dev/stdout`` or ``/dev/fd/N``. A new file has the
+    mode that the umask leaves it; an existing file keeps its mode.
 
     Args:
         contents: By path.
-        mode: Of the files, new or not, in place of these.
+        mode: The mode of all files, new or not, instead of these.
 
     Raises:
-        OSError: One of them cannot be written; then none has been replaced.
+        OSError: A file cannot be written; then none has been replaced.
         ValueError: A path cannot be a file's name.
     """
     moves: list[tuple[Path, Path]] = []
@@ -79,7 +79,7 @@ def write(contents: Mapping[Path, bytes | memoryview], *, mode: int | None = Non
                 continue
             target = Path(os.path.realpath(path))
             temporary = target.with_name(f".iree-lnbwd.{secrets.token_hex(8)}")
-            moves.append((temporary, target))  # before it is there: an interrupt leaves none
+            moves.append((temporary, target))  # noted before it exists: an interrupt leaves none
             kept = None if status is None else status.st_mode & 0o777
             _create(temporary, data, kept if mode is None else mode)
         for temporary, target in moves:
@@ -92,7 +92,7 @@ def write(contents: Mapping[Path, bytes | memoryview], *, mode: int | None = Non
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether what is written to a path comes out where standard output goes."""
+    """Whether a path leads to the file that standard output goes to."""
     try:
         return os.path.samestat(path.stat(), os.fstat(_STDOUT))
     except OSError:
@@ -100,7 +100,7 @@ def is_stdout(path: Path) -> bool:
 
 
 def _create(path: Path, data: bytes | memoryview, mode: int | None) -> None:
-    """A new file; the umask says who may read it where ``mode`` does not."""
+    """A new file; without a ``mode``, the umask decides who may read it."""
     made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
     with os.fdopen(made, "wb", buffering=0) as file:
         if mode is not None:
@@ -109,7 +109,7 @@ def _create(path: Path, data: bytes | memoryview, mode: int | None) -> None:
 
 
 def _write_to(path: Path, data: bytes | memoryview) -> None:
-    """What is there already takes the data, from where it stands."""
+    """Writes the data to an existing file, from its current position."""
     number = _descriptor(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -119,21 +119,21 @@ def _write_to(path: Path, data: bytes | memoryview) -> None:
 
 
 def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
-    """All of it, without a buffer, which would be written to the end after an interrupt, too."""
+    """Writes all of it without a buffer; a buffer would be flushed even after an interrupt."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file.fileno(), rest) :]
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of the open file that a path leads to by its name, as /dev/stdout does."""
+    """The number of the open file that a path such as /dev/stdout names."""
     while (match := _DESCRIPTOR.fullmatch(str(path))) is None and path.is_symlink():
         path = path.parent / path.readlink()
     return None if match is None else int(match[1])
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Of what a path leads to; None where there is nothing yet."""
+    """The status of the file that a path leads to; None if there is no file yet."""
     try:
         return path.stat()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Folders that nobody but us writes to: those that are kept, and those for a moment.
+"""Folders that only we can write to: folders that are kept, and temporary ones.
 
-What is kept there is code that this process will run, and what is there for a moment, a shell sees.
+The kept folders hold code that this process will run. The names in temporary folders reach a shell.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path, PurePath
 
 _OURS_ALONE = 0o700
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR names no place
-_ROOM = 1 << 18  # bytes: more than a module and what it is made of take
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # if TMPDIR names no place
+_ROOM = 1 << 18  # bytes: more than a module and its inputs take
 
 
 def why(error: OSError, path: Path) -> str:
-    """What went wrong and where, at ``path`` if nothing else is said; without the number."""
+    """What went wrong and where (at ``path``, if the error names no place), without its number."""
     if error.strerror is None:
         return str(error)
     return f"{error.filename or path}: {error.strerror}"
@@ -31,14 +31,14 @@ def opened(root: Path, below: PurePath, *, make: bool = False) -> Iterator[int]:
     """A descriptor of the folder ``root / below``, in which nobody else can put a file.
 
     Args:
-        root: Absolute. It and what is below it belong to us or to root, and nobody else writes to
-            them; what is above it, not everybody can move.
+        root: Absolute. It and all that is below it belong to us or to root, and nobody else can
+            write to them. Not everybody can move the folders above it.
         below: The rest of the path.
         make: Make what is missing, for us alone.
 
     Raises:
-        OSError: It is not there, cannot be opened, or somebody else can write to it; nothing was
-            made then in a folder of others.
+        OSError: It is not there, cannot be opened, or others can write to it; then nothing was
+            made in a folder of others.
     """
     _check_above(root)
     if make:
@@ -56,7 +56,7 @@ def opened(root: Path, below: PurePath, *, make: bool = False) -> Iterator[int]:
 
 
 def read(folder: int, name: str, path: Path) -> bytes:
-    """A file of a folder that was `opened`; nobody else can have written it.
+    """Reads a file of a folder that was `opened`; nobody else can have written it.
 
     Args:
         folder: Its descriptor.
@@ -75,13 +75,13 @@ def read(folder: int, name: str, path: Path) -> bytes:
 
 
 def temporary() -> tempfile.TemporaryDirectory[str]:
-    """A new folder for us alone, in the first place that will do; its path needs no quotes.
+    """A new folder for us alone, in the first suitable place; its path needs no quotes.
 
-    A place will do if there is room, if no shell takes its path apart, and if not everybody can
-    move what is in it.
+    A place is suitable if it has room, if a shell would not split its path, and if not everybody
+    can move the files in it.
 
     Raises:
-        OSError: None will do; it says why not.
+        OSError: No place is suitable; the message says why.
     """
     tried = []
     for place in dict.fromkeys((os.environ.get("TMPDIR") or _TEMPORARY[0], *_TEMPORARY)):
@@ -96,7 +96,7 @@ def _temporary_in(place: Path) -> tempfile.TemporaryDirectory[str]:
     if not place.is_absolute() or shlex.quote(str(place)) != str(place):
         raise OSError("not an absolute path without spaces and quotes")
     _check_above(place / "of ours")
-    # What was interrupted may still be writing when the folder goes.
+    # A process that was interrupted may still be writing while the folder is removed.
     made = tempfile.TemporaryDirectory(prefix="iree-lnbwd-", dir=place, ignore_cleanup_errors=True)
     try:
         room = Path(made.name) / "room"
@@ -120,7 +120,7 @@ def _make_in(folder: int | None, name: str, path: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    """A folder and those above it; ``Path.mkdir`` lets others into the latter."""
+    """Makes a folder and those above it; ``Path.mkdir`` would let others into those above."""
     try:
         folder.mkdir(_OURS_ALONE, exist_ok=True)
     except FileNotFoundError:
@@ -131,10 +131,10 @@ def _make(folder: Path) -> None:
 
 
 def _check_above(path: Path) -> None:
-    """Raises where everybody can move what is in one of the folders above, links followed or not.
+    """Checks the folders above a path, with links followed and not.
 
     Raises:
-        OSError: Saying so, or one of them cannot be looked at.
+        OSError: Everybody can move the files in one of them, or one cannot be looked at.
     """
     for folder in (*path.parents, *Path(os.path.realpath(path)).parents):
         with contextlib.suppress(FileNotFoundError):
@@ -144,13 +144,13 @@ def _check_above(path: Path) -> None:
 
 
 def _open(name: str, path: Path, folder: int | None, flags: int) -> int:
-    """A descriptor to read from, of what belongs to us or root and nobody else can write to."""
+    """A descriptor to read a file from that belongs to us or root and nobody else can write to."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
     except OSError as error:
         error.filename = str(path)
         raise
-    status = os.fstat(descriptor)  # of what was opened, whatever has the name by now
+    status = os.fstat(descriptor)  # of the opened file; the name may lead to another by now
     try:
         if status.st_uid not in (os.geteuid(), 0):
             raise OSError(

@@ -29,15 +29,15 @@ _LOADED_MODULES = 256
 _INPUT, _MEAN = ARGUMENTS.index("input"), ARGUMENTS.index("mean")
 _HOST = DeviceUri.parse(DEFAULT_DEVICE)
 
-# Is told of a module that is compiled now.
+# A function that is told of each module that is about to be compiled.
 Compiling = Callable[[LayerNormSpec, Target], None]
 
 _Key = tuple[LayerNormSpec, DeviceUri]
 _loading: dict[_Key, threading.RLock] = {}
 _alive: WeakValueDictionary[_Key, LayerNormBackward] = WeakValueDictionary()
-# Kinds of call on a GPU, as long as their modules are loaded.
+# Known kinds of call on a GPU; they are kept as long as their modules are loaded.
 _known: WeakValueDictionary[Hashable, KnownCall] = WeakValueDictionary()
-# A thread that loads is not there in a forked process, and never gives its lock back.
+# A thread that is loading does not exist in a forked process, and would never release its lock.
 os.register_at_fork(after_in_child=_loading.clear)
 
 
@@ -63,22 +63,22 @@ def layer_norm_backward(
     The first call for a spec and device compiles it (about a second) and keeps the module in an
     on-disk cache, ``$IREE_LNBWD_CACHE``.
 
-    Arrays may be NumPy's, PyTorch's, or any that speak DLPack, all of one kind and in one place;
-    how a call on a GPU is ordered is said at `LayerNormBackward`.
+    Arrays may be NumPy's, PyTorch's, or any that support DLPack, all of one kind and in one place.
+    `LayerNormBackward` says how calls on a GPU are ordered.
 
     Args:
         grad_output: [..., *normalized_shape], the gradient that reached the output.
         input: [..., *normalized_shape], any number of rows, zero too.
         normalized_shape: The trailing dimensions that were normalized.
-        mean: [...], with or without trailing ones, f32 (f64 for f64 data). Taken as it is. None,
-            with ``rstd``, recomputes both from ``input``.
+        mean: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data). Used as
+            given. If ``mean`` and ``rstd`` are None, both are recomputed from ``input``.
         rstd: As ``mean``: 1 / sqrt(biased variance + eps).
         weight: [*normalized_shape]; None means ones, and no ``grad_weight``.
         bias: [*normalized_shape]; only its element type matters, to ``grad_bias``.
         output_mask: Which of the three gradients to compute.
-        eps: Used where the statistics are recomputed; finite.
+        eps: Used if the statistics are recomputed; finite.
         device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes the
-            one where ``input`` is.
+            device that ``input`` is on.
 
     Returns:
         The gradients, in new arrays of ``input``'s library; None where not asked for.
@@ -101,17 +101,17 @@ def backward(
     uri: DeviceUri | None = None,
     compiling: Compiling | None = None,
 ) -> tuple[LayerNormGrads, KnownCall | None]:
-    """As `layer_norm_backward`, for arguments in ATen's order: bound once, then handed on.
+    """As `layer_norm_backward`, for arguments in ATen's order, which are bound only once.
 
     Args:
         given: The arrays.
-        options: Checked; a spec checks them once more where such a call was not seen before.
-        uri: The device; None takes the one where ``input`` is.
-        compiling: Is told where a module has to be compiled.
+        options: Checked; for a new kind of call, its spec checks them once more.
+        uri: The device; None takes the one that ``input`` is on.
+        compiling: Is called if a module has to be compiled.
 
     Returns:
-        The gradients; and the kind of call that it was, where the arrays are on a GPU and there was
-        something to compute.
+        The gradients, and the kind of the call, if the arrays are on a GPU and there was something
+        to compute.
     """
     framework = interop.on_gpu("input", given[_INPUT])
     if framework is None:
@@ -142,12 +142,12 @@ def loaded(
 ) -> LayerNormBackward:
     """The module for a spec on a device: from memory, the cache on disk, or the compiler.
 
-    Threads that need the same one wait for the first of them; where that one fails, the next tries.
+    Threads that need the same module wait for the first of them; if it fails, the next tries.
 
     Args:
         spec: What it computes.
-        uri: Where.
-        compiling: Is told where it has to be compiled.
+        uri: The device.
+        compiling: Is called if it has to be compiled.
     """
     from iree_lnbwd import cache  # the compiler is not needed to import the package
 

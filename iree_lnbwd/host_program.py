@@ -1,4 +1,4 @@
-"""The public function of a module's text, and what its kernels' exports say: from the launches.
+"""A module's public function, and its kernels' layouts and workgroup counts, from the launches.
 
 A kernel's file in ``ir/`` stands with an example of its layout (its bindings) and of the number of
 its workgroups along x and y. Both are replaced by what `launches` states.
@@ -17,7 +17,7 @@ from iree_lnbwd.spec import ENTRY, LayerNormSpec
 _EXECUTABLE = re.compile(
     r"^hal\.executable\.source private @(\w+) \{\n.*?^\}\n+", re.MULTILINE | re.DOTALL
 )
-_VIEW = "!hal.buffer_view"  # storage with a shape, whose content is no tensor yet
+_VIEW = "!hal.buffer_view"  # storage with a shape; its content is no tensor yet
 
 
 def export_aliases(plans: LaunchPlans) -> dict[str, str]:
@@ -41,9 +41,9 @@ def entry(spec: LayerNormSpec, plans: LaunchPlans | None, reflection: Mapping[st
 
     Args:
         spec: What the module computes.
-        plans: What it launches. None where that is IREE's to find: there is a function @backward,
-            and @statistics where they are recomputed.
-        reflection: What the module says of itself.
+        plans: What it launches. None if IREE decides that: then the text has a function @backward,
+            and @statistics if statistics are recomputed.
+        reflection: The module's description of itself.
     """
     branches = plans is not None and len(plans.plans) > 1
     body = [] if spec.has_weight else ["%gamma = arith.constant dense<1.0> : !gamma_n"]
@@ -107,10 +107,10 @@ def _rows() -> list[str]:
 
 
 def _branches(spec: LayerNormSpec, plans: LaunchPlans) -> list[str]:
-    """One plan or the other, by M.
+    """One plan or the other; M decides.
 
-    Each ties its gradients to the caller's storage itself: where only the point at which branches
-    meet does, IREE copies them there.
+    Each branch ties its gradients to the caller's storage itself. If they were tied only after the
+    branches meet, IREE would copy them there.
     """
     few, many = plans.plans
     lines = [
@@ -155,7 +155,7 @@ def _dispatches(
         for operand in writes:
             type_ = _sized(spec, operand)
             if operand.kind is Kind.CELLS and not spec.has(operand) and spec.rows is None:
-                type_ = f"{operand.alias}{{%c0}}"  # nobody asks for it, and the kernel knows
+                type_ = f"{operand.alias}{{%c0}}"  # not asked for, not written
             computed.append(type_)
             values[operand.name] = f"%{operand.symbol}{suffix}"
         results = ", ".join(values[operand.name] for operand in writes)
@@ -167,7 +167,7 @@ def _dispatches(
 
 
 def _sized(spec: LayerNormSpec, operand: Operand) -> str:
-    """The type of its tensor, and how many rows that has where M decides."""
+    """The type of its tensor, with the number of rows if M decides that."""
     of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
     return operand.alias + ("{%m}" if of_rows else "")
 
@@ -186,7 +186,7 @@ def _layout(launch: PlannedLaunch) -> str:
 
 
 def _map(count: Count) -> str:
-    """A count as a map from M to numbers of which it is the least."""
+    """A count as a map from M to several numbers; the count is the least of them."""
     if isinstance(count, int):
         return f"affine_map<()[m] -> ({count})>"
     numbers = ["m" if count.per == 1 else f"m ceildiv {count.per}"]

@@ -1,7 +1,7 @@
-"""iree-compile, as a process of its own. The only user of the compiler.
+"""Runs iree-compile as a process of its own. This is the only module that uses the compiler.
 
-It runs its linker through a shell, and both write to files whose names can be guessed. So it gets a
-folder for us alone, whose path no shell takes apart, and finds the linker there.
+iree-compile runs its linker through a shell, and both write to files whose names can be guessed. So
+it gets a folder for us alone, whose path a shell would not split, and finds the linker there.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from iree_lnbwd.errors import CompileError
 
 _PACKAGE = "iree-base-compiler"
 _ABSENT = f"compiling needs {_PACKAGE}, which is not installed"
-# What would have it load other code, or link otherwise than the manifest says.
+# Variables that would make it load other code, or link differently than the manifest says.
 _NOT_HANDED_ON = ("IREE_LOAD_", "IREE_LLVM_", "LLD_")
 _LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
-# What ends at once unless it is waited for, and what Python has ignored since it started.
+# SIGCHLD, which must not be ignored if children are waited for, and signals that Python ignores.
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
-# iree-compile's own words and LLVM's, without the IR and the stack that come after them.
+# Messages of iree-compile and of LLVM, without the IR and the stack that follow them.
 _TELLING = re.compile(r"(?i:\berror\b)|^iree-compile: |^Linking failed|\bAssertion\b")
 _VERSION = re.compile(r"compiler version (\S+(?: @ \w+)?)")
 _MOST_LINES, _MOST_LETTERS = 3, 300
 
 
 def version() -> str:
-    """Of the installed iree-base-compiler; where IREE is told to use another one, what that says.
+    """The version of iree-base-compiler, or of the other compiler that IREE is told to use.
 
     Raises:
         CompileError: It is not installed.
@@ -60,13 +60,13 @@ def words(input_type: str, flags: Sequence[str], output: str) -> tuple[str, ...]
 
 
 def run(text: str, input_type: str, flags: Sequence[str], what: str) -> bytes:
-    """What iree-compile makes of a text.
+    """The output of iree-compile for a text.
 
     Args:
         text: MLIR.
-        input_type: Of which dialects.
-        flags: Beside those.
-        what: What that is, for messages.
+        input_type: The dialects of the text, as iree-compile names them.
+        flags: Further flags.
+        what: What is compiled, for messages.
 
     Raises:
         CompileError: The compiler is missing, failed, or had nowhere to work.
@@ -108,8 +108,8 @@ def _tool(name: str) -> str:
 def _ended(
     command: tuple[str, ...], environment: Mapping[str, str], source: Path, said: Path
 ) -> int | None:
-    """The exit code of a command, negative for a signal; None where the system does not tell."""
-    # Not `subprocess`, which cannot make a child wait for its children again where we ignore ours:
+    """The exit code of a command, negative for a signal; None if the system does not tell."""
+    # Not `subprocess`: it cannot make a child wait for its children again if we ignore ours, and
     # a linker that nobody can wait for counts as failed.
     process = os.posix_spawn(
         command[0],

@@ -1,8 +1,8 @@
-"""Which kernels of a module run, in which order and on what: the one statement of each launch.
+"""The launches of a module: its kernels, their order and their operands, stated once.
 
-`host_program` makes of it what IREE compiles: each kernel's bindings and workgroups, and the
-public function. It also travels in the module's reflection, beside its spec, for callers who bring
-a stream of their own to launch the kernels on.
+`host_program` turns this statement into the text that IREE compiles: each kernel's bindings and
+workgroups, and the public function. The statement is also part of the module's reflection, beside
+its spec, for callers who launch the kernels on a stream of their own.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class RowCount:
     """A number that follows from M: ``min(ceil(M / per), most) + more``.
 
     Attributes:
-        per: Rows that count for one.
-        most: None where there is no upper bound.
-        more: What is there for any M.
+        per: Rows that count as one.
+        most: The upper bound; None if there is none.
+        more: A number that is added for any M.
     """
 
     per: int = 1
@@ -66,11 +66,11 @@ class PlannedLaunch:
     Attributes:
         kernel: Its name in the module's code.
         workgroups: Along x, y and z.
-        reads: What its first pointers point to: arguments of the spec, or scratch.
-        writes: What the others point to.
+        reads: The operands that its first pointers point to: arguments of the spec, or scratch.
+        writes: The operands that its other pointers point to.
         constants: 32-bit numbers that follow the pointers.
-        ahead: What it reads ahead of its use, and is therefore not marked as read only: loads that
-            are so marked sink to where their values are used.
+        ahead: The operands that it reads ahead of their use. They are not marked as read-only,
+            because marked loads are moved to the place where their values are used.
     """
 
     kernel: str
@@ -91,9 +91,9 @@ class Scratch:
     """Memory between kernels, and for results that nobody asked for.
 
     Attributes:
-        name: As bindings speak of it.
-        bytes: For each of ``count``.
-        count: How often.
+        name: Its name in bindings.
+        bytes: Bytes for each of ``count``.
+        count: The number of pieces of that size.
     """
 
     name: str
@@ -103,12 +103,12 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a call.
+    """All launches of a call.
 
     Attributes:
-        scratch: To have ready, with anything in it.
+        scratch: Memory that must be there; its content does not matter.
         kernels: In order; each may start when the one before is done.
-        most_rows: It is for no more rows than these; None where it is for any number.
+        most_rows: The most rows that it is for; None if it is for any number.
     """
 
     scratch: tuple[Scratch, ...]
@@ -118,10 +118,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class LaunchPlans:
-    """What calls of a module launch, for at least one row.
+    """The plans of a module, for calls of at least one row.
 
     Attributes:
-        plans: The first of them that is for so many rows is what a call takes.
+        plans: A call takes the first plan that is for its number of rows.
     """
 
     plans: tuple[Plan, ...]
@@ -150,9 +150,9 @@ def count_of(count: Count, rows: int) -> int:
 
 
 def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
-    """What a call launches; None where only IREE's host program says it.
+    """The launches of a call; None if only IREE's host program knows them.
 
-    That is where IREE itself made the kernels: of whole tensors.
+    That is the case if IREE itself makes the kernels, from whole tensors.
     """
     if not isinstance(schedule, OnePass | TwoPass):
         return None
@@ -204,7 +204,7 @@ def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPas
         if spec.has(GRAD_INPUT):
             sums = _SUMS
             kernels.append(PlannedLaunch("row_sums", (rows, 1, 1), _INPUTS, sums, (rows,)))
-        reads = (*_INPUTS, *(sums or _STATISTICS))  # where nobody reads row sums
+        reads = (*_INPUTS, *(sums or _STATISTICS))  # if no kernel reads row sums
         kernels.append(PlannedLaunch("columns", (tiles, walkers, 1), reads, written, (rows,)))
     if any(spec.has(result) for result in BACKWARD.results if result.kind is Kind.COLUMNS):
         tiles = math.ceil(spec.columns / form.finalize_columns)
@@ -225,9 +225,9 @@ def _scratch(spec: LayerNormSpec, name: str, count: Count) -> Scratch:
 
 
 def _unasked(spec: LayerNormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
-    """For gradients that kernels have a pointer to, and that nobody asked for.
+    """Memory for gradients that nobody asked for, but that kernels have a pointer to.
 
-    That of ``grad_input`` is not followed; the others are written by the way.
+    Kernels do not use the pointer to ``grad_input``; they write the other gradients anyway.
     """
     return tuple(
         Scratch(result.name, 0, 1) if result.kind is Kind.CELLS else _scratch(spec, result.name, 1)

@@ -1,8 +1,8 @@
-"""Functions of ``ir/math/`` in the kernels that declare them: MLIR's functions have one type each.
+"""Copies functions of ``ir/math/`` into the kernels that declare them, once for each type.
 
-A kernel's module declares ``func.func private @widen_of_dy(!dy_chunk) -> !chunk``. In its place
-comes ``@widen`` of ``ir/math/``, for these types and under that name: what is behind ``_of_`` only
-tells instances apart.
+A kernel's module declares ``func.func private @widen_of_dy(!dy_chunk) -> !chunk``. The declaration
+is replaced by a copy of ``@widen`` from ``ir/math/``, for these types and under that name. The part
+of the name after ``_of_`` only tells copies apart. (A function of MLIR has one type.)
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _VECTOR = re.compile(r"vector<(\d+)x(\w+)>")
 
 @dataclass(frozen=True)
 class Function:
-    """A function of ``ir/math/``, as it stands there.
+    """A function of ``ir/math/``, with the types that it has there.
 
     Attributes:
-        name: Of it.
+        name: Its name.
         types: The aliases of its parameters and of its result.
-        text: All of it.
+        text: Its whole text.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Function:
 
 
 def functions(texts: Iterable[str]) -> dict[str, Function]:
-    """Those that files define, by name."""
+    """The functions that files define, by name."""
     found = {}
     for text in texts:
         for match in _DEFINITION.finditer(text):
@@ -55,13 +55,13 @@ def link(
     library: Mapping[str, Function],
     choose: Callable[[str, tuple[str, ...]], str],
 ) -> str:
-    """A text with functions in the place of their declarations.
+    """A text whose declarations are replaced by functions.
 
     Args:
-        text: Of kernels.
-        aliases: Of its types, by name.
+        text: The kernels.
+        aliases: The types in the text, by alias.
         library: The functions.
-        choose: From what a declaration names, and its types, to the function's name.
+        choose: Gives the function's name for the name and the types in a declaration.
 
     Raises:
         KeyError: There is no such function.
@@ -92,7 +92,7 @@ def resolved(alias: str, aliases: Mapping[str, str]) -> str:
 
 
 def _halved(narrow: str) -> dict[str, str]:
-    """Half as many words, and as many of every second of its elements, where it is a vector."""
+    """For a vector: the types of its words and of every second element, half as many of each."""
     vector = _VECTOR.fullmatch(narrow)
     if vector is None:
         return {}

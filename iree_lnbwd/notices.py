@@ -1,4 +1,4 @@
-"""What is said aside, and must not fail: standard error may be closed, as in daemons."""
+"""Messages on the side, which must not fail: standard error may be closed, as in daemons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 
-# Python's own ways to standard error bear that it is None or full, not that it was closed.
+# Python's own functions tolerate a standard error that is None or full, but not a closed one.
 _BORNE = contextlib.suppress(OSError, ValueError)
 
 

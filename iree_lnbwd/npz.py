@@ -33,7 +33,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
     try:
         with files.opened(Path(path)) as file:
             stored = list(_members(file))
-    except Exception as error:  # nobody lists all that NumPy and zipfile raise on hostile files
+    except Exception as error:  # NumPy and zipfile may raise anything on hostile files
         raise ValueError(f"{path}: expected a readable .npz file: {one_line(error)}") from error
     arrays: dict[str, Array] = {}
     for key, array in stored:
@@ -65,7 +65,7 @@ def read_cases(path: str | os.PathLike[str]) -> dict[str, dict[str, Array]]:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, Array]]:
-    """The arrays of an .npz file by key, also where a key comes twice."""
+    """The arrays of an .npz file with their keys; a key may come twice."""
     magic: bytes = np.lib.format.MAGIC_PREFIX
     if file.read(len(magic)) == magic:
         raise ValueError("it is an .npy file, a single array")
@@ -75,7 +75,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, Array]]:
             try:
                 with archive.open(info) as member:
                     array: Array = np.lib.format.read_array(member, allow_pickle=False)
-                    if member.read(1):  # a checksum is compared at the end alone
+                    if member.read(1):  # the checksum is compared only at the end
                         raise ValueError("more bytes than its array has")
             except Exception as error:
                 raise ValueError(f"{info.filename}: no array: {one_line(error)}") from error

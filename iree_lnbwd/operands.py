@@ -1,6 +1,7 @@
-"""The operands of the op: one table, from which all else that speaks of them derives.
+"""The operands of the op, in one table; all other lists of them derive from it.
 
-Another op of the family has a list like `BACKWARD`, of these rows and of its own.
+M is the number of rows, and N the number of columns. Another op of the family would have a list
+like `BACKWARD`, with some of these rows and some of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What an operand has an element for; the value is what its type's alias in ``ir/`` ends in."""
+    """What each element of an operand is for; the value ends its type's alias in ``ir/``."""
 
     CELLS = "mn"  # each cell of M rows and N columns
     ROWS = "m"  # each row: a statistic
@@ -20,7 +21,7 @@ class Kind(Enum):
     PARTIALS = "pn"  # each column of P partial rows: scratch
 
     def shape(self, rows: int | None, columns: int) -> tuple[int | None, ...]:
-        """As modules see it; None is a number of rows, or of partial rows, that calls decide."""
+        """The shape in modules; None is a number of rows or partial rows that calls decide."""
         match self:
             case Kind.CELLS:
                 return (rows, columns)
@@ -37,7 +38,7 @@ class Kind(Enum):
 
 
 class Element(Enum):
-    """Which of a spec's element types an operand has; the value is its alias in ``ir/``."""
+    """The spec's element type that an operand has; the value is its alias in ``ir/``."""
 
     DY = "dy"
     X = "x"
@@ -55,7 +56,7 @@ class Access(Enum):
 
 
 class When(Enum):
-    """Whether a module has an operand: that is for its spec to say."""
+    """Whether a module has an operand; its spec decides."""
 
     ALWAYS = "always"
     STATISTICS_GIVEN = "the statistics are not recomputed"
@@ -71,8 +72,8 @@ class Operand:
     Attributes:
         name: ATen's.
         symbol: Its name in ``ir/``.
-        kind: What it has an element for.
-        element: Which element type it has.
+        kind: What each of its elements is for.
+        element: Its element type.
         access: What a module does with it.
         when: Whether a module has it.
     """
@@ -104,7 +105,7 @@ GRAD_BIAS = Operand(
     "grad_bias", "dbeta", Kind.COLUMNS, Element.BETA, Access.WRITTEN, When.ASKED_FOR
 )
 
-# What kernels of a call hand to each other.
+# Scratch that kernels of a call pass to each other.
 PARTIAL_DGAMMA = Operand(
     "partial_dgamma", "partial_dgamma", Kind.PARTIALS, Element.ACC, Access.WRITTEN, When.NEVER
 )
@@ -120,8 +121,8 @@ class Operands:
     """The rows that one op of the family has, in ATen's order.
 
     Attributes:
-        rows: What callers give, then what is written.
-        scratch: What its kernels hand to each other.
+        rows: The operands that callers give, then those that are written.
+        scratch: The operands that its kernels pass to each other.
     """
 
     rows: tuple[Operand, ...]
@@ -129,22 +130,22 @@ class Operands:
 
     @functools.cached_property
     def arguments(self) -> tuple[Operand, ...]:
-        """What callers give."""
+        """The operands that callers give."""
         return tuple(row for row in self.rows if row.access is not Access.WRITTEN)
 
     @functools.cached_property
     def inputs(self) -> tuple[Operand, ...]:
-        """What modules read."""
+        """The operands that modules read."""
         return tuple(row for row in self.rows if row.access is Access.READ)
 
     @functools.cached_property
     def results(self) -> tuple[Operand, ...]:
-        """What modules write."""
+        """The operands that modules write."""
         return tuple(row for row in self.rows if row.access is Access.WRITTEN)
 
     @functools.cached_property
     def statistics(self) -> tuple[Operand, ...]:
-        """What modules read, or recompute, of each row."""
+        """The statistics of each row, which modules read or recompute."""
         return tuple(row for row in self.inputs if row.kind is Kind.ROWS)
 
     def named(self, name: str) -> Operand:

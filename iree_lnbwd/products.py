@@ -1,6 +1,6 @@
-"""GPUs that one can buy: how many processors each has and how large its cache is, one row each.
+"""GPUs on the market: the number of processors and the size of the cache, one row each.
 
-What its instruction set says is its target's (`iree_lnbwd.targets`).
+Facts about the instruction set belong to the target (`iree_lnbwd.targets`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from iree_lnbwd.errors import shown
 
 @dataclass(frozen=True)
 class Product:
-    """A GPU; of one that programs see as several, what they see as one.
+    """A GPU. Where programs see a product as several GPUs, this is one of them.
 
     Attributes:
         name: What ``--target`` takes in place of the target's name.
         target: Name of the target that its code is compiled for.
         processors: Multiprocessors (NVIDIA) or compute units (AMD).
-        l2_bytes: The L2 cache, in bytes; where a GPU has several, that of a processor.
-        stands_for_target: Schedules are made for it where the target alone is named.
+        l2_bytes: Bytes of the L2 cache; if a GPU has several, of the one that a processor uses.
+        stands_for_target: Schedules are made for it if only the target is named.
     """
 
     name: str
@@ -77,12 +77,12 @@ def find_product(name: str) -> Product:
 
 
 def products_of(target: str) -> tuple[Product, ...]:
-    """Those that run a target's code, by the target's name; none for a CPU."""
+    """The products that run a target's code, by the target's name; none for a CPU."""
     return tuple(product for product in PRODUCTS.values() if product.target == target)
 
 
 def standing_for(target: str) -> Product:
-    """The product that schedules are made for where a GPU target alone is named.
+    """The product that schedules are made for if only a GPU target is named.
 
     Raises:
         KeyError: It is no GPU target.
@@ -97,8 +97,8 @@ def product_of_device(name: str, processors: int) -> Product:
     """The product that a driver's name of a GPU means.
 
     Args:
-        name: "NVIDIA GeForce RTX 4090", for example: its words, put together, are the product's.
-        processors: How many the driver counts; a variant or a part of a GPU has others.
+        name: E.g. "NVIDIA GeForce RTX 4090": some of its words, joined, are a product's name.
+        processors: The driver's count; a variant or a part of a GPU has another one.
 
     Raises:
         ValueError: None is known by that name with so many processors.

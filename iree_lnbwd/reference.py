@@ -1,4 +1,4 @@
-"""The reference in NumPy, f64 inside: the gradients, and how far a right answer may be off them."""
+"""The reference in NumPy, in f64: the gradients, and how far a right answer may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed: the shape, types and options of one layer-norm backward."""
+"""The spec of one layer-norm backward: its shape, types and options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class LayerNormSpec:
-    """What one compiled module computes. Two specs that mean the same are equal.
+    """The computation of one compiled module. Two specs that mean the same are equal.
 
     The input is M rows (the product of the leading dimensions) of N columns (the product of
     ``normalized_shape``).
@@ -60,11 +60,11 @@ class LayerNormSpec:
         grad_output_dtype: Of ``grad_output``; None means ``dtype``.
         weight_dtype: Of ``weight`` and ``grad_weight``; None means ``dtype``.
         bias_dtype: Of ``grad_bias``; None means ``weight_dtype``.
-        has_weight: False where the op has no weight: gamma is 1 and there is no ``grad_weight``.
+        has_weight: False if the op has no weight: gamma is 1 and there is no ``grad_weight``.
         output_mask: Which of (``grad_input``, ``grad_weight``, ``grad_bias``) is computed.
-        rows: M where it is fixed, at least 1; None leaves it dynamic.
-        recompute_eps: None where ``mean`` and ``rstd`` are arguments. A number where they are
-            recomputed from ``input`` instead, with this eps added to the biased variance.
+        rows: M, at least 1, if it is fixed; None leaves it dynamic.
+        recompute_eps: None if ``mean`` and ``rstd`` are arguments. A number if they are recomputed
+            from ``input`` instead, with this eps added to the biased variance.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -107,7 +107,7 @@ class LayerNormSpec:
             set_field(self, "rows", int(self.rows))
         if self.recompute_eps is not None:
             set_field(self, "recompute_eps", check_eps(self.recompute_eps, "recompute_eps"))
-        # One spelling for what means the same.
+        # One spelling for specs that mean the same.
         if not self.output_mask[2]:
             set_field(self, "bias_dtype", None)
         for field, default in (
@@ -244,7 +244,7 @@ class LayerNormSpec:
 
 
 def check_mixture(name: str, dtype: str, of_input: str) -> None:
-    """Element types go together: f64 with itself alone.
+    """Expects element types that can be mixed: f64 only with itself.
 
     Raises:
         ValueError: Naming the argument.

@@ -1,7 +1,7 @@
 """Where a module runs: the table of targets, one row each, and IREE's flags for them.
 
-A target is an instruction set and its limits. What differs between GPUs that share one is a
-product's (`iree_lnbwd.products`).
+A target is an instruction set and its limits. Facts that differ between GPUs of one target belong
+to products (`iree_lnbwd.products`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ class Target:
         name: What ``--target`` takes.
         backend: "cpu", "cuda" or "rocm".
         driver: The IREE runtime driver that runs it: "local-task", "cuda" or "hip".
-        flags: What tells iree-compile about it.
+        flags: The flags of iree-compile that name it.
         subgroup_size: Threads that run in step; 1 on a CPU.
         shared_bytes: Shared memory (LDS) that a workgroup may have; 0 on a CPU.
-        max_threads: Of a workgroup; 1 on a CPU.
+        max_threads: Threads that a workgroup may have; 1 on a CPU.
         registers: 32-bit registers that the threads of a multiprocessor share; 0 on a CPU.
-        accumulator_bytes: Of a CPU's vector registers, what one accumulator shall take up; 0 on a
-            GPU.
+        accumulator_bytes: Bytes of a CPU's vector registers that one accumulator takes; 0 on a GPU.
     """
 
     name: str
@@ -50,19 +49,19 @@ class Target:
 
     @property
     def is_this_cpu(self) -> bool:
-        """It is whatever CPU the compiler runs on, with all that this one can do."""
+        """Whether it is the CPU that the compiler runs on, with all of its features."""
         return self.name == "host"
 
     @property
     def has_cp_async(self) -> bool:
-        """It copies from global to shared memory in the background (PTX cp.async, since sm_80)."""
+        """Whether it can copy to shared memory in the background (cp.async, since sm_80)."""
         return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 80
 
     @property
     def group_barriers(self) -> int:
-        """At how many barriers some subgroups of a workgroup can meet by themselves.
+        """The number of barriers at which some subgroups of a workgroup can wait for each other.
 
-        Those of PTX's ``bar.sync`` beside number 0, which is the workgroup's.
+        These are the barriers of PTX's ``bar.sync`` except number 0, which is the workgroup's.
         """
         return 15 if self.backend == "cuda" else 0
 
@@ -182,7 +181,7 @@ def find_target(name: str) -> Target:
 
 
 def _nearest(name: str) -> str | None:
-    """The known name that is most like it; of several, the one that begins like it."""
+    """The known name that is most similar; of several, one with the same beginning."""
 
     def likeness(known: str) -> tuple[float, int]:
         ratio = difflib.SequenceMatcher(None, known, name).ratio()

@@ -5,9 +5,9 @@
 
 Both directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd.layer_norm`` and
 ``.layer_norm_backward``. They are registered with ``torch.library.Library`` and a
-``torch.autograd.Function``: of the ways that ``torch.compile`` and ``torch.export`` can see
-through, the one that costs a call the least. For tensors on a GPU, `torch_native` puts C++ in their
-place, if it can be compiled.
+``torch.autograd.Function``. ``torch.compile`` and ``torch.export`` can see through operators that
+are registered in this way, and it takes the least time in a call. For tensors on a GPU,
+`torch_native` replaces them by C++, if it can be compiled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _DEVICE_TYPES = ("cpu", "cuda", "meta")  # PyTorch calls AMD GPUs "cuda" too
 
-# Where a tensor is and what it holds; None where it is not there.
+# A tensor's device and element type; None for a tensor that is not given.
 _TensorKind = tuple[torch.device, torch.dtype] | None
 
 _log = logging.getLogger(__name__)
@@ -49,11 +49,11 @@ def layer_norm(
     """Normalizes ``input`` over its trailing dimensions, as ``torch.nn.functional.layer_norm``.
 
     The forward is PyTorch's own, so the output has its bits; the backward is this package's. The
-    first backward for a row length, element types and a device compiles a module, which takes about
-    a second, is logged and is kept on disk; `warmup` does it ahead.
+    first backward for a row length, element types and a device compiles a module. This takes about
+    a second and is logged; the module is kept on disk. `warmup` compiles it ahead of time.
 
-    Where the backward is itself to be differentiated (``create_graph=True``), and under the
-    transforms of ``torch.func``, PyTorch's own takes its place.
+    PyTorch's own backward is used if it is itself to be differentiated (``create_graph=True``), and
+    under the transforms of ``torch.func``.
 
     The first use on a GPU compiles the operators in C++, too (see `torch_native.load`).
 
@@ -72,7 +72,7 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    if input is None:  # all else that is no tensor, PyTorch's dispatcher refuses
+    if input is None:  # PyTorch's dispatcher refuses everything else that is no tensor
         raise TypeError("input: expected a tensor, got None")
     dims = (
         (normalized_shape,)
@@ -94,9 +94,9 @@ class LayerNorm(nn.LayerNorm):
 def replace_layer_norm(model: nn.Module) -> nn.Module:
     """Makes every ``torch.nn.LayerNorm`` of a model a `LayerNorm`, in place.
 
-    The modules stay the same objects: parameters, hooks, and whatever refers to them, are kept.
-    Subclasses of ``torch.nn.LayerNorm`` are left alone, for they may compute something else. Do it
-    before what captures the modules' methods, such as ``torch.compile``.
+    The modules stay the same objects, so parameters, hooks, and references to them are kept.
+    Subclasses of ``torch.nn.LayerNorm`` are not changed, because they may compute something else.
+    Call this before functions that capture the modules' methods, such as ``torch.compile``.
 
     Returns:
         The model.
@@ -114,15 +114,16 @@ def warmup(
     dtype: torch.dtype | None = None,
     device: torch.device | str | int | None = None,
 ) -> None:
-    """Compiles and loads what the backward of a model's `LayerNorm` modules needs.
+    """Compiles and loads the modules that the backward of a model's `LayerNorm` modules needs.
 
-    It runs each of them on a row of zeros, forward and backward; no parameter's ``grad`` changes.
-    Under ``torch.autocast``, it warms up what runs there.
+    Each of them is run on a row of zeros, forward and backward; no parameter's ``grad`` changes.
+    Under ``torch.autocast``, the modules for autocast are compiled.
 
     Args:
         model: With `LayerNorm` modules, or one itself.
-        dtype: Of the layer norms' inputs; None: that of their weights, or PyTorch's default.
-        device: Of the inputs; None: that of their weights, or PyTorch's default.
+        dtype: Element type of the layer norms' inputs; None takes that of their weights, or
+            PyTorch's default.
+        device: Device of the inputs; None takes that of the weights, or PyTorch's default.
     """
     _check_model(model)
     for norm in model.modules():
@@ -169,7 +170,7 @@ def _forward(
 class _LayerNormFunction(torch.autograd.Function):
     """The autograd formula of ``iree_lnbwd::layer_norm``.
 
-    The forward calls ATen and not the operator once more, so that a compiler may fuse it.
+    The forward calls ATen instead of the operator again, so that a compiler may fuse it.
     """
 
     @staticmethod
@@ -183,7 +184,7 @@ class _LayerNormFunction(torch.autograd.Function):
     ) -> Tensor:
         output, mean, rstd = _forward(input, normalized_shape, weight, bias, eps)
         if mean.dtype in _HALF:
-            # On the CPU, and too coarse to be of use: the backward recomputes them.
+            # On the CPU they are too coarse to be of use, so the backward recomputes them.
             ctx.save_for_backward(input, weight, bias, None, None)
         else:
             ctx.save_for_backward(input, weight, bias, mean, rstd)
@@ -221,7 +222,7 @@ class _LayerNormFunction(torch.autograd.Function):
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
-    """Whether the dispatcher can be spared, for nobody watches what is done with these tensors."""
+    """Whether the dispatcher can be skipped, because nothing observes these tensors."""
     return (
         all(
             tensor is None or (type(tensor) in (Tensor, nn.Parameter) and pytorch.is_plain(tensor))
@@ -254,12 +255,12 @@ def _layer_norm_with_autograd(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """``iree_lnbwd::layer_norm`` where autograd is on."""
+    """``iree_lnbwd::layer_norm`` with autograd on."""
     if torch._C._are_functorch_transforms_active():
         # torch.func differentiates and batches ATen's operators.
         return _forward(input, normalized_shape, weight, bias, eps)[0]
     if input.is_cuda and torch.cuda.is_available() and torch_native.load():
-        # From now on the dispatcher takes the C++ ones, which are registered for CUDA by name.
+        # From now on the dispatcher takes the C++ operators, which are registered for CUDA by name.
         output: Tensor = torch.ops.iree_lnbwd.layer_norm.default(
             input, normalized_shape, weight, bias, eps
         )
@@ -274,7 +275,7 @@ def _layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """``iree_lnbwd::layer_norm`` where autograd is off."""
+    """``iree_lnbwd::layer_norm`` with autograd off."""
     return _forward(input, normalized_shape, weight, bias, eps)[0]
 
 
@@ -349,7 +350,7 @@ def _kind(tensor: Tensor | None) -> _TensorKind:
 
 @functools.lru_cache
 def _takes_kinds(input: _TensorKind, weight: _TensorKind, bias: _TensorKind) -> bool:
-    """Whether PyTorch's forward takes these together: on GPUs, it takes one element type only."""
+    """Whether PyTorch's forward takes these types together; on GPUs, it takes one type only."""
     assert input is not None
     parameters = {kind[1] for kind in (weight, bias) if kind is not None}
     mixed_on_cpu = input[0].type == "cpu" and parameters == {torch.float32}
@@ -358,7 +359,7 @@ def _takes_kinds(input: _TensorKind, weight: _TensorKind, bias: _TensorKind) -> 
 
 @functools.lru_cache
 def _check_kinds(input: _TensorKind, **others: _TensorKind) -> None:
-    """Raises where the op has no module for such tensors.
+    """Expects tensors that the op has a module for.
 
     Raises:
         TypeError, ValueError: Naming the tensor, what came and what was expected.
@@ -383,8 +384,8 @@ def _say_compiling(spec: LayerNormSpec, target: Target) -> None:
     notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
 
 
-# PyTorch keeps its operators' kernels, and so this module, past the interpreter's end. What IREE
-# has opened must be closed before that.
+# PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end. IREE's
+# devices and modules must be closed before that.
 atexit.register(functional.loaded.cache_clear)
 
 
@@ -402,7 +403,7 @@ def _fake_layer_norm_backward(
     return _empty_gradients(input, normalized_shape, weight, bias, output_mask)
 
 
-# No defaults in these: PyTorch leaves arguments that have their default value out of a call.
+# These have no defaults, because PyTorch omits arguments with their default value from a call.
 _library = torch.library.Library("iree_lnbwd", "DEF")
 _library.define(
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) "
@@ -414,7 +415,7 @@ _BACKWARD = (
     "Tensor? weight, Tensor? bias, bool[3] output_mask, float eps) -> (Tensor, Tensor, Tensor)"
 )
 _library.define("layer_norm_backward" + _BACKWARD, tags=(torch.Tag.pt2_compliant_tag,))
-# Where the C++ operators turn to: what they have not seen yet, and mixed types.
+# The C++ operators call these for new kinds of call and for mixed types.
 _library.define("layer_norm_backward_checked" + _BACKWARD)
 _library.define(
     "layer_norm_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
@@ -426,7 +427,7 @@ _library.impl("layer_norm", _layer_norm, "FuncTorchBatchedDecomposition")
 _library.impl("layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
 _library.impl("layer_norm_backward_checked", _layer_norm_backward, "CompositeExplicitAutograd")
 _library.impl("layer_norm_forward", _forward, "CompositeImplicitAutograd")
-# As PyTorch's own layer norm: in f32 under autocast on GPUs, as it comes on the CPU.
+# As PyTorch's own layer norm: under autocast in f32 on GPUs, and in the input's type on the CPU.
 torch.library.register_autocast("iree_lnbwd::layer_norm", "cuda", torch.float32, lib=_library)
 torch.library.register_fake("iree_lnbwd::layer_norm", _layer_norm, lib=_library)
 torch.library.register_fake(

@@ -1,8 +1,8 @@
 """Builds ``torch_native.cpp``, the operators of `iree_lnbwd.torch` in C++, and tells it of calls.
 
-It takes a C++ compiler and ninja, once for a version of PyTorch, as ``torch.compile`` takes a C
-compiler for the launchers of its kernels. Without them the operators stay in Python: they do the
-same, and cost the host more.
+The build needs a C++ compiler and ninja, once for each version of PyTorch (``torch.compile`` needs
+a C compiler for its launchers, too). Without them the operators stay in Python: the gradients are
+the same, and calls take more of the host's time.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _LIBRARY = "iree_lnbwd_torch.so"
 _DIGEST = f"{_LIBRARY}.sha256"
 # The C++ names of a call's pointers, before those of its scratch.
 _POINTERS = names((*BACKWARD.inputs, *BACKWARD.results))
-# The fields of Driver in C++, which is given no more of them than a call takes.
+# The fields of Driver in C++: only those that a call needs.
 _FUNCTIONS: tuple[str, ...] = ("get", "push", "pop", "launch")
 _GRAPH_FUNCTIONS = ("captures", "set", "run")
 _KINDS_KEPT = 4096
 
 _log = logging.getLogger(__name__)
 _remembered: set[CallKind] = set()
-_modules: set[GpuModule] = set()  # whose kernels C++ may launch
-_graphs: dict[Graph, Graph] = {}  # by the one that `KnownCall` has of the same kernels
+_modules: set[GpuModule] = set()  # C++ may launch their kernels
+_graphs: dict[Graph, Graph] = {}  # our own, by the graph that `KnownCall` has of the same kernels
 _loading, _remembering = threading.Lock(), threading.Lock()
 
 
@@ -48,13 +48,14 @@ _loading, _remembering = threading.Lock(), threading.Lock()
 def load() -> bool:
     """Loads the C++ operators, which from then on run in place of the Python ones.
 
-    The first time on a machine they are compiled, which takes ten to twenty seconds, is logged and
-    is kept in the cache on disk. A cache that cannot be used costs a warning, and that time again.
+    The first time on a machine they are compiled. This takes ten to twenty seconds and is logged;
+    the result is kept in the cache on disk. If the cache cannot be used, there is a warning, and
+    the next process compiles them again.
 
     Returns:
         Whether they are there. If not, a warning was logged that says why.
     """
-    with _loading:  # the first to come loads them, the others wait
+    with _loading:  # the first thread loads them, the others wait
         are_there, not_kept = _loaded()
     if not_kept is not None:
         notices.warn(f"compiled operators not cached: {not_kept}")
@@ -73,7 +74,7 @@ def _loaded() -> tuple[bool, cache.UnusableError | None]:
             return True, None
         notices.log(_log, "compiling %s for PyTorch %s", _SOURCE.name, torch.__version__)
         content = _build_and_load()
-    except Exception as error:  # whatever tools that are not ours fail with
+    except Exception as error:  # tools that are not ours may raise anything
         message = "the operators run in Python, for those in C++ cannot be had: %s"
         notices.log(_log, message, error)
         return False, None
@@ -85,7 +86,7 @@ def _loaded() -> tuple[bool, cache.UnusableError | None]:
 
 
 def _kept(entry: PurePath) -> Path | None:
-    """The library that was built before, as it was then; a damaged one would end the process."""
+    """The library that was built before, unchanged; a damaged one would crash the process."""
     try:
         files = cache.read(entry, _LIBRARY, _DIGEST)
     except cache.UnusableError:
@@ -96,8 +97,8 @@ def _kept(entry: PurePath) -> Path | None:
 
 
 def _build_and_load() -> bytes:
-    """Builds the operators where nobody else can write, loads them, and returns the library."""
-    from torch.utils import cpp_extension  # takes setuptools, which only this needs
+    """Builds the operators in a folder of our own, loads them, and returns the library."""
+    from torch.utils import cpp_extension  # imports setuptools, which only this function needs
 
     with folders.temporary() as folder, _standard_streams():
         cpp_extension.load(
@@ -112,7 +113,7 @@ def _build_and_load() -> bytes:
 
 @contextlib.contextmanager
 def _standard_streams() -> Iterator[None]:
-    """PyTorch flushes them before a build, also where they are closed, as in daemons."""
+    """PyTorch flushes these streams before a build, even if they are closed, as in daemons."""
     with contextlib.ExitStack() as stack:
         if _is_closed(sys.stdout):
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -126,16 +127,16 @@ def _is_closed(stream: object) -> bool:
 
 
 class CallKind(NamedTuple):
-    """What calls have in common that launch the same kernels.
+    """The facts that calls have in common if they launch the same kernels.
 
     Attributes:
-        device: Of all tensors.
+        device: The device of all tensors.
         rows: M.
         columns: N.
         grad_output: Its element type.
-        input: The same of it.
-        weight: None where there is none.
-        bias: None where there is none.
+        input: Its element type.
+        weight: Its element type; None if there is none.
+        bias: Its element type; None if there is none.
         output_mask: As the caller gave it.
     """
 
@@ -150,11 +151,11 @@ class CallKind(NamedTuple):
 
 
 def remember(kind: CallKind, known: KnownCall) -> None:
-    """Has the C++ operators launch kernels by themselves for calls of a kind.
+    """Lets the C++ operators launch the kernels themselves for calls of a kind.
 
     Args:
-        kind: What is known of the calls.
-        known: What computes them, which is kept. What IREE's device runs stays with Python.
+        kind: The facts known about the calls.
+        known: Computes them; it is kept. Calls that IREE's device runs stay in Python.
     """
     with _remembering:
         if kind in _remembered:
@@ -176,7 +177,7 @@ def remember(kind: CallKind, known: KnownCall) -> None:
         graph: tuple[int, ...] = ()
         if sequence.graph is not None:
             functions += _GRAPH_FUNCTIONS
-            if sequence.graph not in _graphs:  # one of our own: the other one is under other locks
+            if sequence.graph not in _graphs:  # our own: the other is under other locks
                 _graphs[sequence.graph] = driver.graph(sequence.launches)
             graph = _graphs[sequence.graph].handles
         torch.ops.iree_lnbwd.remember(
@@ -192,7 +193,7 @@ def remember(kind: CallKind, known: KnownCall) -> None:
 
 @atexit.register
 def _forget() -> None:
-    """Lets go of the modules; PyTorch calls no operator any more."""
+    """Releases the modules; PyTorch no longer calls an operator."""
     if _remembered:
         torch.ops.iree_lnbwd.forget()
     _graphs.clear()

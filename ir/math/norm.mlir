@@ -1,5 +1,5 @@
-// Normalization's formulas for a chunk of a row, each in one place. Kernels of ../ declare what they
-// call of them, and ../README.md says how the two come together.
+// The formulas for a chunk of a row, each in one place. A row has N elements. The kernels in ../ declare
+// the functions that they call; ../README.md says how a declaration is replaced by its function.
 
 // What a kernel's declaration decides.
 !acc = f32
@@ -8,7 +8,7 @@
 #single_column = false         // N is 1
 // End of what is replaced.
 
-// xhat = (x - mean) * rstd. Centred first: multiplied out it would cancel.
+// xhat = (x - mean) * rstd. x is centred first: the expanded form x * rstd - mean * rstd would cancel.
 func.func private @xhat(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chunk {
   %mean_v = vector.broadcast %mean : !acc to !chunk
   %rstd_v = vector.broadcast %rstd : !acc to !chunk
@@ -17,8 +17,8 @@ func.func private @xhat(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chunk {
   return %xhat : !chunk
 }
 
-// dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)), on a GPU: of the row's sums of h and of h * xhat,
-// and multiplied out, so that an element takes two multiply-adds:
+// dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)) on a GPU, from the row's sums of h and of h * xhat.
+// The formula is expanded, so that an element takes two multiply-adds:
 //    = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
 func.func private @dx(%h: !chunk, %xhat: !chunk, %rstd: !acc, %sum_h: !acc, %sum_hx: !acc) -> !chunk {
   %inv_n = arith.constant #inv_n
@@ -34,9 +34,9 @@ func.func private @dx(%h: !chunk, %xhat: !chunk, %rstd: !acc, %sum_h: !acc, %sum
   return %dx : !chunk
 }
 
-// dx on any CPU, of the row's means of h and of h * xhat: a multiply-add could be a call of a function
-// there. A single h is its own mean; but LLVM may make a multiply-add of the difference, where h has not
-// been rounded, and its mean has.
+// dx on any CPU, from the row's means of h and of h * xhat. There are no multiply-adds here, because on a
+// CPU one could become a function call. With a single column, h is its own mean, and the difference is
+// not computed: LLVM could make a multiply-add of it, in which h is not rounded but its mean is.
 func.func private @dx_from_means(%h: !chunk, %xhat: !chunk, %rstd: !acc, %mean_h: !acc, %mean_hx: !acc) -> !chunk {
   %single_column = arith.constant #single_column
   %zeros = arith.constant dense<0.0> : !chunk
@@ -44,7 +44,7 @@ func.func private @dx_from_means(%h: !chunk, %xhat: !chunk, %rstd: !acc, %mean_h
   %mean_h_v = vector.broadcast %mean_h : !acc to !chunk
   %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
   %less_mean = scf.if %single_column -> !chunk {
-    %none = arith.mulf %h, %zeros : !chunk  // NaN of Inf, as it is to be
+    %none = arith.mulf %h, %zeros : !chunk  // Inf has to give NaN
     scf.yield %none : !chunk
   } else {
     %centred = arith.subf %h, %mean_h_v : !chunk

@@ -1,9 +1,10 @@
-// From an element type to that of sums, and back. Which function is taken follows from the two types.
+// Conversions from an element type to the type of sums, and back. The two types decide which function is
+// used.
 
 // What a kernel's declaration decides.
 !narrow = vector<8xbf16>
-!words = vector<4xi32>   // of two narrow elements
-!halves = vector<4xf32>  // every second of the wide ones
+!words = vector<4xi32>   // each holds two narrow elements
+!halves = vector<4xf32>  // every second of the wide elements
 !wide = vector<8xf32>
 // End of what is replaced.
 
@@ -17,8 +18,8 @@ func.func private @widen_equal(%value: !wide) -> !wide {
   return %value : !wide
 }
 
-// Pairs of bf16, on a GPU. bf16 is the upper half of f32, so a shift and a mask widen two of them. Of
-// arith.extf ptxas makes three instructions for every second element.
+// For pairs of bf16 on a GPU. bf16 is the upper half of f32, so a shift and a mask widen two elements.
+// ptxas turns arith.extf into three instructions for every second element.
 func.func private @widen_pairs(%value: !narrow) -> !wide {
   %half = arith.constant dense<16> : !words
   %upper = arith.constant dense<0xFFFF0000> : !words
@@ -32,13 +33,13 @@ func.func private @widen_pairs(%value: !narrow) -> !wide {
 }
 
 // Rounding is to the nearest, ties to even. A GPU has an instruction for it, or LLVM knows the shortest
-// code; of arith.truncf to bf16 IREE makes a dozen integer operations before LLVM has a say.
+// code. IREE turns arith.truncf to bf16 into a dozen integer operations before LLVM sees it.
 func.func private @round(%value: !wide) -> !narrow {
   %rounded = llvm.fptrunc %value : !wide to !narrow
   return %rounded : !narrow
 }
 
-// On a CPU: of fptrunc to bf16 LLVM makes a call of a function that a module does not have.
+// On a CPU, LLVM turns fptrunc to bf16 into a call of a function that a module does not have.
 func.func private @round_on_cpu(%value: !wide) -> !narrow {
   %rounded = arith.truncf %value : !wide to !narrow
   return %rounded : !narrow
