@@ -10,8 +10,9 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.hal import View
 from iree_lnbwd.emulator.launch import Launch
 from iree_lnbwd.emulator.module import EXECUTORS, FORMATS, Edit, Module
+from iree_lnbwd.operands import BACKWARD
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.spec import ENTRY, TensorType
+from iree_lnbwd.spec import ENTRY, GRADIENTS
 from iree_lnbwd.targets import Target
 
 
@@ -84,22 +85,19 @@ class EmulatedLayerNormBackward:
                 continue
             views[given.name] = module.output(
                 given.name,
-                _shape(given, call.rows),
+                given.dims(call.rows),
                 DTYPES[given.dtype].numpy,
                 write_once=self._strict and given.name in results,
             )
         module.call(ENTRY, *views.values())
         self.launches = module.launches
-        shape = {"grad_input": call.shape}
         gradients = {
             result.name: module.read(views[result.name], DTYPES[result.dtype].numpy).reshape(
-                shape.get(result.name, self.spec.normalized_shape)
+                call.shape_of(BACKWARD.named(result.name))
             )
             for result in self.spec.results
         }
-        return LayerNormGrads(
-            gradients.get("grad_input"), gradients.get("grad_weight"), gradients.get("grad_bias")
-        )
+        return LayerNormGrads(*map(gradients.get, GRADIENTS))
 
 
 def check_target(target: Target) -> None:
@@ -110,7 +108,3 @@ def check_target(target: Target) -> None:
     """
     if FORMATS.get(target.backend) not in EXECUTORS:
         raise ValueError(f"target: there is no emulator for {target.name} ({target.backend})")
-
-
-def _shape(tensor: TensorType, rows: int) -> tuple[int, ...]:
-    return tuple(rows if length is None else length for length in tensor.shape)
