@@ -384,8 +384,8 @@ def _say_compiling(spec: LayerNormSpec, target: Target) -> None:
     notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
 
 
-# PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end. IREE's
-# devices and modules must be closed before that.
+# PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.
+# IREE's devices and modules must be closed before that.
 atexit.register(functional.loaded.cache_clear)
 
 
