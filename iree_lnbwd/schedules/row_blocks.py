@@ -22,8 +22,8 @@ class RowBlocks:
         block: Rows that a worker keeps in its cache between their sums and dx.
         vector: Neighbouring elements that a worker handles together.
         share: The most rows of a workgroup. If M has more for each, there are more workgroups.
-        most_workgroups: The most workgroups. If M has more rows than they can share so, their shares
-            are longer.
+        most_workgroups: The most workgroups. If M has more rows than they can share so, their
+            shares are longer.
         span_chunks: Vectors of a row that are summed at a time.
     """
 

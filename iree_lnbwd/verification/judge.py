@@ -152,7 +152,7 @@ class _ColumnSums:
         self._sums, self._lost = np.zeros((2, columns))
 
     def add(self, rows: F64) -> None:
-        """Adds a block of rows [m, N] pairwise, and keeps the error of adding it to earlier ones."""
+        """Adds a block of rows [m, N] pairwise, and keeps the error of adding it to the others."""
         while len(rows) > 1:
             half = len(rows) // 2
             odd = rows[2 * half :]

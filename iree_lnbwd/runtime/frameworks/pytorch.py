@@ -126,8 +126,8 @@ class _TorchOnGpu:
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
         self._tensor: Any = self._torch.Tensor
-        # The class of such a wrapper looks like any tensor's. It has no address, but nobody asks for
-        # one if only its element type matters.
+        # The class of such a wrapper looks like any tensor's. It has no address, but nobody asks
+        # for one if only its element type matters.
         self._is_functional: Callable[[Any], bool] = self._torch._is_functional_tensor
         self._driver = "hip" if self._torch.version.hip else "cuda"
         self._numpy = _numpy_types()
