@@ -1,8 +1,8 @@
-"""What `scripts/fuzz` tries: a case for each seed and number, and what must come of it.
+"""The cases of `scripts/fuzz`, one for each seed and number, and their expected results.
 
-A case calls something public with arguments that it draws. Either the gradients are right, by the
-f64 reference, whatever the layout, library or storage; or the call is refused in one line that
-begins with the name of an argument, and nothing has changed. All else is a failure.
+A case calls a public function with random arguments. There are two good results. The gradients are
+right by the f64 reference, for any layout, library or storage. Or the call is refused in one line
+that begins with the name of an argument, and nothing has changed. All else is a failure.
 """
 
 from __future__ import annotations

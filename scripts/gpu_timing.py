@@ -1,9 +1,9 @@
 """Kernel and whole-call times on an NVIDIA GPU, for `scripts/benchmark` and `scripts/tune`.
 
-A kernel's time is what CUPTI reports through torch.profiler. Contenders take turns on one stream,
-call by call, in one profile; buffers rotate so that a call finds none of its data in the L2 cache.
-A read of other memory goes before each call: without it a call pays for writing back what the one
-before it has left there, up to a tenth of a short call.
+A kernel's time is the one that CUPTI reports through torch.profiler. Contenders take turns on one
+stream, call by call, in one profile; buffers rotate so that a call finds none of its data in the L2
+cache. Before each call, other memory is read. Otherwise a call would pay for writing back the data
+that the call before it left in the cache, up to a tenth of a short call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs GPU kernels on a machine that has no GPU, and faults on what hardware would hide.
+"""Runs GPU kernels on a machine that has no GPU, and faults on errors that hardware would hide.
 
-`Module` runs any module that IREE compiled for a GPU. What there is, and how to use it for other
-kernels: README.md beside this file. Nothing here knows what a kernel computes, or needs anything of
-the package around it.
+`Module` runs any module that IREE compiled for a GPU. README.md in this folder describes the parts,
+and how to use them for other kernels. Nothing here knows what a kernel computes, or needs the
+package around it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = [
     "unsupported",
 ]
 
-# The modules that have them, loaded when one is asked for: who reads executables needs no more.
+# The modules that have these names, loaded on first use: readers of executables need none of them.
 _MODULES = ("launch", "executor", "memory", "vm", "ptx_parser", "ptx", "module")
 
 
 def __getattr__(name: str) -> Any:
-    """What this package says it has.
+    """A public name of this package, loaded on first use.
 
     Raises:
-        AttributeError: It does not say so.
+        AttributeError: There is no such name.
     """
     if name in __all__:
         for module in _MODULES:

@@ -22,10 +22,10 @@ class Export:
 
     Attributes:
         kernel: Its name in the code.
-        threads: Of a workgroup, along x, y and z.
-        shared_bytes: Of dynamic shared memory, which the launch must provide.
-        writable: Of each pointer that it takes, whether it may write there.
-        constants: How many 32-bit constants it takes, after the pointers.
+        threads: Threads of a workgroup, along x, y and z.
+        shared_bytes: Bytes of dynamic shared memory, which the launch must provide.
+        writable: Whether it may write, for each pointer that it takes.
+        constants: The number of 32-bit constants that it takes, after the pointers.
         code: The image that holds it: PTX text with a final zero, or an AMD code object.
     """
 
@@ -47,7 +47,7 @@ def exports(vmfb: bytes, *formats: str) -> tuple[Export, ...]:
 
     Args:
         vmfb: The module's bytes.
-        formats: Of which formats, e.g. "cuda-nvptx-fb"; of none: of any.
+        formats: The formats to read, e.g. "cuda-nvptx-fb"; if empty, all.
 
     Raises:
         ValueError: An executable is damaged.
@@ -101,7 +101,7 @@ class _Table:
     at: int
 
     def field(self, number: int) -> int:
-        """Where a field is; 0 where it has its default."""
+        """The offset of a field; 0 if it has its default."""
         vtable: int = self.at - struct.unpack_from("<i", self.data, self.at)[0]
         size, entry = _u16(self.data, vtable), 4 + 2 * number
         offset = _u16(self.data, vtable + entry) if entry < size else 0
@@ -127,7 +127,7 @@ class _Table:
         """A vector of tables."""
         at = self._followed(number)
         count = _u32(self.data, at)
-        if count > len(self.data) // 4:  # before memory is taken for so many
+        if count > len(self.data) // 4:  # before memory is allocated for so many
             raise IndexError(f"a vector of {count} tables")
         places = [at + 4 + 4 * i for i in range(count)]
         return [_Table(self.data, place + _u32(self.data, place)) for place in places]

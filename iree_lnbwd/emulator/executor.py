@@ -1,4 +1,4 @@
-"""What an instruction set implements."""
+"""The interface that an instruction set implements."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Executor(Protocol):
         """Threads of a warp or wave of a kernel."""
 
     def unknown(self, launch: Launch) -> list[Unknown]:
-        """What of a kernel is not implemented, or forbids such a launch; nothing is run.
+        """The parts of a kernel that are not implemented, or that forbid such a launch.
 
-        Instructions that no thread would come to count as well.
+        Nothing is run. Instructions that no thread would reach count as well.
 
         Args:
             launch: Of the kernel; how many workgroups it has does not matter.

@@ -12,12 +12,12 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 U16 = npt.NDArray[np.uint16]
 
-_HALF_WAY = np.uint64(1 << 28)  # what an f64 has below the bits of an f32, half way between two
+_HALF_WAY = np.uint64(1 << 28)  # the bits of an f64 below an f32's, half way between two of them
 _BELOW_F32 = np.uint64((1 << 29) - 1)
 _ONE = np.uint64(1)
 _SMALLEST_NORMAL_F32 = np.float32(2.0**-126)
 _SPLITTER = 2.0**27 + 1  # Veltkamp's, for f64
-# Where no intermediate of the error-free transforms can overflow or lose bits below.
+# The range in which no intermediate of the error-free transforms overflows or loses low bits.
 _LEAST_EXPONENT, _MOST_EXPONENT = -400, 400
 
 
@@ -132,7 +132,7 @@ def sum_to_odd(a: F64, b: F64) -> F64:
 def _fma_exact(a: float, b: float, c: float) -> float:
     if not all(np.isfinite((a, b, c))):
         with np.errstate(all="ignore"):
-            # Nothing finite can overflow on the way to a result that Inf or NaN decides.
+            # Finite operands must not overflow where Inf or NaN decides the result.
             product = np.float64(np.sign(a)) * np.sign(b) if np.isfinite((a, b)).all() else a * b
             return float(product + c)
     exact = Fraction(a) * Fraction(b) + Fraction(c)

@@ -1,9 +1,9 @@
-"""What the host program asks of a GPU: buffers, command buffers and dispatches, on emulated memory.
+"""The GPU that a host program uses: buffers, command buffers and dispatches, on emulated memory.
 
 The functions of IREE's HAL module (compiler/src/iree/compiler/Dialect/HAL/hal.imports.mlir), as far
-as host programs of kernels use them. Everything happens where it is asked for, in the program's
-order, so that fences are always reached; dispatches of a command buffer that no barrier separates
-are checked as if they ran side by side.
+as host programs of kernels use them. Each request is carried out at once, in the program's order,
+so fences are always reached. Dispatches of a command buffer without a barrier between them are
+checked as if they ran side by side.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DRIVERS = {"cuda-nvptx-fb": "cuda", "rocm-hsaco-fb": "hip"}
 # iree/hal/buffer_view.h, iree_hal_element_type_t: a class, what it is of that class, and its bits.
 _CLASS, _BITS, _INTEGERS = 28, (1 << 24) - 1, 1
 
-# Makes the executor of one code of an executable of a format, e.g. "cuda-nvptx-fb".
+# Makes the executor of an executable's code in one format, e.g. "cuda-nvptx-fb".
 MakeExecutor = Callable[[str, bytes], Executor]
 
 
@@ -101,9 +101,9 @@ class Hal:
         Args:
             memory: Its memory.
             executable_format: E.g. "cuda-nvptx-fb".
-            make_executor: From a code to what runs it.
-            steps: The host program's, of which commands take some.
-            progress: Is told of every dispatch before it runs.
+            make_executor: Makes the executor of a code.
+            steps: The host program's steps; commands take some of them.
+            progress: Is called with every dispatch before it runs.
         """
         self.memory = memory
         self.launches: list[Launch] = []
@@ -169,7 +169,7 @@ class Hal:
         }
 
     def _query(self, device: Hal, category: bytes, key: bytes) -> tuple[int, int]:
-        """What the device is: whether it is known, and the answer."""
+        """The answer to a query about the device, and whether the query is known."""
         match _text(category), _text(key):
             case "hal.device.id", pattern:
                 return 1, int(pattern.rstrip("*") == _DRIVERS[self._format])
@@ -361,7 +361,7 @@ class Hal:
 
 
 def _is_like(element_type: int, expected: int) -> bool:
-    """The same; of integers, as many bits: IREE's runtime lets those pass, whatever their sign."""
+    """Whether types are equal; integers of one width are, signed or not, as in IREE's runtime."""
     both_integers = element_type >> _CLASS == expected >> _CLASS == _INTEGERS
     mask = _BITS if both_integers else ~0
     return element_type & mask == expected & mask
@@ -372,7 +372,7 @@ def _text(name: bytes) -> str:
 
 
 def _nothing(*_: object) -> None:
-    """What needs no doing here."""
+    """A function that has nothing to do here."""
 
 
 def _resolve(span: Span | None, slot: int, table: Sequence[Span]) -> Span:

@@ -1,4 +1,4 @@
-"""What a kernel is launched with, and what goes wrong while it runs.
+"""A kernel's launch, and the faults while it runs.
 
 A *lane* is one thread of a launch, numbered over all workgroups: workgroup times threads of a
 workgroup, plus the thread's number in its workgroup (x fastest in both). Everything that threads do
@@ -22,8 +22,8 @@ Dim3 = tuple[int, int, int]
 
 _THREADS_NAMED = 4  # in a message
 
-# What a launch may do before it is taken for one that does not end: instructions times the lanes
-# that run them, of which Python takes few to be no quicker than so many. Ten minutes or so.
+# The most work of a launch before it counts as endless: instructions times the lanes that run them.
+# Few lanes count as a larger number, because Python is no quicker with them. About ten minutes.
 _MOST_WORK = 1 << 39
 _FEW_LANES = 1 << 16
 
@@ -31,14 +31,14 @@ _FEW_LANES = 1 << 16
 class Fault(Exception):  # noqa: N818 - a kernel's fault, not an error of the emulator
     """A kernel did what no kernel may do.
 
-    The parts that know them fill in the rest: memory says what and which lanes, an executor the
-    instruction, and with the launch the lanes have names.
+    Each part fills in the attributes that it knows: memory the description and the lanes, an
+    executor the instruction. The launch gives the lanes their names.
 
     Attributes:
-        what: In words, with the buffer and the offset where memory is concerned.
+        what: A description, with the buffer and the offset if the fault is about memory.
         lanes: The threads that did it.
-        instruction: Its text and line.
-        launch: Which kernel it was.
+        instruction: The text and line of the instruction.
+        launch: The launch of the kernel.
     """
 
     def __init__(self, what: str, lanes: Sequence[int] | Lanes = ()) -> None:
@@ -73,7 +73,7 @@ class Binding:
     Attributes:
         address: Of its first byte.
         nbytes: How long it is; everything beyond it is out of bounds.
-        writable: False where the kernel promised only to read.
+        writable: False if the kernel promised only to read.
     """
 
     address: int
@@ -119,7 +119,7 @@ class Launch:
         return self.workgroups * self.threads
 
     def name(self, lane: int) -> str:
-        """A thread as a person would call it."""
+        """A readable name of a thread."""
         workgroup, thread = divmod(lane, self.threads)
         return (
             f"workgroup {_coordinates(workgroup, self.workgroup_count)} "
@@ -129,13 +129,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something of a kernel that is not implemented.
+    """A part of a kernel that is not implemented.
 
     Attributes:
         kernel: Its name; empty for the host program.
-        line: Of the kernels' text, from 1; 0 for what is of the whole kernel.
-        text: What stands there.
-        why: What is not known of it.
+        line: The line in the kernels' text, from 1; 0 if the whole kernel is meant.
+        text: The text of the line.
+        why: What is not known about it.
     """
 
     kernel: str
@@ -149,19 +149,19 @@ class Unknown:
         return ": ".join(part for part in (where, self.text, self.why) if part)
 
 
-# What Python and NumPy raise where code treats something as what it is not.
+# The errors that Python and NumPy raise if code uses a value as another kind than it is.
 CONFUSION = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def not_understood(error: Exception) -> Fault:
-    """The fault of an instruction whose operands are not of the kind that it takes."""
+    """The fault of an instruction whose operands are of the wrong kind."""
     return Fault(f"not understood: {type(error).__name__}: {error}")
 
 
 class Work:
-    """What a launch has done, over all its workgroups; too much is a fault.
+    """The work of a launch so far, over all its workgroups; too much is a fault.
 
-    Nothing else tells a kernel that does not end from one that takes long.
+    There is no other way to tell an endless kernel from a long one.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Work:
         self._left = _MOST_WORK
 
     def add(self, instructions: int, lanes: int) -> None:
-        """So many lanes run so many instructions.
+        """Adds that a number of lanes run a number of instructions.
 
         Raises:
             Fault: That is more than a kernel that ends would run.

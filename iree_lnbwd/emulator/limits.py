@@ -1,4 +1,4 @@
-"""What a GPU does not launch: more threads, workgroups or memory than it has.
+"""The limits of launches: threads, workgroups and memory that a GPU has.
 
 Sources: NVIDIA, "CUDA C++ Programming Guide", Technical Specifications per Compute Capability; AMD,
 HIP's hipModuleLaunchKernel, and LLVM's GCNSubtarget (LDS, the scratch of a wave).
@@ -38,7 +38,7 @@ ROCM_SHARED_BYTES: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Limits:
-    """What one launch may have at most.
+    """The limits of one launch.
 
     Attributes:
         threads: Of a workgroup.
@@ -46,7 +46,7 @@ class Limits:
         count: Workgroups along x, y, z.
         grid: Threads of all workgroups along an axis.
         static_bytes: Shared memory (LDS) of a workgroup that the code itself asks for.
-        shared_bytes: With what the launch adds.
+        shared_bytes: The same with the memory that the launch adds.
         local_bytes: Local memory (scratch) of a thread.
     """
 
@@ -60,7 +60,7 @@ class Limits:
 
 
 def of_cuda(arch: str) -> Limits:
-    """Of a PTX module's ``.target``; of one that is not known here, the most that any has."""
+    """The limits of a PTX module's ``.target``; for an unknown one, the largest of all."""
     known = CUDA_SHARED_BYTES
     shared = known.get(re.sub(r"[af]$", "", arch), max(known.values()))
     return Limits(
@@ -79,7 +79,7 @@ _WAVE_SCRATCH_SINCE_GFX12 = ((1 << 18) - 1) * 256
 
 
 def of_rocm(processor: str, lanes: int) -> Limits:
-    """Of a code object's processor, for waves of so many lanes."""
+    """The limits of a code object's processor, for waves of so many lanes."""
     shared = ROCM_SHARED_BYTES.get(processor, max(ROCM_SHARED_BYTES.values()))
     scratch = _WAVE_SCRATCH.get(generation(processor), _WAVE_SCRATCH_SINCE_GFX12)
     return Limits(
@@ -94,15 +94,15 @@ def of_rocm(processor: str, lanes: int) -> Limits:
 
 
 def generation(processor: str) -> int:
-    """Of gfx942: 9. The last two letters are stepping."""
+    """The generation of a processor: 9 for gfx942. The last two characters are the stepping."""
     return int(processor.removeprefix("gfx")[:-2])
 
 
 def check(launch: Launch, limits: Limits, *, static_bytes: int, local_bytes: int) -> None:
-    """Hardware would launch it.
+    """Expects a launch that hardware would accept.
 
     Raises:
-        Fault: It would not; naming what is too much.
+        Fault: It exceeds a limit; the message names it.
     """
     size, count = launch.workgroup_size, launch.workgroup_count
     for axis, threads, groups, most_threads, most_groups in zip(

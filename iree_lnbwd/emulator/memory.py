@@ -1,15 +1,16 @@
-"""Global and shared memory that notice what hardware hides.
+"""Global and shared memory that detect errors which hardware hides.
 
-Both keep, beside their bytes, who last wrote and who last read each *cell*: as many neighbouring
-bytes as the narrowest access so far has. From that follow reads of what nobody wrote, and races:
+Besides their bytes, both keep who last wrote and who last read each *cell*. A cell has as many
+neighbouring bytes as the narrowest access so far. From this they find reads of bytes that were
+never written, and races:
 
 * global memory: two threads of one launch (or of launches that no barrier of the host separates)
   touch a cell, one of them writes, and no barrier of their workgroup came between.
 * shared memory: two threads of a workgroup touch a cell, one of them writes, and no barrier came
   between that both take part in: of the workgroup, of a group of its subgroups, or of a subgroup.
 
-Accesses are arrays over the lanes that take part; the others are not in them. Values are bytes, so
-that memory knows nothing of types: view them as what they are.
+Accesses are arrays over the lanes that take part; other lanes are not in them. Values are bytes,
+because memory does not know types; view them as the type that they have.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _GUARD_BYTES = 1 << 20  # between buffers, so that a near miss hits nothing
 _FIRST_ADDRESS = 1 << 32  # no 32-bit number is an address
 _BASE_ALIGNMENT = 256
 _WIDEST = 16  # bytes of one access, and of a cell before a narrower access came
-# Bytes of buffers with their stamps, of which there are 1 to 16 for each byte: so that a program
-# that asks for more than a GPU has is told so, and does not take the machine's memory.
+# Bytes of buffers with their stamps, 1 to 16 for each byte. A program that asks for more than a GPU
+# has gets a fault, and does not exhaust the machine's memory.
 _CAPACITY = 4 << 30
 _AT_ONCE = 1 << 30  # of the registers, shared and local memory of the workgroups that run together
-_PIECE = 1 << 24  # of what the host moves, at once
+_PIECE = 1 << 24  # bytes that the host moves at once
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 POISON = 0xFF  # what memory holds before anything was written: NaN in every float type
 
 Stamps = npt.NDArray[np.int64]
 
-# A stamp of global memory: launch, barriers that the workgroup has passed, who. Launch 0 is none:
-# 0 is what nobody wrote, 1 what the host did.
+# A stamp of global memory: the launch, the barriers that the workgroup has passed, and who. There
+# is no launch 0: stamp 0 means never written, and 1 means written by the host.
 _LAUNCH = 1 << 44
 _PASSED_BITS = 24
 _ANYONE = (1 << _PASSED_BITS) - 1  # several threads of several workgroups
@@ -94,7 +95,7 @@ class Buffer:
         address: Of its first byte.
         nbytes: Its length.
         write_once: It is an output: no byte may be written twice.
-        released: The host gave it back.
+        released: The host has freed it.
         constant: It is part of the code: any kernel may read it.
     """
 
@@ -120,9 +121,9 @@ class GlobalMemory:
         """Memory without buffers.
 
         Args:
-            lockstep: The threads of a subgroup run in step, so that an instruction of theirs is
-                ordered after the ones before it: so it is on AMD GPUs, and on NVIDIA GPUs compilers
-                (IREE's among them) count on it, though PTX does not promise it.
+            lockstep: The threads of a subgroup run in step, so each of their instructions is
+                ordered after the ones before it. This holds on AMD GPUs. PTX does not promise it,
+                but compilers for NVIDIA GPUs (IREE's among them) rely on it.
         """
         self._buffers: list[Buffer] = []  # by address
         self._bound: list[Buffer] = []  # by the launch
@@ -131,7 +132,9 @@ class GlobalMemory:
         self._launch = Launch("", (0, 1, 1), (1, 1, 1), 1, 0, (), ())
         self._number = 0  # of the launch
         self._passed = np.zeros(0, np.int64)  # barriers, by workgroup
-        self._ordered_before = _LAUNCH  # stamps below are of what a barrier of the host came after
+        self._ordered_before = (
+            _LAUNCH  # accesses with lower stamps came before a barrier of the host
+        )
         self._used = 0  # bytes, with their stamps
 
     def allocate(
@@ -237,7 +240,7 @@ class GlobalMemory:
         buffer._cells.write[cells] = _HOST
 
     def unwritten(self, buffer: Buffer, offset: int, nbytes: int) -> Lanes:
-        """Offsets in a buffer of the bytes in a range that nobody wrote."""
+        """Offsets in a buffer of the bytes in a range that were never written."""
         cells = buffer._cells
         at = np.flatnonzero(
             cells.write[offset // cells.size : -(-(offset + nbytes) // cells.size)] == 0
@@ -246,10 +249,10 @@ class GlobalMemory:
         return at[(at >= offset) & (at < offset + nbytes)]
 
     def release(self, buffer: Buffer) -> None:
-        """The host gives a buffer back; from now on nothing may touch it.
+        """The host frees a buffer; from now on nothing may touch it.
 
         Raises:
-            Fault: It did so before.
+            Fault: It was freed before.
         """
         self._check_host(buffer, 0, 0)
         buffer.released = True
@@ -257,25 +260,25 @@ class GlobalMemory:
         buffer._data, buffer._cells, buffer._windows = buffer._data[:0].copy(), _Cells(0), []
 
     def barrier(self) -> None:
-        """Launches that come are ordered after all that came; without it they run side by side."""
+        """Later launches are ordered after all earlier ones; without it they run side by side."""
         self._ordered_before = (self._number + 1) * _LAUNCH
 
     def workgroup_barrier(self, workgroups: Lanes) -> None:
-        """All threads of these workgroups have met: what they did is ordered.
+        """All threads of these workgroups have met, so their earlier accesses are ordered.
 
         Raises:
-            Fault: They have met more often than is counted.
+            Fault: They have met more often than can be counted.
         """
         self._passed[workgroups] += 1
         if self._passed[workgroups].max(initial=0) > _MOST_PASSED:
             raise Fault(f"more than {_MOST_PASSED} barriers of a workgroup")
 
     def begin(self, launch: Launch) -> None:
-        """A launch begins; its bindings are all that it may touch.
+        """A launch begins; it may touch only its bindings.
 
         Raises:
-            Fault: There are more threads, or launches, than are told apart; a binding lies
-                outside of every buffer, or in one that was given back.
+            Fault: There are more threads, or launches, than can be told apart; a binding is outside
+                of every buffer, or in one that was freed.
         """
         if not 0 < launch.threads <= _FIRST_WORKGROUP or launch.lanes > _FIRST_WORKGROUP:
             raise Fault(
@@ -365,12 +368,12 @@ class GlobalMemory:
             _scatter(buffer._data, offsets, values[part], alignment)
 
     def _stamps(self, lanes: Lanes) -> Stamps:
-        """What accesses of these lanes leave now: [T, 1]."""
+        """The stamps that accesses of these lanes leave now: [T, 1]."""
         passed = self._passed[lanes // self._launch.threads] << _PASSED_BITS
         return (self._number * _LAUNCH + passed + lanes)[:, None]
 
     def _workgroup_of(self, stamps: Stamps) -> Lanes:
-        """Whose a stamp is; -1 where it is of several workgroups."""
+        """The workgroup of a stamp; -1 if it is of several workgroups."""
         who = stamps & _ANYONE
         one = np.where(who < _FIRST_WORKGROUP, who // self._launch.threads, who - _FIRST_WORKGROUP)
         return np.where(who == _ANYONE, -1, one)
@@ -486,21 +489,21 @@ class GlobalMemory:
 
 
 def _pieces(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Offset and length of what is done at once."""
+    """Offset and length of each piece that is processed at once."""
     for start in range(offset, offset + nbytes, _PIECE):
         yield start, min(_PIECE, offset + nbytes - start)
 
 
 def workgroups_at_once(shared_bytes: int, thread_bytes: int, threads: int) -> int:
-    """How many workgroups may run together, so that what they need stays small.
+    """How many workgroups may run together, so that they need little memory.
 
     Args:
         shared_bytes: Shared memory of one workgroup.
-        thread_bytes: Registers and local memory of a thread, with what is noted of them.
-        threads: Of a workgroup.
+        thread_bytes: Registers and local memory of a thread, with the notes on them.
+        threads: Threads of a workgroup.
 
     Raises:
-        Fault: Not one.
+        Fault: Not even one may run.
     """
     needed = (1 + 2 * 8) * shared_bytes + thread_bytes * threads  # stamps, where cells are bytes
     if needed > _AT_ONCE:
@@ -511,8 +514,8 @@ def workgroups_at_once(shared_bytes: int, thread_bytes: int, threads: int) -> in
     return _AT_ONCE // max(1, needed)
 
 
-# A stamp of shared memory: epochs of the workgroup, of the group and of the subgroup, and who. Each
-# epoch counts from the last barrier of what is wider.
+# A stamp of shared memory: the epochs of the workgroup, of the group and of the subgroup, and who.
+# Each epoch counts from the last barrier of the next wider set of threads.
 _EPOCH_BITS, _GROUP_EPOCH_BITS, _SUBGROUP_EPOCH_BITS = 46, 30, 12
 _MOST_EPOCHS = {
     _EPOCH_BITS: (1 << 63 - _EPOCH_BITS) - 1,
@@ -531,7 +534,7 @@ _NO_GROUP = -1
 
 @dataclass
 class _Copy:
-    """Asynchronous copies that one instruction issued, of the lanes whose copy is under way."""
+    """Asynchronous copies of one instruction, for the lanes whose copy is under way."""
 
     lanes: Lanes
     offsets: Lanes
@@ -549,12 +552,12 @@ class SharedMemory:
     def __init__(
         self, nbytes: int, *, workgroups: int, threads: int, subgroup_size: int, first_lane: int = 0
     ) -> None:
-        """Memory that nobody has written.
+        """Memory that was never written.
 
         Args:
-            nbytes: Of one workgroup.
-            workgroups: How many.
-            threads: Of one workgroup.
+            nbytes: Bytes of one workgroup.
+            workgroups: The number of workgroups.
+            threads: Threads of one workgroup.
             subgroup_size: Threads that run in step.
             first_lane: What lane 0 is in the launch, for messages.
         """
@@ -625,7 +628,7 @@ class SharedMemory:
         _scatter(self._data, offsets, values, alignment)
 
     def barrier(self, workgroups: Lanes) -> None:
-        """All threads of these workgroups have met: what they did is ordered."""
+        """All threads of these workgroups have met, so their earlier accesses are ordered."""
         lanes = workgroups[:, None] * self._threads + np.arange(self._threads)
         self._begin_epoch(lanes.reshape(-1), _EPOCH_BITS)
 
@@ -654,7 +657,7 @@ class SharedMemory:
         self._begin_epoch(lanes, _SUBGROUP_EPOCH_BITS)
 
     def _begin_epoch(self, lanes: Lanes, bits: int) -> None:
-        """What these lanes do from now on is in another epoch, of what has its epochs there."""
+        """From now on, accesses of these lanes are in another epoch of the given kind."""
         epoch = (self._now[lanes] >> bits) + 1
         most = _MOST_EPOCHS[bits]
         if (full := epoch & most == 0).any():
@@ -755,7 +758,7 @@ class SharedMemory:
         return np.where(same_epoch & ~again, several, now)
 
     def _several(self, before: Stamps, now: Stamps, lanes: Lanes) -> Stamps:
-        """Who threads are together: of one subgroup, of one group, or of several."""
+        """The stamp's "who" for several threads: of one subgroup, of one group, or of several."""
         subgroup, group = self._subgroup_of_who[now & _WHO], self._group_of(now, lanes)
         one_subgroup = (subgroup >= 0) & (self._subgroup_of_who[before & _WHO] == subgroup)
         one_group = (group >= 0) & (self._group_of(before, lanes) == group)
@@ -812,10 +815,10 @@ def _ordered(before: Stamps, now: Stamps, theirs: Lanes, ours: Lanes, bits: int)
 
 
 class LocalMemory:
-    """What each lane has for itself: spilled registers and arrays."""
+    """Each lane's own memory: spilled registers and arrays."""
 
     def __init__(self, nbytes: int, *, lanes: int, first_lane: int = 0) -> None:
-        """Memory that nobody has written: ``nbytes`` for each lane."""
+        """Memory that was never written: ``nbytes`` for each lane."""
         self._nbytes = nbytes
         self._first_lane = first_lane
         self._data = np.full((lanes, nbytes), POISON, np.uint8)
@@ -866,7 +869,7 @@ def _check_alignment(offsets: Lanes, alignment: int, lanes: Lanes, name: str) ->
 def _check_windows(
     buffer: Buffer, offsets: Lanes, nbytes: int, lanes: Lanes, *, write: bool
 ) -> None:
-    """Every access lies within one binding, one that allows it."""
+    """Expects accesses that lie within one binding each, and that it allows."""
     low, high = int(offsets.min()), int(offsets.max()) + nbytes
     windows = [(start, stop) for start, stop, writable in buffer._windows if writable or not write]
     if any(start <= low and high <= stop for start, stop in windows):

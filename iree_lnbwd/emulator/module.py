@@ -42,7 +42,7 @@ def _amdgcn_as_far_as_known(code: bytes, edit: Edit) -> Executor:
     return AmdgcnExecutor(edit(disassemble(code, as_far_as_known=True)))
 
 
-# From an executable's format to what makes executors of its codes.
+# The makers of executors for code, by an executable's format.
 EXECUTORS: Mapping[str, Callable[[bytes, Edit], Executor]] = {
     "cuda-nvptx-fb": _ptx,
     "rocm-hsaco-fb": _amdgcn,
@@ -59,7 +59,7 @@ _AS_FAR_AS_KNOWN: Mapping[str, Callable[[bytes, Edit], Executor]] = {
 
 
 def unsupported(vmfb: bytes, backend: str, *, edit: Edit = lambda text: text) -> list[Unknown]:
-    """What is not known here of a module: of its host program, and of its kernels; nothing is run.
+    """The unknown parts of a module: of its host program, and of its kernels. Nothing is run.
 
     Args:
         vmfb: Its bytes.
@@ -67,8 +67,8 @@ def unsupported(vmfb: bytes, backend: str, *, edit: Edit = lambda text: text) ->
         edit: Changes the kernels' text before it is read.
 
     Returns:
-        Each instruction, directive, and property of a launch; none where all is known. Data may
-        still make a kernel do what no kernel may.
+        Each instruction, directive, and property of a launch; none if all are known. Data may still
+        make a kernel fault.
 
     Raises:
         ValueError: There is no emulator for the backend, or an executable is damaged;
@@ -167,7 +167,7 @@ class Module:
     def output(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, write_once: bool = True
     ) -> View:
-        """The caller's storage for a result or for scratch, which nobody has written.
+        """The caller's storage for a result or for scratch, which was never written.
 
         Args:
             name: For messages.
@@ -189,12 +189,12 @@ class Module:
 
         Args:
             function: Its name.
-            arguments: In the order of its signature: tensors are of `input` or `output`, scalars
-                Python numbers.
+            arguments: In the order of its signature: tensors from `input` or `output`, and Python
+                numbers as scalars.
 
         Returns:
-            Its results: a `View` for each tensor, a Python number for each scalar; integers,
-            whose types say nothing of a sign, have none.
+            Its results: a `View` for each tensor, a Python number for each scalar. Integers are
+            unsigned, because their types have no sign.
 
         Raises:
             Fault: A kernel did what no kernel may do.
@@ -203,11 +203,11 @@ class Module:
         return self._program.call(function, *arguments)
 
     def read(self, view: View, dtype: np.dtype[Any]) -> Array:
-        """What a result holds.
+        """The content of a result.
 
         Raises:
             Fault: Part of it was never written.
-            ValueError: It has not as many bytes as its shape and the type.
+            ValueError: Its size does not match its shape and the type.
         """
         span = view.span
         if span.length != math.prod(view.shape) * dtype.itemsize:

@@ -1,8 +1,8 @@
 """Runs PTX kernels on arrays over all threads of many workgroups at once.
 
-A kernel is cut into blocks of instructions. Each thread has a block that it is at, and the earliest
-block that any thread can run is run by all threads that are at it. Barriers and shuffles wait for
-the threads that they are for. Any such order is one that hardware may choose.
+A kernel is divided into blocks of instructions, and each thread is at one block. In each step, the
+earliest block that any thread can run is run by all threads that are at it. Barriers and shuffles
+wait for their threads. Hardware may choose any such order.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from iree_lnbwd.emulator.ptx_semantics import DTYPES, UnknownInstructionError
 
 WARP = 32
 
-# As many threads as keep their registers in a processor's cache.
+# So many threads that their registers still fit a processor's cache.
 _LANES_AT_ONCE = 1 << 16
 
-# Generic addresses of what is not global: far above every global one.
+# Generic addresses of other memory than global: far above every global address.
 _SHARED_WINDOW = 1 << 60
 _LOCAL_WINDOW = 1 << 61
 
-# The threads that an instruction is for: all of a range, or some by number.
+# The threads that an instruction is for: a range, or their numbers.
 Selection = slice | Lanes
 Step = Callable[["_Threads", Selection], None]
 _Sync = Callable[["_Threads", Lanes, "npt.NDArray[np.bool_]"], "npt.NDArray[np.bool_]"]
@@ -76,7 +76,7 @@ class PtxExecutor:
         return WARP
 
     def unknown(self, launch: Launch) -> list[Unknown]:
-        """What of a kernel is not implemented (`executor.Executor`)."""
+        """The parts of a kernel that are not implemented (`executor.Executor`)."""
         if launch.kernel not in self._kernels:
             return [Unknown(launch.kernel, 0, "", "no such kernel")]
         kernel, found = self._kernels[launch.kernel], []
@@ -126,10 +126,10 @@ class PtxExecutor:
 
 
 def _check(kernel: Kernel, launch: Launch) -> None:
-    """The kernel can be launched so.
+    """Expects a launch that the kernel allows.
 
     Raises:
-        Fault: It cannot.
+        Fault: It does not.
     """
     limits.check(
         launch,
@@ -157,14 +157,14 @@ def _check(kernel: Kernel, launch: Launch) -> None:
 
 @dataclass
 class _Block:
-    """Instructions that run one after the other; then a jump, an end, a wait, or the next block.
+    """Instructions in sequence, and then a jump, an end, a wait, or the next block.
 
     Attributes:
-        steps: What has effects on registers and memory.
-        instruction: Of the jump, end or wait.
+        steps: The instructions with effects on registers and memory.
+        instruction: The jump, end or wait.
         target: Number of the block that a jump goes to.
         ends: Threads end here.
-        sync: For whom to wait, and what is done together.
+        sync: The threads to wait for, and the operation that they do together.
     """
 
     steps: list[tuple[Instruction, Step]]
@@ -349,7 +349,7 @@ class _Threads:
     def _meet(
         self, sync: _Sync, number: int, selection: Selection, chosen: Selection
     ) -> int | None:
-        """Threads come to a barrier or a shuffle; who is complete passes, the others wait."""
+        """Threads come to a barrier or a shuffle; complete sets of them pass, the others wait."""
         lanes = self.numbers[chosen]
         alive = self._at < self._ended
         passes = sync(self, lanes, alive)
@@ -367,7 +367,7 @@ class _Threads:
         ready = np.where(self._waits, self._ended, self._at)
         number = int(ready.min())
         if number < self._ended:
-            # Whoever waits there is asked again, together with those that come now.
+            # Threads that wait there are checked again, together with those that arrive now.
             here = self._at == number
             return number, _compact(np.flatnonzero(here))
         for waiting in np.unique(self._at[self._waits]):
@@ -382,8 +382,8 @@ class _Threads:
     def _would_pass(self, block: _Block, lanes: Lanes) -> bool:
         """The threads that a barrier waited for have ended instead.
 
-        That completes a barrier of the workgroup. What a warp does together has to be done by every
-        thread that was there when the first one came.
+        That completes a barrier of the workgroup. An operation of a warp needs every thread that
+        was there when the first one arrived.
         """
         assert block.instruction is not None
         if block.instruction.opcode == "shfl" or "warp" in block.instruction.modifiers:
@@ -414,8 +414,8 @@ class _Threads:
     def register(self, name: str, dtype: np.dtype[np.generic]) -> Array:
         """A register's values of all threads.
 
-        Compilers read registers that nothing wrote, where what they hold makes no difference: if it
-        does, the results are full of NaN.
+        Registers that were never written hold NaN. Compilers read them where the value makes no
+        difference; if it makes one, the results are full of NaN.
         """
         register = self.registers.get(name)
         if register is None:
@@ -499,7 +499,7 @@ class _Decoder:
             raise _at(instruction, _unknown(instruction, error)) from error
 
     def sync(self, instruction: Instruction) -> _Sync:
-        """For whom an instruction waits, and what is done then."""
+        """The threads that an instruction waits for, and the operation that follows."""
         try:
             return (
                 self._shuffle(instruction)
@@ -638,7 +638,7 @@ class _Decoder:
             lanes = threads.numbers[to]
             sources = np.broadcast_to(from_address(threads, to), lanes.shape)
             values = np.zeros((len(lanes), nbytes), np.uint8)
-            # Bytes beyond the size that is given are not read, but zero.
+            # Bytes beyond the given size are not read; they are zero.
             sizes = np.full(1, nbytes, np.uint32) if read_size is None else read_size(threads, to)
             sizes = np.broadcast_to(sizes, lanes.shape)
             for taken in np.unique(sizes):
@@ -875,7 +875,7 @@ _JUMPS = ("bra", "ret", "exit")
 def shuffle_source(
     mode: str, lane: Array, distance: Array, bounds: Array
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Whose value each thread of a warp gets, and whether that one is in range (PTX, shfl.sync).
+    """The thread whose value each thread of a warp gets, and whether it is in range (shfl.sync).
 
     Args:
         mode: "up", "down", "bfly" or "idx".

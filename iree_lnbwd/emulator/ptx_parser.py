@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from iree_lnbwd.emulator.launch import Dim3
 
-# Each is tried once at a place and goes on from where it ended, so that any text is read in a time
-# that grows as it does.
+# Each is tried once at a place, and reading continues at its end, so the time grows linearly with
+# the text.
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _STRANGE = re.compile(r"[^\t-\r -~]")
 _TARGET = re.compile(r"\.target\s+(sm_\w+)")
@@ -20,7 +20,7 @@ _ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\(")
 _DIRECTIVES = re.compile(r"[^{;]*")
 _THREADS = re.compile(r"\.(?P<what>max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 _DIRECTIVE = re.compile(r"\.[a-z]\w*")
-# Of a kernel: how large its workgroups are, and what only a compiler wants to know.
+# Directives of a kernel: the size of its workgroups, and some that only compilers use.
 _KNOWN = (".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".pragma")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.(?P<type>[busf](?:8|16|32|64))\s+(?:\.\S+\s+|\d+\s+)*"
@@ -83,7 +83,7 @@ class Variable:
         offset: Of its first byte among the variables of its space that a kernel uses.
         nbytes: Its length.
         align: Of what its address is a multiple.
-        content: What it holds from the start; empty where that is nothing.
+        content: Its initial content; empty if it has none.
     """
 
     space: str
@@ -123,7 +123,7 @@ class Kernel:
         parameters: Types by name, in order, e.g. {"f_param_0": "u64"}.
         max_threads: Of a workgroup: ``.maxntid``; None where it does not say.
         required_size: Of a workgroup: ``.reqntid``; None where it does not say.
-        unknown_directives: What else it says of its launches, and what is not known here.
+        unknown_directives: Its other directives about launches, and all that are not known here.
         registers: By their name without the number.
         variables: Of the kernel and of the module around it, by name; those that it uses.
         nbytes: Of them, in a state space.
@@ -292,7 +292,7 @@ def _declare(words: str, line: int, registers: dict[str, Registers]) -> None:
 
 
 def _variables(statements: Iterable[str]) -> dict[str, Variable]:
-    """What statements declare, as far as they do; whoever uses another is told so.
+    """The variables that statements declare; the use of any other is an error.
 
     Raises:
         PtxError: That cannot be.
@@ -327,7 +327,7 @@ def _variable(declared: re.Match[str]) -> Variable:
 
 
 def _laid_out(variables: Sequence[Variable]) -> tuple[dict[str, Variable], dict[str, int]]:
-    """One after the other, with the bytes of each space; what is extern has the memory behind."""
+    """Variables in sequence, with the bytes of each space; extern ones have the memory behind."""
     ends = dict.fromkeys(("shared", "local", "global", "const"), 0)
     placed = {}
     for variable in variables:
@@ -383,6 +383,6 @@ def _number(text: str) -> int:
 
 
 def _short(text: str) -> str:
-    """On one line, and not all of it where that is long."""
+    """A text on one line, and cut if it is long."""
     line = " ".join(text[: 2 * _SHOWN].split())
     return line if len(text) <= _SHOWN else f"{line[:_SHOWN]}..."

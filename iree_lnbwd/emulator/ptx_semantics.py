@@ -1,4 +1,4 @@
-"""What PTX instructions without side effects compute, as functions of arrays over lanes.
+"""The results of PTX instructions without side effects, as functions of arrays over lanes.
 
 `find` takes an opcode with its modifiers apart and says which types its operands have and what it
 computes from them. Source: NVIDIA, "Parallel Thread Execution ISA", chapter 9.7. Types are PTX's

@@ -1,6 +1,6 @@
 """The host side of a compiled module: IREE VM bytecode, read by IREE and interpreted here.
 
-``iree-dump-module`` disassembles the module's own bytecode. What it prints is register code: 32-bit
+``iree-dump-module`` disassembles the module's own bytecode. Its output is register code: 32-bit
 registers ``%i0``, 64-bit pairs ``%i0:1``, references ``%r0``. Imported functions (HAL's) are Python
 functions.
 """
@@ -49,11 +49,11 @@ _FLOATS: Mapping[str, type[np.floating[Any]]] = {"f32": np.float32, "f64": np.fl
 
 
 class VmError(RuntimeError):
-    """The host program failed, or does what this interpreter does not know."""
+    """The host program failed, or uses something that this interpreter does not know."""
 
 
 class Steps:
-    """What a host program has done in a call; too much, and it is taken for one without an end."""
+    """The steps of a host program in a call; with too many, it counts as endless."""
 
     def __init__(self) -> None:
         self._left = _MOST_STEPS
@@ -121,8 +121,8 @@ class Program:
             vmfb: The module.
             imports: Python functions by name, e.g. "hal.buffer.length". i64 come and go as
                 unsigned ints, variadic arguments as lists (of tuples where they come in tuples).
-                What they raise of Fault, VmError and ValueError, the caller gets.
-            steps: What counts the program's steps; imports may take some, too.
+                The caller gets a Fault, VmError or ValueError that they raise.
+            steps: Counts the program's steps; imports may take some, too.
 
         Raises:
             VmError: It cannot be read, or an initializer failed.
@@ -155,7 +155,8 @@ class Program:
         """Calls a function with references, ints and floats; ints come back without a sign.
 
         Raises:
-            VmError: There is none, it takes others, it failed, or does what is not known here.
+            VmError: There is no such function, it takes other arguments, it failed, or it uses
+                something that is not known here.
         """
         if name not in self._exports:
             raise VmError(f"no function {name}; the module has {', '.join(self.functions)}")
@@ -316,7 +317,7 @@ class Program:
 
 @contextmanager
 def _understood(line: str) -> Iterator[None]:
-    """An instruction that makes no sense is an error of the program's.
+    """Turns errors of an instruction that makes no sense into errors of the program.
 
     Raises:
         VmError: It makes none.
@@ -383,7 +384,7 @@ def imported(vmfb: bytes) -> tuple[str, ...]:
 
 
 def disassemble(vmfb: bytes) -> str:
-    """What ``iree-dump-module`` prints of a module.
+    """The output of ``iree-dump-module`` for a module.
 
     Raises:
         VmError: It cannot be read.

@@ -1,13 +1,13 @@
 """Kernels on a stream of the caller's, through the GPU vendor's driver library.
 
-Why not through IREE's device: it has one stream, of its own, and in IREE 3.13 the CUDA driver can
-neither wait for another stream's event nor give out one of its own (``import_timepoint`` and
-``export_timepoint`` are not implemented), so order with the caller's stream would cost a host wait
-at both ends of a call. A kernel that is launched on the caller's stream is in order by itself, and
-can be captured into a graph.
+IREE's device is not used for this, because it has one stream of its own. IREE 3.13's CUDA driver
+can neither wait for another stream's event nor export one of its own (``import_timepoint`` and
+``export_timepoint`` are not implemented). To keep order with the caller's stream, the host would
+have to wait at both ends of a call. A kernel that is launched on the caller's stream is in order
+already, and can be captured into a graph.
 
-CUDA's driver API, and HIP's, which mirrors it. The HIP half has never run: it is written from HIP's
-reference.
+The APIs are CUDA's driver API and HIP's, which mirrors it. The HIP half has never run: it is
+written from HIP's reference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LIBRARIES = MappingProxyType({"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
 
 _P, _I, _U = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 
-# What each driver calls a function, and what the function takes. What is called often is given
+# The name of each function in each driver, and its arguments. Functions that are called often get
 # ready-made C values, which saves their conversion.
 _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...] | None]] = MappingProxyType(
     {
@@ -50,7 +50,7 @@ _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...] | None]] = MappingProxy
         "upload": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD", (_P, _P, ctypes.c_size_t)),
     }
 )
-# Of CUDA alone: HIP's graphs take other structures, which nobody here could try.
+# For CUDA only: HIP's graphs take other structures, which could not be tried here.
 _GRAPH_FUNCTIONS: Mapping[str, tuple[str, tuple[Any, ...] | None]] = MappingProxyType(
     {
         "new graph": ("cuGraphCreate", (_P, _U)),
@@ -63,8 +63,8 @@ _GRAPH_FUNCTIONS: Mapping[str, tuple[str, tuple[Any, ...] | None]] = MappingProx
         "destroy": ("cuGraphExecDestroy", (_P,)),
     }
 )
-_MOST_DYNAMIC_SHARED_BYTES = 8  # the attribute's number, in both
-# How a launch says that its arguments are in one buffer, in both.
+_MOST_DYNAMIC_SHARED_BYTES = 8  # the attribute's number, in both APIs
+# These say that a launch's arguments are in one buffer, in both APIs.
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
 
 
@@ -111,7 +111,7 @@ class Driver:
         return self._context_value or 0
 
     def entry_point(self, function: str) -> int:
-        """Address of one of the driver's functions, for code that calls it by itself.
+        """Address of one of the driver's functions, for code that calls it directly.
 
         Args:
             function: Our name of it.
@@ -125,7 +125,7 @@ class Driver:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes this GPU the calling thread's, for a while."""
+        """Makes this GPU the calling thread's current one, for the length of a block."""
         self._call("push", self._context)
         try:
             yield
@@ -133,7 +133,7 @@ class Driver:
             self._call("pop", ctypes.byref(_P()))
 
     def is_current(self) -> bool:
-        """Whether this GPU is the calling thread's. For one thread at a time.
+        """Whether this GPU is the calling thread's current one. For one thread at a time.
 
         Raises:
             DeviceError: In a child of ``fork``.
@@ -143,7 +143,7 @@ class Driver:
         return self._seen.value == self._context_value
 
     def kernels(self, exports: Sequence[Export]) -> dict[str, LoadedKernel]:
-        """Loads code. It stays loaded as long as one of its kernels is referenced.
+        """Loads code, which stays loaded as long as one of its kernels is referenced.
 
         Raises:
             DeviceError: The driver refuses the code: it is for another GPU.
@@ -164,7 +164,7 @@ class Driver:
             return Graph(self, launches)
 
     def upload(self, data: bytes) -> DeviceMemory:
-        """A copy in the GPU's memory, there when this returns."""
+        """A copy in the GPU's memory, complete when this returns."""
         with self.current():
             memory = DeviceMemory(self, len(data))
             self._call("upload", memory.pointer, data, len(data))
@@ -177,7 +177,7 @@ class Driver:
             self._call("synchronize", stream)
 
     def check_process(self) -> None:
-        """Says why this GPU cannot be used, where it cannot.
+        """Expects a process in which this GPU can be used.
 
         Raises:
             DeviceError: In a child of ``fork``.
@@ -193,9 +193,9 @@ class Driver:
             raise DeviceError(f"device: {self.uri}: {name} failed with {status}")
 
     def _release(self, function: str, handle: ctypes.c_void_p) -> None:
-        """Lets go of what queued work may still use; of no interest where the driver fails."""
+        """Releases memory or code that queued work may still use; ignores the driver's errors."""
         if os.getpid() != self._process:
-            return  # it is the parent's
+            return  # it belongs to the parent process
         if not self._functions["push"](self._context):
             self._functions["settle"]()
             self._functions[function](handle)
@@ -230,7 +230,7 @@ class LoadedKernel:
     """One kernel, in loaded code.
 
     Attributes:
-        export: What the module says of it.
+        export: The module's description of it.
     """
 
     def __init__(self, driver: Driver, image: _Image, export: Export) -> None:
@@ -246,7 +246,7 @@ class LoadedKernel:
             )
 
     def launch(self, workgroups: tuple[int, int, int], constants: Sequence[int]) -> DriverLaunch:
-        """A launch that lacks its pointers and its stream.
+        """A launch without its pointers and its stream.
 
         Args:
             workgroups: Along x, y and z.
@@ -273,7 +273,7 @@ class _KernelNode(ctypes.Structure):
 class DriverLaunch:
     """A launch, made once and used often, by one thread at a time.
 
-    Its arguments lie where the driver reads them, so a call only fills in the pointers.
+    Its arguments are where the driver reads them, so a call only fills in the pointers.
 
     Attributes:
         function: The driver's handle of the kernel.
@@ -313,7 +313,7 @@ class DriverLaunch:
         self._shape = tuple(map(_U, (*workgroups, *export.threads, export.shared_bytes)))
         self._function = function
         self._launch = driver._functions["launch"]
-        self._kernel = kernel  # which keeps the code
+        self._kernel = kernel  # keeps the code loaded
         self._node = _KernelNode(
             function=function,
             workgroups=workgroups,
@@ -349,7 +349,7 @@ class DriverLaunch:
 class Graph:
     """Launches of the same kernels one after another, put on a stream at once.
 
-    That takes the driver half the time of launching them one by one. For one thread at a time.
+    The driver needs half as much time for this as for single launches. For one thread at a time.
     """
 
     def __init__(self, driver: Driver, launches: Sequence[DriverLaunch]) -> None:
@@ -365,13 +365,13 @@ class Graph:
             self._nodes.append(node)
         driver._call("instantiate", ctypes.byref(self._runnable), graph, 0)
         self._set, self._run = driver._functions["set"], driver._functions["run"]
-        # Its nodes are named when their arguments are set, so the graph stays as long as what runs.
+        # Setting arguments names nodes of this graph, so it is kept as long as its executable form.
         weakref.finalize(self, driver._release, "forget", graph).atexit = False
         weakref.finalize(self, driver._release, "destroy", self._runnable).atexit = False
 
     @property
     def handles(self) -> tuple[int, ...]:
-        """The driver's handles of what runs and, in order, of its nodes."""
+        """The driver's handles of the executable graph and, in order, of its nodes."""
         return tuple(handle.value or 0 for handle in (self._runnable, *self._nodes))
 
     def run(self, launches: Sequence[DriverLaunch], stream: int) -> None:

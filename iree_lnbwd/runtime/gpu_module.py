@@ -1,6 +1,6 @@
-"""A module on a GPU, for arrays that are in its memory: where they are, in the order of a stream.
+"""A module on a GPU, which uses arrays in its memory in place, in the order of a stream.
 
-What can be known of a call without its addresses is found out once for each kind of call.
+Everything about a call but its addresses is found out once for each kind of call.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _INPUT = ARGUMENTS.index("input")
 
 @dataclass(frozen=True, eq=False)
 class KnownCall:
-    """A kind of call that was checked: everything but the addresses.
+    """A kind of call that was checked: everything about it but the addresses.
 
     Attributes:
-        module: What computes it.
+        module: The module that computes it.
         rows: M.
-        inputs: Picks what the module reads from the arguments of a call.
-        copied: Which of these it cannot use where they are.
-        sizes: Bytes of what it reads, and of the gradients that it computes.
+        inputs: Picks the arrays that the module reads from the arguments of a call.
+        copied: Which of these must be copied, because they cannot be used in place.
+        sizes: Bytes of the arrays that it reads, and of the gradients that it computes.
         results: Makes an array for each gradient that is computed, from the arguments of a call.
-        sequence: What it puts on a stream; None where IREE runs it.
+        sequence: The launches that it puts on a stream; None if IREE runs it.
     """
 
     module: GpuModule
@@ -84,8 +84,8 @@ class KnownCall:
 class _Scratch(NamedTuple):
     """Memory that the kernels of a stream use, one call after another.
 
-    It is kept for the stream. A graph's kernels run when we do not know, so they get memory of
-    their own, which the framework keeps with the graph.
+    It is kept for the stream. A graph's kernels run at times that we do not know, so they get
+    memory of their own, which the framework keeps with the graph.
     """
 
     size: int
@@ -113,12 +113,12 @@ class GpuModule:
         alignment: int,
         iree: Callable[[], IreeModule],
     ) -> None:
-        """Loads the code, where calls go onto the caller's stream.
+        """Loads the code, if calls go onto the caller's stream.
 
         Args:
-            module: What to load.
+            module: The module to load.
             device: The GPU.
-            alignment: Bytes of which an array must begin at a multiple.
+            alignment: Bytes; an array's address must be a multiple of them.
             iree: The module on IREE's device, for calls that go there.
 
         Raises:
@@ -138,7 +138,7 @@ class GpuModule:
         self._launching = threading.Lock()
 
     def sequence(self, rows: int) -> LaunchSequence | None:
-        """What a call with M rows, M >= 1, puts on a stream; None where IREE's device runs it."""
+        """The launches of a call with M >= 1 rows; None if IREE's device runs it."""
         return None if self._streams is None else self._streams.sequence(rows)
 
     def known(
@@ -148,8 +148,8 @@ class GpuModule:
 
         Args:
             framework: That of the arrays.
-            views: What is known of the arguments, by name.
-            call: What they were bound to.
+            views: The facts known about the arguments, by name.
+            call: The call that they were bound to.
         """
         spec, rows = self.spec, call.rows
         places = [ARGUMENTS.index(given.name) for given in spec.inputs]
@@ -182,7 +182,7 @@ class GpuModule:
         out: LayerNormGrads | None,
     ) -> LayerNormGrads:
         """As `KnownCall.run`."""
-        self._driver.check_process()  # before the library says so, in its words
+        self._driver.check_process()  # before the library raises an error of its own
         results = (
             [make(given) for make in known.results]
             if out is None
@@ -224,17 +224,17 @@ class GpuModule:
             known.sequence.run(addresses, kept.address, queue, captured=captured)
         if framework.waits:
             self._driver.synchronize(queue)
-        del keeper  # the kernels are in the queue, or done
+        del keeper  # the kernels are queued, or done
         return known.gradients(results)
 
     @functools.cached_property
     def _names(self) -> tuple[str, ...]:
-        """Of the arguments of the module, as a caller knows them."""
+        """The names of the module's arguments, as a caller knows them."""
         results = (f"out.{result.name}" for result in self.spec.results)
         return (*(given.name for given in self.spec.inputs), *results)
 
     def _check_apart(self, addresses: Sequence[int], known: KnownCall) -> None:
-        """Storage shares memory with no other argument."""
+        """Expects storage that shares memory with no other argument."""
         extents = [
             Extent(name, address, size)
             for name, address, size in zip(self._names, addresses, known.sizes, strict=True)
@@ -243,10 +243,10 @@ class GpuModule:
         check_apart(extents[:inputs], extents[inputs:])
 
     def _move(self, framework: Framework, used: list[Any], addresses: Sequence[int]) -> None:
-        """Puts copies in the place of what the module cannot use where it is.
+        """Replaces arrays that the module cannot use in place by copies.
 
         Raises:
-            ValueError: It is storage for a gradient, or has no memory.
+            ValueError: Such an array is storage for a gradient, or has no memory.
         """
         for place, (name, address) in enumerate(zip(self._names, addresses, strict=True)):
             if address and address % self._alignment == 0:

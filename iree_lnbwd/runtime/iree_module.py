@@ -1,4 +1,4 @@
-"""A .vmfb in IREE's runtime: its context on a device, and the memory that its function works on."""
+"""A .vmfb in IREE's runtime: its context on a device, and its function's arguments in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
 class IreeModule:
     """A module on a device. Calls from several threads take turns.
 
-    A child of ``fork`` has a device of its own: the threads of the parent's are not there.
+    A child of ``fork`` opens a device of its own, because the threads of the parent's are gone.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class IreeModule:
 
         Args:
             uri: The device.
-            module: What to load.
+            module: The module to load.
             source: Where it came from, for messages.
-            alignment: Bytes; what the module assumes of the host's memory, where it works there.
+            alignment: Bytes; the alignment of host memory that a module on the CPU assumes.
 
         Raises:
             DeviceError: The device is absent or cannot run it.
@@ -62,12 +62,12 @@ class IreeModule:
     def run_in_place(
         self, arrays: Sequence[tuple[TensorType, object, tuple[int, ...]]], results: int
     ) -> None:
-        """Computes on arrays in the device's memory, and returns when that is done.
+        """Computes on arrays in the device's memory, and returns when the results are complete.
 
         Args:
-            arrays: Each argument, its DLPack capsule, and its shape as the module sees it; the last
-                of them are the results.
-            results: How many are results.
+            arrays: The name, the DLPack capsule, and the shape in the module of each argument; the
+                results are the last of them.
+            results: The number of results.
 
         Raises:
             ValueError: IREE does not take the memory, naming the argument.
@@ -132,8 +132,8 @@ class _Buffer(NamedTuple):
     """An array as a device sees it.
 
     Attributes:
-        view: What the module gets.
-        array: The memory behind ``view`` where that is the host's; nothing else keeps it.
+        view: The buffer view that the module gets.
+        array: The memory behind ``view`` if it is the host's; nothing else keeps it.
     """
 
     view: rt.HalBufferView
@@ -147,14 +147,14 @@ class _Memory(Protocol):
         """A buffer with the array's content."""
 
     def room_for(self, array: Array) -> _Buffer:
-        """A buffer for what the array shall hold in the end."""
+        """A buffer for the array's later content."""
 
     def receive(self, buffer: _Buffer, array: Array) -> None:
         """The buffer's content, in the array that it was made for."""
 
 
 class _HostMemory:
-    """The CPU sees the arrays where they are; only misaligned or read-only ones are copied."""
+    """The CPU uses the arrays in place; only misaligned or read-only arrays are copied."""
 
     def __init__(self, device: rt.HalDevice, alignment: int) -> None:
         self._allocator = device.allocator
@@ -214,8 +214,8 @@ class _DeviceMemory:
         return _Buffer(_view(buffer, array.shape, array.dtype), array)
 
     def receive(self, buffer: _Buffer, array: Array) -> None:
-        # Not by DeviceArray.to_host: IREE 3.13 lets go of the pages it copies to some time after it
-        # has returned, and CUDA refuses the next copy to one of them.
+        # DeviceArray.to_host is not used: IREE 3.13 releases the pages that it copies to some time
+        # after it has returned, and CUDA refuses the next copy to one of them.
         staging = self._device.allocator.allocate_buffer(
             memory_type=rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE,
             allowed_usage=rt.BufferUsage.TRANSFER_TARGET | rt.BufferUsage.MAPPING_SCOPED,
@@ -245,7 +245,7 @@ class _Devices:
         self._of_this_process: dict[DeviceUri, rt.HalDevice] = {}
         self._of_the_parent: list[DeviceUri] = []
         os.register_at_fork(after_in_child=self._begin_anew)
-        atexit.register(self._of_this_process.clear)  # while IREE can still let go of them
+        atexit.register(self._of_this_process.clear)  # while IREE can still release them
 
     def open(self, uri: DeviceUri) -> rt.HalDevice:
         """The device of that name.
@@ -260,7 +260,7 @@ class _Devices:
             if uri.backend != "cpu" and uri in self._of_the_parent:
                 raise DeviceError(f"device: {uri} {NOT_IN_A_CHILD}")
             try:
-                # A driver of our own: what IREE keeps has its threads in the process that made it.
+                # A driver of our own: a cached one has its threads in the process that made it.
                 driver = rt._binding.create_hal_driver(uri.driver)
                 device = driver.create_device_by_uri(str(uri))
             except IREE_ERRORS as error:
@@ -269,12 +269,12 @@ class _Devices:
             return device
 
     def _begin_anew(self) -> None:
-        """In a child of ``fork``: the parent's devices are without their threads.
+        """Forgets the devices in a child of ``fork``, where the parent's threads do not exist.
 
-        To let go of one would wait for these, so nobody ever does.
+        Releasing a device would wait for its threads, so none is ever released.
         """
         if self._of_this_process:
-            rt._binding.disable_leak_checker()  # which would complain of them on standard error
+            rt._binding.disable_leak_checker()  # it would report them on standard error
         for device in self._of_this_process.values():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
         self._of_the_parent += self._of_this_process
@@ -295,7 +295,7 @@ def open_device(uri: DeviceUri) -> rt.HalDevice:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Array:
-    """A new array whose address is a multiple of ``alignment``, and of its elements' own."""
+    """A new array whose address is a multiple of ``alignment`` and of its elements' alignment."""
     if alignment <= dtype.alignment:
         return np.empty(shape, dtype)
     size = math.prod(shape) * dtype.itemsize

@@ -14,7 +14,7 @@ from iree_lnbwd.runtime.op import LayerNormBackward
 
 
 def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNormBackward:
-    """Loads a compiled module on a device. Needs the runtime alone, no compiler.
+    """Loads a compiled module on a device. This needs only the runtime, no compiler.
 
     Args:
         path: The .vmfb (or the .json beside it). A .vmfb without its manifest is enough: it

@@ -1,4 +1,4 @@
-"""The op on a device: a loaded module that is called with arrays of any library."""
+"""The op on a device: a loaded module, to be called with arrays of any library."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from iree_lnbwd.runtime.stream_module import ACCESS_BYTES
 from iree_lnbwd.schedules import host_alignment
 from iree_lnbwd.spec import GRADIENTS, check_eps, check_output_mask
 
-_KINDS_KEPT = 1024  # kinds of call, by shapes and the like, that are not checked again
+_KINDS_KEPT = 1024  # kinds of call (shapes and the like) that are not checked again
 
 
 class LayerNormBackward:
     """A module on a device: call it with the arrays, get the gradients.
 
-    Arrays may be NumPy's, PyTorch's, or any that speak DLPack. What is in the device's memory is
-    used where it is, if its values follow each other there and begin at a multiple of `alignment`;
-    otherwise a call works on a copy. A GPU's module takes NumPy arrays too and copies them.
+    Arrays may be NumPy's, PyTorch's, or any that support DLPack. An array in the device's memory is
+    used in place if it is contiguous and its address is a multiple of `alignment`; otherwise a call
+    works on a copy. A module on a GPU takes NumPy arrays too, and copies them.
 
     On a GPU a call with PyTorch's tensors returns when its kernels are in the queue of PyTorch's
     current stream, and can be captured into a graph. With other libraries' arrays, or where
@@ -46,11 +46,11 @@ class LayerNormBackward:
         spec: What it computes.
         target: Name of the target that it was compiled for.
         device: Where it runs.
-        alignment: Bytes of which a GPU's array must begin at a multiple.
+        alignment: Bytes; the address of a GPU's array must be a multiple of them.
     """
 
     def __init__(self, module: OpenedModule, device: DeviceUri) -> None:
-        """Use `load`, which checks what it is given."""
+        """Use `load`, which checks its arguments."""
         described = module.description
         self.spec = described.spec
         self.target = described.target.name
@@ -88,28 +88,29 @@ class LayerNormBackward:
     ) -> LayerNormGrads:
         """Computes the gradients that the module was compiled for.
 
-        The arguments are those of `iree_lnbwd.layer_norm_backward` less ``normalized_shape``.
+        The arguments are those of `iree_lnbwd.layer_norm_backward` without ``normalized_shape``.
 
         Args:
             grad_output: [..., *normalized_shape]
             input: [..., *normalized_shape]
-            mean: [...], with or without trailing ones; None where the module recomputes it.
+            mean: [...], with or without trailing dimensions of 1; None if it is recomputed.
             rstd: As ``mean``.
-            weight: [*normalized_shape]; None where the module has none.
+            weight: [*normalized_shape]; None if the module has none.
             bias: [*normalized_shape] or None; only its element type matters.
             output_mask: None, or the mask that the module was compiled for.
             eps: None, or the eps that the module was compiled for.
-            out: Three arrays to write the gradients to, None among them where the module computes
-                none. They are contiguous (on a GPU, aligned as well), and share memory with no
-                other argument that is read, nor with each other. None makes new ones, of
-                ``input``'s library.
+            out: Three arrays to write the gradients to, with None for each gradient that the
+                module does not compute. They must be contiguous (on a GPU, aligned as well), and
+                share no memory with each other or with an argument that is read. None makes new
+                arrays of ``input``'s library.
 
         Returns:
-            The gradients; None where the module computes none. With ``out``, these arrays.
+            The gradients; None for those that the module does not compute. With ``out``, those
+                arrays.
 
         Raises:
-            TypeError, ValueError: Naming the argument, what came and what was expected: also an
-                array on another device.
+            TypeError, ValueError: Naming the argument, what came and what was expected; also if an
+                array is on another device.
             DeviceError: The GPU's driver refuses.
         """
         given = (grad_output, input, mean, rstd, weight, bias)
@@ -143,13 +144,13 @@ class LayerNormBackward:
         call: BoundCall,
         out: LayerNormGrads | None = None,
     ) -> KnownCall:
-        """The kind of a call on a GPU's arrays, which is known from now on if it was not.
+        """The kind of a call on a GPU's arrays; a new kind is remembered.
 
         Args:
             kind: The framework's signature of the arrays.
             framework: That of the arrays.
-            views: What is known of the arguments, by name.
-            call: What they were bound to, for this spec.
+            views: The facts known about the arguments, by name.
+            call: The call that they were bound to, for this spec.
             out: The caller's storage for the gradients, if any.
 
         Raises:
@@ -189,11 +190,11 @@ class LayerNormBackward:
 
     @functools.cached_property
     def _gpu(self) -> GpuModule:
-        """For arrays that are in the GPU's memory."""
+        """The module for arrays that are in the GPU's memory."""
         return GpuModule(self._module, self.device, alignment=self.alignment, iree=self._iree)
 
     def _check_options(self, output_mask: object, eps: object) -> None:
-        """They are None, or what the module was compiled for."""
+        """Expects options that are None, or those that the module was compiled for."""
         mask = None if output_mask is None else check_output_mask(output_mask)
         number = None if eps is None else check_eps(eps)
         for name, asked, ours in (
@@ -219,11 +220,11 @@ class LayerNormBackward:
         return call
 
     def _shapes(self, call: BoundCall) -> dict[str, tuple[int, ...]]:
-        """Of the gradients, as the caller sees them."""
+        """The shapes of the gradients, as the caller sees them."""
         return {result.name: call.shape_of(result) for result in self._results}
 
     def _expect(self, call: BoundCall) -> None:
-        """The call's spec is this module's, apart from what a module is free about."""
+        """Expects a call for this module's spec, except for fields that a module leaves open."""
         if call.spec is None:
             raise ValueError("weight: this module takes a weight, got None")
         spec, theirs = self.spec, call.spec

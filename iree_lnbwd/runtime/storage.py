@@ -1,4 +1,4 @@
-"""Storage of the caller's for the gradients: what may be written to."""
+"""The caller's storage for the gradients, and the checks before it is written to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
 
 
 class Extent(NamedTuple):
-    """Where an argument is.
+    """The memory of an argument.
 
     Attributes:
         name: For messages.
-        address: Of its first byte.
-        nbytes: All of which are its own, or may be shared with others that are only read.
+        address: The address of its first byte.
+        nbytes: Its length; all of it is its own, or shared only with arrays that are read.
     """
 
     name: str
@@ -27,18 +27,18 @@ class Extent(NamedTuple):
 
 
 def extent(name: str, array: Array) -> Extent:
-    """Where a contiguous array of NumPy's is."""
+    """The memory of a contiguous NumPy array."""
     return Extent(name, array.__array_interface__["data"][0], array.nbytes)
 
 
 def check_apart(inputs: Sequence[Extent], results: Sequence[Extent]) -> None:
-    """Storage for gradients shares memory with nothing else of a call.
+    """Expects storage for gradients that shares memory with nothing else in a call.
 
-    Some kernels read a row again when parts of its gradient are written, others do not: no form
-    could promise what it means.
+    Some kernels read a row again when parts of its gradient are written, and others do not. So the
+    result of shared memory could not be promised.
 
     Raises:
-        ValueError: Naming the two.
+        ValueError: Two of them share memory; the message names both.
     """
     for place, result in enumerate(results):
         for other in (*inputs, *results[:place]):
@@ -52,10 +52,10 @@ def check_apart(inputs: Sequence[Extent], results: Sequence[Extent]) -> None:
 
 
 def three(out: object) -> LayerNormGrads:
-    """The caller's storage as gradients, if it is three of something.
+    """The caller's storage as gradients.
 
     Raises:
-        TypeError: It is not.
+        TypeError: It is not a sequence of three.
     """
     if isinstance(out, LayerNormGrads):
         return out
@@ -74,14 +74,14 @@ def checked(
     shapes: Mapping[str, tuple[int, ...]],
     device: str,
 ) -> LayerNormGrads:
-    """The caller's arrays for the gradients: NumPy's, or what is known of a GPU's.
+    """The caller's arrays for the gradients: NumPy's, or the known facts about a GPU's.
 
     Args:
-        framework: That of ``input``; None where it is in the host's memory.
+        framework: That of ``input``; None if it is in the host's memory.
         out: The arrays.
-        spec: Says which gradients there are, and their types.
-        shapes: Of these, by name.
-        device: Where a GPU's arrays must be.
+        spec: Gives the gradients and their types.
+        shapes: The shapes of the gradients, by name.
+        device: The device that a GPU's arrays must be on.
 
     Raises:
         TypeError, ValueError: Naming the array, what came and what was expected.

@@ -1,4 +1,4 @@
-"""A module's kernels for one kind of call, on a stream of the caller's: no copy, no host wait."""
+"""A module's kernels on the caller's stream, for one kind of call, without copies or host waits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from iree_lnbwd.launches import LaunchPlans, Plan, count_of
 from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
 from iree_lnbwd.spec import LayerNormSpec
 
-ACCESS_BYTES = 16  # what kernels may assume of the address of a row
-_SCRATCH_BYTES = 256  # what each piece of scratch is rounded up to
+ACCESS_BYTES = 16  # alignment that kernels may assume for the address of a row
+_SCRATCH_BYTES = 256  # each piece of scratch is rounded up to a multiple
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class LaunchSequence:
     Attributes:
         driver: The GPU.
         launches: In order.
-        picks: For each launch, what picks its pointers among those of `run`.
-        graph: Of these launches, where there are several and the GPU has graphs.
+        picks: For each launch, a function that picks its pointers among those of `run`.
+        graph: The graph of these launches, if there are several and the GPU has graphs.
         fixed: Addresses that are the module's own.
         scratch: Where each piece begins in the call's scratch memory.
-        scratch_bytes: Of all pieces.
-        scratch_names: What launches call the pieces.
-        bindings: What the pointers of each launch point to.
+        scratch_bytes: Bytes of all pieces.
+        scratch_names: The names of the pieces in launches.
+        bindings: The operands that the pointers of each launch point to.
     """
 
     driver: Driver
@@ -53,7 +53,7 @@ class LaunchSequence:
             addresses: Of the spec's arguments, in its order.
             scratch: Address of `scratch_bytes` bytes.
             stream: The driver's handle of it.
-            captured: What is put on the stream goes into a graph of the caller's.
+            captured: Whether the caller is capturing the stream into a graph.
 
         Raises:
             DeviceError: The driver refuses.
@@ -72,7 +72,7 @@ class LaunchSequence:
 
 
 def are_aligned(addresses: Sequence[int], alignment: int) -> bool:
-    """Whether all of them are multiples of that."""
+    """Whether all addresses are multiples of the alignment."""
     return functools.reduce(operator.or_, addresses, 0) % alignment == 0
 
 
@@ -98,8 +98,8 @@ class StreamModule:
             raise ArtifactError(
                 f"{spec.name}: no kernel {', '.join(sorted(missing))} in the module"
             )
-        # Kernels multiply by gamma also where the op has none.
-        self._graphs: dict[Plan, Graph] = {}  # the same for any M of a plan: only numbers change
+        # Kernels multiply by gamma even if the op has none.
+        self._graphs: dict[Plan, Graph] = {}  # one for all M of a plan: only numbers change
         self._ones = None if spec.has_weight else driver.upload(_ones(spec))
 
     def sequence(self, rows: int) -> LaunchSequence:

@@ -1,7 +1,8 @@
-"""How a spec is computed on a target: which form of the IR, and its numbers.
+"""How a spec is computed on a target: the form of the IR, and its numbers.
 
-A schedule is a value of its own. It is legal for a spec and a target or it is not, and an illegal
-one is not compiled. `choose` takes what was measured on a product (``data``), or what is reasoned.
+A schedule is a value of its own. It is either legal or illegal for a spec and a target, and an
+illegal one is not compiled. `choose` takes the schedule that was measured to be the fastest on a
+product (``data``), or one that follows from rules.
 """
 
 from iree_lnbwd.schedules.choosing import choose

@@ -1,4 +1,4 @@
-"""Which schedule a spec gets: what was measured, or else what is reasoned, best first."""
+"""The choice of a schedule: the fastest measured one, or the first legal one of several rules."""
 
 from __future__ import annotations
 
@@ -20,30 +20,37 @@ from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 
 # One pass, staged by cp.async: rules of thumb, from an H200, for widths that were not measured.
-_STAGED_WARPS = 16  # of a multiprocessor, where rows go into it
-_STAGED_CHUNKS = (2, 3, 4, 1, 6, 8)  # of a thread, best first: two keep enough loads under way
-_WORDS_IN_REGISTERS = 24  # of a row, a thread's, 32 bits each; beyond it registers spill
+_STAGED_WARPS = 16  # of a multiprocessor, if rows are divided among that many
+_STAGED_CHUNKS = (
+    2,
+    3,
+    4,
+    1,
+    6,
+    8,
+)  # of a thread, best first: two of them keep enough loads under way
+_WORDS_IN_REGISTERS = 24  # 32-bit words of a row that a thread holds; with more, registers spill
 # Steps ahead, slots, and whether the weight is staged; best first.
 _FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
 _WIDE_FETCHES = ((1, 2, False), (1, 1, False))
-_WIDE_VECTOR = 4  # elements; more of them at a time spill, and store partial rows in half lines
+_WIDE_VECTOR = 4  # elements; with more, registers spill and partial rows are stored in half lines
 
-# One pass without staging: rules of thumb, for no such GPU was at hand.
+# One pass without staging: rules of thumb, because no such GPU was available.
 _DIRECT_THREADS = 256  # of a workgroup
-_LEAST_DIRECT_THREADS = 192  # of a workgroup that counts as filled
+_LEAST_DIRECT_THREADS = 192  # a workgroup with these counts as filled
 _DIRECT_WORKGROUPS = 4  # to a multiprocessor
 _DIRECT_CHUNKS = (2, 3, 4, 1, 6, 8, 12, 16)  # of a thread, best first
 
-# Few rows. Threads and the narrowest tile were the fastest on an H200, at 4096 columns over all
-# numbers of rows.
+# Few rows. The number of threads and the narrowest tile were the fastest on an H200, at 4096
+# columns over all numbers of rows.
 _MOST_FEW_ROWS = 1024  # a rule of thumb
 _FEW_THREADS = 512  # of a workgroup
 _FEW_TILES = (32, 64, 128)  # columns of a workgroup
 _FEW_VECTOR = 4  # columns of a thread: a rule of thumb
 
 # Two passes.
-# To a multiprocessor. Without their cap on registers, 13 us more of 171 on an H200, at 2048 x 32768
-# in bf16.
+# Workgroups for each multiprocessor. Without the cap on registers that they imply, a call at
+# 2048 x 32768 in bf16 took 13 us more, of 171, on an H200.
 _TWO_PASS_WORKGROUPS = 2
 _MOST_TWO_PASS_CHUNKS = 8  # of a thread of the first pass: a rule of thumb
 _TWO_PASS_THREADS = 256  # of a workgroup: a rule of thumb
@@ -51,11 +58,11 @@ _TWO_PASS_ROWS = 4  # of a thread of the second pass: a rule of thumb
 
 # Row blocks, on a CPU.
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
-# Rows of a block, up to so many bytes of column sums: half of a first-level cache of 32 KiB, and a
-# rule of thumb for what the second level holds.
+# Rows of a block, by the bytes of column sums up to which they hold: half of a first-level cache of
+# 32 KiB, and a rule of thumb for the second-level cache.
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))
 _MOST_BLOCK_ROWS = 4  # beyond both: a rule of thumb
-_CHUNK_OVERHEAD = 8  # elements' worth of time: a rule of thumb
+_CHUNK_OVERHEAD = 8  # as much time as these elements take: a rule of thumb
 
 
 def choose(spec: LayerNormSpec, target: Target, product: Product | None = None) -> Schedule:
@@ -63,11 +70,11 @@ def choose(spec: LayerNormSpec, target: Target, product: Product | None = None) 
 
     Args:
         spec: What is computed.
-        target: Where.
-        product: Which of the target's products; None takes the one that stands for it.
+        target: The target to run on.
+        product: One of the target's products; None takes the one that stands for the target.
 
     Raises:
-        ValueError: The product is another target's.
+        ValueError: The product belongs to another target.
     """
     if product is not None and product.target != target.name:
         raise ValueError(
@@ -90,7 +97,7 @@ def choose(spec: LayerNormSpec, target: Target, product: Product | None = None) 
 
 
 def _measured(spec: LayerNormSpec, product: Product) -> Iterator[OnePass]:
-    """What was measured to be the fastest for this width, where dy and x are of one size."""
+    """The schedule that was measured as the fastest for this width, if dy and x have one size."""
     sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
     if len(sizes) == 1:
         one = fastest(product.name).get((sizes.pop(), spec.columns))
@@ -101,9 +108,9 @@ def _measured(spec: LayerNormSpec, product: Product) -> Iterator[OnePass]:
 def _staged(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """By cp.async, best first.
 
-    One workgroup a multiprocessor, of 16 warps as far as rows go into it: that leaves a thread its
-    full share of registers, and two rows in flight for each group cover the latency of memory.
-    More than two chunks a thread only where a row needs them.
+    Each multiprocessor has one workgroup, of 16 warps if rows can be divided among them. Then a
+    thread has its full share of registers, and two rows in flight for each group cover the latency
+    of memory. A thread has more than two chunks only if a row needs them.
     """
     if not target.has_cp_async:
         return
@@ -130,7 +137,7 @@ def _staged(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[O
 def _direct(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """Without staging, best first: small workgroups, several of them on a multiprocessor.
 
-    Workgroups that are filled come first: by a row, or by groups that can wait by themselves.
+    Filled workgroups come first: filled by a row, or by groups that wait separately.
     """
     vector = vector_of(spec)
 
@@ -153,10 +160,10 @@ def _direct(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[O
 
 
 def _few_rows(spec: LayerNormSpec, target: Target, product: Product, vector: int) -> FewRows | None:
-    """For as many rows of dy and x as half of the L2 cache holds: they are read twice.
+    """For as many rows of dy and x as fit half of the L2 cache, because they are read twice.
 
-    More rows, whatever their width, keep the workgroups of the columns busy for too long. Their
-    tiles are as narrow as leaves no more of them than multiprocessors.
+    With more rows than a limit, of any width, the workgroups of the columns take too long. The
+    tiles are as narrow as possible without outnumbering the multiprocessors.
     """
     sizes = (DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
     rows = min(_MOST_FEW_ROWS, product.l2_bytes // 2 // (spec.columns * sum(sizes)))
@@ -172,7 +179,7 @@ def _few_rows(spec: LayerNormSpec, target: Target, product: Product, vector: int
 
 
 def _two_pass(spec: LayerNormSpec, target: Target, product: Product) -> TwoPass:
-    """As many small workgroups as fit a multiprocessor's registers: none waits for another."""
+    """As many small workgroups as fit a multiprocessor's registers; none waits for another."""
     vector = vector_of(spec)
     one = TwoPass(
         workgroups=1,
@@ -187,11 +194,11 @@ def _two_pass(spec: LayerNormSpec, target: Target, product: Product) -> TwoPass:
 
 
 def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
-    """Rows wait in the cache; more of them at a time mean fewer trips of the column sums to it."""
+    """Blocks of rows in the cache; larger blocks load and store the column sums less often."""
     acc = DTYPES[spec.acc_dtype].numpy.itemsize
     widest = target.accumulator_bytes // acc
     vectors = [1 << i for i in range(widest.bit_length()) if 1 << i <= spec.columns]
-    # A last chunk that overlaps is work done twice; a narrow vector is work done slowly.
+    # A last chunk that overlaps does work twice; a narrow vector does it slowly.
     vector = min(reversed(vectors), key=lambda v: -(-spec.columns // v) * (v + _CHUNK_OVERHEAD))
     sums = 2 * spec.columns * acc
     block = next((rows for cache, rows in _BLOCK_ROWS if sums <= cache), _MOST_BLOCK_ROWS)

@@ -1,4 +1,4 @@
-"""How many elements of a row a thread handles: of an access, and at most."""
+"""The elements of a row that a thread handles: in one access, and in total at most."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from iree_lnbwd.spec import LayerNormSpec
 
 # Bytes: the widest global access, of NVIDIA (PTX ISA, ld.v4.b32) and of AMD (global_load_dwordx4).
 _ACCESS_BYTES = 16
-# 32-bit words, of each of its two sums, that a thread holds. Where a row needs more, two passes are
+# 32-bit words that a thread holds of each of its two sums. If a row needs more, two passes are
 # faster (NVIDIA H200).
 _MOST_WORDS = 32
 
@@ -34,5 +34,5 @@ def words(spec: LayerNormSpec) -> int:
 
 
 def most_elements(spec: LayerNormSpec) -> int:
-    """Of a row, those whose sums a thread holds."""
+    """The most elements of a row whose sums its threads can hold."""
     return _MOST_WORDS // words(spec)

@@ -10,8 +10,8 @@ from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
 from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 
-# Of shared memory, of 4 bytes each: NVIDIA's (CUDA C++ Programming Guide, "Shared Memory"), and LDS
-# of AMD's (CDNA3 and RDNA3 ISA guides).
+# Banks of shared memory, of 4 bytes each: NVIDIA's (CUDA C++ Programming Guide, "Shared Memory"),
+# and those of AMD's LDS (CDNA3 and RDNA3 ISA guides).
 _BANKS = 32
 
 
@@ -25,7 +25,7 @@ class FewRows:
         rows: The most rows that it is launched for.
         warps: Subgroups in a workgroup.
         tile: Columns that a workgroup sums over all rows.
-        tile_vector: Neighbours among them that a thread handles together.
+        tile_vector: Neighbouring columns of a tile that a thread handles together.
     """
 
     rows: int
@@ -35,7 +35,7 @@ class FewRows:
 
     @property
     def path(self) -> str:
-        """What it does with memory, in words."""
+        """Its use of memory, in words."""
         return (
             "one kernel: x and dy are read for dx, and again for the columns; a workgroup of "
             f"{self.warps} subgroups for each row and one for each {self.tile} columns"
@@ -50,7 +50,7 @@ class FewRows:
         return -(-spec.columns // (vector * self.threads(target)))
 
     def slices(self, target: Target) -> int:
-        """Slices of the rows that the threads of a tile sum side by side."""
+        """Slices of the rows; the threads of a tile sum them side by side."""
         return self.threads(target) * self.tile_vector // self.tile
 
     def parts(self, target: Target) -> int:
@@ -58,7 +58,7 @@ class FewRows:
         return self.threads(target) // (2 * self.tile)
 
     def padded_tile(self, target: Target) -> int:
-        """Elements from a slice to the next in shared memory: parts use banks of their own."""
+        """Elements from one slice to the next in shared memory; then parts use different banks."""
         return self.tile + _BANKS // self.parts(target)
 
     def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:

@@ -1,4 +1,4 @@
-"""The last kernel, which adds up partial rows: how its threads share them out."""
+"""The last kernel, which adds up partial rows: how they are divided among its threads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from iree_lnbwd.targets import Target
 
 _MOST_SLICES = 32  # of the partial rows, one for each thread of a column: a rule of thumb
 _MOST_ROWS = 16  # partial rows in a thread's registers at once: a rule of thumb
-# Slices, and rows of a thread, where P has no divisors that make a step of so many of both: a rule
-# of thumb.
+# Slices, and rows of a thread, if the number of partial rows, P, has no divisors that make one
+# step: a rule of thumb.
 _USUAL = 8
-_THREADS = 384  # of a workgroup, at most, where columns need no more: a rule of thumb
+_THREADS = 384  # of a workgroup, at most, unless columns need more: a rule of thumb
 _MOST_COLUMNS = 128  # of a workgroup: a rule of thumb
 _SECTOR_COLUMNS = 16  # 64 bytes of f32, two of the sectors that NVIDIA's memory is read in
 
@@ -27,7 +27,8 @@ _Gpu = TypeVar("_Gpu", OnePass, TwoPass)
 def with_finalize(schedule: _Gpu, spec: LayerNormSpec, target: Target, product: Product) -> _Gpu:
     """A schedule whose last kernel reads all partial rows at once, if their number is a product.
 
-    One step of loads is all that its threads wait for. Where P has no such divisors, several.
+    Then its threads wait for one step of loads only. If P has no such divisors, there are several
+    steps.
     """
     count, lanes = schedule.workgroups, target.subgroup_size
     # Columns, a power of 2, that make whole sectors of memory and whole subgroups.
@@ -38,7 +39,7 @@ def with_finalize(schedule: _Gpu, spec: LayerNormSpec, target: Target, product: 
         for rows in range(1, _MOST_ROWS + 1)
         if count % (slices * rows) == 0 and slices * least[slices] <= target.max_threads
     )
-    # In a single step, as many rows to a thread as can be; in several, as many as slices.
+    # In a single step, a thread takes as many rows as possible; in several, as many as slices.
     slices, rows = max(
         divisors, key=lambda o: (o[0] * o[1], o[1] if o[0] * o[1] == count else min(o))
     )

@@ -1,4 +1,4 @@
-"""What was measured on a product: which schedules were the fastest there, and how that is known."""
+"""The fastest schedules that were measured on a product, and how they were measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from iree_lnbwd.schedules.one_pass import OnePass
 
 Key = tuple[int, int]  # bytes of an element of dy and x, columns
 
-# Of the ceiling: they move five streams where one pass moves three.
+# Share of the ceiling: two passes move five streams where one pass moves three.
 _TWO_PASSES_AT_BEST = 3 / 5
 
 
@@ -17,12 +17,12 @@ class Measurement:
     """The fastest schedule of one width and element size.
 
     Attributes:
-        element_bytes: Of an element of dy, and of one of x.
+        element_bytes: Bytes of an element of dy or x.
         columns: N.
         rows: M of the calls that were timed; rows x columns is their number of elements.
-        share: Of the ceiling, which is the bandwidth of adding two tensors of that size (two
-            streams that are read and one that is written, as here); 1 is all of it.
-        schedule: Its last kernel and its few rows are not what was measured: they follow.
+        share: Share of the ceiling, which is the bandwidth of adding two tensors of that size (two
+            streams are read and one is written, as here); 1 is all of it.
+        schedule: Its last kernel and its few rows were not measured; they follow from the rest.
     """
 
     element_bytes: int
@@ -33,7 +33,7 @@ class Measurement:
 
     @property
     def key(self) -> Key:
-        """What it is about."""
+        """The element size and the width that it is about."""
         return self.element_bytes, self.columns
 
 
@@ -45,7 +45,7 @@ class Run:
         device: The GPU, as its driver calls it.
         driver: The driver's version.
         iree_base_compiler: Version of the compiler that built the modules.
-        date: ISO 8601, "2026-11-21"; None where nobody knows.
+        date: ISO 8601, "2026-11-21"; None if unknown.
         measurements: One for each width and element size.
     """
 
@@ -57,9 +57,9 @@ class Run:
 
 
 def merged(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
-    """Earlier runs and a new one, which replaces what they say of what it measured.
+    """Earlier runs and a new one, which replaces their measurements of the same keys.
 
-    Of that, what two passes might beat is left to them.
+    New measurements that two passes might beat are left out.
     """
     measured = {m.key for m in new.measurements}
     earlier = (

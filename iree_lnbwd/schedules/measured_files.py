@@ -1,4 +1,4 @@
-"""Where measurements are kept: a file for each product that was measured, read when needed."""
+"""The files of measurements: one for each product that was measured, read when needed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from iree_lnbwd.schedules.one_pass import OnePass
 
 DATA = Path(__file__).parent / "data"  # the package's own files
 
-_MOST_BYTES = 1 << 24  # of such a file: thousands of times what it has; a rule of thumb
+_MOST_BYTES = 1 << 24  # of such a file, thousands of times its real size: a rule of thumb
 
 
 @functools.cache
 def fastest(product: str) -> Mapping[Key, OnePass]:
-    """The schedules that were measured on a product; none where nobody has.
+    """The schedules that were measured on a product, if any.
 
     Raises:
-        OSError: The package's file of it cannot be read.
+        OSError: The package's file of the product cannot be read.
         ValueError: It is damaged; the message names the file and the field.
     """
     found = {m.key: m.schedule for run in read(DATA, product) for m in run.measurements}
@@ -30,7 +30,7 @@ def fastest(product: str) -> Mapping[Key, OnePass]:
 
 
 def read(folder: Path, product: str) -> tuple[Run, ...]:
-    """What a folder has of a product; nothing where it has no file of it.
+    """The measurements of a product in a folder; none if it has no file of the product.
 
     Raises:
         OSError: The file cannot be read.
@@ -47,19 +47,19 @@ def read(folder: Path, product: str) -> tuple[Run, ...]:
 
 
 def merge(folder: Path, product: str, run: Run) -> Path:
-    """Adds a run to a folder's file of a product, which is then there whole, or as it was.
+    """Adds a run to a folder's file of a product; the file changes completely or not at all.
 
     Args:
         folder: `DATA`, or one like it.
         product: Name of the product that it was measured on.
-        run: What it measured replaces what the file says of that.
+        run: The run; its measurements replace those in the file of the same keys.
 
     Returns:
         The file.
 
     Raises:
         OSError: The file cannot be read or written.
-        ValueError: What is there is damaged; the message names the file and the field.
+        ValueError: The file is damaged; the message names the file and the field.
     """
     path = _path(folder, product)
     runs = merged(read(folder, product), run)

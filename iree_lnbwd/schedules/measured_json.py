@@ -21,7 +21,7 @@ _WORDS = {str: "a string", bool: "a bool", list: "a list", dict: "an object"}
 
 
 def measured_numbers(schedule: OnePass) -> dict[str, int | bool]:
-    """What of a schedule is measured, by the name of the field; the rest follows from it."""
+    """The fields of a schedule that are measured, by name; the rest follows from them."""
     return {name: getattr(schedule, name) for name in _SCHEDULE}
 
 
@@ -30,7 +30,7 @@ def schedule_of_numbers(values: Any, place: str) -> OnePass:
 
     Args:
         values: The object.
-        place: Where it is from, for messages.
+        place: Where the object is from, for messages.
 
     Raises:
         ValueError: A field is missing, unknown or of another type.
@@ -52,15 +52,15 @@ def to_text(product: str, runs: tuple[Run, ...]) -> str:
 
 
 def from_text(text: str, product: str, source: str) -> tuple[Run, ...]:
-    """What a file says.
+    """The measurements in a file.
 
     Args:
         text: Its content.
-        product: Whose it shall be.
-        source: Its name, for messages.
+        product: The product that it must be about.
+        source: The file's name, for messages.
 
     Raises:
-        ValueError: It is no such file; the message names it and the field.
+        ValueError: It is no such file; the message names the file and the field.
     """
     try:
         values = json.loads(text)
@@ -117,7 +117,7 @@ def _measurement(values: Any, place: str) -> Measurement:
 
 
 def _expect_one_of_each(runs: tuple[Run, ...], source: str) -> None:
-    """`choose` would not know which of two it shall take."""
+    """Expects one measurement of each key, because `choose` could not decide between two."""
     seen: set[Key] = set()
     for i, run in enumerate(runs):
         for j, measurement in enumerate(run.measurements):

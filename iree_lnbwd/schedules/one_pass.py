@@ -18,13 +18,13 @@ from iree_lnbwd.spec import LayerNormSpec
 from iree_lnbwd.targets import Target
 
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
-# Of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since Volta's,
-# "SM Architecture"; the four SIMD units of a CDNA compute unit).
+# Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
+# Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
 _QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
-_REGISTERS_AT_ONCE = 8  # of a thread, that are given out together (CUDA, "Occupancy Calculator")
-# Of a thread, beside its elements': an estimate, by what ptxas reported. AMD's hold addresses, of
-# 64 bits, for each lane: as many as leave no module of the matrix that spills.
+_REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
+# Registers of a thread besides its elements': estimated from ptxas's reports. AMD's hold addresses
+# of 64 bits for each lane; the estimate is large enough that no module of the matrix spills.
 _REGISTERS_FIXED = {"cuda": 40, "rocm": 64}
 
 
@@ -38,17 +38,17 @@ class OnePass:
         warps: Subgroups in a group.
         vector: Neighbouring elements that a thread handles together.
         ahead: Steps between a row's fetch and its use.
-        slots: Rows of a group that shared memory holds, where cp.async copies them to: one more
-            than are ahead, or as many (in place: a chunk's slot is refilled once its dx is stored).
-            With 0, rows are loaded into registers, at most one ahead.
-        rereads: Take rows from shared memory again for dx instead of keeping them in registers.
+        slots: Rows of a group that cp.async copies into shared memory: one more than ``ahead``, or
+            as many (in place: a chunk's slot is refilled once its dx is stored). With 0, rows are
+            loaded into registers, at most one ahead.
+        rereads: Read rows from shared memory again for dx instead of keeping them in registers.
         stages_weight: Keep the weight in shared memory instead of in registers.
-        widens_weight: Keep it there in the type of the sums.
-        resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
+        widens_weight: Keep it in shared memory in the type of the sums.
+        resident: Workgroups that a multiprocessor must hold at once; caps their registers.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
-        finalize_columns: Of a workgroup of that kernel.
-        few_rows: How few rows are computed; None where they are like any others.
+        finalize_columns: Columns of a workgroup of that kernel.
+        few_rows: The schedule of few rows; None if they are computed like any others.
     """
 
     workgroups: int
@@ -68,7 +68,7 @@ class OnePass:
 
     @property
     def path(self) -> str:
-        """What it does with memory, in words."""
+        """Its use of memory, in words."""
         fetched = "copied by cp.async" if self.slots else "read"
         ahead = f"{self.ahead} steps ahead" if self.ahead else "where they are used"
         return (
@@ -78,7 +78,7 @@ class OnePass:
 
     @property
     def in_place(self) -> bool:
-        """A row's slot is refilled while its dx is computed."""
+        """Whether a row's slot is refilled while its dx is computed."""
         return 0 < self.slots == self.ahead
 
     def threads(self, target: Target) -> int:
@@ -94,7 +94,7 @@ class OnePass:
         return self.chunks(spec, target) * self.vector * self.threads(target)
 
     def row_bytes(self, spec: LayerNormSpec, target: Target) -> tuple[int, int]:
-        """Shared memory for rows of dy and of x; in dy's the groups' sums meet at the end."""
+        """Shared memory for rows of dy and of x; that for dy takes the groups' sums at the end."""
         columns = self.groups * self.padded_columns(spec, target)
         dy, x, acc = (
             DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype, spec.acc_dtype)
@@ -111,7 +111,7 @@ class OnePass:
         return exchange + weight + sum(self.row_bytes(spec, target))
 
     def registers(self, spec: LayerNormSpec, target: Target) -> float:
-        """Of a thread, about, from what ptxas reports: two accumulators, the row, the weight."""
+        """Registers of a thread, by ptxas's reports: two accumulators, the row, the weight."""
         dy, x, gamma = (
             DTYPES[name].numpy.itemsize / 4
             for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
@@ -126,9 +126,9 @@ class OnePass:
         )
 
     def registers_available(self, target: Target) -> int:
-        """To a thread, where as many workgroups fit a multiprocessor as shall.
+        """Registers that a thread can have if a multiprocessor holds ``resident`` workgroups.
 
-        Each of its quarters has a quarter of the registers, and gives them out in eights.
+        Each quarter of a multiprocessor has a quarter of the registers, allocated in eights.
         """
         warps = -(-self.groups * self.warps * self.resident // _QUARTERS)
         share = target.registers // _QUARTERS // (warps * target.subgroup_size)

@@ -13,16 +13,17 @@ from iree_lnbwd.targets import Target
 class RowBlocks:
     """Workgroups take blocks of rows, which stay in the cache (``ir/row_blocks.mlir``): for a CPU.
 
-    Equal numbers that are added one after the other round the same way, and the error grows with
-    their count; so there is a most for how many of them make a sum.
+    When equal numbers are added one after the other, their rounding errors have the same sign, and
+    the error grows with their count. So the length of a sum is limited.
 
     Attributes:
-        workgroups: How many the rows are shared out to; also the partial rows that are added up at
+        workgroups: How many share the rows; also the number of partial rows that are added up at
             the end.
         block: Rows that a worker keeps in its cache between their sums and dx.
         vector: Neighbouring elements that a worker handles together.
-        share: The most rows of a workgroup. Where M has more for each, there are more workgroups.
-        most_workgroups: But no more than these, whose shares are longer then.
+        share: The most rows of a workgroup. If M has more for each, there are more workgroups.
+        most_workgroups: The most workgroups. If M has more rows than they can share so, their
+            shares are longer.
         span_chunks: Vectors of a row that are summed at a time.
     """
 
@@ -35,7 +36,7 @@ class RowBlocks:
 
     @property
     def path(self) -> str:
-        """What it does with memory, in words."""
+        """Its use of memory, in words."""
         return (
             f"row blocks: x and dy come from memory once, {self.block} rows at a time; "
             f"{self.workgroups} workgroups, more of them beyond {self.workgroups * self.share} "

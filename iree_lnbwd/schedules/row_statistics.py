@@ -1,4 +1,4 @@
-"""How mean and rstd are recomputed on a GPU, ahead of any schedule."""
+"""How mean and rstd are recomputed on a GPU, before the kernels of any schedule."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MOST_WARPS = 16  # in a group: a rule of thumb
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """The kernel ahead of the others that recomputes mean and rstd (``ir/row_statistics.mlir``).
+    """The kernel before the others, which recomputes mean and rstd (``ir/row_statistics.mlir``).
 
     Attributes:
-        rows: Of a workgroup, a group of threads for each.
+        rows: Rows of a workgroup; each has a group of threads.
         warps: Subgroups in a group.
         vector: Neighbouring elements that a thread handles together.
         chunks: Vectors of a row that a thread reads at once.
@@ -35,7 +35,7 @@ class RowStatistics:
 
 
 def row_statistics(spec: LayerNormSpec, target: Target) -> RowStatistics:
-    """Groups as large as leaves each thread a few chunks, and as many as fill a workgroup."""
+    """Groups so large that each thread has a few chunks, and enough groups to fill a workgroup."""
     vector = widest_vector(spec.columns, (spec.dtype,))
     of_a_chunk = vector * target.subgroup_size
     chunks = -(-spec.columns // of_a_chunk)

@@ -1,4 +1,4 @@
-"""What is legal: the rules that the schedules of GPUs have in common."""
+"""The rules of legality that the schedules of GPUs have in common."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from iree_lnbwd.targets import Target
 
 BELOW_ONE = "a number below 1"
 
-Rule = tuple[bool, str]  # it is broken, and what it says then
+Rule = tuple[bool, str]  # whether it is broken, and its message
 
 
 class _WritesPartialRows(Protocol):
-    """What every schedule does whose workgroups leave partial rows to a last kernel."""
+    """A schedule whose workgroups leave partial rows to a last kernel."""
 
     @property
     def workgroups(self) -> int: ...
@@ -33,12 +33,12 @@ class _WritesPartialRows(Protocol):
 
 
 def first_broken(rules: Iterable[Rule]) -> str | None:
-    """What the first broken one of some rules says; None where all are kept."""
+    """The message of the first broken rule; None if all are kept."""
     return next((why for broken, why in rules if broken), None)
 
 
 def least(schedule: _WritesPartialRows, *own: int) -> int:
-    """Of the numbers that must be there: those of every such schedule, and its own."""
+    """The least values of the numbers of every such schedule, and of its own numbers."""
     return min(
         schedule.workgroups,
         schedule.warps,
@@ -54,7 +54,7 @@ def least(schedule: _WritesPartialRows, *own: int) -> int:
 def gpu_rules(
     spec: LayerNormSpec, target: Target, schedule: _WritesPartialRows, threads: int
 ) -> tuple[Rule, ...]:
-    """What every such schedule is asked.
+    """The rules for every such schedule.
 
     Args:
         spec: What is computed.
@@ -81,5 +81,5 @@ def gpu_rules(
 
 
 def wait_by_themselves(groups: int, warps: int, target: Target) -> bool:
-    """Groups of so many subgroups need not wait for each other."""
+    """Whether groups of so many subgroups can wait separately."""
     return min(groups, warps) == 1 or groups <= target.group_barriers

@@ -1,4 +1,4 @@
-"""A schedule, whichever it is: its forms, what it assumes, and as JSON values."""
+"""Any schedule: its forms, its assumptions, and its JSON values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.schedules.whole_tensors import WholeTensors
 from iree_lnbwd.spec import LayerNormSpec
 
-# Bytes: what the CPU code that IREE generates assumes (IREE_HAL_HEAP_BUFFER_ALIGNMENT).
+# Bytes: the alignment that IREE's own CPU code assumes (IREE_HAL_HEAP_BUFFER_ALIGNMENT).
 _IREE_ALIGNMENT = 64
 
 
@@ -21,7 +21,7 @@ Form = Schedule | FewRows
 
 
 def forms(schedule: Schedule, spec: LayerNormSpec) -> tuple[Form, ...]:
-    """What calls of a module take, which M decides: that of few rows is the first of two."""
+    """The forms of a module; M decides which a call takes. If there are two, few rows' is first."""
     few = schedule.few_rows if isinstance(schedule, OnePass) else None
     if few is None:
         return (schedule,)
@@ -31,7 +31,7 @@ def forms(schedule: Schedule, spec: LayerNormSpec) -> tuple[Form, ...]:
 
 
 def paths(schedule: Schedule, spec: LayerNormSpec) -> tuple[str, ...]:
-    """What calls do with memory, in words, for each of the module's forms."""
+    """The use of memory, in words, for each of the module's forms."""
     first, *rest = forms(schedule, spec)
     if not rest or not isinstance(first, FewRows):
         return (first.path,)
@@ -39,9 +39,10 @@ def paths(schedule: Schedule, spec: LayerNormSpec) -> tuple[str, ...]:
 
 
 def host_alignment(schedule: Schedule) -> int:
-    """Bytes: what a schedule's code assumes of the host's memory beyond elements' own alignment.
+    """The alignment in bytes that a schedule's code assumes of the host's memory.
 
-    An aligned load from less than that ends the process.
+    It may exceed the elements' own alignment. An aligned load from another address would end the
+    process.
     """
     return 1 if isinstance(schedule, RowBlocks) else _IREE_ALIGNMENT
 

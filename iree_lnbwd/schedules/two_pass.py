@@ -14,17 +14,17 @@ class TwoPass:
     """Row sums first, then dx by tiles of columns (``ir/two_pass.mlir``): for any N.
 
     Attributes:
-        workgroups: How many walk over the rows of a tile; also the number of partial rows.
+        workgroups: The number that walk over the rows of a tile; also the number of partial rows.
         warps: Subgroups in a workgroup.
         vector: Neighbouring elements that a thread handles together.
         chunks: Vectors of a row that a thread of the first pass reads at once.
         rows: Rows that a thread of the second pass reads at once.
-        resident: Workgroups that shall fit a multiprocessor at once; caps their registers.
+        resident: Workgroups that a multiprocessor must hold at once; caps their registers.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
-        finalize_columns: Of a workgroup of that kernel.
-        span_steps: Steps of a walker that make a sum, for a long sum of equal numbers is far off;
-            its partial row adds up these.
+        finalize_columns: Columns of a workgroup of that kernel.
+        span_steps: Steps of a walker that make one sum, because a long sum of equal numbers has a
+            large error; its partial row adds up these sums.
     """
 
     workgroups: int
@@ -40,7 +40,7 @@ class TwoPass:
 
     @property
     def path(self) -> str:
-        """What it does with memory, in words."""
+        """Its use of memory, in words."""
         return (
             "two passes: x and dy are read for the row sums, and again for dx and the columns; "
             f"{self.workgroups} workgroups of {self.warps} subgroups to a tile of columns, "

@@ -1,4 +1,4 @@
-"""The schedule that is none: IREE takes the algorithm as it stands."""
+"""The absence of a schedule: IREE compiles the algorithm unchanged."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WholeTensors:
-    """The algorithm as it is: IREE tiles and fuses it by itself. Right for every spec.
+    """IREE tiles and fuses the unchanged algorithm by itself. Legal for every spec.
 
     Attributes:
-        reason: Why nothing better was chosen; empty where this is the best there is.
+        reason: Why nothing better was chosen; empty if there is nothing better.
     """
 
     reason: str = ""
 
     @property
     def path(self) -> str:
-        """What it does with memory, in words."""
+        """Its use of memory, in words."""
         why = f" ({self.reason})" if self.reason else ""
         return f"whole tensors: x and dy are read for the row sums, for dx and for the columns{why}"

@@ -1,1 +1,1 @@
-"""What is known to be right: the judge, what is held against it, and the record of what was."""
+"""Correctness: the judge, the runs that it judges, and the records of those runs."""

@@ -1,6 +1,6 @@
-"""Results of small calls, kept to the last bit: what one machine computed, another can compare.
+"""Results of small calls, kept to the last bit, so that another machine can compare its own.
 
-A file for each module, in NumPy's .npz format: its SHA-256, the seed and the SHA-256 of the inputs,
+Each module has a file in NumPy's .npz format: its SHA-256, the seed and the SHA-256 of the inputs,
 and the gradients of each call. The inputs are made again from the seed.
 """
 
@@ -21,22 +21,22 @@ from iree_lnbwd.verification import matrix
 
 _ROWS = (1, 5, 37)
 _MOST_ELEMENTS = 1 << 14  # keeps the files of all modules below 10 MB
-_MOST_ELEMENTS_OF_MANY = 1 << 20  # what is emulated in two seconds
+_MOST_ELEMENTS_OF_MANY = 1 << 20  # can be emulated in two seconds
 
 Compute = Callable[[BoundCall], LayerNormGrads]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two results differ.
+    """The differences between two results.
 
     Attributes:
         rows: Of the call.
         gradient: ATen's name.
         elements: How many there are.
         different: How many differ in a bit; NaN is like NaN, whatever its bits.
-        largest: Distance of the two that are furthest apart, in steps from one number of the
-            element type to the next.
+        largest: The largest distance of two elements, in steps from one number of the element type
+            to the next.
     """
 
     rows: int
@@ -72,7 +72,7 @@ def save(
 def compare(
     path: Path, spec: LayerNormSpec, schedule: Schedule, fingerprint: str, compute: Compute
 ) -> Iterator[Difference]:
-    """Computes the same calls of the same module and compares them with what was kept.
+    """Computes the same calls of the same module and compares them with the kept results.
 
     Raises:
         ValueError: The file is of another module, or its inputs cannot be made again.
@@ -90,7 +90,7 @@ def compare(
 
 
 def _calls(spec: LayerNormSpec, schedule: Schedule, seed: int) -> Iterator[BoundCall]:
-    """Of few rows; and of one more than are few, where a module has another form for those."""
+    """Calls of few rows, and of one row more than that if the module has another form for it."""
     rng = np.random.default_rng(seed)
     for rows in _ROWS:
         if rows == 1 or rows * spec.columns <= _MOST_ELEMENTS:
@@ -101,7 +101,7 @@ def _calls(spec: LayerNormSpec, schedule: Schedule, seed: int) -> Iterator[Bound
 
 
 def _kept(gradients: LayerNormGrads) -> Iterator[tuple[str, Array]]:
-    """What there is of a call's gradients, the first rows where they are many."""
+    """The gradients of a call; only the first rows if there are many."""
     for gradient, values in gradients._asdict().items():
         if values is not None:
             yield gradient, values[: _ROWS[-1]] if gradient == GRADIENTS[0] else values

@@ -1,6 +1,6 @@
-"""What was run: the records that ``scripts/gpu_verify`` and ``scripts/emulate`` wrote.
+"""Records of runs, which ``scripts/gpu_verify`` and ``scripts/emulate`` wrote.
 
-A record names the fingerprint of every module that it ran, so it speaks of exactly that code.
+A record has the fingerprint of every module that was run, so it is about exactly that code.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Record:
 
     Attributes:
         target: Name of the target that the modules were compiled for.
-        device: The product and its driver; "" where the modules ran in the emulator.
+        device: The product and its driver; "" if the modules ran in the emulator.
         passed: Fingerprints of modules whose every gradient was within tolerance and repeatable.
-        missed: Those of the others.
+        missed: Fingerprints of the other modules.
     """
 
     target: str
@@ -31,7 +31,7 @@ class Record:
 
 
 def records() -> tuple[Record, ...]:
-    """Every record that the package carries; those of hardware first."""
+    """Every record in the package; those of hardware first."""
     folder = resources.files("iree_lnbwd") / _FOLDER
     found = []
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -49,7 +49,7 @@ def records() -> tuple[Record, ...]:
 
 
 def of_target(name: str) -> str:
-    """What has been run of a GPU target, in words."""
+    """A summary of the runs for a GPU target, in words."""
     said = [
         f"{len(record.passed)} of {len(record.passed | record.missed)} modules {_how(record)}"
         for record in records()
@@ -59,11 +59,11 @@ def of_target(name: str) -> str:
 
 
 def of_module(fingerprint: str, among: Sequence[Record] | None = None) -> str:
-    """What has been run of exactly this module's code, in words.
+    """A summary of the runs of exactly this module's code, in words.
 
     Args:
         fingerprint: Of the module.
-        among: The records to look at; None takes those that the package carries.
+        among: The records to look at; None takes those in the package.
     """
     said = []
     for record in records() if among is None else among:

@@ -1,6 +1,6 @@
-"""What of a module runs on a GPU, as a number: evidence is bound to it.
+"""A fingerprint of the parts of a module that run on a GPU; evidence is bound to it.
 
-Source locations and comments are in a .vmfb, too. They do not count; any instruction, constant,
+Source locations and comments in a .vmfb do not change the fingerprint. Any instruction, constant,
 binding or order does.
 """
 
@@ -16,9 +16,9 @@ from iree_lnbwd.emulator.amdgcn.disassembly import loaded
 from iree_lnbwd.emulator.vm import disassemble
 
 _ELF = b"\x7fELF"
-# Of PTX: comments, and where a line came from.
+# In PTX: comments, and source locations.
 _UNSAID = re.compile(r"//.*|^\s*\.(?:loc|file)\b.*", re.MULTILINE)
-# Of what iree-dump-module prints: where the program begins, and executables in it, by their magic.
+# In the output of iree-dump-module: the beginning of the program, and executables, by their magic.
 _PROGRAM = "\nvm.module "
 _EXECUTABLE = re.compile(r"^(vm\.rodata\[\d+\]) = (?:43444131|48495031)[0-9A-F]*$", re.MULTILINE)
 
@@ -59,7 +59,7 @@ def _host_program(vmfb: bytes) -> str:
 
 
 def _instructions(code: bytes) -> bytes:
-    """PTX without comments and locations; of a code object, what a loader takes."""
+    """PTX without comments and locations; of a code object, the parts that a loader takes."""
     if code.startswith(_ELF):
         return loaded(code)
     lines = (line.strip() for line in _UNSAID.sub("", code.decode()).splitlines())

@@ -1,6 +1,6 @@
-"""The judge: layer-norm backward in NumPy, f64 inside, and how far a right answer may be off.
+"""The judge: layer-norm backward in NumPy, in f64, and how far a right answer may differ.
 
-Formulas: ``ir/README.md``. Rows are taken a block at a time, so that memory stays small.
+The formulas are in ``ir/README.md``. Rows are processed in blocks, so that memory stays small.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCK_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the gradients are, and how far each element of a computed one may be from it.
+    """The expected gradients, and how far each element of a computed one may differ.
 
     Attributes:
         expected: f64, rounded to nothing narrower.
@@ -44,7 +44,7 @@ class Comparison:
 
     Attributes:
         error: Largest absolute error over the finite elements.
-        tolerance: What was allowed where error / tolerance is largest.
+        tolerance: The tolerance of the element whose error / tolerance is largest.
         ratio: The largest error / tolerance; infinite where an element is wrongly finite,
             infinite or NaN.
     """
@@ -55,19 +55,19 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Every element is within its tolerance."""
+        """Whether every element is within its tolerance."""
         return self.ratio <= 1.0
 
 
 def judge(call: BoundCall) -> Judgement:
-    """What a bound call must come to, and how close.
+    """The expected gradients of a bound call, and their tolerances.
 
     The tolerance of each element is the output's unit roundoff times its magnitude, plus the
-    accumulator's unit roundoff times the magnitudes that were added up on the way to it, times the
-    number of roundings: a few for each product, ``LAMBDA * sqrt(length)`` for each sum. Where a
-    product is subnormal, its rounding is half a step between subnormal numbers instead: none of our
-    code flushes them. (Their sums are exact.) That counts for both orders of dx's products:
-    ``rstd`` last, and on GPUs first, where ``rstd / N`` may itself be subnormal.
+    accumulator's unit roundoff times the magnitudes that were added up for it, times the number of
+    roundings: a few for each product, ``LAMBDA * sqrt(length)`` for each sum. If a product is
+    subnormal, its rounding is half a step between subnormal numbers instead, because none of our
+    code flushes them. (Their sums are exact.) The tolerance covers both orders of dx's products:
+    ``rstd`` last, and on GPUs ``rstd`` first, where ``rstd / N`` may itself be subnormal.
     """
     if call.spec is None:
         nothing = LayerNormGrads(None, None, None)
@@ -83,7 +83,7 @@ def judge(call: BoundCall) -> Judgement:
     gamma = (
         call.arrays["weight"].astype(np.float64) if "weight" in call.arrays else np.ones(columns)
     )
-    # Inf and NaN are data here, and a row of them is not worth a warning.
+    # Inf and NaN are valid data here, so there is no warning about them.
     with np.errstate(all="ignore"):
         for block in _blocks(call.rows, columns):
             dy, x = (call.arrays[n][block].astype(np.float64) for n in ("grad_output", "input"))
@@ -143,16 +143,16 @@ def judge(call: BoundCall) -> Judgement:
 
 
 class _ColumnSums:
-    """Sums over rows, which NumPy adds one after the other: for a judge, too far off.
+    """Sums over rows, more exact than NumPy's, which adds rows one after the other.
 
-    A long sum of equal f64 numbers would be further off than its tolerance allows.
+    NumPy's sum of many equal f64 numbers has a larger error than the tolerance allows.
     """
 
     def __init__(self, columns: int) -> None:
         self._sums, self._lost = np.zeros((2, columns))
 
     def add(self, rows: F64) -> None:
-        """A block of rows [m, N]: pairwise, and what its sum loses to earlier ones is kept."""
+        """Adds a block of rows [m, N] pairwise, and keeps the error of adding it to the others."""
         while len(rows) > 1:
             half = len(rows) // 2
             odd = rows[2 * half :]
@@ -166,15 +166,15 @@ class _ColumnSums:
 
     @property
     def total(self) -> F64:
-        """Of all blocks, per column."""
+        """The sums over all blocks, one for each column."""
         return np.where(np.isfinite(self._lost), self._sums + self._lost, self._sums)
 
 
 def compare(actual: Array, expected: F64, tolerance: F64) -> Comparison:
     """How far ``actual`` is from ``expected``, in units of ``tolerance``.
 
-    Where the expected value is infinite or NaN, the actual one must not be finite (which of the
-    two it is depends on the order of additions). Where it is finite but beyond the output type's
+    If the expected value is infinite or NaN, the actual value must be infinite or NaN, too (the
+    order of additions decides which). If the expected value is finite but beyond the output type's
     range, rounding to infinity is right.
     """
     name = name_of(actual.dtype)
@@ -201,7 +201,7 @@ def compare(actual: Array, expected: F64, tolerance: F64) -> Comparison:
 def _statistics(
     call: BoundCall, block: slice, x: F64, row_u: float
 ) -> tuple[F64, F64, F64 | float, F64 | float]:
-    """Mean and rstd as columns, how far off the computed mean may be, and rstd, relatively."""
+    """Mean and rstd as columns, the error of a computed mean, and the relative error of rstd."""
     if "mean" in call.arrays:
         given = (call.arrays[name][block].astype(np.float64)[:, None] for name in ("mean", "rstd"))
         mean, rstd = given

@@ -1,4 +1,4 @@
-"""What is verified on a GPU or emulated: specs, and the data that each is given."""
+"""The matrix that is verified on a GPU or in the emulator: specs, and the data for each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def specs() -> Iterator[LayerNormSpec]:
 
 
 def both_sides(spec: LayerNormSpec, schedule: Schedule) -> tuple[int, ...]:
-    """The most rows that count as few, and the fewest that do not, where a module has two forms."""
+    """The most rows that count as few, and one row more, if a module has two forms."""
     first, *rest = forms(schedule, spec)
     return (first.rows, first.rows + 1) if rest and isinstance(first, FewRows) else ()
 
@@ -60,10 +60,10 @@ def calls(
 
     Args:
         spec: What it computes.
-        schedule: How: each of its forms has its turn, on random and on adversarial rows.
-        row_counts: How many random rows there are, where they are no more elements than are wanted.
-        most_elements: So many are.
-        rng: Where they are from.
+        schedule: How; each of its forms is run, on random and on adversarial rows.
+        row_counts: Numbers of random rows; those with too many elements are left out.
+        most_elements: The most elements of a call, except where a form would not be run at all.
+        rng: The source of random numbers.
     """
     sides = both_sides(spec, schedule)
 
@@ -81,7 +81,7 @@ def calls(
 def adversarial_call(
     spec: LayerNormSpec, rng: np.random.Generator, rows: int = ADVERSARIAL_ROWS
 ) -> BoundCall:
-    """Rows that are constant, far from zero, zero, and with an Inf and a NaN, among random ones."""
+    """Random rows, and among them constant ones, ones far from zero, zeros, an Inf and a NaN."""
     x = rng.standard_normal((rows, spec.columns))
     x[0] = 3.0  # rstd is 1 / sqrt(eps)
     x[1] += 100.0

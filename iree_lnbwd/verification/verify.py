@@ -1,4 +1,4 @@
-"""Runs the op on real tensors and holds every gradient against the f64 reference."""
+"""Runs the op on real tensors and compares every gradient with the f64 reference."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class Row:
 
 
 class Runs(Protocol):
-    """A module that computes calls: on a device (`LayerNormBackward`), or in software."""
+    """A module that can compute calls: on a device (`LayerNormBackward`), or in software."""
 
     def run(self, call: BoundCall) -> LayerNormGrads:
         """Computes a call for its spec."""
 
 
 def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
-    """The call that a case of an .npz describes: its arrays are named like ATen's arguments.
+    """The call in a case of an .npz, whose arrays are named like ATen's arguments.
 
     ``normalized_shape`` is the weight's shape, else the bias's, else the input's last dimension.
 
     Args:
         arrays: By ATen's name.
-        source: The case, or the file where it has just one, for messages.
+        source: The case, or the file if it has only one, for messages.
 
     Raises:
         TypeError, ValueError: Naming the source and the argument.
@@ -82,7 +82,7 @@ def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
 
 
 def check_names(arrays: Mapping[str, Array], source: str) -> None:
-    """The arrays are named like ATen's arguments, and those that every call has are there.
+    """Expects arrays that are named like ATen's arguments, with all that every call needs.
 
     Raises:
         ValueError: Naming the source and the array.
@@ -95,7 +95,7 @@ def check_names(arrays: Mapping[str, Array], source: str) -> None:
 
 
 def verify(cases: Mapping[str, BoundCall], load: Callable[[LayerNormSpec], Runs]) -> Iterator[Row]:
-    """Computes every case and compares it, as it goes.
+    """Computes and compares the cases, one after the other.
 
     Args:
         cases: Bound calls by name.
@@ -141,7 +141,7 @@ def table_line(row: Row, case_width: int) -> str:
 
 
 def _types(spec: LayerNormSpec) -> str:
-    """Of input, grad_output and weight; just one where they are the same."""
+    """The types of input, grad_output and weight; only one if they are the same."""
     types = (spec.dtype, spec.dy_dtype, spec.gamma_dtype)
     return spec.dtype if len(set(types)) == 1 else "/".join(types)
 

@@ -3,7 +3,7 @@
 Sources: AMD's ISA documents ("Vector Memory Buffer Instructions", "Flat Memory Instructions", "Data
 Share Operations", "Scalar Memory Operations").
 
-A load's registers hold its data at once; `waits` sees to it that nobody looks before s_waitcnt
+A load's registers hold its data at once; `waits` makes sure that nobody reads them before s_waitcnt
 allows it. Cache policies (glc, slc, dlc, sc0, sc1, nt) change nothing here.
 """
 

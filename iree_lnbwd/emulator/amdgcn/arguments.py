@@ -1,4 +1,4 @@
-"""A kernel's arguments in memory: what IREE passes, and what the HIP runtime adds.
+"""A kernel's arguments in memory: those that IREE passes, and those that the HIP runtime adds.
 
 Sources: IREE, runtime/src/iree/hal/drivers/hip (pointers to the bindings, then the constants);
 LLVM's AMDGPU guide, "Code Object V5 Metadata" (the hidden arguments and their offsets).
@@ -22,7 +22,7 @@ _PADDING = 64  # a load may go beyond the last argument, to the next multiple
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a kernel finds at its kernarg segment pointer.
+    """The memory at a kernel's kernarg segment pointer.
 
     Attributes:
         content: The bytes.
@@ -39,8 +39,8 @@ def arguments(launch: Launch, declared: int) -> Arguments:
 
     Args:
         launch: The dispatch.
-        declared: How many bytes the kernel declares: where there are more than IREE passes, the
-            rest is the hidden arguments.
+        declared: The bytes that the kernel declares; if there are more than IREE passes, the rest
+            holds the hidden arguments.
     """
     addresses = np.array([binding.address for binding in launch.bindings], np.uint64)
     constants = np.array(launch.constants, np.uint32)

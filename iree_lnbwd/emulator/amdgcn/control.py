@@ -1,4 +1,4 @@
-"""Branches, barriers, waits, and what only speaks to the hardware."""
+"""Branches, barriers, waits, and instructions that affect only the hardware."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _waiting(most: dict[str, int]) -> Callable[[Group, Machine], None]:
 
 
 def _at_barrier(group: Group, machine: Machine) -> None:
-    """What a wave did in LDS is done when others learn of it only if it waited."""
+    """Expects that a wave has waited for its LDS accesses before it comes to a barrier."""
     waves = group.waves
     if not waves.waits.idle(LDS)[group.index].all():
         raise Fault("a barrier while LDS accesses are under way: an s_waitcnt is missing")

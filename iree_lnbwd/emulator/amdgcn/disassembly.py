@@ -1,11 +1,11 @@
 """From a code object to assembly: the encodings of gfx9 (CDNA), gfx11 (RDNA3) and gfx12 (RDNA4).
 
-A module holds machine code; what runs here is text. The compiler's own listing of a module will
-not do: it comes from a second run of the code generator, on a copy of the module, and that chooses
-other registers, another order, even other instructions. So the machine code itself is read.
+A module holds machine code, and the emulator runs text. The compiler's own listing of a module
+cannot be used: it comes from a second run of the code generator, on a copy of the module, which
+chooses other registers, another order, even other instructions. So the machine code itself is read.
 
-The text is what LLVM's assembler makes the same bytes of (tests put it to the proof). Whatever is
-not understood is a fault, to the last bit of an instruction.
+LLVM's assembler turns the text into the same bytes again (tests check this). Any bit of an
+instruction that is not understood is a fault.
 
 Sources: AMD's ISA documents, "Microcode Formats"; LLVM's AMDGPU guide, "Kernel Descriptor".
 """
@@ -149,7 +149,7 @@ def symbols(elf: bytes) -> dict[str, bytes]:
 
 
 def loaded(elf: bytes) -> bytes:
-    """What a loader takes of an ELF file, one after the other: code, descriptors, notes.
+    """The parts of an ELF file that a loader takes, in sequence: code, descriptors, notes.
 
     Raises:
         Fault: It is no 64-bit little-endian ELF file, or damaged.
@@ -160,7 +160,7 @@ def loaded(elf: bytes) -> bytes:
 
 @contextmanager
 def _undamaged() -> Iterator[None]:
-    """Numbers in a code object that lead astray are a fault.
+    """Turns errors from wrong numbers in a code object into faults.
 
     Raises:
         Fault: They do.

@@ -1,8 +1,8 @@
-"""Runs kernels: sets up registers as the hardware does, and takes the waves through the code.
+"""Runs kernels: sets up registers as the hardware does, and runs the waves.
 
-All waves of a batch of workgroups run together. Waves that are at the same instruction run it at
-once; where they part, those that are furthest behind go on until the others are met again. At a
-barrier a wave waits for its workgroup.
+All waves of a batch of workgroups run together. Waves that are at the same instruction run it
+together. When they separate at a branch, those that are furthest behind run until they reach the
+others. At a barrier a wave waits for its workgroup.
 
 Source: LLVM's AMDGPU guide, "Initial Kernel Execution State".
 """
@@ -117,7 +117,7 @@ class AmdgcnExecutor:
             raise fault.of(launch)  # noqa: B904 - it is the same one
 
     def unknown(self, launch: Launch) -> list[Unknown]:
-        """What of a kernel is not implemented (`executor.Executor`)."""
+        """The parts of a kernel that are not implemented (`executor.Executor`)."""
         try:
             kernel = self._kernel(launch.kernel)
         except Fault as fault:
@@ -366,7 +366,7 @@ def _set_workgroup_ids(
 
 
 class _Scheduler:
-    """Takes waves through the code."""
+    """Decides which waves run next."""
 
     def __init__(
         self,
@@ -457,7 +457,7 @@ class _Scheduler:
                 raise fault
         met = np.flatnonzero(waiting.all(axis=1))
         self._machine.shared.barrier(met)
-        # What is still on its way to global memory is not ordered by a barrier.
+        # A barrier does not order accesses that are still on their way to global memory.
         done = met[waves.done_in_memory.reshape(by_workgroup)[met].all(axis=1)]
         self._machine.memory.workgroup_barrier(done + self._machine.first_workgroup)
         waves.waiting[:] = False

@@ -1,4 +1,4 @@
-"""What a code object's metadata says of how its kernels are launched.
+"""The metadata of a code object on the launches of its kernels.
 
 Source: LLVM's AMDGPU guide, "Code Object V5 Metadata"; the MessagePack specification.
 """

@@ -198,7 +198,7 @@ def _general(
 
 
 def _read_selected(group: Group, readers: list[Reader]) -> tuple[list[Array], Mask | None]:
-    """Sources of a selection: of what is not selected it does not matter whether it is known."""
+    """Sources of a selection; a value that is not selected need not be known."""
     values, unknown = group.trace(readers)
     if unknown is not None:
         _, of_mask = group.trace(readers[2:])

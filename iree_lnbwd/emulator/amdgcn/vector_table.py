@@ -1,4 +1,4 @@
-"""What vector instructions compute, lane by lane.
+"""The results of vector instructions, lane by lane.
 
 Sources: AMD's "CDNA3" and "RDNA3 Instruction Set Architecture" documents, chapters on vector ALU
 instructions. Where they leave a result open, the comment says what is done here.

@@ -2,7 +2,7 @@
 
 A load writes its registers some time after it was issued. Each wave counts what is under way in a
 few counters, and s_waitcnt lets it go on when a counter has come down far enough. Code that touches
-a register before it waited for its load is wrong, and mostly works: so it is a fault here.
+a register before it waited for its load is wrong, but often works on hardware. Here it is a fault.
 
 Sources: AMD's ISA documents ("Data Dependency Resolution", "S_WAITCNT"), and LLVM's AMDGPU guide
 for the order: vector memory loads come back in order (with the stores, before gfx10), stores among

@@ -1,1 +1,1 @@
-"""Other libraries' arrays: what is known of them, and how they are made."""
+"""Other libraries' arrays: how they are read and made."""

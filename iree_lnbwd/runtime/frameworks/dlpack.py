@@ -1,4 +1,4 @@
-"""DLPack, by which any library gives an array away where it is.
+"""DLPack, the protocol by which libraries export arrays in place.
 
 The structures are those of dlpack.h.
 """
@@ -16,7 +16,7 @@ from iree_lnbwd.arguments import Array
 
 HOST_KINDS = (1, 3, 11)  # DLDeviceType: kDLCPU, kDLCUDAHost, kDLROCMHost
 GPU_DRIVERS = {2: "cuda", 10: "hip"}  # kDLCUDA, kDLROCM
-DEFAULT_STREAMS = {"cuda": 1, "hip": 0}  # the driver's handle of the default one, and DLPack's
+DEFAULT_STREAMS = {"cuda": 1, "hip": 0}  # the default stream, for the driver and in DLPack
 
 _DTYPES = {  # (DLDataTypeCode, bits)
     (2, 16): np.dtype(np.float16),
@@ -33,10 +33,10 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 
 
 def place(name: str, array: Any) -> tuple[int, int]:
-    """DLPack's kind of device, and which of them.
+    """DLPack's kind of device, and the number of the device.
 
     Raises:
-        ValueError: The library does not say, naming the argument.
+        ValueError: The library does not say where; the message names the argument.
     """
     try:
         kind, index = array.__dlpack_device__()
@@ -75,13 +75,13 @@ class _Versioned(ctypes.Structure):
         ("version", ctypes.c_uint32 * 2),
         ("manager", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),  # read-only; a copy: then nothing is to be written there
+        ("flags", ctypes.c_uint64),  # read-only, or a copy: neither may be written to
         ("tensor", _DLTensor),
     )
 
 
 class Exported(NamedTuple):
-    """What a library gave away.
+    """An array that a library exported.
 
     Attributes:
         capsule: Keeps the array's memory.
@@ -89,7 +89,7 @@ class Exported(NamedTuple):
         shape: Of the array.
         strides: In elements; None where they follow each other.
         dtype: NumPy's of its elements, where the op knows that.
-        writable: What is written there is in the array; so it is where nothing was said.
+        writable: Writes reach the array. Assumed if the library says nothing.
     """
 
     capsule: object
@@ -101,16 +101,16 @@ class Exported(NamedTuple):
 
 
 def exported(name: str, array: Any) -> Exported:
-    """An array by DLPack. On a GPU, its work so far comes before that of the default stream.
+    """Exports an array. On a GPU, its pending work is ordered before the default stream's.
 
     Raises:
-        ValueError: The library does not give it away, naming the argument.
+        ValueError: The library does not export it; the message names the argument.
     """
     try:
         stream = on_default_stream(array)
         try:
             capsule = array.__dlpack__(max_version=(1, 0), **stream)
-        except TypeError:  # of a library that knows no version
+        except TypeError:  # the library does not know max_version
             capsule = array.__dlpack__(**stream)
         if (address := _pointer(capsule, b"dltensor_versioned")) is not None:
             managed = _Versioned.from_address(address)
@@ -123,7 +123,7 @@ def exported(name: str, array: Any) -> Exported:
 
 
 def _read(capsule: object, tensor: _DLTensor, *, writable: bool) -> Exported:
-    """Everything now: what ``tensor`` points to goes with the capsule."""
+    """Reads everything now, because the memory behind ``tensor`` is freed with the capsule."""
     return Exported(
         capsule,
         address=int(tensor.data or 0) + int(tensor.byte_offset),
@@ -137,25 +137,25 @@ def _read(capsule: object, tensor: _DLTensor, *, writable: bool) -> Exported:
 
 
 def on_default_stream(array: Any) -> dict[str, int]:
-    """What ``__dlpack__`` is told of the stream that its consumer uses: on a CPU, nothing."""
+    """The arguments of ``__dlpack__`` that name the consumer's stream; none on a CPU."""
     kind, _ = array.__dlpack_device__()
     driver = GPU_DRIVERS.get(int(kind))
     return {} if driver is None else {"stream": DEFAULT_STREAMS[driver]}
 
 
 def _pointer(capsule: object, name: bytes) -> int | None:
-    """What a capsule of that name points to; None where it has another."""
+    """The pointer in a capsule of that name; None if it has another name."""
     return _get_pointer(capsule, name) if _is_valid(capsule, name) else None
 
 
 def to_numpy(name: str, array: Any) -> Array:
     """An array in the host's memory as NumPy's, without a copy.
 
-    NumPy's own ``from_dlpack`` knows no bf16.
+    NumPy's own ``from_dlpack`` does not support bf16.
 
     Raises:
-        TypeError: Its element type is none that the op knows, naming the argument.
-        ValueError: The library does not give it away.
+        TypeError: The op does not know its element type; the message names the argument.
+        ValueError: The library does not export it.
     """
     given = exported(name, array)
     if given.dtype is None:
@@ -206,7 +206,7 @@ def view_of(
 
 
 class _Memory:
-    """Memory that NumPy's array keeps by this object."""
+    """Memory that a NumPy array keeps alive through this object."""
 
     def __init__(self, interface: dict[str, Any], keeper: object) -> None:
         self.__array_interface__ = interface

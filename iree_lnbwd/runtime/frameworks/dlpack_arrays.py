@@ -1,4 +1,4 @@
-"""Arrays on a GPU of any library that speaks DLPack (CuPy, JAX)."""
+"""Arrays on a GPU of any library that supports DLPack (CuPy, JAX)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.runtime.frameworks import dlpack
 from iree_lnbwd.runtime.frameworks.framework import type_name
 
-# Of a call's arrays, as a caller knows them.
+# The names of a call's arrays, as a caller knows them.
 _NAMES = (*ARGUMENTS, *(f"out.{gradient}" for gradient in LayerNormGrads._fields))
 
 
 class _DlPackOnGpu:
-    """Any other library (CuPy, JAX): work is put on the default stream and waited for."""
+    """Any other library (CuPy, JAX): calls use the default stream, and wait for the result."""
 
     waits = True
 
@@ -68,7 +68,7 @@ class _DlPackOnGpu:
         empty_like = namespace(like).empty_like
         try:
             return empty_like(like, shape=shape, dtype=dtype, order="C")
-        except TypeError:  # of a library that has no other order
+        except TypeError:  # the library takes no order argument
             return empty_like(like, shape=shape, dtype=dtype)
 
     def empty_like(self, like: Any) -> Any:
@@ -78,7 +78,7 @@ class _DlPackOnGpu:
         return False
 
     def clear(self, array: Any) -> None:
-        if hasattr(array, "fill"):  # where not, arrays are immutable, and new ones are zeros
+        if hasattr(array, "fill"):  # without it arrays are immutable, and new arrays are zeros
             array.fill(0)
 
     def stream(self, device: DeviceUri) -> int:
@@ -89,7 +89,7 @@ ON_GPU = _DlPackOnGpu()
 
 
 def namespace(array: Any) -> Any:
-    """The library with ``empty_like`` and the like: as the array API has it, else its package."""
+    """The namespace with ``empty_like``: that of the array API, else the library's package."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     return sys.modules.get(type(array).__module__.split(".")[0])

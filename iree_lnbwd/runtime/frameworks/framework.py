@@ -1,4 +1,4 @@
-"""What a call needs of a library whose arrays are on a GPU."""
+"""The interface to a library whose arrays are on a GPU."""
 
 from __future__ import annotations
 
@@ -15,42 +15,41 @@ class Framework(Protocol):
     """How a library's arrays on a GPU are read and made.
 
     Attributes:
-        waits: Whether its later work would not know of ours, so that a call must wait at its end.
+        waits: Whether a call must wait at its end, because the library does not order its later
+            work after ours.
     """
 
     waits: bool
 
     def signature(self, arrays: Sequence[Any]) -> Hashable:
-        """All that `describe` depends on, whose arrays they are, and whether it would refuse.
-
-        It costs little.
+        """All that `describe` depends on, and whose arrays these are, found at little cost.
 
         Args:
-            arrays: A call's arguments in ATen's order, and behind them its storage, if it has any.
+            arrays: A call's arguments in ATen's order, and then its storage, if it has any.
 
         Raises:
             TypeError, ValueError: As `describe`.
         """
 
     def describe(self, name: str, array: Any) -> GpuArray:
-        """Shape, type and place.
+        """The shape, type and device of an array.
 
         Raises:
-            TypeError: The array is none of this framework's, naming the argument.
+            TypeError: The array is not of this framework; the message names the argument.
             ValueError: It is on no GPU.
         """
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
-        """Where their elements are, and what keeps them there as long as it is referenced."""
+        """The addresses of arrays, and an object that keeps their memory while it is referenced."""
 
     def capsule(self, array: Any) -> object:
         """The array as a DLPack capsule."""
 
     def copy(self, name: str, array: Any) -> Any:
-        """The values of an array, in memory of their own, one after the other.
+        """A contiguous copy of an array.
 
         Raises:
-            ValueError: The library cannot, naming the argument.
+            ValueError: The library cannot make one; the message names the argument.
         """
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -60,15 +59,15 @@ class Framework(Protocol):
         """A new array of another's shape and type, on its device."""
 
     def clear(self, array: Any) -> None:
-        """Fills an array that is the caller's, or new, with zeros."""
+        """Fills an array, the caller's or a new one, with zeros."""
 
     def is_captured(self) -> bool:
-        """Whether the current stream's work goes into a graph, to be run later."""
+        """Whether the current stream is being captured into a graph."""
 
     def stream(self, device: DeviceUri) -> int:
         """The stream that the caller's work is on, as the driver's handle."""
 
 
 def type_name(array: Any) -> str:
-    """Of an array's type, for messages."""
+    """The name of an array's type, for messages."""
     return type(array).__name__

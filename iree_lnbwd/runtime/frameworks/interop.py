@@ -1,6 +1,6 @@
-"""The arrays that callers bring: NumPy's, PyTorch's, and whatever else speaks DLPack.
+"""The caller's arrays: NumPy's, PyTorch's, and those of any library that supports DLPack.
 
-Nothing here imports a framework: an array whose framework were not loaded could not have come.
+Nothing here imports a framework, because a framework whose array came is loaded already.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def on_gpu(name: str, array: Any) -> Framework | None:
     """The framework of an array on a GPU; None for one in the host's memory.
 
     Raises:
-        TypeError: It is no array, naming the argument.
-        ValueError: It is nowhere, or its library does not say.
+        TypeError: It is no array; the message names the argument.
+        ValueError: It is on no device, or its library does not say where.
     """
     if pytorch.is_torch(array):
         if array.is_cuda:
@@ -41,21 +41,22 @@ def on_gpu(name: str, array: Any) -> Framework | None:
 
 
 def views(framework: Framework | None, arrays: Mapping[str, Any]) -> dict[str, AnyArray | None]:
-    """What `arguments.bind` takes, by argument: NumPy's arrays, or what is known of a GPU's.
+    """The arrays for `arguments.bind`, by name: NumPy's, or the known facts about a GPU's.
 
     Args:
-        framework: That of ``input``; the others must be of it too.
-        arrays: The caller's; None stays None.
+        framework: That of ``input``, and of all others.
+        arrays: The caller's arrays; None stays None.
 
     Raises:
-        TypeError, ValueError: An array is of another kind or elsewhere, naming the argument.
+        TypeError, ValueError: An array is of another kind or on another device; the message names
+            the argument.
     """
     view = to_numpy if framework is None else framework.describe
     return {name: None if array is None else view(name, array) for name, array in arrays.items()}
 
 
 def to_numpy(name: str, array: Any) -> Array:
-    """The values of an array in the host's memory as NumPy's: a view, unless that holds others.
+    """The values of an array in the host's memory, as a NumPy array; copied if no view has them.
 
     Raises:
         TypeError: It is no array, or has no memory for its values.
@@ -68,7 +69,7 @@ def to_numpy(name: str, array: Any) -> Array:
 
 
 def memory_of(name: str, array: Any) -> Array:
-    """An array in the host's memory as NumPy's: what is written to the one is in the other.
+    """An array in the host's memory as a NumPy array that shares its memory.
 
     Raises:
         TypeError: It is no array, or one whose memory is not its values.
@@ -89,14 +90,14 @@ def memory_of(name: str, array: Any) -> Array:
 
 
 def is_immutable(array: Any) -> bool:
-    """Whether an array's library counts on its content, whatever its capsule says."""
+    """Whether an array's library treats it as immutable, even if its capsule says otherwise."""
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def from_numpy(gradients: LayerNormGrads, like: Any) -> LayerNormGrads:
-    """NumPy arrays as what the caller of ``like`` works with, without a copy.
+    """NumPy arrays as arrays of the library of ``like``, without a copy.
 
-    They stay NumPy's where nothing is known of that library but DLPack.
+    They stay NumPy's if that library is known only by DLPack.
     """
     if isinstance(like, np.ndarray):
         return gradients

@@ -1,4 +1,4 @@
-"""PyTorch's tensors: their memory as NumPy's, and those on a GPU."""
+"""PyTorch's tensors: on the CPU, their memory as NumPy arrays; and tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.runtime.frameworks.dlpack import view_of
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 
-# Dispatch keys of a tensor that is nothing but a piece of memory with a shape. Wrappers, tensors of
-# torch.func, sparse and nested ones have others.
+# Dispatch keys of a tensor that is only a piece of memory with a shape. Wrappers, tensors of
+# torch.func, and sparse and nested tensors have other keys.
 _PLAIN_KEYS = frozenset(
     ("ADInplaceOrView", *(a + b for a in ("", "Autograd", "Autocast") for b in ("CPU", "CUDA")))
 )
-LAZY_KEYS = frozenset(("Negative", "ZeroTensor"))  # what a copy settles
+LAZY_KEYS = frozenset(("Negative", "ZeroTensor"))  # a copy removes them
 
 
 def is_torch(array: Any) -> bool:
-    """Whether it is a tensor of PyTorch's."""
+    """Whether an object is a PyTorch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -35,8 +35,8 @@ def tensors_memory(name: str, tensor: Any) -> Array:
     Raises:
         TypeError: The op does not know its element type, naming the argument.
     """
-    # Not by Tensor.numpy(), after which PyTorch could not free the memory, as FSDP2 does; nor by
-    # np.from_dlpack, which makes it read-only before NumPy 2.1.
+    # After Tensor.numpy(), PyTorch could not free the memory, as FSDP2 does. np.from_dlpack gives a
+    # read-only array before NumPy 2.1. So neither is used.
     dtype = _numpy_types().get(tensor.dtype)
     if dtype is None:
         expected = ", ".join(map(str, _numpy_types().values()))
@@ -66,18 +66,18 @@ def _numpy_types() -> Mapping[Any, np.dtype[Any]]:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor of PyTorch's is a piece of memory that holds its values, and no more."""
+    """Whether a PyTorch tensor is only a piece of memory that holds its values."""
     return not _strange_keys(_dispatch_keys(tensor))
 
 
 def check_memory(
     name: str, tensor: Any, *, allowed: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """What is strange about a tensor, of what is allowed to be.
+    """The unusual properties of a tensor that are allowed.
 
     Raises:
-        TypeError: Something else is, naming the argument.
-        ValueError: Its memory is gone, or less than its shape says.
+        TypeError: It has others; the message names the argument.
+        ValueError: Its memory was freed, or is smaller than its shape says.
     """
     strange = _strange_keys(_dispatch_keys(tensor))
     if strange - allowed:
@@ -102,7 +102,7 @@ def check_memory(
 
 
 def copied(tensor: Any) -> Any:
-    """The values of a tensor, in memory of their own, one after the other."""
+    """A contiguous copy of a tensor."""
     return tensor.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
 
 
@@ -113,21 +113,21 @@ def _dispatch_keys(tensor: Any) -> int:
 
 @functools.cache
 def _strange_keys(keys: int) -> frozenset[str]:
-    """Of a set of dispatch keys, those that tell of more than a piece of memory."""
+    """The keys in a set of dispatch keys that mean more than a piece of memory."""
     text = str(sys.modules["torch"]._C.DispatchKeySet.from_raw_repr(keys))
     return frozenset(text.partition("(")[2].rstrip(")").split(", ")) - _PLAIN_KEYS
 
 
 class _TorchOnGpu:
-    """PyTorch: its allocator knows streams, and its current one is asked for."""
+    """PyTorch, whose allocator knows streams; calls use its current stream."""
 
     waits = False
 
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
         self._tensor: Any = self._torch.Tensor
-        # By its class such a wrapper looks like any tensor; where only its element type counts,
-        # nobody asks for its address, which it has not.
+        # The class of such a wrapper looks like any tensor's. It has no address, but nobody asks
+        # for one if only its element type matters.
         self._is_functional: Callable[[Any], bool] = self._torch._is_functional_tensor
         self._driver = "hip" if self._torch.version.hip else "cuda"
         self._numpy = _numpy_types()
@@ -136,13 +136,13 @@ class _TorchOnGpu:
         self.empty_like = functools.partial(
             self._torch.empty_like, memory_format=self._torch.contiguous_format
         )
-        # Without a GPU, a PyTorch has no such function.
+        # A PyTorch without GPU support lacks this function.
         self.is_captured: Callable[[], bool] = getattr(
             self._torch._C,
             "_cuda_isCurrentStreamCapturing",
             self._torch.cuda.is_current_stream_capturing,
         )
-        # The public way takes ten times as long; Triton's launcher goes this way too.
+        # The public function takes ten times as long; Triton's launcher uses this one, too.
         self._raw_stream: Callable[[int], int] = getattr(
             self._torch._C,
             "_cuda_getCurrentRawStream",
