@@ -69,13 +69,15 @@ def in_the_plan(change: Callable[[dict[str, Any]], None]) -> Change:
 
 
 CHANGES: dict[str, Change] = {
-    "an instruction": replaced(r"arith\.subf (%xa\w*), (%mean\w*)", r"arith.subf \2, \1"),
+    "an instruction": replaced(r"arith\.subf (%x), (%mean_v)", r"arith.subf \2, \1"),
     "a constant of a kernel": replaced(r"(#inv_n = )\S+", r"\g<1>1.5e-3"),
-    "a constant of a launch": replaced(r"(%m_i32 = arith\.index_cast %)m\b", r"\1c0"),
-    "bindings of a launch": replaced(r"(%dgamma_partials), (%dbeta_partials)\)", r"\2, \1)"),
-    "workgroups of a kernel": replaced(r"(arith\.ceildivui %n, )%width\b", r"\1%n"),
+    "a constant of a launch": replaced(r"(%rows_0_many = arith\.index_cast %)\w+", r"\1c0"),
+    "bindings of a launch": replaced(
+        r"(%partial_dgamma_many), (%partial_dbeta_many)\)", r"\2, \1)"
+    ),
+    "workgroups of a kernel": replaced(r"(#rows_x = .*, )\d+", r"\g<1>7"),
     "the plan's order": in_the_plan(lambda plan: plan["kernels"].reverse()),
-    "the plan's bindings": in_the_plan(lambda plan: plan["kernels"][0]["bindings"].reverse()),
+    "the plan's bindings": in_the_plan(lambda plan: plan["kernels"][0]["reads"].reverse()),
     "the plan's scratch": in_the_plan(lambda plan: plan["scratch"][0].update(bytes=4)),
 }
 
