@@ -368,12 +368,12 @@ WRONG = {
         {"grad_input"},
     ),
     "x is not centred for the columns": (
-        "%dg = arith.mulf %dya, %xhat",
-        "%dg = arith.mulf %dya, %xa",
+        "%dg = arith.mulf %dy_, %xhat",
+        "%dg = arith.mulf %dy_, %x_",
         {"grad_weight"},
     ),
     "dbeta is a sum of squares": (
-        "%db1 = arith.addf %db_, %dya",
+        "%db1 = arith.addf %db_, %dy_",
         "%db1 = arith.addf %db_, %dg",
         {"grad_bias"},
     ),
