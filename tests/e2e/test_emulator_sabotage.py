@@ -119,7 +119,7 @@ class TestSabotage:
     def test_bounds_of_columns_that_are_off_by_one(self, form: str) -> None:
         pattern = r"^(\tsetp\.(?:lt|gt)\.u32 \t%p\d+, %r\d+, )(\d{2,});$"
         verdicts = _verdicts(form, pattern, lambda m: f"{m[1]}{int(m[2]) + 1};")
-        # One that chooses between loads of few rows, whose values count for nothing, changes nothing.
+        # A bound that only chooses between loads of few rows that are thrown away changes nothing.
         caught = [verdict for verdict in verdicts if form != "few" or verdict != "missed"]
         assert caught
         for verdict in caught:
