@@ -175,9 +175,10 @@ def _sized(spec: LayerNormSpec, operand: Operand) -> str:
 def _layout(launch: PlannedLaunch) -> str:
     """Constants and bindings of a kernel."""
     lines = []
-    for name in launch.bindings:
-        only_read = name in launch.reads and name not in launch.ahead
-        comma = "" if name == launch.bindings[-1] else ","
+    last = len(launch.bindings) - 1
+    for place, name in enumerate(launch.bindings):
+        only_read = place < len(launch.reads) and name not in launch.ahead
+        comma = "" if place == last else ","
         operand = BACKWARD.named(name)
         binding = f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if only_read else ''}>{comma}"
         lines.append(f"  {binding:<48}  // {operand.symbol} {operand.kind}")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from iree_lnbwd import host_program, linking
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import LaunchPlans, launches
-from iree_lnbwd.operands import BACKWARD, Element, Kind
+from iree_lnbwd.operands import BACKWARD, GRAD_INPUT, Element, Kind
 from iree_lnbwd.schedules import (
     FewRows,
     Form,
@@ -212,7 +212,7 @@ def _chunks(vector: int) -> dict[str, str]:
 def _gpu_aliases(
     spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> dict[str, str]:
-    """What the kernels of a module for a GPU speak of."""
+    """The aliases of all kernels of a module for a GPU."""
     aliases = _kernel_aliases(spec, target, schedule)
     if isinstance(schedule, TwoPass):
         aliases |= _two_pass_aliases(spec, target, schedule)
@@ -228,7 +228,7 @@ def _gpu_aliases(
 def _kernel_aliases(
     spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> dict[str, str]:
-    """What the kernels of both forms for GPUs speak of."""
+    """The aliases that the kernels of one pass and of two passes share."""
     cols, vector = spec.columns, schedule.vector
     return {
         "#columns": f"{cols} : index",
@@ -236,6 +236,7 @@ def _kernel_aliases(
         "#threads": f"{schedule.threads(target)} : index",
         "#subgroup": f"{target.subgroup_size} : index",
         "#resident": f"{schedule.resident} : i32",
+        "#wants_dx": _flag(spec.has(GRAD_INPUT)),
         "#partials_at_once": f"{schedule.finalize_rows} : index",
         "#width": f"{schedule.finalize_columns} : index",
         "#slices": f"{schedule.finalize_slices} : index",
@@ -267,7 +268,7 @@ def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, s
         "#block": f"{block} : index",
         "#of_few": f"affine_map<()[m] -> ({rows_of_each(schedule.workgroups)})>",
         "#of_many": f"affine_map<()[m] -> ({of_many})>",
-        "#wants_dx": _flag(spec.output_mask[0]),
+        "#wants_dx": _flag(spec.has(GRAD_INPUT)),
         "#single_column": _flag(cols == 1),
         "!acc_pn": f"tensor<?x{cols}x!acc>",
         **_bindings(cols),
@@ -296,11 +297,10 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
         "#copied": f"{_copied(spec, schedule)} : index",
         "#in_place": _flag(schedule.in_place),
         "#pending_i32": f"{max(slots - 1, 0)} : i32",
-        "#rereads": _flag(schedule.rereads and spec.output_mask[0]),
+        "#rereads": _flag(schedule.rereads and spec.has(GRAD_INPUT)),
         "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
         "#widens_weight": _flag(schedule.widens_weight),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
-        "#wants_dx": _flag(spec.output_mask[0]),
         "#one_group": _flag(groups == 1),
         "#one_warp": _flag(schedule.warps == 1),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
@@ -320,12 +320,12 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
 
 
 def _copied(spec: LayerNormSpec, schedule: OnePass) -> int:
-    """Elements of a copy; some that are legal for each type where nothing is copied."""
+    """Elements of dy and x in one copy. A schedule without copies gets a number that is legal."""
     return schedule.vector if schedule.slots else _LEGAL_TO_COPY[spec.acc_dtype]
 
 
 def _gamma_copied(spec: LayerNormSpec, schedule: OnePass) -> int:
-    """The same of the weight."""
+    """Elements of the weight in one copy. A schedule without copies gets a number that is legal."""
     copied = schedule.stages_weight and not schedule.widens_weight
     return schedule.vector if copied else _LEGAL_TO_COPY[spec.acc_dtype]
 
@@ -337,13 +337,12 @@ def _flag(value: bool) -> str:
 def _few_rows_aliases(
     spec: LayerNormSpec, target: Target, schedule: OnePass, few: FewRows
 ) -> dict[str, str]:
-    tiles = -(-spec.columns // few.tile) if any(spec.output_mask[1:]) else 0
     vector, slices = few.tile_vector, few.slices(target)
     chunks = few.chunks(spec, target, schedule.vector)
     return {
         "#few_threads": f"{few.threads(target)} : index",
         "#few_chunks": f"{chunks} : index",
-        "#tiles": f"{tiles} : index",
+        "#tiles": f"{few.tiles(spec)} : index",
         "#tile": f"{few.tile} : index",
         "#tile_vector": f"{vector} : index",
         "#tile_slices": f"{slices} : index",
@@ -368,7 +367,6 @@ def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) ->
         "#whole": _flag(spec.columns % at_once == 0),
         "#rows_at_once": f"{schedule.rows} : index",
         "#span_steps": f"{schedule.span_steps} : index",
-        "#wants_dx": _flag(spec.output_mask[0]),
         "#workgroups_index": f"{schedule.workgroups} : index",
         "#tile": f"{schedule.tile(target)} : index",
         "#two_pass_kernel": _kernel(schedule.threads(target), target),
@@ -438,7 +436,7 @@ def _reflection(
     plans: LaunchPlans | None,
     host_cpu: str | None,
 ) -> dict[str, str]:
-    """What a module says of itself."""
+    """The values that a module's function carries as ``iree.reflection``."""
     reflection = {
         "iree_lnbwd.spec": json.dumps(spec.to_dict(), sort_keys=True),
         "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),

@@ -180,7 +180,7 @@ def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
 
 def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
-    tiles = math.ceil(spec.columns / form.tile) if any(spec.output_mask[1:]) else 0
+    tiles = form.tiles(spec)
     workgroups = RowCount(more=tiles) if spec.output_mask[0] else tiles
     kernel = PlannedLaunch("few_rows", (workgroups, 1, 1), _INPUTS, GRADIENTS, (RowCount(),))
     return Plan(_unasked(spec, GRADIENTS), (kernel,), form.rows if spec.rows is None else None)

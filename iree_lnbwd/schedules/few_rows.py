@@ -49,6 +49,10 @@ class FewRows:
         """How many vectors of a row each thread has."""
         return -(-spec.columns // (vector * self.threads(target)))
 
+    def tiles(self, spec: LayerNormSpec) -> int:
+        """Tiles of a row, each a workgroup's; none if no column sum is asked for."""
+        return -(-spec.columns // self.tile) if any(spec.output_mask[1:]) else 0
+
     def slices(self, target: Target) -> int:
         """Slices of the rows; the threads of a tile sum them side by side."""
         return self.threads(target) * self.tile_vector // self.tile

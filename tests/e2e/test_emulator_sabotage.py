@@ -119,13 +119,12 @@ class TestSabotage:
     def test_bounds_of_columns_that_are_off_by_one(self, form: str) -> None:
         pattern = r"^(\tsetp\.(?:lt|gt)\.u32 \t%p\d+, %r\d+, )(\d{2,});$"
         verdicts = _verdicts(form, pattern, lambda m: f"{m[1]}{int(m[2]) + 1};")
-        # A bound that only chooses between loads of few rows that are thrown away changes nothing.
-        caught = [verdict for verdict in verdicts if form != "few" or verdict != "missed"]
-        assert caught
-        for verdict in caught:
-            assert re.search(
-                "out of bounds|race in|never written|nobody wrote|written twice", verdict
-            ), verdict
+        faults = "out of bounds|race in|never written|nobody wrote|written twice"
+        assert any(re.search(faults, verdict) for verdict in verdicts)
+        for verdict in verdicts:
+            # For few rows a bound of its own chooses what is summed; no access is wrong there.
+            wrong_sum = form == "few" and verdict == "missed"
+            assert wrong_sum or re.search(faults, verdict), verdict
 
     def test_bounds_of_rows_that_are_off_by_one(self, form: str) -> None:
         """One row, or partial row, more is added up than there are."""

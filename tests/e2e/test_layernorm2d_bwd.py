@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +88,8 @@ def test_without_verification_says_so() -> None:
 
 def test_a_wrong_answer_fails(tmp_path: Path) -> None:
     """The same script on an IR that scales dgamma by 1 + 2**-10."""
-    text = (SCRIPT.parents[1] / "ir" / "row_blocks.mlir").read_text()
+    ir = shutil.copytree(SCRIPT.parents[1] / "ir", tmp_path / "ir")
+    text = (ir / "row_blocks.mlir").read_text()
     right = "%dg = arith.mulf %dy_new, %xhat : !chunk"
     assert text.count(right) == 1
     wrong = (
@@ -95,8 +97,7 @@ def test_a_wrong_answer_fails(tmp_path: Path) -> None:
         "            %dg0 = arith.mulf %dy_new, %xhat : !chunk\n"
         "            %dg = arith.mulf %dg0, %factor : !chunk"
     )
-    (tmp_path / "ir").mkdir()
-    (tmp_path / "ir" / "row_blocks.mlir").write_text(text.replace(right, wrong))
+    (ir / "row_blocks.mlir").write_text(text.replace(right, wrong))
     program = (
         "import runpy, sys; from iree_lnbwd import compiler;"
         f"compiler.__file__ = {str(tmp_path / 'iree_lnbwd' / 'compiler.py')!r};"
