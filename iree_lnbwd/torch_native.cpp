@@ -317,7 +317,9 @@ std::optional<at::ScalarType> type_of(const OptionalTensor& tensor) {
 
 // Python copies what is not, and refuses what has no memory (any more).
 bool is_usable(const Tensor& tensor) {
+  const size_t bytes = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
   return tensor.is_contiguous() && tensor.const_data_ptr() != nullptr &&
+         tensor.storage().nbytes() >= bytes &&
          reinterpret_cast<int64_t>(tensor.const_data_ptr()) % kAccessBytes == 0;
 }
 

@@ -252,9 +252,10 @@ class GpuModule:
             if address and address % self._alignment == 0:
                 continue
             if place >= len(self.spec.inputs):
+                came = f"{address:#x}" if address else "none of its size"
                 raise ValueError(
                     f"{name}: expected memory that begins at a multiple of {self._alignment} "
-                    f"bytes, got {address:#x}"
+                    f"bytes, got {came}"
                 )
             used[place] = framework.copy(name, used[place])
 

@@ -247,13 +247,15 @@ def test_freed_storage_is_refused_by_name(name: str, left: int, device: str) -> 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("left", [0, 8])
 @pytest.mark.parametrize("name", ["grad_output", "input", "mean", "rstd", "weight"])
-def test_freed_storage_is_refused_where_such_a_call_is_known(name: str) -> None:
+def test_freed_storage_is_refused_where_such_a_call_is_known(name: str, left: int) -> None:
     arguments = arguments_for(SPEC, (5,))
     lnbwd.layer_norm_backward(**given(arguments, "cuda"), normalized_shape=24)
     tensors = given(arguments, "cuda")
-    tensors[name].untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match=f"^{name}: expected a tensor with .* got one with 0"):
+    tensors[name].untyped_storage().resize_(left)
+    said = f"^{name}: expected a tensor with .* bytes of storage, got one with {left}"
+    with pytest.raises(ValueError, match=said):
         lnbwd.layer_norm_backward(**tensors, normalized_shape=24)
 
 

@@ -180,7 +180,15 @@ class _TorchOnGpu:
         )
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
-        return [array.data_ptr() for array in arrays], arrays
+        # Storage may shrink after a kind of call is known, and the address stays.
+        found = [
+            array.data_ptr()
+            if array.untyped_storage().nbytes()
+            >= array.storage_offset() * array.element_size() + array.nbytes
+            else 0
+            for array in arrays
+        ]
+        return found, arrays
 
     def copy(self, name: str, array: Any) -> Any:
         check_memory(name, array, allowed=LAZY_KEYS)
