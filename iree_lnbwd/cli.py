@@ -69,10 +69,7 @@ def _run_command(words: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(words[:cut])
     except SystemExit as ended:  # argparse has said what is wrong, or printed the help
-        if ended.code:
-            return _EXIT_ERROR
-        _put("", sys.stdout)
-        return _EXIT_OK
+        return _EXIT_ERROR if ended.code else _EXIT_OK
     options.extra_flags = tuple(words[cut + 1 :])
     command: Callable[[argparse.Namespace], int] = options.command
     compiles = (command is _compile and not options.print_ir) or (
@@ -173,6 +170,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Says what is wrong with the words, and exits."""
         super().error(printable(message))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Prints the help or a message; argparse's own loses errors, or not, by its version."""
+        _put(message, sys.stderr if file is None else file)
 
 
 def _parser() -> argparse.ArgumentParser:
