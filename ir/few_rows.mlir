@@ -12,7 +12,7 @@
 // the rows are divided into S slices: slice s has the rows s, s + S, s + 2S, ... The threads of a slice
 // are neighbours, and take neighbouring columns of one row.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !dy = bf16
 !x = bf16

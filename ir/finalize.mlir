@@ -4,7 +4,7 @@
 // There are P partial rows of N columns. A workgroup has a few columns. Its threads divide the partial
 // rows into slices, and each loads several rows at a time.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !gamma = bf16
 !beta = bf16

@@ -9,7 +9,7 @@
 //
 // Every sum is an !acc, for data of any type.
 
-// What a LayerNormSpec decides. These lines are replaced; nothing below them is.
+// What a NormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16
 !x = bf16
 !gamma = bf16

@@ -3,7 +3,7 @@
 // the oracle that the tests compile and run beside the product. The tensors have M rows of N columns;
 // M is fixed here, and the spec decides N and the types.
 
-// What a LayerNormSpec decides. These lines are replaced; nothing below them is.
+// What a NormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16
 !x = bf16
 !gamma = bf16

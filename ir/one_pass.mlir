@@ -14,7 +14,7 @@
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
 // Schedule says which, by constants; the compiler folds the branches that are not taken.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !dy = bf16
 !x = bf16

@@ -17,7 +17,7 @@
 // no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rule instead
 // (llvm.reset.fpenv), and restores theirs at its end.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !dy = bf16
 !x = bf16

@@ -6,7 +6,7 @@
 // cache. Where rows are narrow, a workgroup has several groups. Several chunks of a row are loaded at
 // once: the loops over them are unrolled.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !x = bf16
 !acc = f32

@@ -11,7 +11,7 @@
 // A thread keeps memory busy by several loads at once: chunks of a row in @row_sums, rows in @columns.
 // The loops over them are unrolled.
 
-// What a LayerNormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !dy = bf16
 !x = bf16

@@ -11,7 +11,7 @@ from iree_lnbwd.compiler import compile
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import layer_norm_backward
 from iree_lnbwd.runtime import LayerNormBackward, load
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, targets
 from iree_lnbwd.version import __version__
 
@@ -22,7 +22,7 @@ __all__ = [
     "DeviceError",
     "LayerNormBackward",
     "LayerNormGrads",
-    "LayerNormSpec",
+    "NormSpec",
     "Manifest",
     "Target",
     "__version__",

@@ -15,7 +15,7 @@ from iree_lnbwd import dtypes
 from iree_lnbwd.operands import BACKWARD, Access, Kind, Operand, When, names
 from iree_lnbwd.spec import (
     MOST_ROWS,
-    LayerNormSpec,
+    NormSpec,
     check_eps,
     check_mixture,
     check_normalized_shape,
@@ -112,7 +112,7 @@ class BoundCall(NamedTuple):
         has_bias: Whether the caller gave one, so that ``grad_bias`` has its element type.
     """
 
-    spec: LayerNormSpec | None
+    spec: NormSpec | None
     shape: tuple[int, ...]
     arrays: Mapping[str, Any]
     has_bias: bool
@@ -205,7 +205,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             bias_dtype=types["bias"],
             has_weight=has_weight,
             output_mask=asked,
-            recompute_eps=eps if given["mean"] is None else None,
+            eps=eps if given["mean"] is None else None,
         )
     return BoundCall(spec, x.shape, arrays, given["bias"] is not None)
 
@@ -235,7 +235,7 @@ _CHECKS = tuple(
     for operand in BACKWARD.arguments
 )
 
-_spec = functools.lru_cache(LayerNormSpec)  # takes microseconds, and calls are alike
+_spec = functools.lru_cache(NormSpec)  # takes microseconds, and calls are alike
 
 
 def _array(name: str, value: object) -> AnyArray:

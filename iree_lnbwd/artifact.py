@@ -15,7 +15,7 @@ from typing import Any
 from iree_lnbwd import files
 from iree_lnbwd.errors import ArtifactError, one_line
 from iree_lnbwd.schedules import Schedule, schedule_from_dict, schedule_to_dict
-from iree_lnbwd.spec import ENTRY, LayerNormSpec
+from iree_lnbwd.spec import ENTRY, NormSpec
 from iree_lnbwd.version import __version__
 
 SCHEMA_VERSION = 1
@@ -41,7 +41,7 @@ class Manifest:
         schema_version: Of this format.
     """
 
-    spec: LayerNormSpec
+    spec: NormSpec
     target: str
     schedule: Schedule
     compiler_version: str
@@ -106,7 +106,7 @@ class Artifact:
         return self.path.with_suffix(".json")
 
 
-def stem(spec: LayerNormSpec, target: str) -> str:
+def stem(spec: NormSpec, target: str) -> str:
     """File name, without its ending, of the module for a spec and a target."""
     return f"{spec.name}_{target}"
 
@@ -209,7 +209,7 @@ def _manifest(values: Any, path: Path) -> Manifest:
     if not isinstance(flags, list):
         raise TypeError(f"flags: expected a list, got {type(flags).__name__}")
     return Manifest(
-        spec=LayerNormSpec.from_dict(values["spec"]),
+        spec=NormSpec.from_dict(values["spec"]),
         target=_string("target", values["target"]),
         schedule=schedule_from_dict(values["schedule"]),
         compiler_version=_string("compiler_version", values["compiler_version"]),

@@ -15,7 +15,7 @@ from iree_lnbwd import artifact, compiler, files, folders, notices
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _VARIABLE = "IREE_LNBWD_CACHE"
@@ -36,7 +36,7 @@ class Entry:
             none.
     """
 
-    def __init__(self, spec: LayerNormSpec, target: Target) -> None:
+    def __init__(self, spec: NormSpec, target: Target) -> None:
         """Plans the module, and looks for it."""
         self.kept: tuple[bytes, Manifest] | None = None
         self._names = _names(spec, target)
@@ -79,7 +79,7 @@ class Entry:
         return vmfb, manifest
 
 
-def build(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest]:
+def build(spec: NormSpec, target: Target) -> tuple[bytes, Manifest]:
     """As `compiler.build`, once for each spec, target, compiler version, flags and IR.
 
     An entry is compiled again if it is damaged, or if it would be compiled differently now. Without
@@ -153,7 +153,7 @@ def _kept(planned: Manifest, names: tuple[str, str]) -> tuple[bytes, Manifest] |
     return (vmfb, manifest) if text == manifest.to_json().encode() else None
 
 
-def _put_there(spec: LayerNormSpec, target: Target) -> tuple[bytes, Manifest] | None:
+def _put_there(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     """The module that `compile` wrote into the folder itself, if it fits."""
     kept = read(_ITSELF, *(names := _names(spec, target)))
     if kept is None:
@@ -175,7 +175,7 @@ def _entry(manifest: Manifest) -> PurePath:
     return PurePath(artifact.digest(planned.to_json().encode())[:_KEY_LETTERS])
 
 
-def _names(spec: LayerNormSpec, target: Target) -> tuple[str, str]:
+def _names(spec: NormSpec, target: Target) -> tuple[str, str]:
     stem = artifact.stem(spec, target.name)
     return f"{stem}.vmfb", f"{stem}.json"
 

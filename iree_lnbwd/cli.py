@@ -31,7 +31,7 @@ from iree_lnbwd.errors import (
 )
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.schedules import WholeTensors, paths
-from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, LayerNormSpec
+from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, NormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verification import evidence, fingerprint, matrix, verify
 from iree_lnbwd.verification.verify import Runs
@@ -296,7 +296,7 @@ def _mask(text: str) -> tuple[bool, ...]:
     return tuple(digit == "1" for digit in text)
 
 
-def _spec(options: argparse.Namespace) -> LayerNormSpec:
+def _spec(options: argparse.Namespace) -> NormSpec:
     mask = (True, True, True) if options.output_mask is None else options.output_mask
     if options.no_weight and options.output_mask is not None and mask[1]:
         raise ValueError("output_mask: expected 0 for grad_weight beside --no-weight, got 1")
@@ -304,7 +304,7 @@ def _spec(options: argparse.Namespace) -> LayerNormSpec:
         raise ValueError(
             f"bias_dtype: expected none where there is no grad_bias, got {options.bias_dtype!r}"
         )
-    return LayerNormSpec(
+    return NormSpec(
         normalized_shape=options.normalized_shape,
         dtype=options.dtype,
         grad_output_dtype=options.grad_output_dtype,
@@ -313,7 +313,7 @@ def _spec(options: argparse.Namespace) -> LayerNormSpec:
         has_weight=not options.no_weight,
         output_mask=mask,
         rows=options.rows,
-        recompute_eps=options.recompute_statistics,
+        eps=options.recompute_statistics,
     )
 
 
@@ -393,7 +393,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
         if options.data is not None:
             raise ValueError("normalized-shape: expected no --data beside it")
         return _random_cases(
-            LayerNormSpec(options.normalized_shape, options.dtype or "f32"),
+            NormSpec(options.normalized_shape, options.dtype or "f32"),
             (1, 7, 64) if options.rows is None else options.rows,
         )
     for name in ("dtype", "rows"):
@@ -413,7 +413,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
     return calls, name
 
 
-def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
+def _random_cases(spec: NormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
     """Calls of so many random rows each, and a description of them."""
     if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
         raise ValueError(f"rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
@@ -423,11 +423,11 @@ def _random_cases(spec: LayerNormSpec, rows: tuple[int, ...]) -> tuple[dict[str,
     return calls, f"random rows of seed {seed}"
 
 
-def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Runs], str]:
+def _on_device(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs], str]:
     """A loader of a spec's module for the place in the options, and a description of that place."""
     target, uri = _where(options.target, options.device)
 
-    def load(spec: LayerNormSpec) -> Runs:
+    def load(spec: NormSpec) -> Runs:
         if options.modules is not None:
             path = options.modules / f"{artifact.stem(spec, target.name)}.vmfb"
             op = runtime.load(path, str(uri))
@@ -439,7 +439,7 @@ def _on_device(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], R
     return load, f"for {target.name} on {uri}"
 
 
-def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Runs], str]:
+def _emulated(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs], str]:
     """The same as `_on_device`, for the emulator."""
     if options.device is not None:
         raise DeviceError("device: expected none beside --emulate")
@@ -448,21 +448,21 @@ def _emulated(options: argparse.Namespace) -> tuple[Callable[[LayerNormSpec], Ru
     target = find_target(options.target)
     emulated.check_target(target)
 
-    def load(spec: LayerNormSpec) -> Runs:
+    def load(spec: NormSpec) -> Runs:
         name = artifact.stem(spec, target.name)
         if options.modules is None:
             vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
-            return emulated.EmulatedLayerNormBackward(vmfb, source=name, progress=_show_launch)
+            return emulated.EmulatedNorm(vmfb, source=name, progress=_show_launch)
         path = options.modules / f"{name}.vmfb"
         vmfb, _ = artifact.read(path)
-        op = emulated.EmulatedLayerNormBackward(vmfb, source=str(path), progress=_show_launch)
+        op = emulated.EmulatedNorm(vmfb, source=str(path), progress=_show_launch)
         _expect_module(path, op.spec, op.target)
         return op
 
     return load, f"for {target.name} in the emulator"
 
 
-def _expect_module(path: Path, spec: LayerNormSpec, target: str) -> None:
+def _expect_module(path: Path, spec: NormSpec, target: str) -> None:
     """Expects a module to compute what its file's name says."""
     if (name := artifact.stem(spec, target)) != path.stem:
         raise ArtifactError(f"{path}: expected the module that it is named after, got {name}")

@@ -16,7 +16,7 @@ from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError, shown
 from iree_lnbwd.extra_flags import check_extra_flags
 from iree_lnbwd.schedules import FewRows, Form, Schedule, WholeTensors
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target
 
 # f64 data must stay f64.
@@ -25,7 +25,7 @@ _INPUT_TYPE = "none"  # linalg and the dialects below it
 
 
 def compile(
-    spec: LayerNormSpec,
+    spec: NormSpec,
     target: str = "host",
     output_dir: str | os.PathLike[str] = ".",
     *,
@@ -57,7 +57,7 @@ def compile(
 
 
 def build(
-    spec: LayerNormSpec,
+    spec: NormSpec,
     target: Target,
     *,
     how: Schedule | None = None,
@@ -81,7 +81,7 @@ def build(
 
 
 def plan(
-    spec: LayerNormSpec,
+    spec: NormSpec,
     target: Target,
     *,
     how: Schedule | None = None,
@@ -131,7 +131,7 @@ def build_planned(text: str, manifest: Manifest) -> tuple[bytes, Manifest]:
     return vmfb, replace(manifest, vmfb_sha256=artifact.digest(vmfb))
 
 
-def build_oracle(spec: LayerNormSpec, target: Target) -> bytes:
+def build_oracle(spec: NormSpec, target: Target) -> bytes:
     """The module that the StableHLO specification of the op compiles to; needs ``spec.rows``.
 
     Raises:
@@ -144,7 +144,7 @@ def build_oracle(spec: LayerNormSpec, target: Target) -> bytes:
     return iree_compile.run(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
 
-def source_text(spec: LayerNormSpec, target: Target, *, how: Schedule | None = None) -> str:
+def source_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) -> str:
     """The MLIR text that iree-compile is given.
 
     Raises:
@@ -169,7 +169,7 @@ def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]
     return (*target.flags, *_COMMON_FLAGS, *check_extra_flags(extra_flags))
 
 
-def command_line(spec: LayerNormSpec, target: Target, *, extra_flags: Sequence[str] = ()) -> str:
+def command_line(spec: NormSpec, target: Target, *, extra_flags: Sequence[str] = ()) -> str:
     """A shell command that compiles the text of `source_text`, given on its standard input."""
     output = f"{artifact.stem(spec, target.name)}.vmfb"
     return shlex.join(
@@ -200,8 +200,8 @@ def _host_cpu(target: Target) -> str | None:
 
 
 def _check_spec(spec: object) -> None:
-    if not isinstance(spec, LayerNormSpec):
-        raise TypeError(f"spec: expected a LayerNormSpec, got {type(spec).__name__}")
+    if not isinstance(spec, NormSpec):
+        raise TypeError(f"spec: expected a NormSpec, got {type(spec).__name__}")
 
 
 def _check_schedule(how: object) -> None:

@@ -13,7 +13,7 @@ import iree.runtime as rt
 from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
 from iree_lnbwd.launches import LaunchPlans
 from iree_lnbwd.schedules import Schedule, schedule_from_dict
-from iree_lnbwd.spec import ENTRY, LayerNormSpec
+from iree_lnbwd.spec import ENTRY, NormSpec
 from iree_lnbwd.targets import Target, find_target
 
 
@@ -28,7 +28,7 @@ class Description(NamedTuple):
         host_cpu: The CPU that a module for "host" needs; None for other targets.
     """
 
-    spec: LayerNormSpec
+    spec: NormSpec
     target: Target
     schedule: Schedule
     launches: LaunchPlans | None
@@ -92,7 +92,7 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: it has no function {ENTRY}")
     launches = reflection.get("iree_lnbwd.launches")
     try:
-        spec = LayerNormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
+        spec = NormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
         target = find_target(reflection["iree_lnbwd.target"])
         description = Description(
             spec,

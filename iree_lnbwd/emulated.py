@@ -16,7 +16,7 @@ from iree_lnbwd.spec import ENTRY, GRADIENTS
 from iree_lnbwd.targets import Target
 
 
-class EmulatedLayerNormBackward:
+class EmulatedNorm:
     """Runs a module's own host program and kernels in software, for calls of its spec.
 
     Our own kernels are checked strictly: only the operations that PTX names order the threads of a

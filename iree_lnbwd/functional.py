@@ -22,7 +22,7 @@ from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.runtime import LayerNormBackward
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.gpu_module import KnownCall
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _LOADED_MODULES = 256
@@ -30,9 +30,9 @@ _INPUT, _MEAN = ARGUMENTS.index("input"), ARGUMENTS.index("mean")
 _HOST = DeviceUri.parse(DEFAULT_DEVICE)
 
 # A function that is told of each module that is about to be compiled.
-Compiling = Callable[[LayerNormSpec, Target], None]
+Compiling = Callable[[NormSpec, Target], None]
 
-_Key = tuple[LayerNormSpec, DeviceUri]
+_Key = tuple[NormSpec, DeviceUri]
 _loading: dict[_Key, threading.RLock] = {}
 _alive: WeakValueDictionary[_Key, LayerNormBackward] = WeakValueDictionary()
 # Known kinds of call on a GPU; they are kept as long as their modules are loaded.
@@ -138,7 +138,7 @@ def backward(
 
 @functools.lru_cache(maxsize=_LOADED_MODULES)
 def loaded(
-    spec: LayerNormSpec, uri: DeviceUri, compiling: Compiling | None = None
+    spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None
 ) -> LayerNormBackward:
     """The module for a spec on a device: from memory, the cache on disk, or the compiler.
 

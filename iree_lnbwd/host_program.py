@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from iree_lnbwd.launches import Count, LaunchPlans, Plan, PlannedLaunch
 from iree_lnbwd.operands import BACKWARD, Kind, Operand
-from iree_lnbwd.spec import ENTRY, LayerNormSpec
+from iree_lnbwd.spec import ENTRY, NormSpec
 
 _EXECUTABLE = re.compile(
     r"^hal\.executable\.source private @(\w+) \{\n.*?^\}\n+", re.MULTILINE | re.DOTALL
@@ -36,7 +36,7 @@ def launched(text: str, plans: LaunchPlans) -> str:
     return _EXECUTABLE.sub(lambda found: found[0] if found[1] in names else "", text)
 
 
-def entry(spec: LayerNormSpec, plans: LaunchPlans | None, reflection: Mapping[str, str]) -> str:
+def entry(spec: NormSpec, plans: LaunchPlans | None, reflection: Mapping[str, str]) -> str:
     """The public function: arguments in, the asked gradients out.
 
     Args:
@@ -77,21 +77,21 @@ def entry(spec: LayerNormSpec, plans: LaunchPlans | None, reflection: Mapping[st
     return "\n".join(lines) + "\n"
 
 
-def _results(spec: LayerNormSpec) -> tuple[Operand, ...]:
+def _results(spec: NormSpec) -> tuple[Operand, ...]:
     return tuple(result for result in BACKWARD.results if spec.has(result))
 
 
-def _return(spec: LayerNormSpec, values: Mapping[str, str]) -> str:
+def _return(spec: NormSpec, values: Mapping[str, str]) -> str:
     """Of the asked gradients, by their names."""
     results = _results(spec)
     types = ", ".join(result.alias for result in results)
     return f"return {', '.join(values[result.name] for result in results)} : {types}"
 
 
-def _calls(spec: LayerNormSpec) -> list[str]:
+def _calls(spec: NormSpec) -> list[str]:
     """Calls of what a file of ``ir/`` defines."""
     lines = []
-    if spec.recompute_eps is not None:
+    if spec.eps is not None:
         lines.append("%mean, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)")
     results = ", ".join(f"%{result.symbol}" for result in BACKWARD.results)
     read = ", ".join(f"%{given.symbol}" for given in BACKWARD.inputs)
@@ -106,7 +106,7 @@ def _rows() -> list[str]:
     return ["%c0 = arith.constant 0 : index", "%m = tensor.dim %x, %c0 : !x_mn"]
 
 
-def _branches(spec: LayerNormSpec, plans: LaunchPlans) -> list[str]:
+def _branches(spec: NormSpec, plans: LaunchPlans) -> list[str]:
     """One plan or the other; M decides.
 
     Each branch ties its gradients to the caller's storage itself. If they were tied only after the
@@ -136,7 +136,7 @@ def _branches(spec: LayerNormSpec, plans: LaunchPlans) -> list[str]:
 
 
 def _dispatches(
-    spec: LayerNormSpec, plan: Plan, suffix: str = ""
+    spec: NormSpec, plan: Plan, suffix: str = ""
 ) -> tuple[list[str], dict[str, str]]:
     """A plan's kernels, in order, and the value of each operand after them."""
     values = {given.name: f"%{given.symbol}" for given in BACKWARD.inputs}
@@ -166,7 +166,7 @@ def _dispatches(
     return lines, values
 
 
-def _sized(spec: LayerNormSpec, operand: Operand) -> str:
+def _sized(spec: NormSpec, operand: Operand) -> str:
     """The type of its tensor, with the number of rows if M decides that."""
     of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
     return operand.alias + ("{%m}" if of_rows else "")

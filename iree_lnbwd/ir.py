@@ -27,7 +27,7 @@ from iree_lnbwd.schedules import (
     row_statistics,
     schedule_to_dict,
 )
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 LINALG = "layer_norm_backward.mlir"
@@ -49,7 +49,7 @@ _FILES: Mapping[type[Form], tuple[str, ...]] = {
 }
 
 _HEADER = re.compile(
-    r"// What a LayerNormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
+    r"// What a NormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
     re.DOTALL,
 )
 _SUBGROUP_SUM = re.compile(
@@ -59,17 +59,17 @@ _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
 
-def sources(spec: LayerNormSpec, schedule: Schedule) -> tuple[str, ...]:
+def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
-    if isinstance(schedule, OnePass | TwoPass) and spec.recompute_eps is not None:
+    if isinstance(schedule, OnePass | TwoPass) and spec.eps is not None:
         names.append(ROW_STATISTICS)
     return (*names, *(() if isinstance(schedule, WholeTensors) else MATH))
 
 
 def module(
     texts: Mapping[str, str],
-    spec: LayerNormSpec,
+    spec: NormSpec,
     target: Target,
     schedule: Schedule,
     *,
@@ -131,7 +131,7 @@ def _overload(target: Target, function: str, types: tuple[str, ...]) -> str:
 
 
 def _literals(
-    name: str, text: str, spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
+    name: str, text: str, spec: NormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> str:
     """A file of kernels with its literals that MLIR takes no alias for."""
     if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
@@ -142,10 +142,10 @@ def _literals(
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
 
 
-def _spec_aliases(spec: LayerNormSpec) -> dict[str, str]:
+def _spec_aliases(spec: NormSpec) -> dict[str, str]:
     rows = "?" if spec.rows is None else str(spec.rows)
     cols = spec.columns
-    eps = 0.0 if spec.recompute_eps is None else spec.recompute_eps
+    eps = 0.0 if spec.eps is None else spec.eps
     return {
         "!dy": spec.dy_dtype,
         "!x": spec.dtype,
@@ -210,7 +210,7 @@ def _chunks(vector: int) -> dict[str, str]:
 
 
 def _gpu_aliases(
-    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
+    spec: NormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> dict[str, str]:
     """The aliases of all kernels of a module for a GPU."""
     aliases = _kernel_aliases(spec, target, schedule)
@@ -220,13 +220,13 @@ def _gpu_aliases(
         aliases |= _one_pass_aliases(spec, target, schedule)
         if schedule.few_rows:
             aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
-    if spec.recompute_eps is not None:
+    if spec.eps is not None:
         aliases |= _row_statistics_aliases(spec, target)
     return aliases
 
 
 def _kernel_aliases(
-    spec: LayerNormSpec, target: Target, schedule: OnePass | TwoPass
+    spec: NormSpec, target: Target, schedule: OnePass | TwoPass
 ) -> dict[str, str]:
     """The aliases that the kernels of one pass and of two passes share."""
     cols, vector = spec.columns, schedule.vector
@@ -254,7 +254,7 @@ def _kernel_aliases(
     }
 
 
-def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, str]:
+def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
     cols, vector, block = spec.columns, schedule.vector, schedule.block
 
     def rows_of_each(workgroups: int) -> str:
@@ -279,7 +279,7 @@ def _row_blocks_aliases(spec: LayerNormSpec, schedule: RowBlocks) -> dict[str, s
     }
 
 
-def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
+def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
     padded, groups = schedule.padded_columns(spec, target), schedule.groups
     slots, chunks = schedule.slots, schedule.chunks(spec, target)
     dy_bytes, x_bytes = schedule.row_bytes(spec, target)
@@ -319,12 +319,12 @@ def _one_pass_aliases(spec: LayerNormSpec, target: Target, schedule: OnePass) ->
     }
 
 
-def _copied(spec: LayerNormSpec, schedule: OnePass) -> int:
+def _copied(spec: NormSpec, schedule: OnePass) -> int:
     """Elements of dy and x in one copy. A schedule without copies gets a number that is legal."""
     return schedule.vector if schedule.slots else _LEGAL_TO_COPY[spec.acc_dtype]
 
 
-def _gamma_copied(spec: LayerNormSpec, schedule: OnePass) -> int:
+def _gamma_copied(spec: NormSpec, schedule: OnePass) -> int:
     """Elements of the weight in one copy. A schedule without copies gets a number that is legal."""
     copied = schedule.stages_weight and not schedule.widens_weight
     return schedule.vector if copied else _LEGAL_TO_COPY[spec.acc_dtype]
@@ -335,7 +335,7 @@ def _flag(value: bool) -> str:
 
 
 def _few_rows_aliases(
-    spec: LayerNormSpec, target: Target, schedule: OnePass, few: FewRows
+    spec: NormSpec, target: Target, schedule: OnePass, few: FewRows
 ) -> dict[str, str]:
     vector, slices = few.tile_vector, few.slices(target)
     chunks = few.chunks(spec, target, schedule.vector)
@@ -360,7 +360,7 @@ def _few_rows_aliases(
     }
 
 
-def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) -> dict[str, str]:
+def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict[str, str]:
     at_once = schedule.tile(target) * schedule.chunks
     return {
         "#chunks_at_once": f"{schedule.chunks} : index",
@@ -377,7 +377,7 @@ def _two_pass_aliases(spec: LayerNormSpec, target: Target, schedule: TwoPass) ->
     }
 
 
-def _row_statistics_aliases(spec: LayerNormSpec, target: Target) -> dict[str, str]:
+def _row_statistics_aliases(spec: NormSpec, target: Target) -> dict[str, str]:
     how = row_statistics(spec, target)
     vector, threads = how.vector, how.threads(target)
     return {
@@ -394,7 +394,7 @@ def _row_statistics_aliases(spec: LayerNormSpec, target: Target) -> dict[str, st
     }
 
 
-def _narrow_copies(text: str, spec: LayerNormSpec, schedule: OnePass) -> str:
+def _narrow_copies(text: str, spec: NormSpec, schedule: OnePass) -> str:
     """Copies past the L1 cache are of 16 bytes; narrower ones go without the attribute."""
     for name, dtype, copied in (
         ("dy", spec.dy_dtype, _copied(spec, schedule)),
@@ -430,7 +430,7 @@ def _shuffled(text: str, target: Target) -> str:
 
 
 def _reflection(
-    spec: LayerNormSpec,
+    spec: NormSpec,
     target: Target,
     schedule: Schedule,
     plans: LaunchPlans | None,

@@ -26,7 +26,7 @@ from iree_lnbwd.operands import (
     names,
 )
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
-from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+from iree_lnbwd.spec import GRADIENTS, NormSpec
 from iree_lnbwd.targets import Target
 
 _INPUTS = names(BACKWARD.inputs)
@@ -149,7 +149,7 @@ def count_of(count: Count, rows: int) -> int:
     return count if isinstance(count, int) else count.of(rows)
 
 
-def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
+def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
     """The launches of a call; None if only IREE's host program knows them.
 
     That is the case if IREE itself makes the kernels, from whole tensors.
@@ -162,12 +162,12 @@ def launches(spec: LayerNormSpec, target: Target, schedule: Schedule) -> LaunchP
             plans.append(_of_few_rows(spec, form))
         elif isinstance(form, OnePass | TwoPass):
             plans.append(_of_partial_rows(spec, target, form))
-    if spec.recompute_eps is not None:
+    if spec.eps is not None:
         plans = [_with_statistics(plan, spec, target) for plan in plans]
     return LaunchPlans(tuple(plans))
 
 
-def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
+def _with_statistics(plan: Plan, spec: NormSpec, target: Target) -> Plan:
     """The same, after a kernel that recomputes mean and rstd."""
     rows = RowCount()
     workgroups = RowCount(row_statistics(spec, target).rows)
@@ -178,7 +178,7 @@ def _with_statistics(plan: Plan, spec: LayerNormSpec, target: Target) -> Plan:
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(kernel, *plan.kernels))
 
 
-def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
+def _of_few_rows(spec: NormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
     tiles = form.tiles(spec)
     workgroups = RowCount(more=tiles) if spec.output_mask[0] else tiles
@@ -186,7 +186,7 @@ def _of_few_rows(spec: LayerNormSpec, form: FewRows) -> Plan:
     return Plan(_unasked(spec, GRADIENTS), (kernel,), form.rows if spec.rows is None else None)
 
 
-def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPass) -> Plan:
+def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) -> Plan:
     """Partial rows of the column sums, and a kernel that adds them up."""
     rows = RowCount()
     written = (GRAD_INPUT.name, *_PARTIALS)
@@ -217,14 +217,14 @@ def _of_partial_rows(spec: LayerNormSpec, target: Target, form: OnePass | TwoPas
     return Plan(scratch, tuple(kernels))
 
 
-def _scratch(spec: LayerNormSpec, name: str, count: Count) -> Scratch:
+def _scratch(spec: NormSpec, name: str, count: Count) -> Scratch:
     """Memory for an operand: so many rows of it, or so many elements."""
     operand = BACKWARD.named(name)
     size = DTYPES[spec.element_type(operand.element)].numpy.itemsize
     return Scratch(name, size * (1 if operand.kind is Kind.ROWS else spec.columns), count)
 
 
-def _unasked(spec: LayerNormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
+def _unasked(spec: NormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
     """Memory for gradients that nobody asked for, but that kernels have a pointer to.
 
     Kernels do not use the pointer to ``grad_input``; they write the other gradients anyway.

@@ -1,14 +1,13 @@
-"""The operands of the op, in one table; all other lists of them derive from it.
+"""The ops of the family and their operands, in one table; all other lists derive from it.
 
-M is the number of rows, and N the number of columns. Another op of the family would have a list
-like `BACKWARD`, with some of these rows and some of its own.
+M is the number of rows, and N the number of columns.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -45,6 +44,7 @@ class Element(Enum):
     ACC = "acc"
     GAMMA = "gamma"
     BETA = "beta"
+    RESIDUAL = "residual"
 
 
 class Access(Enum):
@@ -61,6 +61,8 @@ class When(Enum):
     ALWAYS = "always"
     STATISTICS_GIVEN = "the statistics are not recomputed"
     WEIGHT_GIVEN = "there is a weight"
+    BIAS_GIVEN = "there is a bias"
+    RESIDUAL_GIVEN = "there is a residual"
     ASKED_FOR = "the mask asks for it"
     NEVER = "no module takes it"
 
@@ -97,12 +99,26 @@ MEAN = Operand("mean", "mean", Kind.ROWS, Element.ACC, when=When.STATISTICS_GIVE
 RSTD = Operand("rstd", "rstd", Kind.ROWS, Element.ACC, when=When.STATISTICS_GIVEN)
 WEIGHT = Operand("weight", "gamma", Kind.COLUMNS, Element.GAMMA, when=When.WEIGHT_GIVEN)
 BIAS = Operand("bias", "beta", Kind.COLUMNS, Element.BETA, Access.TYPE_ALONE, When.NEVER)
+# The gradient that reached the residual's sum past the norm; it is added to the input's gradient.
+GRAD_RESIDUAL = Operand(
+    "grad_residual", "dresidual", Kind.CELLS, Element.RESIDUAL, when=When.RESIDUAL_GIVEN
+)
 GRAD_INPUT = Operand("grad_input", "dx", Kind.CELLS, Element.X, Access.WRITTEN, When.ASKED_FOR)
 GRAD_WEIGHT = Operand(
     "grad_weight", "dgamma", Kind.COLUMNS, Element.GAMMA, Access.WRITTEN, When.ASKED_FOR
 )
 GRAD_BIAS = Operand(
     "grad_bias", "dbeta", Kind.COLUMNS, Element.BETA, Access.WRITTEN, When.ASKED_FOR
+)
+
+# Of the forwards alone.
+RESIDUAL = Operand("residual", "residual", Kind.CELLS, Element.RESIDUAL, when=When.RESIDUAL_GIVEN)
+ADDED_BIAS = replace(BIAS, access=Access.READ, when=When.BIAS_GIVEN)
+OUTPUT = Operand("output", "y", Kind.CELLS, Element.X, Access.WRITTEN)
+SAVED_MEAN = replace(MEAN, access=Access.WRITTEN, when=When.ALWAYS)
+SAVED_RSTD = replace(RSTD, access=Access.WRITTEN, when=When.ALWAYS)
+RESIDUAL_OUTPUT = Operand(  # input + residual, which is what is normalized
+    "residual_output", "s", Kind.CELLS, Element.RESIDUAL, Access.WRITTEN, When.RESIDUAL_GIVEN
 )
 
 # Scratch that kernels of a call pass to each other.
@@ -117,16 +133,25 @@ SUM_HX = Operand("sum_hx", "sum_hx", Kind.ROWS, Element.ACC, Access.WRITTEN, Whe
 
 
 @dataclass(frozen=True)
-class Operands:
-    """The rows that one op of the family has, in ATen's order.
+class Op:
+    """One op of the family.
 
     Attributes:
-        rows: The operands that callers give, then those that are written.
+        name: Of the Python function, and of the modules' public function.
+        centres: Whether the mean of each row is subtracted.
+        rows: The operands that callers give, then those that are written, in ATen's order.
         scratch: The operands that its kernels pass to each other.
     """
 
+    name: str
+    centres: bool
     rows: tuple[Operand, ...]
     scratch: tuple[Operand, ...] = ()
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it computes gradients."""
+        return GRAD_OUTPUT in self.rows
 
     @functools.cached_property
     def arguments(self) -> tuple[Operand, ...]:
@@ -144,19 +169,46 @@ class Operands:
         return tuple(row for row in self.rows if row.access is Access.WRITTEN)
 
     @functools.cached_property
+    def masked(self) -> tuple[Operand, ...]:
+        """The results that a caller's mask chooses among."""
+        return tuple(row for row in self.results if row.when is When.ASKED_FOR)
+
+    @functools.cached_property
     def statistics(self) -> tuple[Operand, ...]:
-        """The statistics of each row, which modules read or recompute."""
-        return tuple(row for row in self.inputs if row.kind is Kind.ROWS)
+        """The statistics of each row, which modules read, recompute or save."""
+        return tuple(row for row in self.rows if row.kind is Kind.ROWS)
+
+    def knows(self, operand: Operand) -> bool:
+        """Whether one of its modules, or of its kernels, can have the operand."""
+        return operand in self.rows or operand in self.scratch
 
     def named(self, name: str) -> Operand:
         """The row with that name."""
         return next(row for row in (*self.rows, *self.scratch) if row.name == name)
 
 
-BACKWARD = Operands(
-    (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS),
+LAYER_NORM = Op(
+    "layer_norm",
+    True,
+    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS, OUTPUT, SAVED_MEAN, SAVED_RSTD, RESIDUAL_OUTPUT),
+)
+RMS_NORM = Op("rms_norm", False, (INPUT, RESIDUAL, WEIGHT, OUTPUT, SAVED_RSTD, RESIDUAL_OUTPUT))
+LAYER_NORM_BACKWARD = Op(
+    "layer_norm_backward",
+    True,
+    (
+        *(GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_RESIDUAL),
+        *(GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS),
+    ),
     (PARTIAL_DGAMMA, PARTIAL_DBETA, SUM_H, SUM_HX),
 )
+RMS_NORM_BACKWARD = Op(
+    "rms_norm_backward",
+    False,
+    (GRAD_OUTPUT, INPUT, RSTD, WEIGHT, GRAD_RESIDUAL, GRAD_INPUT, GRAD_WEIGHT),
+    (PARTIAL_DGAMMA, SUM_HX),
+)
+OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)}
 
 
 def names(operands: Iterable[Operand]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The spec of one layer-norm backward: its shape, types and options."""
+"""The spec of one norm, forward or backward: its op, shape, types and options."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import math
 import numbers
 import operator
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
-from iree_lnbwd.operands import BACKWARD, Element, Operand, When, names
+from iree_lnbwd.operands import (
+    GRAD_BIAS,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    Element,
+    Op,
+    Operand,
+    When,
+    names,
+)
 
-ENTRY = "layer_norm_backward"
-GRADIENTS = names(BACKWARD.results)
 _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
@@ -47,7 +55,7 @@ class TensorType:
 
 
 @dataclass(frozen=True)
-class LayerNormSpec:
+class NormSpec:
     """The computation of one compiled module. Two specs that mean the same are equal.
 
     The input is M rows (the product of the leading dimensions) of N columns (the product of
@@ -56,15 +64,23 @@ class LayerNormSpec:
     Attributes:
         normalized_shape: The trailing dimensions that are normalized, each >= 1. An int is
             taken as a tuple of one.
-        dtype: Element type of ``input`` and ``grad_input``: "f32", "f16", "bf16" or "f64".
+        dtype: Element type of ``input``, and of ``grad_input`` or ``output``: "f32", "f16", "bf16"
+            or "f64".
         grad_output_dtype: Of ``grad_output``; None means ``dtype``.
         weight_dtype: Of ``weight`` and ``grad_weight``; None means ``dtype``.
-        bias_dtype: Of ``grad_bias``; None means ``weight_dtype``.
+        bias_dtype: Of ``bias`` or ``grad_bias``; None means ``weight_dtype``.
         has_weight: False if the op has no weight: gamma is 1 and there is no ``grad_weight``.
-        output_mask: Which of (``grad_input``, ``grad_weight``, ``grad_bias``) is computed.
+        output_mask: Which gradients are computed: of (``grad_input``, ``grad_weight``,
+            ``grad_bias``), as far as the op has them. () means all of them; a forward has none.
         rows: M, at least 1, if it is fixed; None leaves it dynamic.
-        recompute_eps: None if ``mean`` and ``rstd`` are arguments. A number if they are recomputed
-            from ``input`` instead, with this eps added to the biased variance.
+        eps: The number that is added to the biased variance, or to the mean square, where a module
+            computes statistics. A forward has one. None in a backward whose statistics are
+            arguments; a number if they are recomputed from ``input``.
+        op: A name of `operands.OPS`.
+        has_bias: Whether ``layer_norm`` adds a bias; None means that it does.
+        residual_dtype: Of ``residual`` or ``grad_residual``; None if there is none.
+        weight_offset: Added to the weight in the type of sums: 1.0 where gamma is stored around
+            zero. 0.0 without a weight.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -76,39 +92,42 @@ class LayerNormSpec:
     weight_dtype: str | None = None
     bias_dtype: str | None = None
     has_weight: bool = True
-    output_mask: tuple[bool, bool, bool] = (True, True, True)
+    output_mask: tuple[bool, ...] = ()
     rows: int | None = None
-    recompute_eps: float | None = None
+    eps: float | None = None
+    op: str = LAYER_NORM_BACKWARD.name
+    has_bias: bool | None = None
+    residual_dtype: str | None = None
+    weight_offset: float = 0.0
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
+        if not isinstance(self.op, str) or self.op not in OPS:
+            raise ValueError(f"op: expected one of {', '.join(OPS)}, got {shown(self.op)}")
         set_field(self, "normalized_shape", check_normalized_shape(self.normalized_shape))
-        for field in ("dtype", "grad_output_dtype", "weight_dtype", "bias_dtype"):
+        for field in (
+            "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
+        ):  # fmt: skip
             _check_dtype(field, getattr(self, field), required=field == "dtype")
-        set_field(self, "output_mask", check_output_mask(self.output_mask))
         if not isinstance(self.has_weight, bool):
             raise TypeError(f"has_weight: expected a bool, got {shown(self.has_weight)}")
-        if not self.has_weight:
-            if self.weight_dtype is not None:
-                raise ValueError(
-                    f"weight_dtype: expected None without a weight, got {shown(self.weight_dtype)}"
-                )
-            set_field(self, "output_mask", (self.output_mask[0], False, self.output_mask[2]))
-        if not any(self.output_mask):
-            raise ValueError(
-                "output_mask: expected at least one gradient to compute, got none"
-                + ("" if self.has_weight else " (without a weight there is no grad_weight)")
-            )
+        set_field(self, "output_mask", self._checked_mask())
+        set_field(self, "has_bias", self._checked_bias())
+        self._expect_weight_for("weight_dtype", None)
+        set_field(self, "weight_offset", check_number(self.weight_offset, "weight_offset"))
+        self._expect_weight_for("weight_offset", 0.0)
         if self.rows is not None:
             if not _is_int(self.rows) or not 1 <= self.rows <= MOST_ROWS:
                 raise ValueError(
                     f"rows: expected None or an int from 1 to {MOST_ROWS}, got {shown(self.rows)}"
                 )
             set_field(self, "rows", int(self.rows))
-        if self.recompute_eps is not None:
-            set_field(self, "recompute_eps", check_eps(self.recompute_eps, "recompute_eps"))
+        if self.eps is not None:
+            set_field(self, "eps", check_number(self.eps, "eps"))
+        elif not self.family.is_backward:
+            raise ValueError(f"eps: expected a number for {self.op}, got None")
         # One spelling for specs that mean the same.
-        if not self.output_mask[2]:
+        if not (self.has_bias or self.has(GRAD_BIAS)):
             set_field(self, "bias_dtype", None)
         for field, default in (
             ("bias_dtype", self.weight_dtype or self.dtype),
@@ -117,9 +136,55 @@ class LayerNormSpec:
         ):
             if getattr(self, field) == default:
                 set_field(self, field, None)
-        check_mixture("grad_output_dtype", self.dy_dtype, self.dtype)
-        check_mixture("weight_dtype", self.gamma_dtype, self.dtype)
-        check_mixture("bias_dtype", self.beta_dtype, self.dtype)
+        if self.grad_output_dtype is not None and not self.family.is_backward:
+            raise ValueError(
+                f"grad_output_dtype: expected None for {self.op}, got "
+                f"{shown(self.grad_output_dtype)}"
+            )
+        for field, dtype in (
+            ("grad_output_dtype", self.dy_dtype),
+            ("weight_dtype", self.gamma_dtype),
+            ("bias_dtype", self.beta_dtype),
+            ("residual_dtype", self.element_type(Element.RESIDUAL)),
+        ):
+            check_mixture(field, dtype, self.dtype)
+
+    def _checked_mask(self) -> tuple[bool, ...]:
+        gradients = self.family.masked
+        mask = (
+            (True,) * len(gradients)
+            if self.output_mask == ()
+            else check_output_mask(self.output_mask, self.family)
+        )
+        asked = tuple(
+            wanted and (self.has_weight or gradient.name != "grad_weight")
+            for gradient, wanted in zip(gradients, mask, strict=True)
+        )
+        if gradients and not any(asked):
+            raise ValueError(
+                "output_mask: expected at least one gradient to compute, got none"
+                + ("" if self.has_weight else " (without a weight there is no grad_weight)")
+            )
+        return asked
+
+    def _checked_bias(self) -> bool:
+        if self.has_bias is None:
+            return self.op == LAYER_NORM.name
+        if not isinstance(self.has_bias, bool):
+            raise TypeError(f"has_bias: expected a bool or None, got {shown(self.has_bias)}")
+        if self.has_bias and self.op != LAYER_NORM.name:
+            raise ValueError(f"has_bias: expected False or None for {self.op}, got True")
+        return self.has_bias
+
+    def _expect_weight_for(self, field: str, without: object) -> None:
+        """Expects a field to have the value that specs without a weight have, if this is one."""
+        if not self.has_weight and (value := getattr(self, field)) != without:
+            raise ValueError(f"{field}: expected {without} without a weight, got {shown(value)}")
+
+    @property
+    def family(self) -> Op:
+        """The op and its operands."""
+        return OPS[self.op]
 
     @property
     def columns(self) -> int:
@@ -138,7 +203,7 @@ class LayerNormSpec:
 
     @property
     def beta_dtype(self) -> str:
-        """Element type of ``grad_bias``."""
+        """Element type of ``bias`` or ``grad_bias``."""
         return self.bias_dtype or self.gamma_dtype
 
     @property
@@ -159,35 +224,43 @@ class LayerNormSpec:
                 return self.gamma_dtype
             case Element.BETA:
                 return self.beta_dtype
+            case Element.RESIDUAL:
+                return self.residual_dtype or self.dtype
 
     def has(self, operand: Operand) -> bool:
         """Whether a module for this spec takes the operand, or computes it."""
+        if operand not in self.family.rows:
+            return False
         match operand.when:
             case When.ALWAYS:
                 return True
             case When.STATISTICS_GIVEN:
-                return self.recompute_eps is None
+                return self.eps is None
             case When.WEIGHT_GIVEN:
                 return self.has_weight
+            case When.BIAS_GIVEN:
+                return bool(self.has_bias)
+            case When.RESIDUAL_GIVEN:
+                return self.residual_dtype is not None
             case When.ASKED_FOR:
-                return self.output_mask[GRADIENTS.index(operand.name)]
+                return self.output_mask[self.family.masked.index(operand)]
             case When.NEVER:
                 return False
 
     @functools.cached_property
     def inputs(self) -> tuple[TensorType, ...]:
         """What a module reads, in order."""
-        return self._tensors(BACKWARD.inputs)
+        return self._tensors(self.family.inputs)
 
     @property
     def arguments(self) -> tuple[TensorType, ...]:
-        """What a module takes, in order: inputs, then the caller's storage for the gradients."""
+        """What a module takes, in order: inputs, then the caller's storage for the results."""
         return (*self.inputs, *self.results)
 
     @functools.cached_property
     def results(self) -> tuple[TensorType, ...]:
-        """What a module computes, in order: the gradients that ``output_mask`` asks for."""
-        return self._tensors(BACKWARD.results)
+        """What a module computes, in order: the gradients that ``output_mask`` asks for, or all."""
+        return self._tensors(self.family.results)
 
     def _tensors(self, operands: tuple[Operand, ...]) -> tuple[TensorType, ...]:
         return tuple(
@@ -203,7 +276,7 @@ class LayerNormSpec:
     @property
     def name(self) -> str:
         """File name stem. Different specs have different names."""
-        parts = [ENTRY, "n" + "x".join(map(str, self.normalized_shape)), self.dtype]
+        parts = [self.op, "n" + "x".join(map(str, self.normalized_shape)), self.dtype]
         if self.grad_output_dtype:
             parts.append(f"dy{self.grad_output_dtype}")
         if self.weight_dtype:
@@ -212,13 +285,20 @@ class LayerNormSpec:
             parts.append(f"b{self.bias_dtype}")
         if not self.has_weight:
             parts.append("noweight")
-        asked_by_default = (True, self.has_weight, True)
-        if self.output_mask != asked_by_default:
+        if self.op == LAYER_NORM.name and not self.has_bias:
+            parts.append("nobias")
+        if self.residual_dtype is not None:
+            parts.append(
+                "residual" + ("" if self.residual_dtype == self.dtype else self.residual_dtype)
+            )
+        if self.weight_offset:
+            parts.append(f"offset{self.weight_offset!r}")
+        if self.output_mask != replace(self, output_mask=()).output_mask:
             parts.append("mask" + "".join(str(int(asked)) for asked in self.output_mask))
         if self.rows is not None:
             parts.append(f"m{self.rows}")
-        if self.recompute_eps is not None:
-            parts.append(f"eps{self.recompute_eps!r}")
+        if self.eps is not None:
+            parts.append(f"eps{self.eps!r}")
         return "_".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -229,7 +309,7 @@ class LayerNormSpec:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LayerNormSpec:
+    def from_dict(cls, values: Mapping[str, Any]) -> NormSpec:
         """The inverse of `to_dict`.
 
         Raises:
@@ -278,23 +358,25 @@ def check_normalized_shape(shape: object) -> tuple[int, ...]:
     return checked
 
 
-def check_output_mask(mask: object) -> tuple[bool, bool, bool]:
-    """``output_mask`` as a tuple of three bools; NumPy's bools are taken, too."""
+def check_output_mask(mask: object, op: Op) -> tuple[bool, ...]:
+    """``output_mask`` as a tuple of bools, one for each gradient; NumPy's bools are taken, too."""
+    count = len(op.masked)
     if (
         not isinstance(mask, tuple | list)
-        or len(mask) != len(GRADIENTS)
+        or len(mask) != count
         or not all(isinstance(asked, _BOOLS) for asked in mask)
     ):
-        raise ValueError(f"output_mask: expected three bools, got {shown(mask)}")
-    return (bool(mask[0]), bool(mask[1]), bool(mask[2]))
+        expected = {0: "none", 2: "two bools", 3: "three bools"}[count]
+        raise ValueError(f"output_mask: expected {expected}, got {shown(mask)}")
+    return tuple(map(bool, mask))
 
 
-def check_eps(eps: object, name: str = "eps") -> float:
-    """``eps`` as a finite float; NumPy's numbers are taken, too."""
-    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"{name}: expected a float, got {type(eps).__name__}")
+def check_number(value: object, name: str = "eps") -> float:
+    """A finite float; NumPy's numbers are taken, too."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a float, got {type(value).__name__}")
     try:
-        number = float(eps)
+        number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from iree_lnbwd import functional, notices, torch_native
 from iree_lnbwd.arguments import DEFAULT_EPS, Options
 from iree_lnbwd.runtime.frameworks import pytorch
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 __all__ = ["LayerNorm", "layer_norm", "replace_layer_norm", "warmup"]
@@ -380,7 +380,7 @@ def _check_kinds(input: _TensorKind, **others: _TensorKind) -> None:
             raise TypeError(f"{name}: expected {dtype} like input, got {kind[1]}")
 
 
-def _say_compiling(spec: LayerNormSpec, target: Target) -> None:
+def _say_compiling(spec: NormSpec, target: Target) -> None:
     notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
 
 

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, reference, schedules
+from iree_lnbwd import LayerNormGrads, NormSpec, compiler, reference, schedules
 from iree_lnbwd.arguments import Array, BoundCall, bind
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.runtime import LayerNormBackward
@@ -134,7 +134,7 @@ def run(where: str, seed: int, number: int, kind: str | None = None) -> Case:
 # --- what is drawn ------------------------------------------------------------------------------
 
 
-def draw_spec(case: Case) -> LayerNormSpec:
+def draw_spec(case: Case) -> NormSpec:
     """Widths of every kind, types and their mixtures, masks and options."""
     rng = case.spec_rng
 
@@ -157,7 +157,7 @@ def draw_spec(case: Case) -> LayerNormSpec:
     mask = pick((True, True, True), (True, True, True), *_MASKS)
     if not (mask[0] or mask[2] or (mask[1] and has_weight)):
         mask = (True, True, True)
-    return LayerNormSpec(
+    return NormSpec(
         dims,
         dtype,
         grad_output_dtype=pick(*narrow),
@@ -165,7 +165,7 @@ def draw_spec(case: Case) -> LayerNormSpec:
         bias_dtype=pick(*narrow),
         has_weight=has_weight,
         output_mask=mask,
-        recompute_eps=pick(None, None, 1e-5, 0.5, 1e-12),
+        eps=pick(None, None, 1e-5, 0.5, 1e-12),
     )
 
 
@@ -178,7 +178,7 @@ _MASKS = [
 ]
 
 
-def draw_rows(case: Case, spec: LayerNormSpec, most_elements: int = _MOST_ELEMENTS) -> int:
+def draw_rows(case: Case, spec: NormSpec, most_elements: int = _MOST_ELEMENTS) -> int:
     """Few, many, and none."""
     most = max(1, most_elements // spec.columns)
     rows = case.pick(0, 1, 2, 3, int(case.rng.integers(1, 70)), int(case.rng.integers(1, most + 1)))
@@ -206,7 +206,7 @@ def draw_values(case: Case, dtype: str, shape: tuple[int, ...], *, plain: bool =
 
 
 def draw_arrays(
-    case: Case, spec: LayerNormSpec, rows: int, *, plain: bool = False
+    case: Case, spec: NormSpec, rows: int, *, plain: bool = False
 ) -> dict[str, Any]:
     """The arrays of a call for a spec, NumPy's and in order."""
     leading: tuple[int, ...] = (rows,)
@@ -227,7 +227,7 @@ def draw_arrays(
         ),
         "bias": draw_values(case, spec.beta_dtype, dims, plain=True),
     }
-    if spec.recompute_eps is None:
+    if spec.eps is None:
         ones = (1,) * len(dims) if case.chance(0.5) else ()
         flat = x.reshape(*leading, spec.columns).astype(np.float64)
         with np.errstate(all="ignore"):
@@ -241,7 +241,7 @@ def draw_arrays(
     return given
 
 
-def bound(spec: LayerNormSpec, given: Mapping[str, Any]) -> BoundCall:
+def bound(spec: NormSpec, given: Mapping[str, Any]) -> BoundCall:
     """The call that arrays come to, of copies: what is done to the arrays does not show."""
     copies: dict[str, Any] = {
         name: None if array is None else np.array(array) for name, array in given.items()
@@ -249,7 +249,7 @@ def bound(spec: LayerNormSpec, given: Mapping[str, Any]) -> BoundCall:
     return bind(
         normalized_shape=spec.normalized_shape,
         output_mask=spec.output_mask,
-        eps=spec.recompute_eps or 0.0,
+        eps=spec.eps or 0.0,
         **copies,
     )
 
@@ -415,14 +415,14 @@ def values(case: Case) -> None:
     if case.chance(0.5) and call.spec is not None:
         op = loaded(call.spec, DeviceUri.parse(DEVICES[case.where]))
         mask = case.pick(None, spec.output_mask)
-        eps = case.pick(None, spec.recompute_eps)
+        eps = case.pick(None, spec.eps)
         gradients = case.call("module", self=op, output_mask=mask, eps=eps, out=None, **arrays)
     else:
         gradients = case.call(
             "layer_norm_backward",
             normalized_shape=spec.normalized_shape,
             output_mask=spec.output_mask,
-            eps=spec.recompute_eps or 0.0,
+            eps=spec.eps or 0.0,
             device=device,
             **arrays,
         )
@@ -585,7 +585,7 @@ def junk(case: Case) -> None:
     }
     name = case.pick("layer_norm_backward", "module", "reference.layer_norm_backward")
     if name == "module":
-        op = loaded(LayerNormSpec((8,)), DeviceUri.parse(DEVICES[case.where]))
+        op = loaded(NormSpec((8,)), DeviceUri.parse(DEVICES[case.where]))
         del given["normalized_shape"], given["device"]
         given |= {"self": op, "out": None, "eps": None}
     if name == "reference.layer_norm_backward":
@@ -621,13 +621,13 @@ def specs(case: Case) -> None:
         fields[bad] = draw_junk(case)
         case.said += [bad, repr(fields[bad])[:80]]
     try:
-        spec = case.call("LayerNormSpec", bad=bad, **fields)
+        spec = case.call("NormSpec", bad=bad, **fields)
     except REFUSALS as error:
         case.refused = expect_refusal(error, tuple(fields))
         if not bad:
             raise Failure(f"a good spec was refused: {error}") from error
         return
-    if LayerNormSpec.from_dict(spec.to_dict()) != spec or "/" in spec.name:
+    if NormSpec.from_dict(spec.to_dict()) != spec or "/" in spec.name:
         raise Failure(f"{spec} is not what its fields say")
 
 
@@ -667,7 +667,7 @@ def compiles(case: Case) -> None:
             _loads(case, made.path, spec)
 
 
-def _loads(case: Case, path: Path, spec: LayerNormSpec) -> None:
+def _loads(case: Case, path: Path, spec: NormSpec) -> None:
     """What was compiled, loaded: its gradients are right."""
     given = draw_arrays(case, spec, spec.rows or draw_rows(case, spec))
     bad = case.pick("", "path", "device")
@@ -763,10 +763,10 @@ def emulated(case: Case) -> None:
     given = draw_arrays(case, spec, rows)
     vmfb, _ = compiler.build(spec, target, how=how)
     call = bound(spec, given)
-    case.judge(EmulatedLayerNormBackward(vmfb).run(call), call)
+    case.judge(EmulatedNorm(vmfb).run(call), call)
 
 
-def draw_schedule(case: Case, spec: LayerNormSpec, target: Target) -> Schedule:
+def draw_schedule(case: Case, spec: NormSpec, target: Target) -> Schedule:
     """The chosen one, or one of random numbers that is legal."""
     chosen = schedules.choose(spec, target)
     if case.chance(0.3) or spec.acc_dtype == "f64":
@@ -781,7 +781,7 @@ def draw_schedule(case: Case, spec: LayerNormSpec, target: Target) -> Schedule:
     return chosen
 
 
-def _schedules(case: Case, spec: LayerNormSpec, target: Target) -> Iterator[OnePass | TwoPass]:
+def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass | TwoPass]:
     """Of random numbers; many are not legal."""
     widest = schedules.vector_of(spec)
     vectors = [v for v in (1, 2, 4, 8) if widest % v == 0]
@@ -828,7 +828,7 @@ def _public() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {
         "layer_norm_backward": lnbwd.layer_norm_backward,
         "module": LayerNormBackward.__call__,
-        "LayerNormSpec": LayerNormSpec,
+        "NormSpec": NormSpec,
         "compile": lnbwd.compile,
         "load": lnbwd.load,
         "reference.layer_norm_backward": reference.layer_norm_backward,

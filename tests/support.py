@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference, schedules
+from iree_lnbwd import LayerNormGrads, NormSpec, reference, schedules
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.runtime import LayerNormBackward
@@ -32,7 +32,7 @@ def random_generator() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def without_few_rows(spec: LayerNormSpec, target: Target) -> Schedule:
+def without_few_rows(spec: NormSpec, target: Target) -> Schedule:
     """What is chosen, but for any number of rows: so that a few of them test what many take."""
     chosen = schedules.choose(spec, target)
     return replace(chosen, few_rows=None) if isinstance(chosen, OnePass) else chosen
@@ -101,7 +101,7 @@ class Arguments:
 
 def random_arguments(
     rng: np.random.Generator,
-    spec: LayerNormSpec,
+    spec: NormSpec,
     leading: tuple[int, ...],
     *,
     x: Array | None = None,
@@ -136,9 +136,9 @@ def random_arguments(
         weight=normal(spec.gamma_dtype, dims, scale=0.5, offset=1) if spec.has_weight else None,
         bias=normal(spec.beta_dtype, dims, scale=1, offset=0),
         output_mask=spec.output_mask,
-        eps=eps if spec.recompute_eps is None else spec.recompute_eps,
+        eps=eps if spec.eps is None else spec.eps,
     )
-    return arguments.with_true_statistics() if spec.recompute_eps is None else arguments
+    return arguments.with_true_statistics() if spec.eps is None else arguments
 
 
 def assert_matches_reference(actual: LayerNormGrads, arguments: Arguments) -> Judgement:

@@ -25,7 +25,7 @@ from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
 from iree_lnbwd.runtime.storage import Extent, check_apart
 from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_aligned
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 
 _BYTE = np.dtype(np.uint8)
 _INPUT = ARGUMENTS.index("input")
@@ -260,7 +260,7 @@ class GpuModule:
             used[place] = framework.copy(name, used[place])
 
 
-def _numpy_type(spec: LayerNormSpec, operand: Operand) -> np.dtype[Any]:
+def _numpy_type(spec: NormSpec, operand: Operand) -> np.dtype[Any]:
     return DTYPES[spec.element_type(operand.element)].numpy
 
 

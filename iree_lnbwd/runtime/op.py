@@ -59,7 +59,7 @@ class LayerNormBackward:
         self.alignment = ACCESS_BYTES if self._on_streams else host_alignment(described.schedule)
         self._module = module
         self._options = Options(
-            self.spec.normalized_shape, self.spec.output_mask, self.spec.recompute_eps or 0.0
+            self.spec.normalized_shape, self.spec.output_mask, self.spec.eps or 0.0
         )
         self._results = tuple(filter(self.spec.has, BACKWARD.results))
         self._types = {r.name: DTYPES[r.dtype].numpy for r in self.spec.results}
@@ -199,7 +199,7 @@ class LayerNormBackward:
         number = None if eps is None else check_eps(eps)
         for name, asked, ours in (
             ("output_mask", mask, self.spec.output_mask),
-            ("eps", number, self.spec.recompute_eps),
+            ("eps", number, self.spec.eps),
         ):
             if asked is not None and asked != ours:
                 raise ValueError(f"{name}: this module was compiled for {ours}, got {asked}")
@@ -210,7 +210,7 @@ class LayerNormBackward:
     def _bind(self, arrays: Mapping[str, Any]) -> BoundCall:
         """The arguments checked against each other, and against what this module computes."""
         mean = arrays["mean"]
-        if (mean is None) != (self.spec.recompute_eps is not None):
+        if (mean is None) != (self.spec.eps is not None):
             raise ValueError(
                 "mean: this module "
                 + ("takes mean and rstd, got None" if mean is None else "recomputes mean and rstd")

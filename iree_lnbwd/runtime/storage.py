@@ -9,7 +9,7 @@ from iree_lnbwd import dtypes
 from iree_lnbwd.arguments import Array, GpuArray, LayerNormGrads
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
-from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+from iree_lnbwd.spec import GRADIENTS, NormSpec
 
 
 class Extent(NamedTuple):
@@ -70,7 +70,7 @@ def three(out: object) -> LayerNormGrads:
 def checked(
     framework: Framework | None,
     out: LayerNormGrads,
-    spec: LayerNormSpec,
+    spec: NormSpec,
     shapes: Mapping[str, tuple[int, ...]],
     device: str,
 ) -> LayerNormGrads:

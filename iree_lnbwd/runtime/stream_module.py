@@ -14,7 +14,7 @@ from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.launches import LaunchPlans, Plan, count_of
 from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 
 ACCESS_BYTES = 16  # alignment that kernels may assume for the address of a row
 _SCRATCH_BYTES = 256  # each piece of scratch is rounded up to a multiple
@@ -80,7 +80,7 @@ class StreamModule:
     """A module's kernels, loaded on a GPU."""
 
     def __init__(
-        self, spec: LayerNormSpec, launches: LaunchPlans, driver: Driver, vmfb: bytes
+        self, spec: NormSpec, launches: LaunchPlans, driver: Driver, vmfb: bytes
     ) -> None:
         """Loads the code.
 
@@ -135,5 +135,5 @@ class StreamModule:
         )
 
 
-def _ones(spec: LayerNormSpec) -> bytes:
+def _ones(spec: NormSpec) -> bytes:
     return np.ones(spec.columns, DTYPES[spec.gamma_dtype].numpy).tobytes()

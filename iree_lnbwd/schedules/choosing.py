@@ -16,7 +16,7 @@ from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.rules import wait_by_themselves
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 # One pass, staged by cp.async: rules of thumb, from an H200, for widths that were not measured.
@@ -65,7 +65,7 @@ _MOST_BLOCK_ROWS = 4  # beyond both: a rule of thumb
 _CHUNK_OVERHEAD = 8  # as much time as these elements take: a rule of thumb
 
 
-def choose(spec: LayerNormSpec, target: Target, product: Product | None = None) -> Schedule:
+def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Schedule:
     """The schedule for a spec on a target.
 
     Args:
@@ -96,7 +96,7 @@ def choose(spec: LayerNormSpec, target: Target, product: Product | None = None) 
     return with_finalize(_two_pass(spec, target, product), spec, target, product)
 
 
-def _measured(spec: LayerNormSpec, product: Product) -> Iterator[OnePass]:
+def _measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
     """The schedule that was measured as the fastest for this width, if dy and x have one size."""
     sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
     if len(sizes) == 1:
@@ -105,7 +105,7 @@ def _measured(spec: LayerNormSpec, product: Product) -> Iterator[OnePass]:
             yield one
 
 
-def _staged(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+def _staged(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """By cp.async, best first.
 
     Each multiprocessor has one workgroup, of 16 warps if rows can be divided among them. Then a
@@ -134,7 +134,7 @@ def _staged(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[O
             )
 
 
-def _direct(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+def _direct(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """Without staging, best first: small workgroups, several of them on a multiprocessor.
 
     Filled workgroups come first: filled by a row, or by groups that wait separately.
@@ -159,7 +159,7 @@ def _direct(spec: LayerNormSpec, target: Target, product: Product) -> Iterator[O
     yield from sorted(map(schedule, _DIRECT_CHUNKS), key=shortcomings)
 
 
-def _few_rows(spec: LayerNormSpec, target: Target, product: Product, vector: int) -> FewRows | None:
+def _few_rows(spec: NormSpec, target: Target, product: Product, vector: int) -> FewRows | None:
     """For as many rows of dy and x as fit half of the L2 cache, because they are read twice.
 
     With more rows than a limit, of any width, the workgroups of the columns take too long. The
@@ -178,7 +178,7 @@ def _few_rows(spec: LayerNormSpec, target: Target, product: Product, vector: int
     )
 
 
-def _two_pass(spec: LayerNormSpec, target: Target, product: Product) -> TwoPass:
+def _two_pass(spec: NormSpec, target: Target, product: Product) -> TwoPass:
     """As many small workgroups as fit a multiprocessor's registers; none waits for another."""
     vector = vector_of(spec)
     one = TwoPass(
@@ -193,7 +193,7 @@ def _two_pass(spec: LayerNormSpec, target: Target, product: Product) -> TwoPass:
     return replace(one, workgroups=max(1, _TWO_PASS_WORKGROUPS * product.processors // tiles))
 
 
-def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
+def _row_blocks(spec: NormSpec, target: Target) -> RowBlocks:
     """Blocks of rows in the cache; larger blocks load and store the column sums less often."""
     acc = DTYPES[spec.acc_dtype].numpy.itemsize
     widest = target.accumulator_bytes // acc
@@ -205,5 +205,5 @@ def _row_blocks(spec: LayerNormSpec, target: Target) -> RowBlocks:
     return RowBlocks(_CPU_WORKGROUPS, block, vector)
 
 
-def _warps(spec: LayerNormSpec, target: Target, vector: int, chunks: int) -> int:
+def _warps(spec: NormSpec, target: Target, vector: int, chunks: int) -> int:
     return -(-spec.columns // (vector * chunks * target.subgroup_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 
 # Bytes: the widest global access, of NVIDIA (PTX ISA, ld.v4.b32) and of AMD (global_load_dwordx4).
 _ACCESS_BYTES = 16
@@ -14,7 +14,7 @@ _ACCESS_BYTES = 16
 _MOST_WORDS = 32
 
 
-def vector_of(spec: LayerNormSpec) -> int:
+def vector_of(spec: NormSpec) -> int:
     """Elements in the widest access that divides a row: 16 bytes of the wider of dy and x."""
     return widest_vector(spec.columns, (spec.dtype, spec.dy_dtype))
 
@@ -28,11 +28,11 @@ def widest_vector(columns: int, dtypes: Sequence[str]) -> int:
     return vector
 
 
-def words(spec: LayerNormSpec) -> int:
+def words(spec: NormSpec) -> int:
     """32-bit registers of a number in a sum."""
     return DTYPES[spec.acc_dtype].numpy.itemsize // 4
 
 
-def most_elements(spec: LayerNormSpec) -> int:
+def most_elements(spec: NormSpec) -> int:
     """The most elements of a row whose sums its threads can hold."""
     return _MOST_WORDS // words(spec)

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.schedules.elements import most_elements
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 # Banks of shared memory, of 4 bytes each: NVIDIA's (CUDA C++ Programming Guide, "Shared Memory"),
@@ -45,11 +45,11 @@ class FewRows:
         """Of a workgroup."""
         return self.warps * target.subgroup_size
 
-    def chunks(self, spec: LayerNormSpec, target: Target, vector: int) -> int:
+    def chunks(self, spec: NormSpec, target: Target, vector: int) -> int:
         """How many vectors of a row each thread has."""
         return -(-spec.columns // (vector * self.threads(target)))
 
-    def tiles(self, spec: LayerNormSpec) -> int:
+    def tiles(self, spec: NormSpec) -> int:
         """Tiles of a row, each a workgroup's; none if no column sum is asked for."""
         return -(-spec.columns // self.tile) if any(spec.output_mask[1:]) else 0
 
@@ -65,13 +65,13 @@ class FewRows:
         """Elements from one slice to the next in shared memory; then parts use different banks."""
         return self.tile + _BANKS // self.parts(target)
 
-    def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
+    def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup, of either kind."""
         acc = DTYPES[spec.acc_dtype].numpy.itemsize
         sums = 2 * self.slices(target) * self.padded_tile(target)
         return (sums + 2 * self.warps) * acc
 
-    def illegal(self, spec: LayerNormSpec, target: Target, vector: int) -> str | None:
+    def illegal(self, spec: NormSpec, target: Target, vector: int) -> str | None:
         """Why it cannot be compiled; None where it can.
 
         Args:

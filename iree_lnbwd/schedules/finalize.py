@@ -9,7 +9,7 @@ from typing import TypeVar
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.two_pass import TwoPass
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _MOST_SLICES = 32  # of the partial rows, one for each thread of a column: a rule of thumb
@@ -24,7 +24,7 @@ _SECTOR_COLUMNS = 16  # 64 bytes of f32, two of the sectors that NVIDIA's memory
 _Gpu = TypeVar("_Gpu", OnePass, TwoPass)
 
 
-def with_finalize(schedule: _Gpu, spec: LayerNormSpec, target: Target, product: Product) -> _Gpu:
+def with_finalize(schedule: _Gpu, spec: NormSpec, target: Target, product: Product) -> _Gpu:
     """A schedule whose last kernel reads all partial rows at once, if their number is a product.
 
     Then its threads wait for one step of loads only. If P has no such divisors, there are several

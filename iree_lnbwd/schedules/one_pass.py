@@ -14,7 +14,7 @@ from iree_lnbwd.schedules.rules import (
     least,
     wait_by_themselves,
 )
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
@@ -85,15 +85,15 @@ class OnePass:
         """Of one group."""
         return self.warps * target.subgroup_size
 
-    def chunks(self, spec: LayerNormSpec, target: Target) -> int:
+    def chunks(self, spec: NormSpec, target: Target) -> int:
         """How many vectors of a row each thread has."""
         return -(-spec.columns // (self.vector * self.threads(target)))
 
-    def padded_columns(self, spec: LayerNormSpec, target: Target) -> int:
+    def padded_columns(self, spec: NormSpec, target: Target) -> int:
         """Columns that a group's threads cover."""
         return self.chunks(spec, target) * self.vector * self.threads(target)
 
-    def row_bytes(self, spec: LayerNormSpec, target: Target) -> tuple[int, int]:
+    def row_bytes(self, spec: NormSpec, target: Target) -> tuple[int, int]:
         """Shared memory for rows of dy and of x; that for dy takes the groups' sums at the end."""
         columns = self.groups * self.padded_columns(spec, target)
         dy, x, acc = (
@@ -102,7 +102,7 @@ class OnePass:
         sums = columns * acc if self.groups > 1 else 0
         return max(sums, self.slots * columns * dy), self.slots * columns * x
 
-    def shared_bytes(self, spec: LayerNormSpec, target: Target) -> int:
+    def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
         acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
         exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
@@ -110,7 +110,7 @@ class OnePass:
         weight *= acc if self.widens_weight else gamma
         return exchange + weight + sum(self.row_bytes(spec, target))
 
-    def registers(self, spec: LayerNormSpec, target: Target) -> float:
+    def registers(self, spec: NormSpec, target: Target) -> float:
         """Registers of a thread, by ptxas's reports: two accumulators, the row, the weight."""
         dy, x, gamma = (
             DTYPES[name].numpy.itemsize / 4
@@ -134,7 +134,7 @@ class OnePass:
         share = target.registers // _QUARTERS // (warps * target.subgroup_size)
         return min(_REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
 
-    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+    def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         if least(self, self.groups) < 1:
             return BELOW_ONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 
@@ -48,7 +48,7 @@ class RowBlocks:
         """Columns of a row that are summed at a time."""
         return self.span_chunks * self.vector
 
-    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+    def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         if min(astuple(self)) < 1:
             return BELOW_ONE

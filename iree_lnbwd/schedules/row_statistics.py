@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.schedules.elements import widest_vector
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _THREADS = 256  # of a workgroup: a rule of thumb
@@ -34,7 +34,7 @@ class RowStatistics:
         return self.warps * target.subgroup_size
 
 
-def row_statistics(spec: LayerNormSpec, target: Target) -> RowStatistics:
+def row_statistics(spec: NormSpec, target: Target) -> RowStatistics:
     """Groups so large that each thread has a few chunks, and enough groups to fill a workgroup."""
     vector = widest_vector(spec.columns, (spec.dtype,))
     of_a_chunk = vector * target.subgroup_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 BELOW_ONE = "a number below 1"
@@ -52,7 +52,7 @@ def least(schedule: _WritesPartialRows, *own: int) -> int:
 
 
 def gpu_rules(
-    spec: LayerNormSpec, target: Target, schedule: _WritesPartialRows, threads: int
+    spec: NormSpec, target: Target, schedule: _WritesPartialRows, threads: int
 ) -> tuple[Rule, ...]:
     """The rules for every such schedule.
 

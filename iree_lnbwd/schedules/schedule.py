@@ -10,7 +10,7 @@ from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.schedules.whole_tensors import WholeTensors
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 
 # Bytes: the alignment that IREE's own CPU code assumes (IREE_HAL_HEAP_BUFFER_ALIGNMENT).
 _IREE_ALIGNMENT = 64
@@ -20,7 +20,7 @@ Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
 Form = Schedule | FewRows
 
 
-def forms(schedule: Schedule, spec: LayerNormSpec) -> tuple[Form, ...]:
+def forms(schedule: Schedule, spec: NormSpec) -> tuple[Form, ...]:
     """The forms of a module; M decides which a call takes. If there are two, few rows' is first."""
     few = schedule.few_rows if isinstance(schedule, OnePass) else None
     if few is None:
@@ -30,7 +30,7 @@ def forms(schedule: Schedule, spec: LayerNormSpec) -> tuple[Form, ...]:
     return (few, schedule)
 
 
-def paths(schedule: Schedule, spec: LayerNormSpec) -> tuple[str, ...]:
+def paths(schedule: Schedule, spec: NormSpec) -> tuple[str, ...]:
     """The use of memory, in words, for each of the module's forms."""
     first, *rest = forms(schedule, spec)
     if not rest or not isinstance(first, FewRows):

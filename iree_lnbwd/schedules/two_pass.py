@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken, gpu_rules, least
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 
@@ -55,7 +55,7 @@ class TwoPass:
         """Columns of a workgroup in the second pass."""
         return self.threads(target) * self.vector
 
-    def illegal(self, spec: LayerNormSpec, target: Target) -> str | None:
+    def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         if least(self, self.chunks, self.rows, self.span_steps) < 1:
             return BELOW_ONE

@@ -16,7 +16,7 @@ import numpy as np
 from iree_lnbwd import artifact, npz
 from iree_lnbwd.arguments import Array, BoundCall, LayerNormGrads
 from iree_lnbwd.schedules import Schedule
-from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+from iree_lnbwd.spec import GRADIENTS, NormSpec
 from iree_lnbwd.verification import matrix
 
 _ROWS = (1, 5, 37)
@@ -49,7 +49,7 @@ class Difference:
 def save(
     folder: Path,
     name: str,
-    spec: LayerNormSpec,
+    spec: NormSpec,
     schedule: Schedule,
     fingerprint: str,
     compute: Compute,
@@ -70,7 +70,7 @@ def save(
 
 
 def compare(
-    path: Path, spec: LayerNormSpec, schedule: Schedule, fingerprint: str, compute: Compute
+    path: Path, spec: NormSpec, schedule: Schedule, fingerprint: str, compute: Compute
 ) -> Iterator[Difference]:
     """Computes the same calls of the same module and compares them with the kept results.
 
@@ -89,7 +89,7 @@ def compare(
             yield _difference(call.rows, gradient, values, kept[f"{call.rows}/{gradient}"])
 
 
-def _calls(spec: LayerNormSpec, schedule: Schedule, seed: int) -> Iterator[BoundCall]:
+def _calls(spec: NormSpec, schedule: Schedule, seed: int) -> Iterator[BoundCall]:
     """Calls of few rows, and of one row more than that if the module has another form for it."""
     rng = np.random.default_rng(seed)
     for rows in _ROWS:

@@ -207,12 +207,12 @@ def _statistics(
         mean, rstd = given
         return mean, rstd, 0.0, 0.0
     assert call.spec is not None
-    assert call.spec.recompute_eps is not None
+    assert call.spec.eps is not None
     accumulator = DTYPES[call.spec.acc_dtype]
     u, step = accumulator.unit_roundoff, accumulator.smallest_subnormal
     mean = x.mean(axis=1, keepdims=True)
     var = x.var(axis=1, keepdims=True)
-    rstd = 1 / np.sqrt(var + call.spec.recompute_eps)
+    rstd = 1 / np.sqrt(var + call.spec.eps)
     mean_off = (row_u + 2 * u) * np.abs(x).mean(axis=1, keepdims=True) + step
     # Relative to var + eps, which a negative eps makes small. The variance is of values centred on
     # the computed mean, whose error enters squared.

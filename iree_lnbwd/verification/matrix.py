@@ -9,48 +9,48 @@ import numpy as np
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.schedules import FewRows, Schedule, forms
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 
 _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)
 _DTYPES = ("f32", "f16", "bf16")
 ADVERSARIAL_ROWS = 37
 
 
-def specs() -> Iterator[LayerNormSpec]:
+def specs() -> Iterator[NormSpec]:
     """Widths, element types, masks and options."""
     for width in _WIDTHS:
         for dtype in _DTYPES:
-            yield LayerNormSpec((width,), dtype)
+            yield NormSpec((width,), dtype)
     for dtype in ("f32", "bf16"):
-        yield LayerNormSpec((5,), dtype, recompute_eps=DEFAULT_EPS)
-        yield LayerNormSpec((65536,), dtype, output_mask=(False, True, True))
-    yield LayerNormSpec((20000,), "f64")
+        yield NormSpec((5,), dtype, eps=DEFAULT_EPS)
+        yield NormSpec((65536,), dtype, output_mask=(False, True, True))
+    yield NormSpec((20000,), "f64")
     for width in (769, 4096):
-        yield LayerNormSpec((width,), "f64")
-        yield LayerNormSpec((width,), "f64", recompute_eps=DEFAULT_EPS)
+        yield NormSpec((width,), "f64")
+        yield NormSpec((width,), "f64", eps=DEFAULT_EPS)
         for half in ("f16", "bf16"):
-            yield LayerNormSpec((width,), "f32", grad_output_dtype=half, weight_dtype=half)
-            yield LayerNormSpec((width,), half, weight_dtype="f32")
+            yield NormSpec((width,), "f32", grad_output_dtype=half, weight_dtype=half)
+            yield NormSpec((width,), half, weight_dtype="f32")
         for dtype in ("f32", "bf16"):
-            yield LayerNormSpec((width,), dtype, has_weight=False)
-            yield LayerNormSpec((width,), dtype, recompute_eps=DEFAULT_EPS)
+            yield NormSpec((width,), dtype, has_weight=False)
+            yield NormSpec((width,), dtype, eps=DEFAULT_EPS)
             for mask in ((True, False, False), (False, True, True), (False, False, True)):
-                yield LayerNormSpec((width,), dtype, output_mask=mask)
+                yield NormSpec((width,), dtype, output_mask=mask)
 
 
-def both_sides(spec: LayerNormSpec, schedule: Schedule) -> tuple[int, ...]:
+def both_sides(spec: NormSpec, schedule: Schedule) -> tuple[int, ...]:
     """The most rows that count as few, and one row more, if a module has two forms."""
     first, *rest = forms(schedule, spec)
     return (first.rows, first.rows + 1) if rest and isinstance(first, FewRows) else ()
 
 
-def random_call(spec: LayerNormSpec, rows: int, rng: np.random.Generator) -> BoundCall:
+def random_call(spec: NormSpec, rows: int, rng: np.random.Generator) -> BoundCall:
     """Rows from a normal distribution, with their true statistics."""
     return _call(spec, rng.standard_normal((rows, spec.columns)) * 2 + 0.5, rng)
 
 
 def calls(
-    spec: LayerNormSpec,
+    spec: NormSpec,
     schedule: Schedule,
     row_counts: Sequence[int],
     most_elements: int,
@@ -79,7 +79,7 @@ def calls(
 
 
 def adversarial_call(
-    spec: LayerNormSpec, rng: np.random.Generator, rows: int = ADVERSARIAL_ROWS
+    spec: NormSpec, rng: np.random.Generator, rows: int = ADVERSARIAL_ROWS
 ) -> BoundCall:
     """Random rows, and among them constant ones, ones far from zero, zeros, an Inf and a NaN."""
     x = rng.standard_normal((rows, spec.columns))
@@ -91,7 +91,7 @@ def adversarial_call(
     return _call(spec, x, rng)
 
 
-def _call(spec: LayerNormSpec, x64: Array, rng: np.random.Generator) -> BoundCall:
+def _call(spec: NormSpec, x64: Array, rng: np.random.Generator) -> BoundCall:
     """Random gradients and weights for these rows, and the rows' true statistics."""
 
     def of(dtype: str, values: Array) -> Array:
@@ -99,7 +99,7 @@ def _call(spec: LayerNormSpec, x64: Array, rng: np.random.Generator) -> BoundCal
 
     x = of(spec.dtype, x64)
     mean = rstd = None
-    if spec.recompute_eps is None:
+    if spec.eps is None:
         with np.errstate(all="ignore"):
             mean = of(spec.acc_dtype, x.astype(np.float64).mean(axis=1))
             var = x.astype(np.float64).var(axis=1)

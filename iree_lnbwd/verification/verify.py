@@ -17,7 +17,7 @@ from iree_lnbwd.arguments import (
 )
 from iree_lnbwd.errors import printable
 from iree_lnbwd.operands import BACKWARD, When
-from iree_lnbwd.spec import GRADIENTS, LayerNormSpec
+from iree_lnbwd.spec import GRADIENTS, NormSpec
 from iree_lnbwd.verification.judge import Comparison, compare, judge
 
 EXPLANATION = """\
@@ -41,7 +41,7 @@ class Row:
     """
 
     case: str
-    spec: LayerNormSpec
+    spec: NormSpec
     shape: tuple[int, ...]
     gradient: str
     comparison: Comparison
@@ -94,14 +94,14 @@ def check_names(arrays: Mapping[str, Array], source: str) -> None:
             raise ValueError(f"{source}: {operand.name} is missing; got {sorted(arrays)}")
 
 
-def verify(cases: Mapping[str, BoundCall], load: Callable[[LayerNormSpec], Runs]) -> Iterator[Row]:
+def verify(cases: Mapping[str, BoundCall], load: Callable[[NormSpec], Runs]) -> Iterator[Row]:
     """Computes and compares the cases, one after the other.
 
     Args:
         cases: Bound calls by name.
         load: A loaded module for a spec.
     """
-    loaded: dict[LayerNormSpec, Runs] = {}
+    loaded: dict[NormSpec, Runs] = {}
     for case, call in cases.items():
         if call.spec is None:
             continue
@@ -140,7 +140,7 @@ def table_line(row: Row, case_width: int) -> str:
     )
 
 
-def _types(spec: LayerNormSpec) -> str:
+def _types(spec: NormSpec) -> str:
     """The types of input, grad_output and weight; only one if they are the same."""
     types = (spec.dtype, spec.dy_dtype, spec.gamma_dtype)
     return spec.dtype if len(set(types)) == 1 else "/".join(types)

@@ -14,7 +14,7 @@ from iree_lnbwd import compiler
 from iree_lnbwd.emulator import Fault, executables
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import PROCESSORS, symbols
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target, targets
 
 TARGETS = tuple(target.name for target in targets() if target.backend == "rocm")
@@ -51,7 +51,7 @@ def assemble(text: str, target: str) -> dict[str, bytes]:
         return symbols(file.read_bytes())
 
 
-def code_objects(spec: LayerNormSpec, target: str) -> set[bytes]:
+def code_objects(spec: NormSpec, target: str) -> set[bytes]:
     vmfb, _ = compiler.build(spec, find_target(target))
     return {export.code for export in executables.exports(vmfb)}
 
@@ -60,18 +60,18 @@ def code_objects(spec: LayerNormSpec, target: str) -> set[bytes]:
 @pytest.mark.parametrize(
     "spec",
     [
-        LayerNormSpec((64,), "bf16"),
-        LayerNormSpec((769,), "f16"),
-        LayerNormSpec((1000,), "f32"),
-        LayerNormSpec((4096,), "bf16", weight_dtype="f32"),
-        LayerNormSpec((65536,), "bf16"),
-        LayerNormSpec((769,), "f32", recompute_eps=1e-5),
-        LayerNormSpec((769,), "bf16", output_mask=(False, True, True)),
-        LayerNormSpec((769,), "f64"),
+        NormSpec((64,), "bf16"),
+        NormSpec((769,), "f16"),
+        NormSpec((1000,), "f32"),
+        NormSpec((4096,), "bf16", weight_dtype="f32"),
+        NormSpec((65536,), "bf16"),
+        NormSpec((769,), "f32", eps=1e-5),
+        NormSpec((769,), "bf16", output_mask=(False, True, True)),
+        NormSpec((769,), "f64"),
     ],
     ids=lambda spec: spec.name,
 )
-def test_modules(spec: LayerNormSpec, target: str) -> None:
+def test_modules(spec: NormSpec, target: str) -> None:
     for code in code_objects(spec, target):
         content = symbols(code)
         again = assemble(disassemble(code), target)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support import assert_matches_reference, present, random_arguments, random_generator
 
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import NormSpec
 
 ROWS, ROWS_OF_THE_LONGEST = 512, 64
 LENGTHS = (768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 12288, 16384, 65536)
@@ -22,7 +22,7 @@ TYPES = (("f32", "f32"), ("f16", "f16"), ("f32", "f16"), ("bf16", "bf16"), ("f32
 @pytest.mark.parametrize(("input_type", "weight_type"), TYPES)
 def test_fast_layer_norm(length: int, input_type: str, weight_type: str) -> None:
     """grad_output has the weight's type, as the forward's output has in apex."""
-    spec = LayerNormSpec(
+    spec = NormSpec(
         (length,), input_type, grad_output_dtype=weight_type, weight_dtype=weight_type
     )
     rows = ROWS if length < LENGTHS[-1] else ROWS_OF_THE_LONGEST

@@ -29,7 +29,7 @@ from support import (
 )
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, artifact, cli, compiler, npz, runtime
+from iree_lnbwd import LayerNormGrads, NormSpec, artifact, cli, compiler, npz, runtime
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.errors import DeviceError
@@ -142,19 +142,19 @@ def test_compile_defaults_to_this_cpu_this_folder_and_f32(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "spec"),
     [
-        (["--dtype=f64"], LayerNormSpec((8,), "f64")),
+        (["--dtype=f64"], NormSpec((8,), "f64")),
         (
             ["--dtype=f32", "--grad-output-dtype=f16", "--weight-dtype=bf16", "--bias-dtype=f32"],
-            LayerNormSpec((8,), "f32", "f16", "bf16", "f32"),
+            NormSpec((8,), "f32", "f16", "bf16", "f32"),
         ),
-        (["--no-weight"], LayerNormSpec((8,), has_weight=False)),
-        (["--output-mask=101"], LayerNormSpec((8,), output_mask=(True, False, True))),
-        (["--rows=3"], LayerNormSpec((8,), rows=3)),
-        (["--recompute-statistics=1e-6"], LayerNormSpec((8,), recompute_eps=1e-6)),
+        (["--no-weight"], NormSpec((8,), has_weight=False)),
+        (["--output-mask=101"], NormSpec((8,), output_mask=(True, False, True))),
+        (["--rows=3"], NormSpec((8,), rows=3)),
+        (["--recompute-statistics=1e-6"], NormSpec((8,), eps=1e-6)),
     ],
 )
 def test_compile_options_make_the_spec(
-    options: list[str], spec: LayerNormSpec, tmp_path: Path
+    options: list[str], spec: NormSpec, tmp_path: Path
 ) -> None:
     succeeded("compile", "--target=generic", "--normalized-shape=8", *options, "-o", tmp_path)
     manifest = artifact.read(tmp_path / f"{spec.name}_generic.vmfb")[1]
@@ -235,7 +235,7 @@ def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
         ),
         (
             ["--normalized-shape=8", "--recompute-statistics=nan"],
-            "recompute_eps: .* finite .* got nan",
+            "eps: .* finite .* got nan",
         ),
         (
             ["--normalized-shape=8", "--dtype=f64", "--weight-dtype=f32"],
@@ -337,10 +337,10 @@ def write_cases(path: Path, cases: dict[str, Arguments]) -> None:
 def test_verify_on_tensors_of_ones_own(tmp_path: Path) -> None:
     rng = random_generator()
     specs = {
-        "narrow": LayerNormSpec((64,), "bf16"),
-        "mixed": LayerNormSpec((64,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
-        "several dims": LayerNormSpec((4, 16), "f64"),
-        "bare": LayerNormSpec((64,), "f16", has_weight=False, recompute_eps=1e-5),
+        "narrow": NormSpec((64,), "bf16"),
+        "mixed": NormSpec((64,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
+        "several dims": NormSpec((4, 16), "f64"),
+        "bare": NormSpec((64,), "f16", has_weight=False, eps=1e-5),
     }
     cases = {name: random_arguments(rng, spec, (3, 5)) for name, spec in specs.items()}
     # The number of normalized dimensions is the weight's.
@@ -382,7 +382,7 @@ WRONG = {
 
 def verify_wrong(mistake: str, folder: Path) -> tuple[str | Path, ...]:
     """The words that verify a module that was really compiled, from IR with a mistake in it."""
-    spec, target = LayerNormSpec((64,), "bf16"), find_target("generic")
+    spec, target = NormSpec((64,), "bf16"), find_target("generic")
     right, wrong, _ = WRONG[mistake]
     how = WholeTensors()
     text = compiler.source_text(spec, target, how=how)
@@ -442,7 +442,7 @@ def test_verify_exits_1_on_a_miss_that_nobody_reads(wrong: tuple[str | Path, ...
 
 def test_verify_takes_no_module_for_another(tmp_path: Path) -> None:
     """A file's name is what was asked for; the module in it need not be."""
-    for spec in (LayerNormSpec((9,)), LayerNormSpec((8,), recompute_eps=1.0)):
+    for spec in (NormSpec((9,)), NormSpec((8,), eps=1.0)):
         other = lnbwd.compile(spec, "host", tmp_path / "made").path
         (tmp_path / "layer_norm_backward_n8_f32_host.vmfb").write_bytes(other.read_bytes())
         said = refused("verify", "--normalized-shape=8", "--modules", tmp_path)
@@ -453,7 +453,7 @@ def test_verify_takes_no_module_for_another(tmp_path: Path) -> None:
 
 
 def test_the_emulator_takes_no_module_for_another(tmp_path: Path) -> None:
-    other = lnbwd.compile(LayerNormSpec((9,)), "gfx942", tmp_path / "made").path
+    other = lnbwd.compile(NormSpec((9,)), "gfx942", tmp_path / "made").path
     (tmp_path / "layer_norm_backward_n8_f32_gfx942.vmfb").write_bytes(other.read_bytes())
     words = ("verify", "--target=gfx942", "--emulate", "--normalized-shape=8")
     said = refused(*words, "--modules", tmp_path)
@@ -521,7 +521,7 @@ def test_verify_refuses_in_one_line(options: list[str], said: str, tmp_path: Pat
 def test_verify_names_the_case_and_the_argument(
     change: dict[str, Array], said: str, tmp_path: Path
 ) -> None:
-    spec = LayerNormSpec((4,), recompute_eps=1e-5)
+    spec = NormSpec((4,), eps=1e-5)
     arrays = stored(random_arguments(random_generator(), spec, (3,)))
     del arrays["bias"]
     npz.write(tmp_path / "x.npz", {f"case/{k}": v for k, v in arrays.items()} | change)
@@ -534,14 +534,14 @@ def test_verify_names_the_case_and_the_argument(
 @pytest.mark.parametrize(
     "spec",
     [
-        LayerNormSpec((64,), "f32"),
-        LayerNormSpec((64,), "bf16", weight_dtype="f32"),
-        LayerNormSpec((4, 16), "f16", recompute_eps=1e-5),
-        LayerNormSpec((64,), "f64", has_weight=False, output_mask=(True, False, False)),
+        NormSpec((64,), "f32"),
+        NormSpec((64,), "bf16", weight_dtype="f32"),
+        NormSpec((4, 16), "f16", eps=1e-5),
+        NormSpec((64,), "f64", has_weight=False, output_mask=(True, False, False)),
     ],
     ids=lambda spec: spec.name,
 )
-def test_run_computes_what_the_reference_does(spec: LayerNormSpec, tmp_path: Path) -> None:
+def test_run_computes_what_the_reference_does(spec: NormSpec, tmp_path: Path) -> None:
     made = lnbwd.compile(spec, "host", tmp_path)
     arguments = random_arguments(random_generator(), spec, (2, 5))
     npz.write(tmp_path / "in.npz", stored(arguments))
@@ -559,11 +559,11 @@ def test_run_computes_what_the_reference_does(spec: LayerNormSpec, tmp_path: Pat
 def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An f32 module of 8 columns for this CPU."""
     folder = tmp_path_factory.mktemp("module")
-    return lnbwd.compile(LayerNormSpec((8,)), "host", folder).path
+    return lnbwd.compile(NormSpec((8,)), "host", folder).path
 
 
 def test_run_on_the_other_cpu_device(module: Path, tmp_path: Path) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((8,)), (3,))
+    arguments = random_arguments(random_generator(), NormSpec((8,)), (3,))
     npz.write(tmp_path / "in.npz", stored(arguments))
     words = ("run", module, "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
     succeeded(*words, "--device=local-sync")
@@ -589,7 +589,7 @@ def test_run_on_the_other_cpu_device(module: Path, tmp_path: Path) -> None:
 def test_run_refuses_in_one_line(
     options: list[str], said: str, module: Path, tmp_path: Path
 ) -> None:
-    arrays = stored(random_arguments(random_generator(), LayerNormSpec((8,)), (3,)))
+    arrays = stored(random_arguments(random_generator(), NormSpec((8,)), (3,)))
     npz.write(tmp_path / "in.npz", arrays)
     npz.write(tmp_path / "wrong.npz", {"input": arrays["input"]})
     npz.write(tmp_path / "bad.npz", arrays | {"input": arrays["input"][:, :4]})
@@ -603,7 +603,7 @@ def arguments_file(folder: Path) -> Path:
     """Good input for ``module``."""
     npz.write(
         folder / "in.npz",
-        stored(random_arguments(random_generator(), LayerNormSpec((8,)), (3,))),
+        stored(random_arguments(random_generator(), NormSpec((8,)), (3,))),
     )
     return folder / "in.npz"
 
@@ -728,7 +728,7 @@ def test_run_into_a_pipe_whose_reader_has_gone(module: Path, tmp_path: Path) -> 
 def test_run_interrupted_while_a_pipe_is_full(module: Path, tmp_path: Path) -> None:
     """It does not wait for the reader to take the rest."""
     os.mkfifo(tmp_path / "pipe")
-    many = random_arguments(random_generator(), LayerNormSpec((8,)), (50_000,))
+    many = random_arguments(random_generator(), NormSpec((8,)), (50_000,))
     npz.write(tmp_path / "in.npz", stored(many))
     words: list[str | Path] = [COMMAND, "run", module, "--input", tmp_path / "in.npz"]
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -748,7 +748,7 @@ def test_run_interrupted_while_a_pipe_is_full(module: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("manifest", ["manifest", "no manifest"])
 def test_inspect(manifest: str, tmp_path: Path) -> None:
-    spec = LayerNormSpec((1000,), "bf16", weight_dtype="f32")
+    spec = NormSpec((1000,), "bf16", weight_dtype="f32")
     made = lnbwd.compile(spec, "gfx942", tmp_path)
     if manifest == "no manifest":
         made.manifest_path.unlink()
@@ -966,7 +966,7 @@ def test_names_reach_a_terminal_as_text(environment: dict[str, str], tmp_path: P
     assert first.startswith(f"{name}/layer_norm_backward_n8_f32_generic.vmfb  ")
     assert second == f"{name}/layer_norm_backward_n8_f32_generic.json"
 
-    cases = {ODD_NAME: random_arguments(random_generator(), LayerNormSpec((8,)), (3,))}
+    cases = {ODD_NAME: random_arguments(random_generator(), NormSpec((8,)), (3,))}
     write_cases(tmp_path / "x.npz", cases)
     status, printed, complaint = said("verify", "--data=x.npz")
     assert (status, complaint) == (0, "")

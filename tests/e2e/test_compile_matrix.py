@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import Artifact, LayerNormSpec, artifact, cli, compiler, inspection
+from iree_lnbwd import Artifact, NormSpec, artifact, cli, compiler, inspection
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.products import products_of
@@ -20,27 +20,27 @@ from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.schedules.measured_files import fastest
 from iree_lnbwd.targets import Target, find_target
 
-EVERYWHERE = (LayerNormSpec((4096,), "f32"), LayerNormSpec((4096,), "bf16"))
+EVERYWHERE = (NormSpec((4096,), "f32"), NormSpec((4096,), "bf16"))
 
 # What else there is, on one target of each kind.
 OPTIONS = (
-    LayerNormSpec((4096,), "f16"),
-    LayerNormSpec((768,), "f64"),
-    LayerNormSpec((769,), "f32"),
-    LayerNormSpec((769,), "bf16"),
-    LayerNormSpec((1,), "f32"),
-    LayerNormSpec((1,), "f16"),
-    LayerNormSpec((16, 64), "f32"),
-    LayerNormSpec((65536,), "bf16"),
-    LayerNormSpec((1024,), "bf16", output_mask=(True, False, False)),
-    LayerNormSpec((1024,), "bf16", output_mask=(False, True, True)),
-    LayerNormSpec((1024,), "bf16", output_mask=(False, False, True)),
-    LayerNormSpec((1024,), "bf16", has_weight=False),
-    LayerNormSpec((1024,), "f32", recompute_eps=1e-5),
-    LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
-    LayerNormSpec((1024,), "bf16", weight_dtype="f32"),
-    LayerNormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
-    LayerNormSpec((1024,), "f32", rows=64),
+    NormSpec((4096,), "f16"),
+    NormSpec((768,), "f64"),
+    NormSpec((769,), "f32"),
+    NormSpec((769,), "bf16"),
+    NormSpec((1,), "f32"),
+    NormSpec((1,), "f16"),
+    NormSpec((16, 64), "f32"),
+    NormSpec((65536,), "bf16"),
+    NormSpec((1024,), "bf16", output_mask=(True, False, False)),
+    NormSpec((1024,), "bf16", output_mask=(False, True, True)),
+    NormSpec((1024,), "bf16", output_mask=(False, False, True)),
+    NormSpec((1024,), "bf16", has_weight=False),
+    NormSpec((1024,), "f32", eps=1e-5),
+    NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
+    NormSpec((1024,), "bf16", weight_dtype="f32"),
+    NormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
+    NormSpec((1024,), "f32", rows=64),
 )
 KINDS = ("sm_90", "gfx942", "generic")
 
@@ -50,13 +50,13 @@ MATRIX = [
 ]
 
 
-def case_id(value: Target | LayerNormSpec) -> str:
+def case_id(value: Target | NormSpec) -> str:
     return value.name.removeprefix("layer_norm_backward_")
 
 
 @pytest.mark.parametrize(("target", "spec"), MATRIX, ids=case_id)
 def test_every_module(
-    target: Target, spec: LayerNormSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: Target, spec: NormSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = lnbwd.compile(spec, target.name, tmp_path)
 
@@ -74,7 +74,7 @@ def test_every_module(
     check_inspect(made, capsys)
 
 
-def is_measured(spec: LayerNormSpec, target: Target) -> bool:
+def is_measured(spec: NormSpec, target: Target) -> bool:
     """Its schedule was the fastest on hardware, also where a few registers spill."""
     size = DTYPES[spec.dtype].numpy.itemsize
     chosen_for = [p for p in products_of(target.name) if p.stands_for_target]
@@ -134,7 +134,7 @@ FETCHES = {
 
 @pytest.mark.parametrize(("how", "copies"), FETCHES.values(), ids=FETCHES)
 def test_what_a_schedule_does_without_is_not_in_the_code(how: OnePass, copies: int) -> None:
-    vmfb, _ = compiler.build(LayerNormSpec((256,), "bf16"), find_target("sm_90"), how=how)
+    vmfb, _ = compiler.build(NormSpec((256,), "bf16"), find_target("sm_90"), how=how)
     rows = inspection.ptx(vmfb).split(".entry finalize")[0]
     assert rows.count("cp.async.cg.shared.global") == copies
     assert ("cp.async" in rows) == (copies > 0)
@@ -143,7 +143,7 @@ def test_what_a_schedule_does_without_is_not_in_the_code(how: OnePass, copies: i
 
 
 def test_without_grad_input_there_are_no_row_sums() -> None:
-    spec = LayerNormSpec((4096,), "bf16", output_mask=(False, True, True))
+    spec = NormSpec((4096,), "bf16", output_mask=(False, True, True))
     vmfb, manifest = compiler.build(spec, find_target("sm_90"))
     assert isinstance(manifest.schedule, OnePass)
     rows = inspection.ptx(vmfb).split(".entry finalize")[0]
@@ -153,7 +153,7 @@ def test_without_grad_input_there_are_no_row_sums() -> None:
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on PATH")
 @pytest.mark.parametrize("name", [t.name for t in lnbwd.targets() if t.backend == "cuda"])
 def test_ptx_assembles(name: str, tmp_path: Path) -> None:
-    made = lnbwd.compile(LayerNormSpec((4096,), "bf16"), name, tmp_path)
+    made = lnbwd.compile(NormSpec((4096,), "bf16"), name, tmp_path)
     ptx = tmp_path / "kernels.ptx"
     ptx.write_text(inspection.ptx(made.path.read_bytes()))
     command = ["ptxas", f"-arch={name}", "-v", "-o", str(tmp_path / "cubin"), str(ptx)]
@@ -173,7 +173,7 @@ def test_same_bytes_from_anywhere(target: str, tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         script = (
             "import iree_lnbwd as l, sys\n"
-            f"l.compile(l.LayerNormSpec((1000,), 'bf16', weight_dtype='f32'), {target!r}, 'out')"
+            f"l.compile(l.NormSpec((1000,), 'bf16', weight_dtype='f32'), {target!r}, 'out')"
         )
         subprocess.run(
             [sys.executable, "-c", script],

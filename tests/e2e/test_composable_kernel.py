@@ -21,7 +21,7 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormSpec, reference
+from iree_lnbwd import NormSpec, reference
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.verification.judge import F64
 
@@ -35,7 +35,7 @@ def arguments_by_init_method(
     method: int, length: tuple[int, int], rng: np.random.Generator
 ) -> Arguments:
     columns = length[1]
-    operands = initialize(method, length, LayerNormSpec((columns,)), rng)
+    operands = initialize(method, length, NormSpec((columns,)), rng)
     return Arguments(
         grad_output=operands.dy,
         input=operands.x,
@@ -97,7 +97,7 @@ def readme_grad_input(arguments: Arguments) -> F64:
 def test_the_readmes_formula_is_told_apart_from_ours(length: tuple[int, int], dtype: str) -> None:
     """As many rows as columns, or more: it misses by far, not by a rounding."""
     rows, columns = length
-    spec = LayerNormSpec((columns,), dtype)
+    spec = NormSpec((columns,), dtype)
     arguments = random_arguments(random_generator(), spec, (rows,))
     ours = arguments.backward()
     judgement = assert_matches_reference(ours, arguments)
@@ -111,7 +111,7 @@ def test_the_readmes_formula_is_told_apart_from_ours(length: tuple[int, int], dt
 
 def test_a_few_wide_rows_tell_it_apart_too() -> None:
     """Where it is closest to right, 2 rows of 8192, and passes for right under a loose check."""
-    spec = LayerNormSpec((8192,))
+    spec = NormSpec((8192,))
     arguments = random_arguments(random_generator(), spec, (2,))
     judgement = assert_matches_reference(arguments.backward(), arguments)
     dx, tolerance = present(judgement.expected.grad_input), present(judgement.tolerance.grad_input)
@@ -124,7 +124,7 @@ def test_finite_differences_say_that_ours_is_the_gradient() -> None:
     """Of L = sum(dy * (gamma * xhat(x) + beta)), the statistics being functions of x."""
     rows, columns, eps, step = 9, 5, 1e-5, 1e-5
     rng = random_generator()
-    spec = LayerNormSpec((columns,), "f64")
+    spec = NormSpec((columns,), "f64")
     arguments = random_arguments(rng, spec, (rows,), eps=eps)
     dy, x, gamma = arguments.grad_output, arguments.input, present(arguments.weight)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from iree_lnbwd import LayerNormSpec, artifact, compile, npz
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd import NormSpec, artifact, compile, npz
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.verification import bits, fingerprint
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
@@ -32,15 +32,15 @@ def test_evidence(tmp_path: Path) -> None:
     (module,) = values["modules"]
     assert module["passed"]
     assert set(module["worst_error_over_tolerance"]) == {"grad_input", "grad_weight", "grad_bias"}
-    made = compile(LayerNormSpec((64,), "f32"), "sm_80", tmp_path)
+    made = compile(NormSpec((64,), "f32"), "sm_80", tmp_path)
     vmfb, _ = artifact.read(made.path)
     assert module["fingerprint"] == fingerprint.of(vmfb, source="it")
 
 
 def test_comparison(tmp_path: Path) -> None:
-    made = compile(LayerNormSpec((64,), "bf16"), "sm_90", tmp_path / "modules")
+    made = compile(NormSpec((64,), "bf16"), "sm_90", tmp_path / "modules")
     vmfb, _ = artifact.read(made.path)
-    op = EmulatedLayerNormBackward(vmfb)
+    op = EmulatedNorm(vmfb)
     kept = tmp_path / "bits"
     bits.save(
         kept,

@@ -11,10 +11,10 @@ import pytest
 from support import random_generator, without_few_rows
 
 from iree_lnbwd import compiler
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.schedules import OnePass, Schedule, choose
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
 
@@ -23,19 +23,19 @@ ROWS = (1, 7, 64)
 Edit = Callable[[str], str]
 
 
-def schedule_of(spec: LayerNormSpec, target: str) -> Schedule:
+def schedule_of(spec: NormSpec, target: str) -> Schedule:
     """Without the kernel for few rows; or with that one alone, where rows are fixed."""
     found = find_target(target)
     return choose(spec, found) if spec.rows else without_few_rows(spec, found)
 
 
 @functools.cache
-def module(spec: LayerNormSpec, target: str, how: Schedule) -> bytes:
+def module(spec: NormSpec, target: str, how: Schedule) -> bytes:
     return compiler.build(spec, find_target(target), how=how)[0]
 
 
 def passes(
-    spec: LayerNormSpec,
+    spec: NormSpec,
     target: str,
     *rows: int,
     how: Schedule | None = None,
@@ -43,7 +43,7 @@ def passes(
 ) -> bool:
     """Every gradient is within its tolerance, and nothing is a fault."""
     made = module(spec, target, how or schedule_of(spec, target))
-    op = EmulatedLayerNormBackward(made, edit=edit)
+    op = EmulatedNorm(made, edit=edit)
     rng = random_generator()
     calls = {str(count): matrix.random_call(spec, count, rng) for count in rows}
     try:
@@ -60,41 +60,41 @@ def passes(
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [64, 769, 1000, 1024, 4096])
 def test_one_pass(columns: int, dtype: str, target: str) -> None:
-    assert passes(LayerNormSpec((columns,), dtype), target, *ROWS)
+    assert passes(NormSpec((columns,), dtype), target, *ROWS)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "spec",
     [
-        LayerNormSpec((16384,), "f32"),
-        LayerNormSpec((65536,), "bf16"),
-        LayerNormSpec((769,), "f16"),
-        LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
-        LayerNormSpec((769,), "f32", has_weight=False),
-        LayerNormSpec((769,), "f32", output_mask=(True, False, False)),
-        LayerNormSpec((64,), "bf16", output_mask=(True, False, True)),
-        LayerNormSpec((769,), "f32", output_mask=(False, True, True)),
-        LayerNormSpec((769,), "bf16", recompute_eps=1e-5),
-        LayerNormSpec((192,), "f32", rows=7),
+        NormSpec((16384,), "f32"),
+        NormSpec((65536,), "bf16"),
+        NormSpec((769,), "f16"),
+        NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
+        NormSpec((769,), "f32", has_weight=False),
+        NormSpec((769,), "f32", output_mask=(True, False, False)),
+        NormSpec((64,), "bf16", output_mask=(True, False, True)),
+        NormSpec((769,), "f32", output_mask=(False, True, True)),
+        NormSpec((769,), "bf16", eps=1e-5),
+        NormSpec((192,), "f32", rows=7),
     ],
     ids=lambda spec: spec.name,
 )
-def test_other_homes(spec: LayerNormSpec, target: str) -> None:
+def test_other_homes(spec: NormSpec, target: str) -> None:
     assert passes(spec, target, *((7,) if spec.rows or spec.columns > 4096 else (1, 7)))
 
 
 @pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1201"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_relatives(dtype: str, target: str) -> None:
-    assert passes(LayerNormSpec((769,), dtype), target, 7)
+    assert passes(NormSpec((769,), dtype), target, 7)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_inf_and_nan_stay_in_their_rows(dtype: str, target: str) -> None:
-    spec = LayerNormSpec((1000,), dtype)
-    op = EmulatedLayerNormBackward(module(spec, target, schedule_of(spec, target)))
+    spec = NormSpec((1000,), dtype)
+    op = EmulatedNorm(module(spec, target, schedule_of(spec, target)))
     calls = {"adversarial": matrix.adversarial_call(spec, random_generator())}
     assert all(row.comparison.ratio <= 1 for row in verify.verify(calls, lambda _: op))
 
@@ -107,12 +107,12 @@ def test_firmware_that_does_not_preload_arguments() -> None:
         assert count == 2
         return text
 
-    assert passes(LayerNormSpec((1000,), "f32"), "gfx942", 7, edit=edit)
+    assert passes(NormSpec((1000,), "f32"), "gfx942", 7, edit=edit)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_more_rows_than_workgroups(target: str) -> None:
-    assert passes(LayerNormSpec((64,), "f32"), target, 5000)
+    assert passes(NormSpec((64,), "f32"), target, 5000)
 
 
 # Each is a small change of what the machine code says, and N of a module that has such code. What a
@@ -172,7 +172,7 @@ _WORDS = {
 )
 def test_broken_code_is_caught(what: str, target: str) -> None:
     columns, pattern, changed = BROKEN[what]
-    check_broken(LayerNormSpec((columns,), "f32"), target, pattern, changed)
+    check_broken(NormSpec((columns,), "f32"), target, pattern, changed)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_broken_code_is_caught(what: str, target: str) -> None:
     ],
 )
 def test_broken_code_for_gfx1201_is_caught(pattern: str, changed: str) -> None:
-    check_broken(LayerNormSpec((4096,), "f32"), "gfx1201", pattern, changed)
+    check_broken(NormSpec((4096,), "f32"), "gfx1201", pattern, changed)
 
 
 # Of both kinds of workgroups, the one whose code comes first.
@@ -204,10 +204,10 @@ BROKEN_FEW: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("what", BROKEN_FEW)
 def test_broken_code_for_few_rows_is_caught(what: str, target: str) -> None:
-    check_broken(LayerNormSpec((4096,), "f32", rows=7), target, *BROKEN_FEW[what])
+    check_broken(NormSpec((4096,), "f32", rows=7), target, *BROKEN_FEW[what])
 
 
-def check_broken(spec: LayerNormSpec, target: str, pattern: str, changed: str) -> None:
+def check_broken(spec: NormSpec, target: str, pattern: str, changed: str) -> None:
     """With the first place that a pattern matches changed, the module does not pass."""
     for word, meaning in _WORDS[target].items():
         pattern, changed = pattern.replace(word, meaning), changed.replace(word, meaning)
@@ -226,13 +226,13 @@ def check_broken(spec: LayerNormSpec, target: str, pattern: str, changed: str) -
 @pytest.mark.parametrize(
     "spec",
     [
-        LayerNormSpec((769,), "bf16"),
-        LayerNormSpec((1024,), "bf16"),
-        LayerNormSpec((769,), "bf16", rows=3),
+        NormSpec((769,), "bf16"),
+        NormSpec((1024,), "bf16"),
+        NormSpec((769,), "bf16", rows=3),
     ],
     ids=lambda spec: spec.name,
 )
-def test_waits_are_needed(spec: LayerNormSpec, target: str) -> None:
+def test_waits_are_needed(spec: NormSpec, target: str) -> None:
     """Without a wait for loads, something touches a register too early.
 
     The compiler waits now and then for what it has waited for already: one time in twenty at most.

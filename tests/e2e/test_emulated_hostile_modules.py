@@ -14,8 +14,8 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator, without_few_rows
 
-from iree_lnbwd import LayerNormSpec, compiler
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd import NormSpec, compiler
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.emulator import Fault, Module, PtxError, VmError, executables, launch
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import symbols
@@ -24,7 +24,7 @@ from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
 
 TARGETS = ("sm_90", "gfx942")
-_SPEC = LayerNormSpec((64,), "f32")
+_SPEC = NormSpec((64,), "f32")
 Change = Callable[[bytes], bytes]
 
 
@@ -46,7 +46,7 @@ def altered(vmfb: bytes, change: Change) -> bytes:
 
 
 def run(vmfb: bytes) -> None:
-    op = EmulatedLayerNormBackward(vmfb)
+    op = EmulatedNorm(vmfb)
     op.run(matrix.random_call(_SPEC, 2, np.random.default_rng(0)))
 
 
@@ -128,7 +128,7 @@ def test_workgroups_with_another_length_along_each_axis() -> None:
 
 
 def test_dynamic_shared_memory_that_no_gpu_has() -> None:
-    spec = LayerNormSpec((4096,), "bf16")
+    spec = NormSpec((4096,), "bf16")
     target = find_target("sm_90")
     vmfb, _ = compiler.build(spec, target, how=without_few_rows(spec, target))
     export = next(e for e in executables.exports(vmfb) if e.kernel == "rows")
@@ -140,7 +140,7 @@ def test_dynamic_shared_memory_that_no_gpu_has() -> None:
         ends = data[:begin].replace(before, after), data[end:].replace(before, after)
         return ends[0] + data[begin:end] + ends[1]
 
-    op = EmulatedLayerNormBackward(altered(vmfb, change))
+    op = EmulatedNorm(altered(vmfb, change))
     with pytest.raises(Fault, match="1048576 bytes of shared memory, 1048576 of them dynamic: the"):
         op.run(matrix.random_call(spec, 2, np.random.default_rng(0)))
 

@@ -19,9 +19,9 @@ from support import (
     without_few_rows,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler
+from iree_lnbwd import LayerNormGrads, NormSpec, compiler
 from iree_lnbwd.arguments import BoundCall
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.emulator import Fault, Launch, Module
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.schedules import OnePass, TwoPass, WholeTensors
@@ -30,14 +30,14 @@ from iree_lnbwd.verification import bits, matrix
 
 
 @functools.cache
-def _op(spec: LayerNormSpec, target: str) -> EmulatedLayerNormBackward:
+def _op(spec: NormSpec, target: str) -> EmulatedNorm:
     """Loaded once; its rows are dynamic, so it serves every M. (test_few_rows.py has the few.)"""
     found = find_target(target)
     vmfb, _ = compiler.build(spec, found, how=without_few_rows(spec, found))
-    return EmulatedLayerNormBackward(vmfb)
+    return EmulatedNorm(vmfb)
 
 
-def _check(spec: LayerNormSpec, target: str, rows: int) -> None:
+def _check(spec: NormSpec, target: str, rows: int) -> None:
     arguments = random_arguments(random_generator(), spec, (rows,))
     assert_matches_reference(_op(spec, target).run(arguments.call()), arguments)
 
@@ -47,13 +47,13 @@ def _check(spec: LayerNormSpec, target: str, rows: int) -> None:
 @pytest.mark.parametrize("columns", [64, 769, 1024, 4096])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_usual_widths(target: str, columns: int, dtype: str, rows: int) -> None:
-    _check(LayerNormSpec((columns,), dtype), target, rows)
+    _check(NormSpec((columns,), dtype), target, rows)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [1, 7, 1000, 5000, 16384, 65536])
 def test_small_odd_and_wide(columns: int, dtype: str) -> None:
-    _check(LayerNormSpec((columns,), dtype), "sm_90", 3)
+    _check(NormSpec((columns,), dtype), "sm_90", 3)
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
@@ -67,10 +67,10 @@ def test_small_odd_and_wide(columns: int, dtype: str) -> None:
 )
 def test_more_rows_than_workgroups(how: OnePass | TwoPass, target: str) -> None:
     """Each workgroup walks over several rows, and the last ones over fewer."""
-    spec = LayerNormSpec((1000,), "f32")
+    spec = NormSpec((1000,), "f32")
     vmfb, _ = compiler.build(spec, find_target(target), how=how)
     arguments = random_arguments(random_generator(), spec, (37,))
-    op = EmulatedLayerNormBackward(vmfb)
+    op = EmulatedNorm(vmfb)
     assert_matches_reference(op.run(arguments.call()), arguments)
     walks = op.launches[-2].workgroup_count  # the last kernel adds up what these leave
     assert 4 in walks
@@ -81,35 +81,35 @@ def test_more_rows_than_workgroups(how: OnePass | TwoPass, target: str) -> None:
     "mask", [(True, True, True), (True, False, False), (False, True, True), (True, False, True)]
 )
 def test_masks(mask: tuple[bool, bool, bool], dtype: str) -> None:
-    _check(LayerNormSpec((769,), dtype, output_mask=mask), "sm_90", 5)
+    _check(NormSpec((769,), dtype, output_mask=mask), "sm_90", 5)
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        LayerNormSpec((768,), "f64"),
-        LayerNormSpec((768,), "f16"),
-        LayerNormSpec((769,), "bf16", weight_dtype="f32"),
-        LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
-        LayerNormSpec((1000,), "bf16", has_weight=False),
-        LayerNormSpec((1000,), "f32", recompute_eps=1e-5),
-        LayerNormSpec((12, 64), "f32"),
-        LayerNormSpec((64,), "f32", rows=5),
+        NormSpec((768,), "f64"),
+        NormSpec((768,), "f16"),
+        NormSpec((769,), "bf16", weight_dtype="f32"),
+        NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
+        NormSpec((1000,), "bf16", has_weight=False),
+        NormSpec((1000,), "f32", eps=1e-5),
+        NormSpec((12, 64), "f32"),
+        NormSpec((64,), "f32", rows=5),
     ],
     ids=lambda spec: spec.name,
 )
-def test_options(spec: LayerNormSpec) -> None:
+def test_options(spec: NormSpec) -> None:
     _check(spec, "sm_90", 5)
 
 
 def test_no_rows() -> None:
-    spec = LayerNormSpec((64,), "f32")
+    spec = NormSpec((64,), "f32")
     _check(spec, "sm_90", 0)
 
 
 def test_adversarial_rows() -> None:
     """Constant rows, large means, Inf and NaN."""
-    spec = LayerNormSpec((1000,), "bf16")
+    spec = NormSpec((1000,), "bf16")
     rng = random_generator()
     x = rng.standard_normal((7, 1000)).astype(np.float32)
     x[0] = 3.0
@@ -121,7 +121,7 @@ def test_adversarial_rows() -> None:
 
 
 def test_calls_repeat_to_the_bit() -> None:
-    spec = LayerNormSpec((769,), "bf16")
+    spec = NormSpec((769,), "bf16")
     call = random_arguments(random_generator(), spec, (40,)).call()
     op = _op(spec, "sm_90")
     assert_same_bits(op.run(call), op.run(call))
@@ -129,10 +129,10 @@ def test_calls_repeat_to_the_bit() -> None:
 
 def test_whole_tensors_are_held_to_less() -> None:
     """Their kernels count on warps that run in step: without that, they race."""
-    spec = LayerNormSpec((769,), "f64")
+    spec = NormSpec((769,), "f64")
     vmfb, _ = compiler.build(spec, find_target("sm_90"), how=WholeTensors())
     call = random_arguments(random_generator(), spec, (5,)).call()
-    EmulatedLayerNormBackward(vmfb).run(call)
+    EmulatedNorm(vmfb).run(call)
     module = Module(vmfb, "cuda")
     views = [module.input(given.name, call.arrays[given.name]) for given in spec.inputs]
     results = [
@@ -147,28 +147,28 @@ def test_whole_tensors_are_held_to_less() -> None:
 
 def test_progress() -> None:
     """Every dispatch is told before it runs."""
-    spec = LayerNormSpec((64,), "f32")
+    spec = NormSpec((64,), "f32")
     seen: list[Launch] = []
     vmfb, _ = compiler.build(spec, find_target("sm_90"))
-    op = EmulatedLayerNormBackward(vmfb, progress=seen.append)
+    op = EmulatedNorm(vmfb, progress=seen.append)
     op.run(random_arguments(random_generator(), spec, (3,)).call())
     assert seen == op.launches
     assert [launch.kernel for launch in seen] == ["few_rows"]
 
 
 def test_modules_that_are_not_for_a_gpu() -> None:
-    vmfb, _ = compiler.build(LayerNormSpec((64,)), find_target("host"))
+    vmfb, _ = compiler.build(NormSpec((64,)), find_target("host"))
     with pytest.raises(ValueError, match="target: there is no emulator for host"):
-        EmulatedLayerNormBackward(vmfb)
+        EmulatedNorm(vmfb)
     with pytest.raises(ArtifactError, match=r"something: truncated, altered or not a .vmfb"):
-        EmulatedLayerNormBackward(b"nothing", source="something")
+        EmulatedNorm(b"nothing", source="something")
 
 
 def test_kept_bits(tmp_path: Path) -> None:
     """What was kept compares equal with itself, and a changed bit is found."""
-    spec = LayerNormSpec((64,), "bf16")
+    spec = NormSpec((64,), "bf16")
     vmfb, manifest = compiler.build(spec, find_target("sm_90"))
-    op, how = EmulatedLayerNormBackward(vmfb), manifest.schedule
+    op, how = EmulatedNorm(vmfb), manifest.schedule
     bits.save(tmp_path, "module", spec, how, "abc", op.run)
     found = list(bits.compare(tmp_path / "module.npz", spec, how, "abc", op.run))
     assert {difference.gradient for difference in found} == {
@@ -256,7 +256,7 @@ def test_command_errors(arguments: tuple[str, ...], message: str) -> None:
 def test_command_on_broken_modules(tmp_path: Path) -> None:
     """A module that reads beyond its bounds: one line says so, and the exit status."""
     target = find_target("sm_90")
-    text = compiler.source_text(LayerNormSpec((256,)), target)
+    text = compiler.source_text(NormSpec((256,)), target)
     wide, narrow = (rf"\"normalized_shape\": [{n}]" for n in (256, 192))
     assert text.count(wide) == 1
     lying = compile_str(text.replace(wide, narrow), input_type="none", extra_args=target.flags)

@@ -11,12 +11,12 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import compiler, schedules
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import OnePass, TwoPass
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
 
@@ -26,9 +26,9 @@ _ROWS = 9
 # Both with rows left over. And the kernel for few rows alone, which is what a module has where so
 # many rows are fixed.
 _SPECS = {
-    "staged": LayerNormSpec((1000,), "bf16"),
-    "direct": LayerNormSpec((769,), "bf16"),
-    "few": LayerNormSpec((769,), "bf16", rows=_ROWS),
+    "staged": NormSpec((1000,), "bf16"),
+    "direct": NormSpec((769,), "bf16"),
+    "few": NormSpec((769,), "bf16", rows=_ROWS),
 }
 
 _SCHEDULES = {
@@ -54,10 +54,10 @@ def _text(form: str) -> str:
     return code.rstrip(b"\0").decode()
 
 
-def _verdict(vmfb: bytes, spec: LayerNormSpec, edit: Edit, rows: int = _ROWS) -> str:
+def _verdict(vmfb: bytes, spec: NormSpec, edit: Edit, rows: int = _ROWS) -> str:
     """ "passed", "missed" where a gradient is wrong, or what the fault says."""
     call = matrix.random_call(spec, rows, random_generator())
-    op = EmulatedLayerNormBackward(vmfb, edit=edit)
+    op = EmulatedNorm(vmfb, edit=edit)
     try:
         found = list(verify.verify({"": call}, lambda _: op))
     except Fault as fault:
@@ -174,7 +174,7 @@ def test_a_rule_of_schedules_that_is_switched_off(
     monkeypatch: pytest.MonkeyPatch, how: OnePass | TwoPass
 ) -> None:
     """Vectors of 4 where N is no multiple of 4: the rule keeps that from being compiled."""
-    spec = LayerNormSpec((769,), "f32")
+    spec = NormSpec((769,), "f32")
     with pytest.raises(ValueError, match="N is no multiple of 4"):
         compiler.build(spec, _TARGET, how=how)
     monkeypatch.setattr(type(how), "illegal", lambda *_: None)
@@ -189,11 +189,11 @@ def test_the_host_program_launches_what_the_module_says(
     columns: int, mask: tuple[bool, bool, bool]
 ) -> None:
     """`iree_lnbwd.launches` is what callers with a stream of their own launch."""
-    spec = LayerNormSpec((columns,), "bf16", output_mask=mask)
+    spec = NormSpec((columns,), "bf16", output_mask=mask)
     vmfb, manifest = compiler.build(spec, _TARGET)
     planned = launches(spec, _TARGET, manifest.schedule)
     assert planned is not None
-    op = EmulatedLayerNormBackward(vmfb)
+    op = EmulatedNorm(vmfb)
     for rows in (1, 3, *matrix.both_sides(spec, manifest.schedule), 20 if columns > 2000 else 300):
         op.run(matrix.random_call(spec, rows, np.random.default_rng(0)))
         kernels = planned.of(rows).kernels

@@ -10,7 +10,7 @@ from iree.compiler.tools import compile_str
 
 from iree_lnbwd import compiler
 from iree_lnbwd.emulator import Fault, Module, PtxError, unsupported
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target, targets
 
 PRODUCT = """
@@ -58,7 +58,7 @@ def built(text: str, target: str) -> bytes:
 
 @functools.cache
 def ours(target: str) -> bytes:
-    return compiler.build(LayerNormSpec((64,), "bf16"), find_target(target))[0]
+    return compiler.build(NormSpec((64,), "bf16"), find_target(target))[0]
 
 
 @pytest.mark.parametrize("target", [t.name for t in targets() if t.backend != "cpu"])

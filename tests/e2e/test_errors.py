@@ -33,7 +33,7 @@ from iree_lnbwd import (
     ArtifactError,
     CompileError,
     DeviceError,
-    LayerNormSpec,
+    NormSpec,
     artifact,
     cache,
     compiler,
@@ -43,7 +43,7 @@ from iree_lnbwd.schedules import FewRows, OnePass, RowBlocks, WholeTensors
 from iree_lnbwd.targets import find_target
 
 COMMAND = Path(sys.executable).parent / "iree-lnbwd"
-SPEC = LayerNormSpec((8,))
+SPEC = NormSpec((8,))
 
 # Makes the compiler unimportable, as where only the runtime is installed.
 NO_COMPILER = """
@@ -253,13 +253,13 @@ def test_bad_argument_of_a_module(
 @pytest.mark.parametrize(
     ("spec", "arguments", "said"),
     [
-        (LayerNormSpec((8,), has_weight=False), {"weight": ones(8)}, "weight: .* has no weight"),
-        (LayerNormSpec((8,), recompute_eps=1e-5), {}, "mean: this module recomputes mean and rstd"),
-        (LayerNormSpec((8,), rows=4), {"weight": ones(8)}, "input: .* compiled for 4 rows, got 3"),
+        (NormSpec((8,), has_weight=False), {"weight": ones(8)}, "weight: .* has no weight"),
+        (NormSpec((8,), eps=1e-5), {}, "mean: this module recomputes mean and rstd"),
+        (NormSpec((8,), rows=4), {"weight": ones(8)}, "input: .* compiled for 4 rows, got 3"),
     ],
 )
 def test_bad_argument_of_a_special_module(
-    spec: LayerNormSpec, arguments: dict[str, Any], said: str, tmp_path: Path
+    spec: NormSpec, arguments: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     op = lnbwd.load(lnbwd.compile(spec, "generic", tmp_path).path)
     with pytest.raises(ValueError, match=said):
@@ -273,9 +273,9 @@ few_rows: Any = FewRows  # what follows shall not pass the type checker
 row_blocks: Any = RowBlocks
 whole_tensors: Any = WholeTensors
 BAD_COMPILATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"spec": None}, TypeError, "spec: expected a LayerNormSpec, got NoneType"),
-    ({"spec": (8,)}, TypeError, "spec: expected a LayerNormSpec, got tuple"),
-    ({"spec": LayerNormSpec}, TypeError, "spec: expected a LayerNormSpec, got type"),
+    ({"spec": None}, TypeError, "spec: expected a NormSpec, got NoneType"),
+    ({"spec": (8,)}, TypeError, "spec: expected a NormSpec, got tuple"),
+    ({"spec": NormSpec}, TypeError, "spec: expected a NormSpec, got type"),
     ({"target": None}, TypeError, "target: expected a string, got NoneType"),
     ({"target": find_target("generic")}, TypeError, "target: expected a string, got Target"),
     ({"target": b"generic"}, TypeError, "target: expected a string, got bytes"),
@@ -574,7 +574,7 @@ def test_manifest_of_another_schema(generic: Artifact, tmp_path: Path) -> None:
 
 def test_manifest_of_another_module(generic: Artifact, tmp_path: Path) -> None:
     made = copied(generic, tmp_path)
-    other = lnbwd.compile(LayerNormSpec((9,)), "generic", tmp_path / "other")
+    other = lnbwd.compile(NormSpec((9,)), "generic", tmp_path / "other")
     made.manifest_path.write_bytes(other.manifest_path.read_bytes())
     with pytest.raises(ArtifactError, match="truncated or altered: its SHA-256 is "):
         lnbwd.load(made.path)
@@ -775,7 +775,7 @@ def test_damaged_entry_is_compiled_again(damage: str, empty_cache: Path) -> None
 
 
 def test_different_specs_and_targets_have_different_entries(empty_cache: Path) -> None:
-    for spec in (SPEC, LayerNormSpec((9,))):
+    for spec in (SPEC, NormSpec((9,))):
         for name in ("generic", "host"):
             cache.build(spec, find_target(name))
     assert len(list(empty_cache.rglob("*.vmfb"))) == 4
@@ -784,7 +784,7 @@ def test_different_specs_and_targets_have_different_entries(empty_cache: Path) -
 def test_unwritable_cache_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("IREE_LNBWD_CACHE", str(tmp_path / "file" / "cache"))
-    spec = LayerNormSpec((11,), recompute_eps=0.5)  # which no other test has loaded
+    spec = NormSpec((11,), eps=0.5)  # which no other test has loaded
     arguments = random_arguments(random_generator(), spec, (3,), eps=0.5)
     with pytest.warns(RuntimeWarning, match="compiled module not cached: .*: Not a directory"):
         gradients = arguments.backward()
@@ -876,7 +876,7 @@ def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_pat
     assert missing.returncode == 1
     assert "compiling needs iree-base-compiler, which is not installed" in missing.stderr
 
-    made = lnbwd.compile(LayerNormSpec((8,), has_weight=False), "host", tmp_path)
+    made = lnbwd.compile(NormSpec((8,), has_weight=False), "host", tmp_path)
     for path in tmp_path.iterdir():
         path.chmod(0o644)  # some umasks let the group write
     ended = python_with(runtime_only, CALL + call, **environment)

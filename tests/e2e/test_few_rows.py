@@ -13,8 +13,8 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormSpec, compiler, schedules
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd import NormSpec, compiler, schedules
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import FewRows, OnePass
 from iree_lnbwd.targets import find_target
@@ -26,8 +26,8 @@ MOST = 9  # rows, where the test says so: the next is then as quick to emulate
 
 @functools.cache
 def module(
-    spec: LayerNormSpec, target: str, most: int | None = None
-) -> tuple[EmulatedLayerNormBackward, OnePass]:
+    spec: NormSpec, target: str, most: int | None = None
+) -> tuple[EmulatedNorm, OnePass]:
     """By the chosen schedule, which may count other rows as few."""
     how = schedules.choose(spec, find_target(target))
     assert isinstance(how, OnePass)
@@ -35,10 +35,10 @@ def module(
     if most is not None:
         how = replace(how, few_rows=replace(how.few_rows, rows=most))
     vmfb, _ = compiler.build(spec, find_target(target), how=how)
-    return EmulatedLayerNormBackward(vmfb), how
+    return EmulatedNorm(vmfb), how
 
 
-def check(spec: LayerNormSpec, target: str, rows: int, most: int | None = None) -> None:
+def check(spec: NormSpec, target: str, rows: int, most: int | None = None) -> None:
     """The gradients are right, and the kernels are those of the form that M calls for."""
     op, how = module(spec, target, most)
     arguments = random_arguments(random_generator(), spec, (rows,))
@@ -57,14 +57,14 @@ def check(spec: LayerNormSpec, target: str, rows: int, most: int | None = None) 
 @pytest.mark.parametrize("columns", [1, 769, 1000, 1024, 4096, 12288])
 def test_both_sides_of_the_limit(columns: int, dtype: str, target: str) -> None:
     for rows in (1, 2, MOST, MOST + 1):
-        check(LayerNormSpec((columns,), dtype), target, rows, MOST)
+        check(NormSpec((columns,), dtype), target, rows, MOST)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [769, 1024])
 def test_as_many_rows_as_count_as_few(columns: int, target: str) -> None:
     """Each thread of a tile has several rows."""
-    spec = LayerNormSpec((columns,), "bf16")
+    spec = NormSpec((columns,), "bf16")
     _, how = module(spec, target)
     for rows in matrix.both_sides(spec, how):
         check(spec, target, rows)
@@ -75,20 +75,20 @@ def test_as_many_rows_as_count_as_few(columns: int, target: str) -> None:
     "spec",
     [
         *(
-            LayerNormSpec((columns,), "f32", output_mask=mask)
+            NormSpec((columns,), "f32", output_mask=mask)
             for columns in (769, 1024)
             for mask in ((True, False, False), (False, True, True), (True, False, True))
         ),
-        LayerNormSpec((192,), "f16"),
-        LayerNormSpec((769,), "bf16", weight_dtype="f32"),
-        LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
-        LayerNormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
-        LayerNormSpec((1000,), "bf16", has_weight=False),
-        LayerNormSpec((12, 64), "f32"),
+        NormSpec((192,), "f16"),
+        NormSpec((769,), "bf16", weight_dtype="f32"),
+        NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
+        NormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
+        NormSpec((1000,), "bf16", has_weight=False),
+        NormSpec((12, 64), "f32"),
     ],
     ids=lambda spec: spec.name,
 )
-def test_options(spec: LayerNormSpec, target: str) -> None:
+def test_options(spec: NormSpec, target: str) -> None:
     for rows in (5, MOST + 1):
         check(spec, target, rows, MOST)
 
@@ -96,7 +96,7 @@ def test_options(spec: LayerNormSpec, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [5, MOST + 1])
 def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
-    check(LayerNormSpec((192,), "bf16", rows=rows), target, rows, MOST)
+    check(NormSpec((192,), "bf16", rows=rows), target, rows, MOST)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
 )
 @pytest.mark.parametrize("target", TARGETS)
 def test_other_tiles(few: FewRows, target: str) -> None:
-    spec, found = LayerNormSpec((1000,), "bf16"), find_target(target)
+    spec, found = NormSpec((1000,), "bf16"), find_target(target)
     how = OnePass(4, groups=1, warps=4, vector=8, few_rows=few)
-    op = EmulatedLayerNormBackward(compiler.build(spec, found, how=how)[0])
+    op = EmulatedNorm(compiler.build(spec, found, how=how)[0])
     for rows in (1, 37, 300):
         arguments = random_arguments(random_generator(), spec, (rows,))
         assert_matches_reference(op.run(arguments.call()), arguments)
@@ -122,7 +122,7 @@ def test_other_tiles(few: FewRows, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_inf_and_nan_stay_in_their_rows_and_columns(dtype: str, target: str) -> None:
-    spec = LayerNormSpec((1000,), dtype)
+    spec = NormSpec((1000,), dtype)
     op, _ = module(spec, target)
     calls = {str(rows): matrix.adversarial_call(spec, random_generator(), rows) for rows in (5, 37)}
     assert all(row.comparison.ratio <= 1 for row in verify.verify(calls, lambda _: op))
@@ -131,12 +131,12 @@ def test_inf_and_nan_stay_in_their_rows_and_columns(dtype: str, target: str) -> 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_rows(target: str) -> None:
-    check(LayerNormSpec((64,), "f32"), target, 0)
+    check(NormSpec((64,), "f32"), target, 0)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_calls_repeat_to_the_bit(target: str) -> None:
-    spec = LayerNormSpec((769,), "bf16")
+    spec = NormSpec((769,), "bf16")
     call = random_arguments(random_generator(), spec, (40,)).call()
     op, _ = module(spec, target)
     assert_same_bits(op.run(call), op.run(call))

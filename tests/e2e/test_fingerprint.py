@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, artifact, compiler, iree_compile
+from iree_lnbwd import NormSpec, artifact, compiler, iree_compile
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import fingerprint
 
-SPEC = LayerNormSpec((769,), "bf16")  # few rows, rows, and a last kernel that adds up
+SPEC = NormSpec((769,), "bf16")  # few rows, rows, and a last kernel that adds up
 
 
 def built(text: str, target: str) -> bytes:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support import assert_matches_reference, random_arguments, random_generator
 
-from iree_lnbwd import LayerNormSpec, compiler, schedules
+from iree_lnbwd import NormSpec, compiler, schedules
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulated import EmulatedLayerNormBackward
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.schedules import Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
@@ -19,13 +19,13 @@ every_target = pytest.mark.parametrize("target", TARGETS)
 
 
 def op_for(
-    spec: LayerNormSpec, target: str, how: Schedule | None = None
-) -> EmulatedLayerNormBackward:
+    spec: NormSpec, target: str, how: Schedule | None = None
+) -> EmulatedNorm:
     vmfb, _ = compiler.build(spec, find_target(target), how=how)
-    return EmulatedLayerNormBackward(vmfb)
+    return EmulatedNorm(vmfb)
 
 
-def kernels(op: EmulatedLayerNormBackward) -> list[str]:
+def kernels(op: EmulatedNorm) -> list[str]:
     return [launch.kernel for launch in op.launches]
 
 
@@ -34,7 +34,7 @@ def kernels(op: EmulatedLayerNormBackward) -> list[str]:
 def test_statistics_are_recomputed_by_a_kernel_of_ours(columns: int, target: str) -> None:
     """Of IREE's own, LLVM could not compile those of some widths for AMD's GPUs."""
     rng = random_generator()
-    spec = LayerNormSpec((columns,), str(rng.choice(["f32", "f16", "bf16"])), recompute_eps=1e-5)
+    spec = NormSpec((columns,), str(rng.choice(["f32", "f16", "bf16"])), eps=1e-5)
     op = op_for(spec, target)
     most = schedules.row_statistics(spec, find_target(target)).rows
     for rows in {1, most, most + 1} if columns < 20000 else {2}:
@@ -46,7 +46,7 @@ def test_statistics_are_recomputed_by_a_kernel_of_ours(columns: int, target: str
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_recomputed_statistics_of_rows_far_from_zero_and_of_constant_rows(target: str) -> None:
     rng = random_generator()
-    spec = LayerNormSpec((300,), recompute_eps=1e-5)
+    spec = NormSpec((300,), eps=1e-5)
     x = rng.standard_normal((9, 300)) + 1000
     x[3], x[4] = 0.1, 0.0
     x[5, 7], x[6, 9] = np.inf, np.nan
@@ -62,7 +62,7 @@ MASKS = [(True, True, True), (True, False, False), (False, True, True), (False, 
 def test_two_passes_for_any_mask(mask: tuple[bool, bool, bool], target: str) -> None:
     """Row sums are for dx alone."""
     rng = random_generator()
-    spec = LayerNormSpec((20000,), "bf16", output_mask=mask)
+    spec = NormSpec((20000,), "bf16", output_mask=mask)
     assert isinstance(schedules.choose(spec, find_target(target)), TwoPass)
     op = op_for(spec, target)
     arguments = random_arguments(rng, spec, (5,))
@@ -73,7 +73,7 @@ def test_two_passes_for_any_mask(mask: tuple[bool, bool, bool], target: str) -> 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_spans_that_rows_do_not_fill(target: str) -> None:
-    spec = LayerNormSpec((96,))
+    spec = NormSpec((96,))
     op = op_for(spec, target, TwoPass(2, 4, 4, 1, rows=2, span_steps=2))
     rng = random_generator()
     for rows in (1, 7, 8, 9, 31, 32, 33, 100):
@@ -84,7 +84,7 @@ def test_spans_that_rows_do_not_fill(target: str) -> None:
 def test_two_passes_over_many_equal_rows() -> None:
     """One walker adds them all: from the first to the last it would be off by their number."""
     rng, rows = random_generator(), 2000
-    spec = LayerNormSpec((64,))
+    spec = NormSpec((64,))
     x = np.repeat(rng.standard_normal((1, 64)), rows, axis=0)
     dy = np.repeat(rng.uniform(0.1, 1, (1, 64)), rows, axis=0).astype(np.float32)
     arguments = replace(random_arguments(rng, spec, (rows,), x=x), grad_output=dy)
@@ -97,7 +97,7 @@ def test_two_passes_over_many_equal_rows() -> None:
 def test_subnormal_numbers_count(dtype: str, target: str) -> None:
     """No instruction of ours is marked to flush them, and the emulator does as it is told."""
     rng = random_generator()
-    spec, of = LayerNormSpec((24,), dtype), DTYPES[dtype]
+    spec, of = NormSpec((24,), dtype), DTYPES[dtype]
     arguments = random_arguments(rng, spec, (5,))
     tiny = rng.integers(-200, 200, arguments.grad_output.shape) * of.smallest_subnormal
     small = replace(arguments, grad_output=tiny.astype(of.numpy))

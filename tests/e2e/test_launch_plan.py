@@ -14,7 +14,7 @@ import pytest
 from emulated_driver import EmulatedDriver
 from support import random_generator
 
-from iree_lnbwd import LayerNormSpec, compiler
+from iree_lnbwd import NormSpec, compiler
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator import Fault
@@ -29,24 +29,24 @@ from iree_lnbwd.verification import matrix
 
 ONE_PASS = OnePass(4, 1, 2, 1)
 TWO_PASS = TwoPass(2, 4, 4, 1, rows=2)
-CASES: dict[str, tuple[LayerNormSpec, Schedule | None]] = {
-    "few rows and one pass": (LayerNormSpec((769,), "bf16"), None),
+CASES: dict[str, tuple[NormSpec, Schedule | None]] = {
+    "few rows and one pass": (NormSpec((769,), "bf16"), None),
     "types of their own": (
-        LayerNormSpec((64,), "f16", grad_output_dtype="f32", weight_dtype="f32", bias_dtype="f16"),
+        NormSpec((64,), "f16", grad_output_dtype="f32", weight_dtype="f32", bias_dtype="f16"),
         None,
     ),
-    "f64": (LayerNormSpec((64,), "f64"), None),
-    "statistics": (LayerNormSpec((96,), recompute_eps=1e-5), None),
-    "statistics, one pass": (LayerNormSpec((96,), recompute_eps=1e-5), ONE_PASS),
-    "no weight": (LayerNormSpec((96,), has_weight=False), ONE_PASS),
-    "no weight, f64": (LayerNormSpec((96,), "f64", has_weight=False), None),
-    "no bias": (LayerNormSpec((96,), output_mask=(True, True, False)), ONE_PASS),
-    "columns alone": (LayerNormSpec((96,), output_mask=(False, True, True)), ONE_PASS),
-    "rows alone": (LayerNormSpec((96,), output_mask=(True, False, False)), ONE_PASS),
-    "two passes": (LayerNormSpec((96,)), TWO_PASS),
-    "two passes, columns alone": (LayerNormSpec((96,), output_mask=(False, False, True)), TWO_PASS),
-    "two passes, statistics": (LayerNormSpec((96,), recompute_eps=1e-5), TWO_PASS),
-    "fixed rows": (LayerNormSpec((96,), rows=5), None),
+    "f64": (NormSpec((64,), "f64"), None),
+    "statistics": (NormSpec((96,), eps=1e-5), None),
+    "statistics, one pass": (NormSpec((96,), eps=1e-5), ONE_PASS),
+    "no weight": (NormSpec((96,), has_weight=False), ONE_PASS),
+    "no weight, f64": (NormSpec((96,), "f64", has_weight=False), None),
+    "no bias": (NormSpec((96,), output_mask=(True, True, False)), ONE_PASS),
+    "columns alone": (NormSpec((96,), output_mask=(False, True, True)), ONE_PASS),
+    "rows alone": (NormSpec((96,), output_mask=(True, False, False)), ONE_PASS),
+    "two passes": (NormSpec((96,)), TWO_PASS),
+    "two passes, columns alone": (NormSpec((96,), output_mask=(False, False, True)), TWO_PASS),
+    "two passes, statistics": (NormSpec((96,), eps=1e-5), TWO_PASS),
+    "fixed rows": (NormSpec((96,), rows=5), None),
 }
 
 

@@ -18,7 +18,7 @@ from support import Arguments, assert_matches_reference, random_arguments, rando
 
 from iree_lnbwd import (
     LayerNormGrads,
-    LayerNormSpec,
+    NormSpec,
     arguments,
     compiler,
     description,
@@ -34,7 +34,7 @@ from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.targets import find_target
 
-SPEC = LayerNormSpec((96,))
+SPEC = NormSpec((96,))
 HOST = DeviceUri.parse("local-task")
 
 
@@ -64,7 +64,7 @@ def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_module_that_is_compiled_is_specialised_once(cache_of_its_own: None) -> None:
     columns = int(random_generator().integers(1000, 2000))
     with counted(ir.module, compiler.build_planned) as entered:
-        op = loaded(LayerNormSpec((columns,)), HOST)
+        op = loaded(NormSpec((columns,)), HOST)
     assert entered == {"module": 1, "build_planned": 1}
     assert op.spec.columns == columns
 

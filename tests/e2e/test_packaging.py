@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import NormSpec
 
 REPOSITORY = Path(lnbwd.__file__).parent.parent
 PACKAGE = REPOSITORY / "iree_lnbwd"
@@ -101,10 +101,10 @@ def test_metadata(unpacked: Path) -> None:
 
 
 def test_compiles_what_the_checkout_does(unpacked: Path, tmp_path: Path) -> None:
-    here = lnbwd.compile(LayerNormSpec((8,)), "generic", tmp_path / "here")
+    here = lnbwd.compile(NormSpec((8,)), "generic", tmp_path / "here")
     script = (
         "import iree_lnbwd as l\n"
-        f"l.compile(l.LayerNormSpec((8,)), 'generic', {str(tmp_path / 'there')!r})\n"
+        f"l.compile(l.NormSpec((8,)), 'generic', {str(tmp_path / 'there')!r})\n"
         "print(l.__file__)"
     )
     assert python_there(unpacked, script) == str(unpacked / "iree_lnbwd" / "__init__.py")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import assert_same_bits, random_arguments, random_generator
 
-from iree_lnbwd import LayerNormSpec, runtime
+from iree_lnbwd import NormSpec, runtime
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
 
@@ -42,7 +42,7 @@ SCRIPT = """
 import gc, os, signal, sys, threading
 import numpy as np
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import NormSpec
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
 
@@ -51,7 +51,7 @@ def bits(gradients):
 
 x = np.arange(24, dtype=np.float32).reshape(3, 8)
 mean, rstd = np.full(3, 11.5, np.float32), np.full(3, 0.2, np.float32)
-op = loaded(LayerNormSpec((8,)), DeviceUri.parse(sys.argv[1]))
+op = loaded(NormSpec((8,)), DeviceUri.parse(sys.argv[1]))
 before = bits(op(x, x, mean, rstd, x[0]))
 recomputed = bits(lnbwd.layer_norm_backward(x, x, 8))
 {ahead}
@@ -133,7 +133,7 @@ def held() -> tuple[int, ...]:
 
 def test_modules_share_their_device() -> None:
     """Each had three descriptors and a thread of its own; at 1024 of them there was an end."""
-    spec = LayerNormSpec((8,))
+    spec = NormSpec((8,))
     ops = [loaded(spec, HOST)]
     before = held()
     vmfb = ops[0]._module.vmfb
@@ -150,12 +150,12 @@ def test_many_modules_under_a_low_limit_of_descriptors() -> None:
         """
 import resource
 import numpy as np
-from iree_lnbwd import LayerNormSpec, runtime
+from iree_lnbwd import NormSpec, runtime
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-first = loaded(LayerNormSpec((8,)), DeviceUri.parse("local-task"))
+first = loaded(NormSpec((8,)), DeviceUri.parse("local-task"))
 ops = [runtime.load_built(first._module.vmfb) for _ in range(100)]
 x = np.ones((3, 8), np.float32)
 assert all(op(x, x, x[:, 0], x[:, 0], x[0]).grad_bias.tolist() == [3.0] * 8 for op in ops)
@@ -191,7 +191,7 @@ assert "Too many open files" in said or "24" in said, said
 @pytest.mark.parametrize("threads", [2, 8])
 def test_threads_share_a_module(threads: int) -> None:
     rng = random_generator()
-    spec = LayerNormSpec((96,), "bf16", recompute_eps=1e-5)
+    spec = NormSpec((96,), "bf16", eps=1e-5)
     op = loaded(spec, HOST)
     several = [random_arguments(rng, spec, (rows + 1,)) for rows in range(threads)]
     serial = [arguments.backward_by(op) for arguments in several]
@@ -222,7 +222,7 @@ def test_a_gpu_in_a_child_of_fork_is_a_clear_error(what: str, gpu: DeviceUri) ->
     """No vendor's driver works there; and the child ends."""
     ahead = (
         "y, mean64, rstd64 = x.astype(float), mean.astype(float), rstd.astype(float)\n"
-        "op64 = loaded(LayerNormSpec((8,), 'f64'), DeviceUri.parse(sys.argv[1]))\n"
+        "op64 = loaded(NormSpec((8,), 'f64'), DeviceUri.parse(sys.argv[1]))\n"
         "op64(y, y, mean64, rstd64, y[0])\n"
     )
     body = (

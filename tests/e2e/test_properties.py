@@ -20,7 +20,7 @@ from support import (
     random_arguments,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec
+from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES, name_of
 
@@ -51,23 +51,23 @@ types = st.sampled_from(
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> LayerNormSpec:
+def specs(draw: st.DrawFn) -> NormSpec:
     fields: dict[str, Any] = dict(draw(types))
     has_weight = draw(st.booleans())
     if not has_weight:
         fields.pop("weight_dtype", None)
     masks = st.tuples(st.booleans(), st.booleans(), st.booleans())
-    return LayerNormSpec(
+    return NormSpec(
         draw(normalized_shapes),
         **fields,
         has_weight=has_weight,
         output_mask=draw(masks.filter(lambda mask: mask[0] or mask[2] or (mask[1] and has_weight))),
-        recompute_eps=draw(st.sampled_from([None, 1e-5])),
+        eps=draw(st.sampled_from([None, 1e-5])),
     )
 
 
 @st.composite
-def arguments_of(draw: st.DrawFn, any_spec: st.SearchStrategy[LayerNormSpec]) -> Arguments:
+def arguments_of(draw: st.DrawFn, any_spec: st.SearchStrategy[NormSpec]) -> Arguments:
     """With rows of any mean and deviation that its type does justice to."""
     spec, leading = draw(any_spec), draw(leading_shapes)
     rng = np.random.default_rng(draw(seeds))
@@ -79,11 +79,11 @@ def arguments_of(draw: st.DrawFn, any_spec: st.SearchStrategy[LayerNormSpec]) ->
 # For laws of arithmetic a few modules do; f32 and f64 are odd and even, halves are rounded.
 some_specs = st.sampled_from(
     [
-        LayerNormSpec((7,)),
-        LayerNormSpec((64,)),
-        LayerNormSpec((33,), "f64"),
-        LayerNormSpec((100,), "bf16"),
-        LayerNormSpec((16,), "f16", weight_dtype="f32"),
+        NormSpec((7,)),
+        NormSpec((64,)),
+        NormSpec((33,), "f64"),
+        NormSpec((100,), "bf16"),
+        NormSpec((16,), "f16", weight_dtype="f32"),
     ]
 )
 
@@ -155,9 +155,9 @@ def test_grad_bias_is_the_column_sum_of_grad_output(arguments: Arguments) -> Non
 
 eps_free_specs = st.sampled_from(
     [
-        LayerNormSpec((7,), recompute_eps=0.0),
-        LayerNormSpec((64,), recompute_eps=0.0),
-        LayerNormSpec((33,), "f64", recompute_eps=0.0),
+        NormSpec((7,), eps=0.0),
+        NormSpec((64,), eps=0.0),
+        NormSpec((33,), "f64", eps=0.0),
     ]
 )
 

@@ -14,7 +14,7 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference
+from iree_lnbwd import LayerNormGrads, NormSpec, reference
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 
@@ -41,7 +41,7 @@ def sample_arguments(
     dtype: str,
 ) -> Arguments:
     """With the statistics given."""
-    spec = LayerNormSpec(normalized_shape, dtype, has_weight="weight" in parameters)
+    spec = NormSpec(normalized_shape, dtype, has_weight="weight" in parameters)
     leading = shape[: len(shape) - len(normalized_shape)]
     arguments = random_arguments(random_generator(), spec, leading, eps=eps)
     return arguments if "bias" in parameters else replace(arguments, bias=None)
@@ -83,7 +83,7 @@ def test_opinfo_samples_with_statistics_recomputed(
 def test_eps_below_minus_the_variance_gives_nan(dtype: str, recompute: bool) -> None:
     """The sample with eps = -0.5, its first row with a variance under 0.5, its second above."""
     x = np.array([[0.0, 0.5, 0.0, 0.5, 0.0, 0.5], [-2.0, 2.0, -2.0, 2.0, -2.0, 2.0]])
-    spec = LayerNormSpec((2, 3), dtype)
+    spec = NormSpec((2, 3), dtype)
     arguments = random_arguments(random_generator(), spec, (2,), x=x, eps=-0.5)
     assert np.isnan(present(arguments.rstd)).tolist() == [True, False]
     if recompute:
@@ -164,5 +164,5 @@ def test_opinfo_samples_agree_with_pytorch(
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True)])
 def test_a_training_step_agrees_with_pytorch(mask: tuple[bool, bool, bool], dtype: str) -> None:
-    spec = LayerNormSpec((768,), dtype, output_mask=mask)
+    spec = NormSpec((768,), dtype, output_mask=mask)
     assert_agrees_with_pytorch(random_arguments(random_generator(), spec, (8, 33)))

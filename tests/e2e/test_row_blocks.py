@@ -17,7 +17,7 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime, schedules
+from iree_lnbwd import LayerNormGrads, NormSpec, compiler, runtime, schedules
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.runtime import LayerNormBackward
@@ -28,24 +28,24 @@ every_target = pytest.mark.parametrize("target", ["host", "generic"])
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 VARIANTS = (
-    LayerNormSpec((200,), "f32"),
-    LayerNormSpec((77,), "f64", recompute_eps=1e-5),
-    LayerNormSpec((100,), "bf16", recompute_eps=1e-5, has_weight=False),
-    LayerNormSpec((100,), "f16", weight_dtype="f32", grad_output_dtype="bf16", bias_dtype="bf16"),
-    LayerNormSpec((65,), "f32", grad_output_dtype="f16", weight_dtype="bf16"),
-    LayerNormSpec((64,), "bf16", output_mask=(True, False, True)),
-    LayerNormSpec((64,), "bf16", output_mask=(True, False, False), recompute_eps=0.125),
-    LayerNormSpec((77,), "f16", output_mask=(False, True, True)),
-    LayerNormSpec((100,), "f64", output_mask=(False, False, True), has_weight=False),
-    LayerNormSpec((65,), "bf16", output_mask=(False, True, False), recompute_eps=1e-5),
-    LayerNormSpec((1,), "f32"),
-    LayerNormSpec((1,), "bf16", recompute_eps=1e-5),
+    NormSpec((200,), "f32"),
+    NormSpec((77,), "f64", eps=1e-5),
+    NormSpec((100,), "bf16", eps=1e-5, has_weight=False),
+    NormSpec((100,), "f16", weight_dtype="f32", grad_output_dtype="bf16", bias_dtype="bf16"),
+    NormSpec((65,), "f32", grad_output_dtype="f16", weight_dtype="bf16"),
+    NormSpec((64,), "bf16", output_mask=(True, False, True)),
+    NormSpec((64,), "bf16", output_mask=(True, False, False), eps=0.125),
+    NormSpec((77,), "f16", output_mask=(False, True, True)),
+    NormSpec((100,), "f64", output_mask=(False, False, True), has_weight=False),
+    NormSpec((65,), "bf16", output_mask=(False, True, False), eps=1e-5),
+    NormSpec((1,), "f32"),
+    NormSpec((1,), "bf16", eps=1e-5),
 )
 MASKS = [mask for mask in itertools.product((True, False), repeat=3) if any(mask)]
 
 
 def op_for(
-    spec: LayerNormSpec, target: str, how: Schedule | None = None, device: str = "local-task"
+    spec: NormSpec, target: str, how: Schedule | None = None, device: str = "local-task"
 ) -> LayerNormBackward:
     vmfb, manifest = compiler.build(spec, find_target(target), how=how)
     assert isinstance(manifest.schedule, RowBlocks) or how is not None
@@ -58,7 +58,7 @@ def op_for(
 def test_chunks_that_overlap(columns: int, dtype: str, target: str) -> None:
     """Whatever the vector, and whether it divides N: one that does not is counted once."""
     rng = random_generator()
-    spec = LayerNormSpec((columns,), dtype)
+    spec = NormSpec((columns,), dtype)
     for vector in {2, min(16, columns)}:
         op = op_for(spec, target, RowBlocks(3, 2, vector))
         arguments = random_arguments(rng, spec, (13,))
@@ -70,7 +70,7 @@ def test_chunks_that_overlap(columns: int, dtype: str, target: str) -> None:
 @pytest.mark.parametrize("workgroups", [1, 4])
 def test_shares_and_blocks_that_rows_do_not_fill(workgroups: int, block: int, target: str) -> None:
     rng = random_generator()
-    spec = LayerNormSpec((48,))
+    spec = NormSpec((48,))
     op = op_for(spec, target, RowBlocks(workgroups, block, 16))
     edge = workgroups * block
     for rows in {1, block, block + 1, max(1, edge - 1), edge, edge + 1, 2 * edge + 1}:
@@ -80,7 +80,7 @@ def test_shares_and_blocks_that_rows_do_not_fill(workgroups: int, block: int, ta
 
 @every_target
 @pytest.mark.parametrize("spec", VARIANTS, ids=lambda spec: spec.name)
-def test_every_kind_of_spec(spec: LayerNormSpec, target: str) -> None:
+def test_every_kind_of_spec(spec: NormSpec, target: str) -> None:
     rng = random_generator()
     op = op_for(spec, target)
     for rows in (1, 5, 63, 64, 65, 300):
@@ -95,7 +95,7 @@ def test_every_kind_of_spec(spec: LayerNormSpec, target: str) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_many_equal_rows(mask: tuple[bool, bool, bool]) -> None:
     rng, rows, columns = random_generator(), 300_000, 8
-    spec = LayerNormSpec((columns,), output_mask=mask)
+    spec = NormSpec((columns,), output_mask=mask)
     dy = np.repeat(rng.standard_normal((1, columns), dtype=np.float32), rows, axis=0)
     x = np.repeat(rng.standard_normal((1, columns), dtype=np.float32), rows, axis=0)
     arguments = replace(random_arguments(rng, spec, (rows,), x=x), grad_output=dy)
@@ -104,7 +104,7 @@ def test_many_equal_rows(mask: tuple[bool, bool, bool]) -> None:
 
 @every_target
 def test_millions_of_equal_rows_of_one_column(target: str) -> None:
-    spec = LayerNormSpec((1,), output_mask=(False, True, True))
+    spec = NormSpec((1,), output_mask=(False, True, True))
     dy = np.full((3_000_000, 1), random_generator().uniform(0.1, 1), np.float32)
     ones = np.ones(len(dy), np.float32)
     arguments = Arguments(dy, dy, (1,), -ones, ones, dy[0], output_mask=spec.output_mask)
@@ -112,15 +112,15 @@ def test_millions_of_equal_rows_of_one_column(target: str) -> None:
 
 
 @every_target
-@pytest.mark.parametrize("recompute_eps", [None, 1e-5])
+@pytest.mark.parametrize("eps", [None, 1e-5])
 @pytest.mark.parametrize("mask", [(True, True, True), (False, True, True)])
 @pytest.mark.parametrize("columns", [65536, 1_000_000])
 def test_wide_rows_of_equal_numbers(
-    columns: int, mask: tuple[bool, bool, bool], recompute_eps: float | None, target: str
+    columns: int, mask: tuple[bool, bool, bool], eps: float | None, target: str
 ) -> None:
     """Recomputed, their mean is the number itself, xhat is 0, and rstd is as large as can be."""
     rng = random_generator()
-    spec = LayerNormSpec((columns,), output_mask=mask, recompute_eps=recompute_eps)
+    spec = NormSpec((columns,), output_mask=mask, eps=eps)
     x, dy = (np.repeat(rng.uniform(0.1, 9, (3, 1)), columns, 1).astype(np.float32) for _ in "xy")
     arguments = random_arguments(rng, spec, (3,), x=x)
     arguments = replace(arguments, grad_output=dy, weight=np.ones(columns, np.float32))
@@ -133,7 +133,7 @@ def test_wide_rows_of_equal_numbers(
 def test_subnormal_numbers_count(device: str, dtype: str, target: str) -> None:
     """As data, as products, and as results; IREE's threads flush them where nobody objects."""
     rng = random_generator()
-    spec = LayerNormSpec((17,), dtype)
+    spec = NormSpec((17,), dtype)
     of = DTYPES[dtype]
     arguments = random_arguments(rng, spec, (5,))
     tiny = rng.integers(-200, 200, arguments.grad_output.shape) * of.smallest_subnormal
@@ -151,7 +151,7 @@ def test_subnormal_numbers_count(device: str, dtype: str, target: str) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [4096, 65536])
 def test_rows_that_leave_the_cache(columns: int, dtype: str, target: str) -> None:
-    spec = LayerNormSpec((columns,), dtype)
+    spec = NormSpec((columns,), dtype)
     arguments = random_arguments(random_generator(), spec, (67,))
     assert_matches_reference(arguments.backward_by(op_for(spec, target)), arguments)
 
@@ -159,7 +159,7 @@ def test_rows_that_leave_the_cache(columns: int, dtype: str, target: str) -> Non
 @every_target
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_same_bits_on_any_number_of_threads(dtype: str, target: str) -> None:
-    spec = LayerNormSpec((769,), dtype, recompute_eps=1e-5)
+    spec = NormSpec((769,), dtype, eps=1e-5)
     arguments = random_arguments(random_generator(), spec, (1023,))
     alone = arguments.backward_by(op_for(spec, target, device="local-sync"))
     together = op_for(spec, target)
@@ -191,7 +191,7 @@ def moved(arguments: Arguments, elements: int) -> Arguments:
 @pytest.mark.parametrize("elements", [1, 2, 3, 7])
 def test_arrays_at_any_address(elements: int, dtype: str, target: str) -> None:
     """An aligned load from a misaligned address would end the process."""
-    spec = LayerNormSpec((200,), dtype, recompute_eps=1e-5)
+    spec = NormSpec((200,), dtype, eps=1e-5)
     arguments = random_arguments(random_generator(), spec, (9,))
     op = op_for(spec, target)
     aligned = arguments.backward_by(op)
@@ -206,7 +206,7 @@ def test_arrays_at_any_address(elements: int, dtype: str, target: str) -> None:
 @pytest.mark.parametrize("how", [None, WholeTensors()], ids=["row blocks", "whole tensors"])
 def test_what_a_module_assumes_of_memory_is_what_it_gets(how: Schedule | None) -> None:
     """Modules of whole tensors get copies of misaligned arrays; row blocks work on them."""
-    spec = LayerNormSpec((64,))
+    spec = NormSpec((64,))
     arguments = moved(random_arguments(random_generator(), spec, (9,)), 1)
     op = op_for(spec, "host", how)
     assert_matches_reference(arguments.backward_by(op), arguments)

@@ -22,7 +22,7 @@ from support import (
 )
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import NormSpec
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.runtime import LayerNormBackward
@@ -38,7 +38,7 @@ given_or_recomputed = pytest.mark.parametrize("eps", [None, 1e-5], ids=["given",
 def op(tmp_path_factory: pytest.TempPathFactory) -> LayerNormBackward:
     """A module of f32 data, as it ships: dynamic rows, statistics given."""
     folder: Path = tmp_path_factory.mktemp("op")
-    return lnbwd.load(lnbwd.compile(LayerNormSpec((N,)), output_dir=folder).path)
+    return lnbwd.load(lnbwd.compile(NormSpec((N,)), output_dir=folder).path)
 
 
 def f64(array: Array | None) -> Array:
@@ -52,12 +52,12 @@ def f64(array: Array | None) -> Array:
 def test_any_number_of_columns_and_rows(columns: int) -> None:
     rng = random_generator()
     for rows in (0, 1, 2, 3, 5, 16, 37, 64, 129, 1023):
-        arguments = random_arguments(rng, LayerNormSpec((columns,)), (rows,))
+        arguments = random_arguments(rng, NormSpec((columns,)), (rows,))
         assert_matches_reference(arguments.backward(), arguments)
 
 
 def test_many_rows_of_few_columns() -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((3,)), (500_001,))
+    arguments = random_arguments(random_generator(), NormSpec((3,)), (500_001,))
     assert_matches_reference(arguments.backward(), arguments)
 
 
@@ -77,7 +77,7 @@ def test_leading_dimensions_are_rows(op: LayerNormBackward, leading: tuple[int, 
 @pytest.mark.parametrize("dims", [(48,), (6, 8), (2, 4, 6), (1, 48, 1), (2, 2, 2, 6)])
 @pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
 def test_several_normalized_dimensions(leading: tuple[int, ...], dims: tuple[int, ...]) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec(dims), leading)
+    arguments = random_arguments(random_generator(), NormSpec(dims), leading)
     gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)
     assert present(gradients.grad_weight).shape == dims
@@ -85,7 +85,7 @@ def test_several_normalized_dimensions(leading: tuple[int, ...], dims: tuple[int
 
 
 def test_an_int_is_a_normalized_shape_of_one_dimension() -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((N,)), (5,))
+    arguments = random_arguments(random_generator(), NormSpec((N,)), (5,))
     by_int = lnbwd.layer_norm_backward(
         arguments.grad_output,
         arguments.input,
@@ -103,7 +103,7 @@ def test_an_int_is_a_normalized_shape_of_one_dimension() -> None:
 def test_no_rows_give_zero_parameter_gradients(
     leading: tuple[int, ...], eps: float | None, dtype: str
 ) -> None:
-    spec = LayerNormSpec((N,), dtype, recompute_eps=eps)
+    spec = NormSpec((N,), dtype, eps=eps)
     arguments = random_arguments(random_generator(), spec, leading)
     gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)
@@ -115,7 +115,7 @@ def test_no_rows_give_zero_parameter_gradients(
 @given_or_recomputed
 @every_dtype
 def test_one_row(eps: float | None, dtype: str) -> None:
-    spec = LayerNormSpec((N,), dtype, recompute_eps=eps)
+    spec = NormSpec((N,), dtype, eps=eps)
     arguments = random_arguments(random_generator(), spec, (1,))
     gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)
@@ -126,7 +126,7 @@ def test_one_row(eps: float | None, dtype: str) -> None:
 @every_dtype
 def test_one_column_has_nothing_to_normalize(eps: float | None, dtype: str) -> None:
     """xhat is 0 and h its own mean: grad_weight and grad_input are 0 exactly, not nearly."""
-    spec = LayerNormSpec((1,), dtype, recompute_eps=eps)
+    spec = NormSpec((1,), dtype, eps=eps)
     arguments = random_arguments(random_generator(), spec, (37,))
     gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)
@@ -155,7 +155,7 @@ def test_hard_rows(eps: float | None, dtype: str) -> None:
     x[7] *= smallest
     x[8, 5] = largest
     x[9] = 1000 + 1e-3 * x[9]
-    spec = LayerNormSpec((N,), dtype, recompute_eps=eps)
+    spec = NormSpec((N,), dtype, eps=eps)
     arguments = random_arguments(rng, spec, (len(x),), x=x)
     gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)
@@ -166,7 +166,7 @@ def test_a_large_mean_costs_no_accuracy() -> None:
     """mean / std = 1000 in f32: the centred form is off by 1e-6 at most, the expanded by more."""
     rng = random_generator()
     x = 1000 + rng.standard_normal((64, 1024))
-    arguments = random_arguments(rng, LayerNormSpec((1024,)), (64,), x=x)
+    arguments = random_arguments(rng, NormSpec((1024,)), (64,), x=x)
     gradients = arguments.backward()
     expected = assert_matches_reference(gradients, arguments).expected
     for actual, right in zip(gradients, expected, strict=True):
@@ -182,7 +182,7 @@ def test_inf_and_nan_stay_in_their_row(
 ) -> None:
     """grad_input is intact in the other rows, the parameter gradients in the other columns."""
     row, column = 4, 7
-    spec = LayerNormSpec((N,), dtype, recompute_eps=eps)
+    spec = NormSpec((N,), dtype, eps=eps)
     clean = random_arguments(random_generator(), spec, (9,))
     poisoned_array = getattr(clean, where).copy()
     poisoned_array[row, column] = poison
@@ -208,7 +208,7 @@ def test_inf_and_nan_stay_in_their_row(
 
 @pytest.mark.parametrize("poison", [np.inf, np.nan])
 def test_inf_and_nan_in_the_weight_reach_grad_input_alone(poison: float) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((N,)), (9,))
+    arguments = random_arguments(random_generator(), NormSpec((N,)), (9,))
     weight = present(arguments.weight).copy()
     weight[3] = poison
     poisoned = replace(arguments, weight=weight)
@@ -244,7 +244,7 @@ def test_overflow_of_a_half_gradient_is_inf() -> None:
 def test_statistics_are_taken_as_they_are(dtype: str) -> None:
     """False ones too: any mean, an rstd that is negative, zero, or no inverse of a deviation."""
     rng = random_generator()
-    arguments = random_arguments(rng, LayerNormSpec((N,), dtype), (37,))
+    arguments = random_arguments(rng, NormSpec((N,), dtype), (37,))
     mean, rstd = (rng.normal(0, 3, 37).astype(present(arguments.mean).dtype) for _ in range(2))
     rstd[5] = 0
     assert (rstd < 0).any()
@@ -259,7 +259,7 @@ def test_statistics_are_taken_as_they_are(dtype: str) -> None:
 def test_trailing_ones_of_statistics_do_not_matter(
     leading: tuple[int, ...], dims: tuple[int, ...]
 ) -> None:
-    bare = random_arguments(random_generator(), LayerNormSpec(dims), leading)
+    bare = random_arguments(random_generator(), NormSpec(dims), leading)
     with_ones = (*leading, *(1,) * len(dims))
     mean, rstd = (present(a).reshape(with_ones) for a in (bare.mean, bare.rstd))
     assert_same_bits(replace(bare, mean=mean, rstd=rstd).backward(), bare.backward())
@@ -268,7 +268,7 @@ def test_trailing_ones_of_statistics_do_not_matter(
 
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5, 0.5, 100.0])
 def test_eps_of_recomputed_statistics(eps: float) -> None:
-    spec = LayerNormSpec((N,), "f64", recompute_eps=eps)
+    spec = NormSpec((N,), "f64", eps=eps)
     recomputed = random_arguments(random_generator(), spec, (37,))
     gradients = recomputed.backward()
     assert_matches_reference(gradients, recomputed)
@@ -286,7 +286,7 @@ def test_output_mask_decides_what_is_computed(
     has_weight: bool, mask: tuple[bool, bool, bool]
 ) -> None:
     everything = random_arguments(
-        random_generator(), LayerNormSpec((N,), has_weight=has_weight), (37,)
+        random_generator(), NormSpec((N,), has_weight=has_weight), (37,)
     )
     masked = replace(everything, output_mask=mask)
     gradients = masked.backward()
@@ -297,7 +297,7 @@ def test_output_mask_decides_what_is_computed(
 
 @every_dtype
 def test_no_weight_is_a_weight_of_ones(dtype: str) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((N,), dtype), (37,))
+    arguments = random_arguments(random_generator(), NormSpec((N,), dtype), (37,))
     arguments = replace(arguments, weight=np.ones(N, arguments.input.dtype))
     without = replace(arguments, weight=None)
     gradients = without.backward()
@@ -320,7 +320,7 @@ def test_no_weight_is_a_weight_of_ones(dtype: str) -> None:
 def test_grad_bias_has_the_type_of_the_bias(
     dtype: str, weight: str | None, bias: str | None, grad_bias: str
 ) -> None:
-    spec = LayerNormSpec(
+    spec = NormSpec(
         (N,), dtype, weight_dtype=weight, bias_dtype=bias, has_weight=weight is not None
     )
     arguments = random_arguments(random_generator(), spec, (37,))
@@ -332,7 +332,7 @@ def test_grad_bias_has_the_type_of_the_bias(
 
 
 def test_only_the_type_of_the_bias_matters() -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((N,)), (37,))
+    arguments = random_arguments(random_generator(), NormSpec((N,)), (37,))
     nan = np.full(N, np.nan, np.float32)
     assert_same_bits(replace(arguments, bias=nan).backward(), arguments.backward())
 
@@ -352,8 +352,8 @@ def test_only_the_type_of_the_bias_matters() -> None:
 )
 @given_or_recomputed
 def test_mixed_types(dtype: str, grad_output: str, weight: str, eps: float | None) -> None:
-    spec = LayerNormSpec(
-        (N,), dtype, grad_output_dtype=grad_output, weight_dtype=weight, recompute_eps=eps
+    spec = NormSpec(
+        (N,), dtype, grad_output_dtype=grad_output, weight_dtype=weight, eps=eps
     )
     arguments = random_arguments(random_generator(), spec, (37,))
     gradients = arguments.backward()
@@ -425,7 +425,7 @@ LAYOUTS: tuple[Callable[[Array], Array], ...] = (
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 def test_any_layout_gives_the_same_bits(layout: Callable[[Array], Array], dtype: str) -> None:
-    plain = random_arguments(random_generator(), LayerNormSpec((4, 12), dtype), (3, 5))
+    plain = random_arguments(random_generator(), NormSpec((4, 12), dtype), (3, 5))
     arrays = laid_out(plain, layout)
     assert len(arrays) == 6
     assert_same_bits(replace(plain, **arrays).backward(), plain.backward())
@@ -442,7 +442,7 @@ def test_a_broadcast_grad_output_gives_the_same_bits(op: LayerNormBackward) -> N
 @pytest.mark.parametrize("layout", [np.array, *LAYOUTS], ids=lambda layout: layout.__name__)
 @given_or_recomputed
 def test_arguments_are_not_written_to(layout: Callable[[Array], Array], eps: float | None) -> None:
-    spec = LayerNormSpec((N,), recompute_eps=eps)
+    spec = NormSpec((N,), eps=eps)
     arguments = random_arguments(random_generator(), spec, (37,))
     arrays = laid_out(arguments, layout)
     before = {name: array.tobytes() for name, array in arrays.items()}
@@ -471,7 +471,7 @@ def test_results_are_the_callers_own(op: LayerNormBackward) -> None:
 
 
 def test_results_outlive_the_module(tmp_path: Path) -> None:
-    artifact = lnbwd.compile(LayerNormSpec((N,)), output_dir=tmp_path)
+    artifact = lnbwd.compile(NormSpec((N,)), output_dir=tmp_path)
     arguments = random_arguments(random_generator(), artifact.manifest.spec, (37,))
     gradients = arguments.backward_by(lnbwd.load(artifact.path))
     assert_matches_reference(gradients, arguments)
@@ -482,7 +482,7 @@ def test_results_outlive_the_module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(37, 48), (1023, 769), (4000, 16)])
 def test_ten_runs_give_the_same_bits(shape: tuple[int, int]) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec(shape[1:]), shape[:1])
+    arguments = random_arguments(random_generator(), NormSpec(shape[1:]), shape[:1])
     first = arguments.backward()
     for _ in range(9):
         assert_same_bits(arguments.backward(), first)
@@ -508,7 +508,7 @@ def test_threads_can_share_a_module(op: LayerNormBackward) -> None:
 def test_threads_can_call_the_function_first_thing() -> None:
     """The module is not compiled yet when all of them ask for it."""
     rng = random_generator()
-    cases = [random_arguments(rng, LayerNormSpec((53,)), (rows,)) for rows in (5, 37, 64, 100)]
+    cases = [random_arguments(rng, NormSpec((53,)), (rows,)) for rows in (5, 37, 64, 100)]
     with ThreadPoolExecutor(len(cases)) as threads:
         together = list(threads.map(Arguments.backward, cases))
     for got, case in zip(together, cases, strict=True):

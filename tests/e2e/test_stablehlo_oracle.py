@@ -11,30 +11,30 @@ from dataclasses import replace
 import pytest
 from support import assert_matches_reference, random_arguments, random_generator
 
-from iree_lnbwd import LayerNormSpec, compiler, runtime
+from iree_lnbwd import NormSpec, compiler, runtime
 from iree_lnbwd.targets import find_target
 
 ROWS = 37
 
 SPECS = (
-    *(LayerNormSpec((200,), dtype) for dtype in ("f32", "f16", "bf16", "f64")),
-    LayerNormSpec((3, 33), "f32"),
-    LayerNormSpec((1,), "f32"),
-    LayerNormSpec((768,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
-    LayerNormSpec((768,), "f32", grad_output_dtype="f16", weight_dtype="f16", bias_dtype="f32"),
-    LayerNormSpec((768,), "bf16", weight_dtype="f32"),
-    LayerNormSpec((96,), "f16", has_weight=False),
-    LayerNormSpec((96,), "f32", recompute_eps=1e-5),
-    LayerNormSpec((96,), "bf16", recompute_eps=0.25),
-    LayerNormSpec((96,), "f64", recompute_eps=1e-12, has_weight=False),
-    LayerNormSpec((96,), "f32", output_mask=(True, False, False)),
-    LayerNormSpec((96,), "bf16", output_mask=(False, True, False), recompute_eps=1e-5),
-    LayerNormSpec((96,), "f32", output_mask=(False, False, True)),
+    *(NormSpec((200,), dtype) for dtype in ("f32", "f16", "bf16", "f64")),
+    NormSpec((3, 33), "f32"),
+    NormSpec((1,), "f32"),
+    NormSpec((768,), "f32", grad_output_dtype="bf16", weight_dtype="bf16"),
+    NormSpec((768,), "f32", grad_output_dtype="f16", weight_dtype="f16", bias_dtype="f32"),
+    NormSpec((768,), "bf16", weight_dtype="f32"),
+    NormSpec((96,), "f16", has_weight=False),
+    NormSpec((96,), "f32", eps=1e-5),
+    NormSpec((96,), "bf16", eps=0.25),
+    NormSpec((96,), "f64", eps=1e-12, has_weight=False),
+    NormSpec((96,), "f32", output_mask=(True, False, False)),
+    NormSpec((96,), "bf16", output_mask=(False, True, False), eps=1e-5),
+    NormSpec((96,), "f32", output_mask=(False, False, True)),
 )
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_product_and_oracle_agree_with_the_reference(spec: LayerNormSpec) -> None:
+def test_product_and_oracle_agree_with_the_reference(spec: NormSpec) -> None:
     """The product with dynamic rows, as it ships, and with fixed ones, which the oracle has."""
     arguments = random_arguments(random_generator(), spec, (ROWS,))
     fixed, host = replace(spec, rows=ROWS), find_target("host")
@@ -49,4 +49,4 @@ def test_product_and_oracle_agree_with_the_reference(spec: LayerNormSpec) -> Non
 
 def test_the_oracle_needs_fixed_rows() -> None:
     with pytest.raises(ValueError, match="rows: expected a fixed number"):
-        compiler.build_oracle(LayerNormSpec((96,)), find_target("host"))
+        compiler.build_oracle(NormSpec((96,)), find_target("host"))

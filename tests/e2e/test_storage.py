@@ -12,7 +12,7 @@ import pytest
 from support import Arguments, assert_same_bits, present, random_arguments, random_generator
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec
+from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
@@ -93,7 +93,7 @@ LAYOUTS: dict[Callable[[Array], Array], bool] = {
 def test_every_layout_is_filled_or_refused(
     layout: Callable[[Array], Array], dtype: str, gradient: str
 ) -> None:
-    spec = LayerNormSpec((5, 7), dtype)
+    spec = NormSpec((5, 7), dtype)
     arguments = random_arguments(random_generator(), spec, (3, 2))
     op = loaded(spec, HOST)
     expected = arguments.backward_by(op)
@@ -113,7 +113,7 @@ def test_every_layout_is_filled_or_refused(
 
 def test_a_layout_that_is_contiguous_for_its_shape() -> None:
     """A single row, or a single column of a single row, has no strides that matter."""
-    spec = LayerNormSpec((8,))
+    spec = NormSpec((8,))
     arguments = random_arguments(random_generator(), spec, (1,))
     op = loaded(spec, HOST)
     expected = arguments.backward_by(op)
@@ -138,7 +138,7 @@ OVERLAPS = [
 @pytest.mark.parametrize("part", ["all of it", "its last bytes", "its first bytes"])
 @pytest.mark.parametrize(("result", "other"), OVERLAPS)
 def test_overlapping_storage_is_refused(result: str, other: str, part: str, columns: int) -> None:
-    spec = LayerNormSpec((columns,))
+    spec = NormSpec((columns,))
     arguments = random_arguments(random_generator(), spec, (columns,))  # so that all have room
     op = loaded(spec, HOST)
     arrays = storage_like(arguments.backward_by(op))
@@ -171,7 +171,7 @@ def test_overlapping_storage_is_refused(result: str, other: str, part: str, colu
 
 def test_neighbours_do_not_overlap() -> None:
     """All of a call in one piece of memory, one after the other."""
-    spec = LayerNormSpec((7,))
+    spec = NormSpec((7,))
     arguments = random_arguments(random_generator(), spec, (5,))
     op = loaded(spec, HOST)
     expected = arguments.backward_by(op)
@@ -191,7 +191,7 @@ def test_neighbours_do_not_overlap() -> None:
 
 
 def test_what_is_only_read_may_overlap_and_the_bias_may_hold_its_gradient() -> None:
-    spec = LayerNormSpec((8,))
+    spec = NormSpec((8,))
     arguments = random_arguments(random_generator(), spec, (5,))
     op = loaded(spec, HOST)
     x, bias = arguments.input, np.ones(8, np.float32)
@@ -203,15 +203,15 @@ def test_what_is_only_read_may_overlap_and_the_bias_may_hold_its_gradient() -> N
 
 @pytest.mark.parametrize("out", [[1, 2], (), "abc", 5, np.zeros((3, 8)), {"grad_input": 1}])
 def test_what_is_no_storage_is_named(out: Any) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((8,)), (3,))
+    arguments = random_arguments(random_generator(), NormSpec((8,)), (3,))
     said = rf"^out: expected LayerNormGrads or three arrays, got {type(out).__name__}"
     with pytest.raises(TypeError, match=said):
-        call(loaded(LayerNormSpec((8,)), HOST), arguments, out)
+        call(loaded(NormSpec((8,)), HOST), arguments, out)
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_three_arrays_will_do(kind: type) -> None:
-    spec = LayerNormSpec((8,), output_mask=(True, False, True))
+    spec = NormSpec((8,), output_mask=(True, False, True))
     arguments = random_arguments(random_generator(), spec, (3,))
     op = loaded(spec, HOST)
     expected = arguments.backward_by(op)
@@ -224,7 +224,7 @@ def test_three_arrays_will_do(kind: type) -> None:
 
 def test_storage_for_what_is_not_computed_is_refused() -> None:
     """It would come back as it was, in a gradient's place."""
-    spec = LayerNormSpec((8,), output_mask=(True, False, True))
+    spec = NormSpec((8,), output_mask=(True, False, True))
     arguments = random_arguments(random_generator(), spec, (3,))
     out = (np.empty((3, 8), np.float32), np.empty(8, np.float32), np.empty(8, np.float32))
     with pytest.raises(ValueError, match=r"^out\.grad_weight: expected None.*got ndarray$"):
@@ -232,7 +232,7 @@ def test_storage_for_what_is_not_computed_is_refused() -> None:
 
 
 def test_no_rows_leave_zeros() -> None:
-    op = loaded(LayerNormSpec((8,)), HOST)
+    op = loaded(NormSpec((8,)), HOST)
     none = np.empty((0, 8), np.float32)
     row = np.ones(8, np.float32)
     out = LayerNormGrads(none.copy(), row.copy(), row.copy())
@@ -270,7 +270,7 @@ class Converted(Exported):
 @pytest.mark.parametrize("versions", [True, False])
 @pytest.mark.parametrize("kind", [Exported, Converted])
 def test_arrays_with_dlpack_alone(kind: type[Exported], versions: bool) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((4, 6)), (3,))
+    arguments = random_arguments(random_generator(), NormSpec((4, 6)), (3,))
     names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
     given: dict[str, Any] = {
         name: kind(getattr(arguments, name), versions=versions) for name in names
@@ -284,12 +284,12 @@ def test_arrays_with_dlpack_alone(kind: type[Exported], versions: bool) -> None:
     if versions:
         stored = storage_like(expected)
         out = LayerNormGrads(*map(kind, stored.values()))
-        loaded(LayerNormSpec((4, 6)), HOST)(**given, out=out)
+        loaded(NormSpec((4, 6)), HOST)(**given, out=out)
         assert_same_bits(LayerNormGrads(**stored), expected)
 
 
 def test_storage_of_others_that_is_read_only_is_refused() -> None:
-    spec = LayerNormSpec((8,))
+    spec = NormSpec((8,))
     arguments = random_arguments(random_generator(), spec, (3,))
     stored = storage_like(arguments.backward())
     frozen = read_only(stored["grad_weight"])
@@ -329,7 +329,7 @@ def test_what_a_library_does_not_give_away_is_named() -> None:
 def test_arrays_of_jax() -> None:
     """Taken where they are, bf16 too; what it traces is named, what it counts on not written."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")
-    spec = LayerNormSpec((8,), "bf16")
+    spec = NormSpec((8,), "bf16")
     arguments = random_arguments(random_generator(), spec, (3,))
     names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
     given: dict[str, Any] = {name: jax.numpy.asarray(getattr(arguments, name)) for name in names}
@@ -348,7 +348,7 @@ def test_arrays_of_jax() -> None:
 
 @pytest.mark.parametrize("name", ["grad_output", "input", "mean", "rstd", "weight", "bias"])
 def test_a_mask_is_not_lost(name: str) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((8,)), (3,))
+    arguments = random_arguments(random_generator(), NormSpec((8,)), (3,))
     names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
     given = {other: getattr(arguments, other) for other in names}
     given[name] = np.ma.masked_array(given[name], mask=False)
@@ -357,7 +357,7 @@ def test_a_mask_is_not_lost(name: str) -> None:
 
 
 def test_other_arrays_of_numpy_are_arrays() -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((8,)), (3,))
+    arguments = random_arguments(random_generator(), NormSpec((8,)), (3,))
     expected = arguments.backward()
     dy: Any = arguments.grad_output.view(np.matrix)
     x: Any = arguments.input.view(np.memmap)
@@ -403,13 +403,13 @@ def test_an_array_is_no_option(name: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{name}: expected "):
         lnbwd.layer_norm_backward(x, x, **given)
     if name != "normalized_shape":
-        op = loaded(LayerNormSpec((8,), recompute_eps=1e-5), HOST)
+        op = loaded(NormSpec((8,), eps=1e-5), HOST)
         with pytest.raises((TypeError, ValueError), match=f"^{name}: expected "):
             op(x, x, weight=x[0], **{name: value})
 
 
 def test_a_modules_options_in_other_words() -> None:
-    op = loaded(LayerNormSpec((8,), recompute_eps=0.5), HOST)
+    op = loaded(NormSpec((8,), eps=0.5), HOST)
     x = np.ones((3, 8), np.float32)
     expected = op(x, x, weight=x[0])
     for mask, eps in (([True, True, True], 0.5), ((np.True_,) * 3, np.float32(0.5))):

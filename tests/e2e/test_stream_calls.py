@@ -20,7 +20,7 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, compiler, runtime
+from iree_lnbwd import LayerNormGrads, NormSpec, compiler, runtime
 from iree_lnbwd.arguments import ARGUMENTS
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.runtime import gpu_module
@@ -28,7 +28,7 @@ from iree_lnbwd.runtime.frameworks import dlpack_arrays
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
 
-SPEC = LayerNormSpec((96,))
+SPEC = NormSpec((96,))
 ONE_PASS = OnePass(4, 1, 2, 1)
 
 
@@ -36,7 +36,7 @@ class Gpu:
     """A module on an emulated GPU, and arrays there."""
 
     def __init__(
-        self, spec: LayerNormSpec, how: Schedule | None, patch: pytest.MonkeyPatch
+        self, spec: NormSpec, how: Schedule | None, patch: pytest.MonkeyPatch
     ) -> None:
         self.driver = EmulatedDriver("cuda")
         self.arrays = Namespace(self.driver)
@@ -58,15 +58,15 @@ def on_host(gradients: LayerNormGrads) -> LayerNormGrads:
     return LayerNormGrads(*(None if g is None else g.numpy() for g in gradients))
 
 
-SPECS: dict[str, tuple[LayerNormSpec, Schedule | None]] = {
-    "few rows": (LayerNormSpec((4, 16), "bf16"), None),
+SPECS: dict[str, tuple[NormSpec, Schedule | None]] = {
+    "few rows": (NormSpec((4, 16), "bf16"), None),
     "one pass": (SPEC, ONE_PASS),
     "two passes": (SPEC, TwoPass(2, 4, 4, 1, rows=2)),
-    "f64": (LayerNormSpec((33,), "f64"), None),
-    "statistics": (LayerNormSpec((96,), "f16", recompute_eps=1e-5), ONE_PASS),
-    "no weight": (LayerNormSpec((96,), has_weight=False), ONE_PASS),
-    "columns alone": (LayerNormSpec((96,), output_mask=(False, True, True)), ONE_PASS),
-    "rows alone": (LayerNormSpec((96,), output_mask=(True, False, False)), ONE_PASS),
+    "f64": (NormSpec((33,), "f64"), None),
+    "statistics": (NormSpec((96,), "f16", eps=1e-5), ONE_PASS),
+    "no weight": (NormSpec((96,), has_weight=False), ONE_PASS),
+    "columns alone": (NormSpec((96,), output_mask=(False, True, True)), ONE_PASS),
+    "rows alone": (NormSpec((96,), output_mask=(True, False, False)), ONE_PASS),
 }
 
 

@@ -17,11 +17,11 @@ import pytest
 from iree.compiler.tools.binaries import find_tool
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import CompileError, LayerNormSpec, artifact, compiler
+from iree_lnbwd import CompileError, NormSpec, artifact, compiler
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
 
-SPEC = LayerNormSpec((8,))
+SPEC = NormSpec((8,))
 TARGETS = ("generic", "gfx942", "sm_90")  # linked through a shell, linked without one, not linked
 
 # Prints the digests of modules that were compiled, or the error.
@@ -33,7 +33,7 @@ from iree_lnbwd.targets import find_target
 
 try:
     for name in sys.argv[1:] or ("generic", "gfx942", "sm_90"):
-        spec = lnbwd.LayerNormSpec((8,))
+        spec = lnbwd.NormSpec((8,))
         print(compiler.build(spec, find_target(name))[1].vmfb_sha256)
 except (lnbwd.CompileError, ValueError) as error:
     print(f"{type(error).__name__}: {error}")
@@ -111,7 +111,7 @@ try:
         os.environ["IREE_LNBWD_CACHE"] = str(folder / place)
         x = np.ones((1, len(place)), np.float32)
         said.append(lnbwd.layer_norm_backward(x, x, len(place)).grad_bias.sum())
-    spec = lnbwd.LayerNormSpec((8,))
+    spec = lnbwd.NormSpec((8,))
     lnbwd.compile(spec, "generic", folder / "out", extra_flags=["--mlir-timing"])
 except BaseException as error:
     said = repr(error)
@@ -203,10 +203,10 @@ def test_a_compiler_that_makes_another_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.mlir"
-    other.write_text(compiler.source_text(LayerNormSpec((9,)), find_target("generic")))
+    other.write_text(compiler.source_text(NormSpec((9,)), find_target("generic")))
     tool(tmp_path / "tools", f'exec "$real" "$@" < {other}')
     monkeypatch.setenv("IREE_TOOL_PATH", str(tmp_path / "tools"))
-    said = r"made another module: its spec is LayerNormSpec\(normalized_shape=\(9,\), .*, not "
+    said = r"made another module: its spec is NormSpec\(normalized_shape=\(9,\), .*, not "
     with pytest.raises(CompileError, match=said) as caught:
         lnbwd.compile(SPEC, "generic", tmp_path / "out")
     assert "\n" not in str(caught.value)
@@ -426,7 +426,7 @@ import signal, sys
 import iree_lnbwd as lnbwd
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 try:
-    spec = lnbwd.LayerNormSpec((8,))
+    spec = lnbwd.NormSpec((8,))
     lnbwd.compile(spec, "generic", sys.argv[1], extra_flags=["--no-such-flag"])
 except lnbwd.CompileError as error:
     print(error)
@@ -440,7 +440,7 @@ def test_a_fork_while_another_thread_compiles(tmp_path: Path) -> None:
     """The child has none of the other threads, and must not wait for them."""
     script = """
 import os, threading
-from iree_lnbwd import LayerNormSpec, cache, compiler, functional
+from iree_lnbwd import NormSpec, cache, compiler, functional
 from iree_lnbwd.devices import DeviceUri
 
 build, compiling, forked = compiler.build_planned, threading.Event(), threading.Event()
@@ -451,7 +451,7 @@ def wait(*words, **options):
     return build(*words, **options)
 
 compiler.build_planned = wait
-key = (LayerNormSpec((8,)), DeviceUri("local-task"))
+key = (NormSpec((8,)), DeviceUri("local-task"))
 thread = threading.Thread(target=functional.loaded, args=key)
 thread.start()
 compiling.wait()
@@ -503,7 +503,7 @@ import numpy.ma
 import iree_lnbwd as lnbwd
 from iree_lnbwd import cache, compiler
 from iree_lnbwd.targets import find_target
-cache.build(lnbwd.LayerNormSpec((4,)), find_target("host"))
+cache.build(lnbwd.NormSpec((4,)), find_target("host"))
 warnings.simplefilter("always")
 for name, value in {changes}.items():
     os.environ.pop(name, None)
@@ -555,7 +555,7 @@ def test_a_cache_that_root_filled_serves_all_who_can_read_it(
         folder.chmod(0o755)
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     script = AS_NOBODY.format(changes={"IREE_LNBWD_CACHE": str(place)})
-    spec = "lnbwd.LayerNormSpec((8,), has_weight=False)"
+    spec = "lnbwd.NormSpec((8,), has_weight=False)"
     found = f"assert cache.Entry({spec}, find_target('host')).kept\n"
     ended = python(script + found + CALL, IREE_LNBWD_CACHE=str(tmp_path / "roots"))
     assert succeeded(ended) == GRADIENT

@@ -12,7 +12,7 @@ from iree_lnbwd.description import describe
 from iree_lnbwd.products import find_product
 from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.schedules.measured_json import schedule_of_numbers
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "tune"
@@ -47,7 +47,7 @@ def test_what_is_chosen_defends_its_place(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     index = json.loads((tmp_path / "index.json").read_text())
     for module in index["modules"]:
-        spec = LayerNormSpec((1024,), module["dtype"])
+        spec = NormSpec((1024,), module["dtype"])
         chosen = schedules.choose(spec, find_target("sm_90"), find_product("h200"))
         assert isinstance(chosen, OnePass)
         assert schedule_of_numbers(module["schedule"], "it").workgroups == chosen.workgroups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support import assert_matches_reference, assert_same_bits, random_arguments, random_generator
 
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import NormSpec
 from iree_lnbwd.devices import DeviceUri
 
 pytestmark = pytest.mark.gpu
@@ -16,30 +16,30 @@ pytestmark = pytest.mark.gpu
 def test_every_width_and_type(gpu: DeviceUri, columns: int, dtype: str) -> None:
     rng = random_generator()
     for rows in (0, 1, 37, 265):
-        arguments = random_arguments(rng, LayerNormSpec((columns,), dtype), (rows,))
+        arguments = random_arguments(rng, NormSpec((columns,), dtype), (rows,))
         assert_matches_reference(arguments.backward(str(gpu)), arguments)
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        LayerNormSpec((1024,), "f64"),
-        LayerNormSpec((1024,), "bf16", output_mask=(True, False, False)),
-        LayerNormSpec((1024,), "bf16", output_mask=(False, True, True)),
-        LayerNormSpec((1024,), "f32", has_weight=False),
-        LayerNormSpec((1024,), "f32", recompute_eps=1e-5),
-        LayerNormSpec((1024,), "f32", grad_output_dtype="f16", weight_dtype="f16"),
-        LayerNormSpec((4, 256), "bf16", weight_dtype="f32"),
+        NormSpec((1024,), "f64"),
+        NormSpec((1024,), "bf16", output_mask=(True, False, False)),
+        NormSpec((1024,), "bf16", output_mask=(False, True, True)),
+        NormSpec((1024,), "f32", has_weight=False),
+        NormSpec((1024,), "f32", eps=1e-5),
+        NormSpec((1024,), "f32", grad_output_dtype="f16", weight_dtype="f16"),
+        NormSpec((4, 256), "bf16", weight_dtype="f32"),
     ],
     ids=lambda spec: spec.name,
 )
-def test_every_option(gpu: DeviceUri, spec: LayerNormSpec) -> None:
+def test_every_option(gpu: DeviceUri, spec: NormSpec) -> None:
     arguments = random_arguments(random_generator(), spec, (37,))
     assert_matches_reference(arguments.backward(str(gpu)), arguments)
 
 
 def test_the_same_bits_a_hundred_times(gpu: DeviceUri) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((4096,), "bf16"), (1023,))
+    arguments = random_arguments(random_generator(), NormSpec((4096,), "bf16"), (1023,))
     first = arguments.backward(str(gpu))
     for _ in range(99):
         assert_same_bits(arguments.backward(str(gpu)), first)

@@ -16,7 +16,7 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, layer_norm_backward, runtime
+from iree_lnbwd import LayerNormGrads, NormSpec, layer_norm_backward, runtime
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.runtime import LayerNormBackward
@@ -26,17 +26,17 @@ pytestmark = pytest.mark.gpu
 
 ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 SPECS = (
-    LayerNormSpec((1024,), "f32"),
-    LayerNormSpec((4096,), "bf16"),
-    LayerNormSpec((769,), "f16"),
-    LayerNormSpec((4, 256), "bf16", weight_dtype="f32", bias_dtype="f32"),
-    LayerNormSpec((65536,), "bf16"),
-    LayerNormSpec((1024,), "f32", has_weight=False),
-    LayerNormSpec((1024,), "bf16", output_mask=(True, False, True)),
-    LayerNormSpec((1024,), "bf16", output_mask=(True, False, False)),
-    LayerNormSpec((1024,), "f32", output_mask=(False, True, True)),
-    LayerNormSpec((1024,), "f32", recompute_eps=1e-5),
-    LayerNormSpec((1024,), "f64"),
+    NormSpec((1024,), "f32"),
+    NormSpec((4096,), "bf16"),
+    NormSpec((769,), "f16"),
+    NormSpec((4, 256), "bf16", weight_dtype="f32", bias_dtype="f32"),
+    NormSpec((65536,), "bf16"),
+    NormSpec((1024,), "f32", has_weight=False),
+    NormSpec((1024,), "bf16", output_mask=(True, False, True)),
+    NormSpec((1024,), "bf16", output_mask=(True, False, False)),
+    NormSpec((1024,), "f32", output_mask=(False, True, True)),
+    NormSpec((1024,), "f32", eps=1e-5),
+    NormSpec((1024,), "f64"),
 )
 SLEEP_CYCLES = 200_000_000  # a tenth of a second or more
 
@@ -69,14 +69,14 @@ def on_host(gradients: LayerNormGrads) -> LayerNormGrads:
 
 
 def op_and_tensors(
-    gpu: DeviceUri, spec: LayerNormSpec, rows: int
+    gpu: DeviceUri, spec: NormSpec, rows: int
 ) -> tuple[LayerNormBackward, dict[str, Any], Arguments]:
     arguments = random_arguments(random_generator(), spec, (rows,))
     return loaded(spec, gpu), tensors(arguments), arguments
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_tensors_give_what_arrays_give(gpu: DeviceUri, spec: LayerNormSpec) -> None:
+def test_tensors_give_what_arrays_give(gpu: DeviceUri, spec: NormSpec) -> None:
     for rows in (0, 1, 37, 300):
         op, given, arguments = op_and_tensors(gpu, spec, rows)
         gradients = on_host(op(**given))
@@ -96,7 +96,7 @@ def test_tensors_give_what_arrays_give(gpu: DeviceUri, spec: LayerNormSpec) -> N
 
 
 def test_nothing_is_copied(gpu: DeviceUri) -> None:
-    op, given, arguments = op_and_tensors(gpu, LayerNormSpec((4096,), "bf16"), 4096)
+    op, given, arguments = op_and_tensors(gpu, NormSpec((4096,), "bf16"), 4096)
     op(**given)
     row = 4096 * 4
     scratch = 2 * 132 * 4 * row  # far more than the partial sums, far less than x
@@ -118,7 +118,7 @@ def test_nothing_is_copied(gpu: DeviceUri) -> None:
 
 
 def test_a_call_does_not_wait_and_keeps_the_order_of_its_stream(gpu: DeviceUri) -> None:
-    op, given, arguments = op_and_tensors(gpu, LayerNormSpec((1024,), "f32"), 300)
+    op, given, arguments = op_and_tensors(gpu, NormSpec((1024,), "f32"), 300)
     op(**given)
     filled = {name: torch.empty_like(tensor) for name, tensor in given.items()}
     stream, before = torch.cuda.Stream(), torch.cuda.Event()
@@ -137,7 +137,7 @@ def test_a_call_does_not_wait_and_keeps_the_order_of_its_stream(gpu: DeviceUri) 
 
 
 def test_threads_on_two_streams_give_the_same_bits(gpu: DeviceUri) -> None:
-    op, given, _ = op_and_tensors(gpu, LayerNormSpec((4096,), "bf16"), 1023)
+    op, given, _ = op_and_tensors(gpu, NormSpec((4096,), "bf16"), 1023)
     expected = on_host(op(**given))
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
@@ -162,7 +162,7 @@ def test_threads_on_two_streams_give_the_same_bits(gpu: DeviceUri) -> None:
 
 
 def test_a_call_can_be_captured_into_a_graph(gpu: DeviceUri) -> None:
-    op, given, _ = op_and_tensors(gpu, LayerNormSpec((1024,), "bf16"), 128)
+    op, given, _ = op_and_tensors(gpu, NormSpec((1024,), "bf16"), 128)
     op(**given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -178,7 +178,7 @@ def test_a_call_can_be_captured_into_a_graph(gpu: DeviceUri) -> None:
 @pytest.mark.parametrize("library", ["cupy", "jax.numpy"])
 def test_other_libraries(gpu: DeviceUri, library: str) -> None:
     xp = pytest.importorskip(library, reason=f"{library} is not installed")
-    spec = LayerNormSpec((1024,), "f32")
+    spec = NormSpec((1024,), "f32")
     arguments = random_arguments(random_generator(), spec, (37,))
     given = {name: xp.asarray(getattr(arguments, name)) for name in ARRAYS}
     gradients = loaded(spec, gpu)(**given)
@@ -200,12 +200,12 @@ def every_second_element(tensor: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
-@pytest.mark.parametrize("recompute_eps", [None, 1e-5])
+@pytest.mark.parametrize("eps", [None, 1e-5])
 def test_tensors_at_any_address_in_any_order(
-    gpu: DeviceUri, recompute_eps: float | None, dtype: str
+    gpu: DeviceUri, eps: float | None, dtype: str
 ) -> None:
     """They are copied; what is next on the GPU finds it as it was."""
-    spec = LayerNormSpec((1024,), dtype, recompute_eps=recompute_eps)
+    spec = NormSpec((1024,), dtype, eps=eps)
     op, given, arguments = op_and_tensors(gpu, spec, 37)
     expected = on_host(op(**given))
     there = {name: tensor for name, tensor in given.items() if tensor is not None}
@@ -218,7 +218,7 @@ def test_tensors_at_any_address_in_any_order(
 
 
 def test_bad_tensors_are_named(gpu: DeviceUri) -> None:
-    op, given, arguments = op_and_tensors(gpu, LayerNormSpec((1024,), "f32"), 37)
+    op, given, arguments = op_and_tensors(gpu, NormSpec((1024,), "f32"), 37)
     x, w = given["input"], given["weight"]
     turned, shifted = x.t().contiguous().t(), off_by_an_element(x)
     out = LayerNormGrads(torch.empty_like(x), torch.empty_like(w), torch.empty_like(w))
@@ -242,7 +242,7 @@ def test_bad_tensors_are_named(gpu: DeviceUri) -> None:
 
 
 def test_code_stays_until_the_queue_is_done_with_it(gpu: DeviceUri) -> None:
-    spec = LayerNormSpec((1024,), "f32")
+    spec = NormSpec((1024,), "f32")
     arguments = random_arguments(random_generator(), spec, (300,))
     given = tensors(arguments)
     op = _of_its_own(spec, gpu)
@@ -252,7 +252,7 @@ def test_code_stays_until_the_queue_is_done_with_it(gpu: DeviceUri) -> None:
     assert_matches_reference(on_host(gradients), arguments)
 
 
-def _of_its_own(spec: LayerNormSpec, gpu: DeviceUri) -> LayerNormBackward:
+def _of_its_own(spec: NormSpec, gpu: DeviceUri) -> LayerNormBackward:
     """A module that nobody else keeps."""
     from iree_lnbwd import cache
     from iree_lnbwd.devices import target_of

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch_support import TORCH_DTYPES, Operands, assert_right, random_operands, to_array
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec
+from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.torch import layer_norm
 
-F32 = LayerNormSpec((24,))
+F32 = NormSpec((24,))
 
 every_dtype = pytest.mark.parametrize("dtype", TORCH_DTYPES)
 parameters = pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_gradients(
     dtype: str,
     device: str,
 ) -> None:
-    spec = LayerNormSpec(dims, dtype, has_weight=has_weight)
+    spec = NormSpec(dims, dtype, has_weight=has_weight)
     operands = random_operands(spec, leading, device=device, bias=bias)
     output = operands.forward()
     assert torch.equal(output, operands.forward_by_pytorch())
@@ -58,7 +58,7 @@ def test_gradients(
 )
 def test_mixed_types(dtype: str, weight_dtype: str, bias_dtype: str, device: str) -> None:
     """PyTorch takes the first two on the CPU and none on GPUs; its output is compared there."""
-    spec = LayerNormSpec((48,), dtype, weight_dtype=weight_dtype, bias_dtype=bias_dtype)
+    spec = NormSpec((48,), dtype, weight_dtype=weight_dtype, bias_dtype=bias_dtype)
     operands = random_operands(spec, (6,), device=device)
     output = operands.forward()
     assert output.dtype == TORCH_DTYPES[dtype]
@@ -75,7 +75,7 @@ def test_mixed_types(dtype: str, weight_dtype: str, bias_dtype: str, device: str
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_agrees_with_pytorch(dtype: str, device: str) -> None:
-    operands = random_operands(LayerNormSpec((96,), dtype), (4, 16), device=device)
+    operands = random_operands(NormSpec((96,), dtype), (4, 16), device=device)
     ours = operands.gradients(operands.forward())
     theirs = operands.gradients(operands.forward_by_pytorch())
     for mine, other in zip(ours, theirs, strict=True):
@@ -95,7 +95,7 @@ def test_agrees_with_pytorch(dtype: str, device: str) -> None:
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_only_what_requires_a_gradient(asked: tuple[bool, bool, bool], dtype: str) -> None:
-    operands = random_operands(LayerNormSpec((24,), dtype), (9,))
+    operands = random_operands(NormSpec((24,), dtype), (9,))
     for tensor, wanted in zip(operands.differentiated, asked, strict=True):
         tensor.requires_grad_(wanted)
     gradients = operands.gradients(operands.forward())
@@ -128,7 +128,7 @@ def test_the_backward_is_ours(device: str) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_tensors_that_are_not_contiguous(dtype: str, device: str) -> None:
     """Every second row of a transposed input, every second weight, one number as the gradient."""
-    operands = random_operands(LayerNormSpec((24,), dtype), (6, 4), device=device)
+    operands = random_operands(NormSpec((24,), dtype), (6, 4), device=device)
 
     def spread(tensor: Tensor) -> Tensor:
         storage = tensor.new_full((*tensor.shape, 2), torch.nan)
@@ -155,7 +155,7 @@ def test_tensors_that_are_not_contiguous(dtype: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_rows_that_begin_at_any_address(dtype: str, device: str) -> None:
     """All but the first of rows whose bytes are no multiple of what kernels read at a time."""
-    whole = random_operands(LayerNormSpec((769,), dtype), (6,), device=device)
+    whole = random_operands(NormSpec((769,), dtype), (6,), device=device)
     x, weight, bias = (tensor.detach() for tensor in whole.differentiated)
     later = Operands(
         replace(
@@ -192,7 +192,7 @@ def test_captured_into_a_graph() -> None:
 @every_dtype
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8)])
 def test_no_rows(shape: tuple[int, ...], dtype: str, device: str) -> None:
-    operands = random_operands(LayerNormSpec((8,), dtype), shape[:-1], device=device)
+    operands = random_operands(NormSpec((8,), dtype), shape[:-1], device=device)
     gradients = operands.gradients(operands.forward())
     assert_right(gradients, operands.arguments)
     assert gradients.grad_weight is not None
@@ -216,7 +216,7 @@ def test_spellings_of_the_shape() -> None:
 
 def test_many_rows_in_a_thread_each() -> None:
     """Threads that all meet a module for the first time, and then share it."""
-    several = [random_operands(LayerNormSpec((57,)), (100 + i,)) for i in range(8)]
+    several = [random_operands(NormSpec((57,)), (100 + i,)) for i in range(8)]
     found: dict[int, LayerNormGrads] = {}
 
     def work(i: int) -> None:
@@ -248,7 +248,7 @@ def test_storages_can_still_be_freed(device: str) -> None:
 
 def test_compiling_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     columns = int(random_generator().integers(5000, 6000))  # which no other test has compiled
-    operands = random_operands(LayerNormSpec((columns,)), (2,))
+    operands = random_operands(NormSpec((columns,)), (2,))
     with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
         for _ in range(3):
             operands.gradients(operands.forward())

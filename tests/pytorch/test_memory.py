@@ -17,12 +17,12 @@ from torch import Tensor
 from torch_support import assert_right, to_array, to_tensor
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec
+from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.torch import layer_norm
 
-SPEC = LayerNormSpec((24,))
+SPEC = NormSpec((24,))
 NAMES = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 Change = Callable[[Tensor], Any]
 
@@ -34,7 +34,7 @@ def uri(device: str) -> DeviceUri:
     return DeviceUri.parse("hip" if torch.version.hip else "cuda")
 
 
-def arguments_for(spec: LayerNormSpec, leading: tuple[int, ...]) -> Arguments:
+def arguments_for(spec: NormSpec, leading: tuple[int, ...]) -> Arguments:
     """Of a backward, with the statistics too."""
     return random_arguments(random_generator(), spec, leading)
 
@@ -328,7 +328,7 @@ OVERLAPS = [
 def test_overlapping_storage_is_refused(
     result: str, other: str, shift: int, dtype: str, columns: int, device: str
 ) -> None:
-    spec, rows = LayerNormSpec((columns,), dtype), columns + 8
+    spec, rows = NormSpec((columns,), dtype), columns + 8
     tensors = given(arguments_for(spec, (rows,)), device)
     like = tensors["weight"]
     shapes = {"grad_input": (rows, columns), "grad_weight": (columns,), "grad_bias": (columns,)}

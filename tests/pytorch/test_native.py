@@ -21,7 +21,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch_support import random_operands
 
-from iree_lnbwd import LayerNormSpec, artifact
+from iree_lnbwd import NormSpec, artifact
 
 WITHOUT_COMPILER = """
 import logging, torch
@@ -212,7 +212,7 @@ def test_calls_are_checked(
 @pytest.mark.gpu
 def test_a_known_call_does_not_come_to_python() -> None:
     def operators() -> list[str]:
-        operands = random_operands(LayerNormSpec((96,), "bf16"), (11,), device="cuda")
+        operands = random_operands(NormSpec((96,), "bf16"), (11,), device="cuda")
         output = operands.forward()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
             operands.gradients(output)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_support import Operands, assert_right, random_operands, to_array
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec
+from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.torch import LayerNorm, layer_norm
 
 # Raised inside PyTorch 2.13, by imports of inductor and of export.
@@ -43,7 +43,7 @@ def bits(gradients: LayerNormGrads) -> LayerNormGrads:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("has_weight", "bias"), [(True, True), (False, False)])
 def test_opcheck_of_the_forward(has_weight: bool, bias: bool, dtype: str, device: str) -> None:
-    spec = LayerNormSpec((8,), dtype, has_weight=has_weight)
+    spec = NormSpec((8,), dtype, has_weight=has_weight)
     operands = random_operands(spec, (4,), device=device, bias=bias)
     torch.library.opcheck(
         torch.ops.iree_lnbwd.layer_norm.default,
@@ -54,7 +54,7 @@ def test_opcheck_of_the_forward(has_weight: bool, bias: bool, dtype: str, device
 @pytest.mark.parametrize("given", [True, False], ids=["statistics", "recomputed"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_opcheck_of_the_backward(mask: tuple[bool, bool, bool], given: bool, device: str) -> None:
-    operands = random_operands(LayerNormSpec((8,)), (4,), device=device)
+    operands = random_operands(NormSpec((8,)), (4,), device=device)
     x, weight, bias = (tensor.detach() for tensor in operands.differentiated)
     _, mean, rstd = torch.native_layer_norm(x, [8], None, None, 1e-5)
     statistics = (mean, rstd) if given else (None, None)
@@ -66,7 +66,7 @@ def test_opcheck_of_the_backward(mask: tuple[bool, bool, bool], given: bool, dev
 
 @pytest.mark.parametrize(("has_weight", "bias"), [(True, True), (True, False), (False, False)])
 def test_gradcheck(has_weight: bool, bias: bool) -> None:
-    spec = LayerNormSpec((2, 3), "f64", has_weight=has_weight)
+    spec = NormSpec((2, 3), "f64", has_weight=has_weight)
     operands = random_operands(spec, (4,), bias=bias)
 
     def function(x: Tensor, *given: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def test_gradcheck(has_weight: bool, bias: bool) -> None:
 
 
 def test_gradients_of_gradients_are_pytorchs() -> None:
-    operands = random_operands(LayerNormSpec((24,)), (5,))
+    operands = random_operands(NormSpec((24,)), (5,))
     penalties = []
     for output in (operands.forward(), operands.forward_by_pytorch()):
         (slope,) = torch.autograd.grad(output.square().sum(), operands.input, create_graph=True)
@@ -90,7 +90,7 @@ def test_gradients_of_gradients_are_pytorchs() -> None:
 
 def test_func_transforms() -> None:
     """Gradients of each sample, with respect to the weight."""
-    operands = random_operands(LayerNormSpec((24,), "f64"), (5, 3))
+    operands = random_operands(NormSpec((24,), "f64"), (5, 3))
     x, weight, bias = (tensor.detach() for tensor in operands.differentiated)
 
     def loss_by(function: object) -> object:
@@ -108,7 +108,7 @@ def test_func_transforms() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpointing(reentrant: bool, dtype: str, device: str) -> None:
-    operands = random_operands(LayerNormSpec((24,), dtype), (9,), device=device)
+    operands = random_operands(NormSpec((24,), dtype), (9,), device=device)
     stored = operands.gradients(operands.forward())
     for tensor in operands.differentiated:
         tensor.grad = None
@@ -125,7 +125,7 @@ def test_activation_checkpointing(reentrant: bool, dtype: str, device: str) -> N
 
 @pytest.mark.parametrize("dtypes", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")])
 def test_autocast_is_as_with_pytorch(dtypes: tuple[str, str], device: str) -> None:
-    spec = LayerNormSpec((24,), dtypes[0], weight_dtype=dtypes[1], bias_dtype=dtypes[1])
+    spec = NormSpec((24,), dtypes[0], weight_dtype=dtypes[1], bias_dtype=dtypes[1])
     operands = random_operands(spec, (9,), device=device)
     with torch.autocast(device, torch.bfloat16):
         ours, theirs = operands.forward(), operands.forward_by_pytorch()
@@ -201,7 +201,7 @@ def test_compiled_block(backend: str, device: str) -> None:
 def test_compiled_for_any_number_of_rows() -> None:
     compiled = torch.compile(layer_norm, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 5, 8):
-        operands = random_operands(LayerNormSpec((24,)), (rows,))
+        operands = random_operands(NormSpec((24,)), (rows,))
         x, weight, bias = operands.differentiated
         gradients = operands.gradients(compiled(x, (24,), weight, bias))
         assert_right(gradients, operands.arguments)
@@ -212,7 +212,7 @@ def test_compiled_for_any_number_of_rows() -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f64"])
 def test_compiled_in_other_types(dtype: str) -> None:
     """bf16 on the CPU recomputes its statistics."""
-    operands = random_operands(LayerNormSpec((24,), dtype), (5,))
+    operands = random_operands(NormSpec((24,), dtype), (5,))
     x, weight, bias = operands.differentiated
     compiled = torch.compile(layer_norm, fullgraph=True)
     assert_right(operands.gradients(compiled(x, (24,), weight, bias)), operands.arguments)
@@ -241,7 +241,7 @@ def test_operands_are_not_kept_for_nothing() -> None:
     import gc
     import weakref
 
-    operands: Operands | None = random_operands(LayerNormSpec((24,)), (5,))
+    operands: Operands | None = random_operands(NormSpec((24,)), (5,))
     assert operands is not None
     output = operands.forward()
     gradients = operands.gradients(output)

@@ -11,7 +11,7 @@ import torch
 from support import Arguments, assert_matches_reference, random_arguments, random_generator
 from torch import Tensor
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec
+from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.torch import layer_norm
 
@@ -80,7 +80,7 @@ class Operands:
 
 
 def random_operands(
-    spec: LayerNormSpec,
+    spec: NormSpec,
     leading: tuple[int, ...],
     *,
     device: str = "cpu",

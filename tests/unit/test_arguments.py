@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import NormSpec
 from iree_lnbwd.arguments import Array, BoundCall, bind
 
 
@@ -27,7 +27,7 @@ def bound(arrays: dict[str, Array], dims: tuple[int, ...], **others: Any) -> Bou
     return bind(normalized_shape=dims, **values)
 
 
-def spec_of(call: BoundCall) -> LayerNormSpec:
+def spec_of(call: BoundCall) -> NormSpec:
     assert call.spec is not None
     return call.spec
 
@@ -49,12 +49,12 @@ def test_leading_dimensions_are_rows(leading: tuple[int, ...], dims: tuple[int, 
     }
     for name, array in call.arrays.items():
         np.testing.assert_array_equal(array.ravel(), arrays[name].ravel())
-    assert spec_of(call) == LayerNormSpec(dims)
+    assert spec_of(call) == NormSpec(dims)
 
 
 @pytest.mark.parametrize("shape", [4, (4,), [4], np.int64(4), (np.int32(4),)])
 def test_spellings_of_normalized_shape(shape: Any) -> None:
-    assert spec_of(bound(arrays_of((3,), (4,)), shape)) == LayerNormSpec((4,))
+    assert spec_of(bound(arrays_of((3,), (4,)), shape)) == NormSpec((4,))
 
 
 def test_statistics_may_have_trailing_ones() -> None:
@@ -111,23 +111,23 @@ def test_the_callers_arrays_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "spec"),
     [
-        ({}, LayerNormSpec((4,))),
+        ({}, NormSpec((4,))),
         (
             {"grad_output": np.float16, "weight": ml_dtypes.bfloat16, "bias": ml_dtypes.bfloat16},
-            LayerNormSpec((4,), "f32", grad_output_dtype="f16", weight_dtype="bf16"),
+            NormSpec((4,), "f32", grad_output_dtype="f16", weight_dtype="bf16"),
         ),
         (
             {"input": ml_dtypes.bfloat16, "grad_output": ml_dtypes.bfloat16},
-            LayerNormSpec((4,), "bf16", weight_dtype="f32"),
+            NormSpec((4,), "bf16", weight_dtype="f32"),
         ),
-        ({"bias": np.float16}, LayerNormSpec((4,), bias_dtype="f16")),
+        ({"bias": np.float16}, NormSpec((4,), bias_dtype="f16")),
         (
             dict.fromkeys(("input", "grad_output", "mean", "rstd", "weight", "bias"), np.float64),
-            LayerNormSpec((4,), "f64"),
+            NormSpec((4,), "f64"),
         ),
     ],
 )
-def test_element_types_make_the_spec(dtypes: dict[str, Any], spec: LayerNormSpec) -> None:
+def test_element_types_make_the_spec(dtypes: dict[str, Any], spec: NormSpec) -> None:
     arrays = arrays_of((3,), (4,))
     cast = {name: array.astype(dtypes.get(name, np.float32)) for name, array in arrays.items()}
     assert spec_of(bound(cast, (4,))) == spec
@@ -148,7 +148,7 @@ def test_without_a_weight() -> None:
     arrays = arrays_of((3,), (4,))
     del arrays["weight"]
     call = bound(arrays, (4,))
-    assert spec_of(call) == LayerNormSpec((4,), has_weight=False)
+    assert spec_of(call) == NormSpec((4,), has_weight=False)
     assert "weight" not in call.arrays
 
 
@@ -156,7 +156,7 @@ def test_without_statistics() -> None:
     arrays = arrays_of((3,), (4,))
     del arrays["mean"], arrays["rstd"]
     call = bound(arrays, (4,), eps=1e-3)
-    assert spec_of(call) == LayerNormSpec((4,), recompute_eps=1e-3)
+    assert spec_of(call) == NormSpec((4,), eps=1e-3)
     assert set(call.arrays) == {"grad_output", "input", "weight"}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import ArtifactError, LayerNormSpec, Manifest, artifact, compiler
+from iree_lnbwd import ArtifactError, NormSpec, Manifest, artifact, compiler
 from iree_lnbwd.targets import find_target
 
 VMFB = b"not really a module, which the artifact does not care about"
@@ -22,7 +22,7 @@ HERE = Path("here.json")
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
     """Of a real compilation, but for the module."""
-    spec = LayerNormSpec((16, 64), "bf16", weight_dtype="f32")
+    spec = NormSpec((16, 64), "bf16", weight_dtype="f32")
     flags = ["--iree-opt-level=O1"]
     made = compiler.build(spec, find_target("generic"), extra_flags=flags)[1]
     return replace(made, vmfb_sha256=artifact.digest(VMFB))
@@ -47,7 +47,7 @@ def values_of(manifest: Manifest) -> dict[str, Any]:
         {"target": "host", "host_cpu": "x86_64-0123456789ab"},
         {"flags": ()},
         {"flags": ('--with="quotes" and spaces', "--with=ünïcode")},
-        {"spec": LayerNormSpec((1,), rows=1, recompute_eps=1e-5)},
+        {"spec": NormSpec((1,), rows=1, eps=1e-5)},
         {"package_version": "9.9.9"},
     ],
 )
@@ -145,7 +145,7 @@ def test_json_that_is_no_manifest(text: str) -> None:
         ("schedule", {"form": ["OnePass"]}),
         ("schedule", {"form": "OnePass", "few_rows": 3}),
         ("spec", [["normalized_shape", [8]]]),
-        ("spec", {"normalized_shape": [8], "recompute_eps": "1e-5"}),
+        ("spec", {"normalized_shape": [8], "eps": "1e-5"}),
         ("spec", {"normalized_shape": [8], "rows": 1.0}),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 from iree_lnbwd import (
     CompileError,
     LayerNormBackward,
-    LayerNormSpec,
+    NormSpec,
     Manifest,
     artifact,
     cache,
@@ -30,12 +30,12 @@ from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.spec import ENTRY
 from iree_lnbwd.targets import find_target
 
-SPEC, TARGET = LayerNormSpec((8,)), find_target("generic")
+SPEC, TARGET = NormSpec((8,)), find_target("generic")
 
 
-def unused(columns: int) -> LayerNormSpec:
+def unused(columns: int) -> NormSpec:
     """What no other test of this process has loaded."""
-    return LayerNormSpec((columns,), recompute_eps=0.0625)
+    return NormSpec((columns,), eps=0.0625)
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -83,7 +83,7 @@ OTHERS: dict[str, Callable[[Manifest], Manifest]] = {
     "compiler": lambda m: replace(m, compiler_version="3.12.0"),
     "schedule": lambda m: replace(m, schedule=WholeTensors()),
     "package": lambda m: replace(m, package_version="0.0.1"),
-    "spec": lambda m: replace(m, spec=LayerNormSpec((9,))),
+    "spec": lambda m: replace(m, spec=NormSpec((9,))),
     "target": lambda m: replace(m, target="host", host_cpu="x86_64-000000000000"),
 }
 
@@ -328,8 +328,8 @@ class Builds:
     """Counts what `compiler.build_planned` is asked for, and does it; `before` sees it first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[LayerNormSpec] = []
-        self.before: Callable[[LayerNormSpec], None] = lambda spec: None
+        self.asked: list[NormSpec] = []
+        self.before: Callable[[NormSpec], None] = lambda spec: None
         self._build = compiler.build_planned
         monkeypatch.setattr(compiler, "build_planned", self)
 
@@ -339,7 +339,7 @@ class Builds:
         return self._build(text, manifest)
 
 
-def loaded_by_threads(specs: list[LayerNormSpec]) -> list[object]:
+def loaded_by_threads(specs: list[NormSpec]) -> list[object]:
     """What `loaded` gives to threads that all start at once: a module, or an error."""
     came: list[object] = [None] * len(specs)
     start = threading.Barrier(len(specs))
@@ -375,7 +375,7 @@ def test_an_error_of_the_one_that_compiles_is_its_own(
 ) -> None:
     builds = Builds(monkeypatch)
 
-    def fail_once(spec: LayerNormSpec) -> None:
+    def fail_once(spec: NormSpec) -> None:
         if len(builds.asked) == 1:
             raise CompileError("once")
 
@@ -393,7 +393,7 @@ def test_threads_that_need_other_modules_do_not_wait(
     builds, done = Builds(monkeypatch), threading.Event()
     slow, quick = unused(25), unused(26)
 
-    def wait(spec: LayerNormSpec) -> None:
+    def wait(spec: NormSpec) -> None:
         if spec == slow:
             assert done.wait(60)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, compiler
+from iree_lnbwd import NormSpec, compiler
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import evidence, fingerprint
 from iree_lnbwd.verification.evidence import Record
@@ -14,16 +14,16 @@ _EMULATED = Record("sm_90", "", frozenset({"a", "d"}), frozenset({"b"}))
 
 # One module of each form of the fast path and of each kind of option.
 _SAMPLE = [
-    LayerNormSpec((64,), "f32"),
-    LayerNormSpec((769,), "bf16"),
-    LayerNormSpec((1024,), "f32"),
-    LayerNormSpec((4096,), "bf16"),
-    LayerNormSpec((16384,), "f32"),
-    LayerNormSpec((65536,), "bf16"),
-    LayerNormSpec((4096,), "f64"),
-    LayerNormSpec((4096,), "bf16", has_weight=False),
-    LayerNormSpec((769,), "f32", recompute_eps=1e-5),
-    LayerNormSpec((769,), "bf16", output_mask=(False, True, True)),
+    NormSpec((64,), "f32"),
+    NormSpec((769,), "bf16"),
+    NormSpec((1024,), "f32"),
+    NormSpec((4096,), "bf16"),
+    NormSpec((16384,), "f32"),
+    NormSpec((65536,), "bf16"),
+    NormSpec((4096,), "f64"),
+    NormSpec((4096,), "bf16", has_weight=False),
+    NormSpec((769,), "f32", eps=1e-5),
+    NormSpec((769,), "bf16", output_mask=(False, True, True)),
 ]
 
 

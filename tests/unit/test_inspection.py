@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, compiler, inspection, ir
+from iree_lnbwd import NormSpec, compiler, inspection, ir
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import Target, find_target
 
-SPEC = LayerNormSpec((1000,), "bf16")
+SPEC = NormSpec((1000,), "bf16")
 
 
 def built(target: Target, *flags: str) -> bytes:
@@ -88,7 +88,7 @@ def test_without_ptxas_needs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_cpu_kernels_have_names_alone(name: str) -> None:
     """Those of ir/row_blocks.mlir, or those that IREE makes of whole tensors."""
     target = find_target(name)
-    spec = LayerNormSpec((64,), recompute_eps=1e-5)
+    spec = NormSpec((64,), eps=1e-5)
     text = compiler.read_ir(ir.ROW_BLOCKS)
     exported = re.findall(r"hal\.executable\.export public @(\w+)", text)
     vmfb, _ = compiler.build(spec, target)
@@ -108,7 +108,7 @@ def test_cpu_kernels_that_nobody_needs_are_left_out(name: str) -> None:
         ((True, True, True), ["finalize", "rows"]),
         ((True, False, False), ["rows"]),
     ):
-        vmfb, _ = compiler.build(LayerNormSpec((64,), output_mask=mask), target)
+        vmfb, _ = compiler.build(NormSpec((64,), output_mask=mask), target)
         assert [kernel.name for kernel in inspection.kernels(vmfb, target)] == expected
 
 

@@ -11,7 +11,7 @@ import pytest
 from support import assert_matches_reference, assert_same_bits, random_arguments, random_generator
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, LayerNormSpec
+from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.runtime.frameworks import interop, pytorch
@@ -32,8 +32,8 @@ def test_what_is_no_array_is_named(wrong: Any) -> None:
 
 
 def test_storage_of_the_caller_is_filled() -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((96,), "bf16"), (37,))
-    op = loaded(LayerNormSpec((96,), "bf16"), HOST)
+    arguments = random_arguments(random_generator(), NormSpec((96,), "bf16"), (37,))
+    op = loaded(NormSpec((96,), "bf16"), HOST)
     expected = arguments.backward_by(op)
     # In the middle of a larger array: aligned for the CPU's code, or not.
     for start in (0, 1, 32):
@@ -54,7 +54,7 @@ def test_storage_of_the_caller_is_filled() -> None:
 
 
 def test_bad_storage_is_named() -> None:
-    spec = LayerNormSpec((96,), "f32")
+    spec = NormSpec((96,), "f32")
     arguments = random_arguments(random_generator(), spec, (5,))
     op = loaded(spec, HOST)
     row = np.empty(96, np.float32)
@@ -82,7 +82,7 @@ def test_bad_storage_is_named() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
 def test_tensors_in_tensors_out(dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    arguments = random_arguments(random_generator(), LayerNormSpec((96,), dtype), (37,))
+    arguments = random_arguments(random_generator(), NormSpec((96,), dtype), (37,))
 
     def tensor(array: Any) -> Any:
         if array.dtype == ml_dtypes.bfloat16:
@@ -102,7 +102,7 @@ def test_tensors_in_tensors_out(dtype: str) -> None:
     assert_matches_reference(numpy, arguments)
     assert_same_bits(numpy, arguments.backward())
     out = LayerNormGrads(*(torch.full_like(gradient, 7) for gradient in gradients))
-    assert loaded(LayerNormSpec((96,), dtype), HOST)(**given, out=out) is out
+    assert loaded(NormSpec((96,), dtype), HOST)(**given, out=out) is out
     assert_same_bits(LayerNormGrads(*(interop.to_numpy("out", g) for g in out)), numpy)
 
 

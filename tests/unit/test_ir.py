@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from iree.compiler.tools import compile_file, compile_str
 
-from iree_lnbwd import LayerNormSpec, compiler, ir
+from iree_lnbwd import NormSpec, compiler, ir
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
 
@@ -17,21 +17,21 @@ FOLDER = Path(compiler.__file__).parent.parent / "ir"
 CPU = find_target("generic")
 
 SPECS = (
-    LayerNormSpec((4096,), "bf16"),
-    LayerNormSpec((769,), "f32"),
-    LayerNormSpec((2, 3), "f64"),
-    LayerNormSpec((1,), "f16", weight_dtype="f32", grad_output_dtype="bf16", bias_dtype="bf16"),
-    LayerNormSpec((8,), rows=3),
-    LayerNormSpec((8,), rows=1),
-    LayerNormSpec((8,), has_weight=False),
-    LayerNormSpec((8,), recompute_eps=1e-5),
-    LayerNormSpec(
-        (8,), "bf16", recompute_eps=0.0, has_weight=False, output_mask=(True, False, False)
+    NormSpec((4096,), "bf16"),
+    NormSpec((769,), "f32"),
+    NormSpec((2, 3), "f64"),
+    NormSpec((1,), "f16", weight_dtype="f32", grad_output_dtype="bf16", bias_dtype="bf16"),
+    NormSpec((8,), rows=3),
+    NormSpec((8,), rows=1),
+    NormSpec((8,), has_weight=False),
+    NormSpec((8,), eps=1e-5),
+    NormSpec(
+        (8,), "bf16", eps=0.0, has_weight=False, output_mask=(True, False, False)
     ),
 )
 
 
-def specialized(spec: LayerNormSpec) -> str:
+def specialized(spec: NormSpec) -> str:
     """The algorithm as it stands."""
     return compiler.source_text(spec, CPU, how=WholeTensors())
 
@@ -54,14 +54,14 @@ def test_files_have_no_public_function_of_their_own(source: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("how", [None, WholeTensors()], ids=["chosen", "whole tensors"])
-def test_specialized_text_parses(spec: LayerNormSpec, how: WholeTensors | None) -> None:
+def test_specialized_text_parses(spec: NormSpec, how: WholeTensors | None) -> None:
     text = compiler.source_text(spec, CPU, how=how)
     parsed = compile_str(text, extra_args=[*compiler.flags(CPU), "--compile-to=input"])
     assert b"@layer_norm_backward(" in parsed
 
 
 def test_aliases_are_the_specs() -> None:
-    spec = LayerNormSpec((3, 8), "f32", grad_output_dtype="f16", weight_dtype="bf16", rows=5)
+    spec = NormSpec((3, 8), "f32", grad_output_dtype="f16", weight_dtype="bf16", rows=5)
     lines = specialized(spec).splitlines()
     for alias in (
         "!dy = f16",
@@ -79,7 +79,7 @@ def test_aliases_are_the_specs() -> None:
 
 @pytest.mark.parametrize("columns", [1, 3, 769, 65536, 10**9])
 def test_one_over_n_and_eps_are_exact(columns: int) -> None:
-    text = specialized(LayerNormSpec((columns,), "f64", recompute_eps=1.1e-5))
+    text = specialized(NormSpec((columns,), "f64", eps=1.1e-5))
     inverse, eps = (
         re.search(rf"^#{name} = (\S+) : !acc$", text, re.M) for name in ("inv_n", "eps")
     )
@@ -110,7 +110,7 @@ def functions(text: str) -> dict[str, str]:
 def test_each_type_is_widened_in_its_way(
     columns: int, dtype: str, widened: str, target: str
 ) -> None:
-    text = compiler.source_text(LayerNormSpec((columns,), dtype), find_target(target))
+    text = compiler.source_text(NormSpec((columns,), dtype), find_target(target))
     ours = functions(text)
     for name in ("widen_of_dy", "widen_of_x", "widen_of_gamma"):
         assert widened in ours[name]
@@ -119,7 +119,7 @@ def test_each_type_is_widened_in_its_way(
 
 
 def test_each_function_is_judged_by_its_own_types() -> None:
-    spec = LayerNormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16")
+    spec = NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16")
     ours = functions(compiler.source_text(spec, find_target("sm_90")))
     assert "vector.interleave" in ours["widen_of_dy"]
     assert "return %value" in ours["widen_of_x"]
@@ -128,7 +128,7 @@ def test_each_function_is_judged_by_its_own_types() -> None:
 
 def test_a_cpu_rounds_by_itself() -> None:
     """LLVM would make a call of what a module does not have."""
-    text = compiler.source_text(LayerNormSpec((1024,), "bf16"), CPU)
+    text = compiler.source_text(NormSpec((1024,), "bf16"), CPU)
     assert "fptrunc" not in text
     assert "arith.truncf" in functions(text)["round_of_x"]
 
@@ -146,14 +146,14 @@ def test_everything_else_is_the_files() -> None:
     """A spec of any number of rows changes nothing below the aliases."""
     marker = "// End of what is replaced.\n"
     body = compiler.read_ir(ir.LINALG).split(marker)[1]
-    assert body in specialized(LayerNormSpec((4096,), "bf16"))
+    assert body in specialized(NormSpec((4096,), "bf16"))
 
 
 def test_fixed_rows_need_no_dimension() -> None:
-    assert "tensor.empty(%rows)" in specialized(LayerNormSpec((8,)))
-    assert "tensor.empty(%rows)" not in specialized(LayerNormSpec((8,), rows=3))
+    assert "tensor.empty(%rows)" in specialized(NormSpec((8,)))
+    assert "tensor.empty(%rows)" not in specialized(NormSpec((8,), rows=3))
     assert "?" not in "".join(
-        re.findall(r"tensor<[^>]*>", specialized(LayerNormSpec((8,), rows=3)))
+        re.findall(r"tensor<[^>]*>", specialized(NormSpec((8,), rows=3)))
     )
 
 
@@ -161,33 +161,33 @@ def test_fixed_rows_need_no_dimension() -> None:
     ("spec", "parameters", "returned"),
     [
         (
-            LayerNormSpec((8,)),
+            NormSpec((8,)),
             "dy x mean rstd gamma out_dx out_dgamma out_dbeta",
             "%dx, %dgamma, %dbeta",
         ),
-        (LayerNormSpec((8,), has_weight=False), "dy x mean rstd out_dx out_dbeta", "%dx, %dbeta"),
+        (NormSpec((8,), has_weight=False), "dy x mean rstd out_dx out_dbeta", "%dx, %dbeta"),
         (
-            LayerNormSpec((8,), recompute_eps=1e-5),
+            NormSpec((8,), eps=1e-5),
             "dy x gamma out_dx out_dgamma out_dbeta",
             "%dx, %dgamma, %dbeta",
         ),
         (
-            LayerNormSpec((8,), output_mask=(False, True, False)),
+            NormSpec((8,), output_mask=(False, True, False)),
             "dy x mean rstd gamma out_dgamma",
             "%dgamma",
         ),
         (
-            LayerNormSpec(
-                (8,), output_mask=(False, False, True), recompute_eps=0.0, has_weight=False
+            NormSpec(
+                (8,), output_mask=(False, False, True), eps=0.0, has_weight=False
             ),
             "dy x out_dbeta",
             "%dbeta",
         ),
     ],
-    ids=lambda value: value.name if isinstance(value, LayerNormSpec) else "",
+    ids=lambda value: value.name if isinstance(value, NormSpec) else "",
 )
 def test_entry_takes_and_returns_what_the_spec_has(
-    spec: LayerNormSpec, parameters: str, returned: str
+    spec: NormSpec, parameters: str, returned: str
 ) -> None:
     entry = entry_of(specialized(spec))
     signature, _, body = entry.partition("attributes")
@@ -196,7 +196,7 @@ def test_entry_takes_and_returns_what_the_spec_has(
 
 
 def test_results_go_to_the_callers_storage_in_order() -> None:
-    entry = entry_of(specialized(LayerNormSpec((8,), output_mask=(True, False, True))))
+    entry = entry_of(specialized(NormSpec((8,), output_mask=(True, False, True))))
     assert re.findall(r"%(\w+): \S+ \{iree.abi.output = (\d) : index\}", entry) == [
         ("out_dx", "0"),
         ("out_dbeta", "1"),
@@ -204,22 +204,22 @@ def test_results_go_to_the_callers_storage_in_order() -> None:
 
 
 def test_statistics_are_called_where_they_are_recomputed() -> None:
-    assert "call @statistics" in entry_of(specialized(LayerNormSpec((8,), recompute_eps=0.0)))
-    assert "call @statistics" not in entry_of(specialized(LayerNormSpec((8,))))
+    assert "call @statistics" in entry_of(specialized(NormSpec((8,), eps=0.0)))
+    assert "call @statistics" not in entry_of(specialized(NormSpec((8,))))
 
 
 def test_without_a_weight_gamma_is_one() -> None:
     one = "%gamma = arith.constant dense<1.0> : !gamma_n"
-    assert one in entry_of(specialized(LayerNormSpec((8,), has_weight=False)))
-    assert one not in entry_of(specialized(LayerNormSpec((8,))))
+    assert one in entry_of(specialized(NormSpec((8,), has_weight=False)))
+    assert one not in entry_of(specialized(NormSpec((8,))))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_module_carries_its_spec_and_target(spec: LayerNormSpec) -> None:
+def test_module_carries_its_spec_and_target(spec: NormSpec) -> None:
     entry = entry_of(specialized(spec))
     carried = re.search(r'iree_lnbwd\.spec = ("(?:[^"\\]|\\.)*")', entry)
     assert carried is not None
-    assert LayerNormSpec.from_dict(json.loads(json.loads(carried[1]))) == spec
+    assert NormSpec.from_dict(json.loads(json.loads(carried[1]))) == spec
     assert 'iree_lnbwd.target = "generic"' in entry
 
 

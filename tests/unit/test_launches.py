@@ -6,22 +6,22 @@ import json
 
 import pytest
 
-from iree_lnbwd import LayerNormSpec, schedules
+from iree_lnbwd import NormSpec, schedules
 from iree_lnbwd.launches import LaunchPlans, RowCount, count_of, launches
 from iree_lnbwd.schedules import OnePass, WholeTensors
 from iree_lnbwd.targets import find_target
 
 SM_90 = find_target("sm_90")
 SPECS = [
-    LayerNormSpec((4096,), "bf16"),
-    LayerNormSpec((769,), "f32"),
-    LayerNormSpec((65536,), "bf16"),
-    LayerNormSpec((1024,), "f32", has_weight=False),
-    LayerNormSpec((1024,), "f32", output_mask=(True, False, True)),
-    LayerNormSpec((1024,), "f32", output_mask=(True, False, False)),
-    LayerNormSpec((1024,), "f32", output_mask=(False, True, True)),
-    LayerNormSpec((65536,), "f32", output_mask=(False, True, True)),
-    LayerNormSpec((1024,), "f32", recompute_eps=1e-5),
+    NormSpec((4096,), "bf16"),
+    NormSpec((769,), "f32"),
+    NormSpec((65536,), "bf16"),
+    NormSpec((1024,), "f32", has_weight=False),
+    NormSpec((1024,), "f32", output_mask=(True, False, True)),
+    NormSpec((1024,), "f32", output_mask=(True, False, False)),
+    NormSpec((1024,), "f32", output_mask=(False, True, True)),
+    NormSpec((65536,), "f32", output_mask=(False, True, True)),
+    NormSpec((1024,), "f32", eps=1e-5),
 ]
 
 
@@ -41,7 +41,7 @@ def test_counts_follow_the_rows(count: RowCount | int, numbers: list[int]) -> No
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942", "gfx1100"])
-def test_every_pointer_has_a_source_and_json_keeps_all(spec: LayerNormSpec, target: str) -> None:
+def test_every_pointer_has_a_source_and_json_keeps_all(spec: NormSpec, target: str) -> None:
     found = find_target(target)
     planned = launches(spec, found, schedules.choose(spec, found))
     assert planned is not None
@@ -58,15 +58,15 @@ def test_every_pointer_has_a_source_and_json_keeps_all(spec: LayerNormSpec, targ
 
 
 def test_only_iree_knows_the_kernels_that_it_made() -> None:
-    assert launches(LayerNormSpec((64,), "f64"), SM_90, WholeTensors("f64")) is None
+    assert launches(NormSpec((64,), "f64"), SM_90, WholeTensors("f64")) is None
 
 
 @pytest.mark.parametrize("columns", [64, 4096, 65536])
 def test_statistics_are_recomputed_ahead_of_every_plan(columns: int) -> None:
-    spec = LayerNormSpec((columns,), "bf16", recompute_eps=1e-5)
+    spec = NormSpec((columns,), "bf16", eps=1e-5)
     how = schedules.choose(spec, SM_90)
     planned = launches(spec, SM_90, how)
-    given = launches(LayerNormSpec((columns,), "bf16"), SM_90, how)
+    given = launches(NormSpec((columns,), "bf16"), SM_90, how)
     assert planned is not None
     assert given is not None
     for plan, without in zip(planned.plans, given.plans, strict=True):
@@ -82,14 +82,14 @@ def test_statistics_are_recomputed_ahead_of_every_plan(columns: int) -> None:
 
 
 def test_row_sums_are_for_grad_input_alone() -> None:
-    spec = LayerNormSpec((65536,), "bf16", output_mask=(False, True, True))
+    spec = NormSpec((65536,), "bf16", output_mask=(False, True, True))
     planned = launches(spec, SM_90, schedules.choose(spec, SM_90))
     assert planned is not None
     assert [kernel.kernel for kernel in planned.of(5).kernels] == ["columns", "finalize"]
 
 
 def test_without_gradients_of_the_parameters_nothing_is_added_up() -> None:
-    spec = LayerNormSpec((4096,), "bf16", output_mask=(True, False, False))
+    spec = NormSpec((4096,), "bf16", output_mask=(True, False, False))
     planned = launches(spec, SM_90, schedules.choose(spec, SM_90))
     assert planned is not None
     assert [launch.kernel for launch in planned.of(2000).kernels] == ["rows"]
@@ -98,7 +98,7 @@ def test_without_gradients_of_the_parameters_nothing_is_added_up() -> None:
 
 
 def test_few_rows_take_one_kernel_and_no_partial_rows() -> None:
-    spec = LayerNormSpec((4096,), "bf16")
+    spec = NormSpec((4096,), "bf16")
     how = schedules.choose(spec, SM_90)
     assert isinstance(how, OnePass)
     assert how.few_rows is not None
@@ -115,7 +115,7 @@ def test_few_rows_take_one_kernel_and_no_partial_rows() -> None:
 
 @pytest.mark.parametrize(("rows", "kernels"), [(1024, 1), (1025, 2)])
 def test_fixed_rows_have_one_plan(rows: int, kernels: int) -> None:
-    spec = LayerNormSpec((4096,), "bf16", rows=rows)
+    spec = NormSpec((4096,), "bf16", rows=rows)
     planned = launches(spec, SM_90, schedules.choose(spec, SM_90))
     assert planned is not None
     (plan,) = planned.plans

@@ -17,7 +17,7 @@ from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.schedules.measured import Measurement, Run, merged
 from iree_lnbwd.schedules.measured_files import DATA, fastest, merge, read
 from iree_lnbwd.schedules.measured_json import from_text, measured_numbers, to_text
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target
 
 FILES = sorted(DATA.glob("*.json"))
@@ -49,7 +49,7 @@ def test_every_measured_schedule_is_legal_and_chosen(
     product: str, measurement: Measurement
 ) -> None:
     target = find_target(product)
-    spec = LayerNormSpec((measurement.columns,), {2: "bf16", 4: "f32"}[measurement.element_bytes])
+    spec = NormSpec((measurement.columns,), {2: "bf16", 4: "f32"}[measurement.element_bytes])
     chosen = schedules.choose(spec, target, find_product(product))
     assert isinstance(chosen, OnePass)
     assert measured_numbers(chosen) == measured_numbers(measurement.schedule)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import iree_lnbwd
-from iree_lnbwd import LayerNormBackward, LayerNormGrads, LayerNormSpec, layer_norm_backward
+from iree_lnbwd import LayerNormBackward, LayerNormGrads, NormSpec, layer_norm_backward
 from iree_lnbwd.arguments import ARGUMENTS
 from iree_lnbwd.operands import (
     BACKWARD,
@@ -62,7 +62,7 @@ def test_every_alias_of_a_type_is_in_the_ir() -> None:
 
 
 def test_each_element_type_of_a_spec_is_its_own() -> None:
-    spec = LayerNormSpec((8,), "f16", "bf16", "f32", "bf16")
+    spec = NormSpec((8,), "f16", "bf16", "f32", "bf16")
     types = {element: spec.element_type(element) for element in Element}
     assert list(types.values()) == ["bf16", "f16", "f32", "f32", "bf16"]
 
@@ -71,13 +71,13 @@ def test_each_element_type_of_a_spec_is_its_own() -> None:
     ("changes", "missing"),
     [
         ({}, set()),
-        ({"recompute_eps": 1e-5}, {"mean", "rstd"}),
+        ({"eps": 1e-5}, {"mean", "rstd"}),
         ({"has_weight": False}, {"weight", "grad_weight"}),
         ({"output_mask": (False, True, False)}, {"grad_input", "grad_bias"}),
     ],
 )
 def test_a_spec_says_which_are_there(changes: dict[str, object], missing: set[str]) -> None:
-    spec = LayerNormSpec((8,), **changes)  # type: ignore[arg-type]
+    spec = NormSpec((8,), **changes)  # type: ignore[arg-type]
     there = {argument.name for argument in spec.arguments}
     assert there == set(names(BACKWARD.rows)) - {BIAS.name} - missing
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import Arguments, present, random_arguments, random_generator
 
-from iree_lnbwd import LayerNormGrads, LayerNormSpec, reference
+from iree_lnbwd import LayerNormGrads, NormSpec, reference
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.spec import GRADIENTS
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_the_forward_function(
     leading: tuple[int, ...], dims: tuple[int, ...], weight: str, statistics: str
 ) -> None:
     rng = random_generator()
-    spec = LayerNormSpec(dims, "f64", has_weight=weight == "weight", recompute_eps=EPS)
+    spec = NormSpec(dims, "f64", has_weight=weight == "weight", eps=EPS)
     arguments = random_arguments(rng, spec, leading)
     x, dy = arguments.input, arguments.grad_output
     gamma = np.ones(dims) if arguments.weight is None else arguments.weight
@@ -96,7 +96,7 @@ def test_given_statistics_are_taken_as_they_are() -> None:
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((5,), "f64"), (23,))
+    arguments = random_arguments(random_generator(), NormSpec((5,), "f64"), (23,))
     whole = reference.judge(arguments.call())
     monkeypatch.setattr(judge, "_BLOCK_ELEMENTS", 7 * 5)  # 3 blocks of 7 rows, one of 2
     blocked = reference.judge(arguments.call())
@@ -106,7 +106,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_narrow_arguments_are_widened_first() -> None:
-    spec = LayerNormSpec((16,), "bf16")
+    spec = NormSpec((16,), "bf16")
     narrow = random_arguments(random_generator(), spec, (8,))
     assert narrow.mean is not None
     assert narrow.rstd is not None
@@ -127,14 +127,14 @@ def test_narrow_arguments_are_widened_first() -> None:
 
 @pytest.mark.parametrize("mask", [(True, False, False), (False, True, True), (False, False, False)])
 def test_only_what_is_asked_for(mask: tuple[bool, bool, bool]) -> None:
-    full = random_arguments(random_generator(), LayerNormSpec((4,)), (3,))
+    full = random_arguments(random_generator(), NormSpec((4,)), (3,))
     judgement = reference.judge(replace(full, output_mask=mask).call())
     assert tuple(g is not None for g in judgement.expected) == mask
     assert tuple(t is not None for t in judgement.tolerance) == mask
 
 
 def test_no_rows_sum_to_zero() -> None:
-    spec = LayerNormSpec((4,), recompute_eps=EPS)
+    spec = NormSpec((4,), eps=EPS)
     expected = reference.judge(random_arguments(random_generator(), spec, (0,)).call()).expected
     assert present(expected.grad_input).shape == (0, 4)
     assert not present(expected.grad_weight).any()
@@ -198,7 +198,7 @@ def rounded(expected: LayerNormGrads, dtype: str) -> LayerNormGrads:
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 def test_the_right_answer_rounded_once_passes(dtype: str) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    arguments = random_arguments(random_generator(), NormSpec((64,), dtype), (128,))
     exact = rounded(reference.judge(arguments.call()).expected, dtype)
     assert max(ratios(exact, arguments).values()) <= 1
 
@@ -206,13 +206,13 @@ def test_the_right_answer_rounded_once_passes(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 @pytest.mark.parametrize(("rows", "columns"), [(4096, 16), (8, 8192), (300, 300), (1, 1), (1, 5)])
 def test_a_plain_computation_passes(dtype: str, rows: int, columns: int) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((columns,), dtype), (rows,))
+    arguments = random_arguments(random_generator(), NormSpec((columns,), dtype), (rows,))
     assert max(ratios(in_accumulator_type(arguments), arguments).values()) <= 1
 
 
 def test_a_plain_computation_passes_far_from_zero() -> None:
     """Means of 1000 standard deviations, where a careless error estimate is too small."""
-    spec = LayerNormSpec((256,), "f32")
+    spec = NormSpec((256,), "f32")
     rng = random_generator()
     x = rng.standard_normal((64, 256)) + 1000
     arguments = random_arguments(rng, spec, (64,), x=x)
@@ -223,7 +223,7 @@ def test_a_plain_computation_passes_far_from_zero() -> None:
 @pytest.mark.parametrize("columns", [1, 7, 64, 1000])
 def test_a_plain_computation_passes_among_subnormal_numbers(columns: int, rstd_first: bool) -> None:
     rng = random_generator()
-    arguments = random_arguments(rng, LayerNormSpec((columns,), "f32"), (200,))
+    arguments = random_arguments(rng, NormSpec((columns,), "f32"), (200,))
     rstd = 10.0 ** rng.uniform(-44, 2, 200)
     dx = 10.0 ** rng.uniform(-45, -37, 200)
     arguments = replace(
@@ -239,7 +239,7 @@ def test_a_plain_computation_passes_among_subnormal_numbers(columns: int, rstd_f
 def test_long_sums_of_equal_numbers_are_exact(rows: int) -> None:
     """Added one after the other in f64, they are not."""
     rng = random_generator()
-    spec = LayerNormSpec((12,), "f64", has_weight=False)
+    spec = NormSpec((12,), "f64", has_weight=False)
     row, x = rng.standard_normal((2, 12))
     dy, x = np.tile(row, (rows, 1)), np.tile(x, (rows, 1))
     mean, rstd = np.zeros(rows), np.ones(rows)
@@ -259,7 +259,7 @@ def test_long_sums_of_equal_numbers_are_exact(rows: int) -> None:
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_two_units_in_the_last_place_miss(dtype: str, gradient: str) -> None:
     """In any single element of at least average size."""
-    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    arguments = random_arguments(random_generator(), NormSpec((64,), dtype), (128,))
     judgement = reference.judge(arguments.call())
     want, tolerance = (
         present(getattr(part, gradient)) for part in (judgement.expected, judgement.tolerance)
@@ -276,7 +276,7 @@ def test_two_units_in_the_last_place_miss(dtype: str, gradient: str) -> None:
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_a_small_part_of_the_gradient_misses(dtype: str, resolved: float, gradient: str) -> None:
     """Where the output is as wide as the accumulator, the sums' roundings decide."""
-    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    arguments = random_arguments(random_generator(), NormSpec((64,), dtype), (128,))
     judgement = reference.judge(arguments.call())
     want, tolerance = (
         present(getattr(part, gradient)) for part in (judgement.expected, judgement.tolerance)
@@ -317,21 +317,21 @@ def scaled(array: Array | None, factor: float) -> Array:
 )
 def test_mistakes_miss_exactly_where_they_matter(mutation: str, missed: set[str]) -> None:
     """f32, and 1000 rows: one of them is a thousandth of a column sum."""
-    arguments = random_arguments(random_generator(), LayerNormSpec((64,), "f32"), (1000,))
+    arguments = random_arguments(random_generator(), NormSpec((64,), "f32"), (1000,))
     wrong = in_accumulator_type(MUTATIONS[mutation](arguments))
     assert {name for name, ratio in ratios(wrong, arguments).items() if ratio > 1} == missed
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_a_dropped_row_misses_in_half_types(dtype: str) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    arguments = random_arguments(random_generator(), NormSpec((64,), dtype), (128,))
     wrong = in_accumulator_type(MUTATIONS["the last row is dropped"](arguments))
     assert min(ratios(wrong, arguments).values()) > 1
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_accumulating_in_the_half_type_misses(dtype: str) -> None:
-    arguments = random_arguments(random_generator(), LayerNormSpec((64,), dtype), (128,))
+    arguments = random_arguments(random_generator(), NormSpec((64,), dtype), (128,))
     dy = arguments.grad_output
     running = np.zeros(64, dy.dtype)
     for row in dy:
@@ -343,7 +343,7 @@ def test_accumulating_in_the_half_type_misses(dtype: str) -> None:
 
 
 def test_the_unbiased_variance_misses() -> None:
-    spec = LayerNormSpec((64,), "f32", recompute_eps=1e-5)
+    spec = NormSpec((64,), "f32", eps=1e-5)
     arguments = random_arguments(random_generator(), spec, (128,))
     x = arguments.input.astype(np.float64)
     unbiased = replace(

@@ -12,12 +12,12 @@ from iree_lnbwd import compiler, schedules
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.products import PRODUCTS, Product, find_product, standing_for
 from iree_lnbwd.schedules import FewRows, OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
-from iree_lnbwd.spec import LayerNormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 
 GPUS = [target for target in targets() if target.backend != "cpu"]
 CPUS = [target for target in targets() if target.backend == "cpu"]
-SPEC = LayerNormSpec((4096,), "bf16")
+SPEC = NormSpec((4096,), "bf16")
 LEGAL = OnePass(
     workgroups=132, groups=2, warps=8, vector=8, ahead=2, slots=3, rereads=True, stages_weight=True
 )
@@ -96,7 +96,7 @@ def test_each_rule_of_few_rows_names_what_it_forbids(
 def test_few_rows_and_their_columns_find_them_in_the_cache() -> None:
     for target in GPUS:
         for columns in (1, 769, 4096, 8192):
-            spec = LayerNormSpec((columns,), "bf16", grad_output_dtype="f32")
+            spec = NormSpec((columns,), "bf16", grad_output_dtype="f32")
             chosen = schedules.choose(spec, target)
             few = chosen.few_rows if isinstance(chosen, OnePass) else None
             fit = standing_for(target.name).l2_bytes // 2 // (columns * 6)
@@ -114,7 +114,7 @@ def test_few_rows_need_shared_memory() -> None:
 
 @pytest.mark.parametrize("rows", [None, 132, 133])
 def test_which_rows_take_which_form(rows: int | None) -> None:
-    spec = LayerNormSpec((4096,), "bf16", rows=rows)
+    spec = NormSpec((4096,), "bf16", rows=rows)
     how = dataclasses.replace(LEGAL, few_rows=FEW)
     expected = {None: (FEW, how), 132: (FEW,), 133: (how,)}
     assert schedules.forms(how, spec) == expected[rows]
@@ -134,7 +134,7 @@ def test_lanes_are_never_fewer_than_subgroups() -> None:
 
 
 def test_groups_of_several_subgroups_need_barriers_of_their_own() -> None:
-    spec = LayerNormSpec((1024,), "bf16")
+    spec = NormSpec((1024,), "bf16")
     sixteen = OnePass(1, groups=16, warps=2, vector=8)
     why = "16 groups of several subgroups, at most 15 can wait by themselves"
     assert sixteen.illegal(spec, gpu("sm_90")) == why
@@ -151,7 +151,7 @@ def test_groups_of_several_subgroups_need_barriers_of_their_own() -> None:
 def test_workgroups_without_staging_are_filled(dtype: str, target: Target) -> None:
     """By one row, or by groups that need not wait for each other."""
     for columns in (64, 256, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 8192):
-        chosen = schedules.choose(LayerNormSpec((columns,), dtype), target)
+        chosen = schedules.choose(NormSpec((columns,), dtype), target)
         if isinstance(chosen, OnePass) and not chosen.slots:
             assert chosen.groups * chosen.threads(target) >= 128, (columns, chosen)
 
@@ -181,25 +181,25 @@ def test_an_illegal_schedule_is_not_compiled() -> None:
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 def test_every_width_has_a_home_that_is_legal(target: Target, dtype: str) -> None:
     for columns in (1, 2, 7, 64, 769, 1000, 1024, 4095, 4096, 12288, 16384, 65536, 262144, 1000003):
-        chosen = schedules.choose(LayerNormSpec((columns,), dtype), target)
+        chosen = schedules.choose(NormSpec((columns,), dtype), target)
         assert isinstance(chosen, OnePass | TwoPass)
-        assert chosen.illegal(LayerNormSpec((columns,), dtype), target) is None
+        assert chosen.illegal(NormSpec((columns,), dtype), target) is None
 
 
 def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
     target = gpu("sm_90")
-    assert isinstance(schedules.choose(LayerNormSpec((8192,), "f32"), target), OnePass)
-    assert isinstance(schedules.choose(LayerNormSpec((65536,), "f32"), target), TwoPass)
+    assert isinstance(schedules.choose(NormSpec((8192,), "f32"), target), OnePass)
+    assert isinstance(schedules.choose(NormSpec((65536,), "f32"), target), TwoPass)
 
 
-@pytest.mark.parametrize("recompute_eps", [None, 1e-5])
+@pytest.mark.parametrize("eps", [None, 1e-5])
 @pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)])
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 def test_a_gpu_takes_kernels_of_ours_whatever_is_asked(
-    target: Target, mask: tuple[bool, bool, bool], recompute_eps: float | None
+    target: Target, mask: tuple[bool, bool, bool], eps: float | None
 ) -> None:
     for columns, dtype in itertools.product((1, 7, 64, 1000, 4096, 20000, 65536), DTYPES):
-        spec = LayerNormSpec((columns,), dtype, output_mask=mask, recompute_eps=recompute_eps)
+        spec = NormSpec((columns,), dtype, output_mask=mask, eps=eps)
         assert isinstance(schedules.choose(spec, target), OnePass | TwoPass)
 
 
@@ -211,7 +211,7 @@ def test_what_falls_off_the_fast_path_says_why() -> None:
 def test_the_threads_of_recomputed_statistics_have_a_row_between_them(target: Target) -> None:
     for columns in (1, 5, 64, 769, 1000, 4096, 65536, 1000003):
         for dtype in ("f32", "bf16"):
-            how = schedules.row_statistics(LayerNormSpec((columns,), dtype), target)
+            how = schedules.row_statistics(NormSpec((columns,), dtype), target)
             assert columns % how.vector == 0
             assert how.rows * how.threads(target) <= target.max_threads
             idle = how.threads(target) // 2 if how.warps > 1 else 0
@@ -222,7 +222,7 @@ def test_the_threads_of_recomputed_statistics_have_a_row_between_them(target: Ta
 @pytest.mark.parametrize("target", CPUS, ids=lambda target: target.name)
 def test_cpus_run_row_blocks_of_every_width(target: Target, dtype: str) -> None:
     for columns in (2, 3, 7, 64, 65, 769, 1000, 1024, 4096, 65536, 1000003):
-        spec = LayerNormSpec((columns,), dtype)
+        spec = NormSpec((columns,), dtype)
         chosen = schedules.choose(spec, target)
         assert isinstance(chosen, RowBlocks)
         assert chosen.illegal(spec, target) is None
@@ -233,7 +233,7 @@ def test_cpus_run_row_blocks_of_every_width(target: Target, dtype: str) -> None:
 @pytest.mark.parametrize("target", CPUS, ids=lambda target: target.name)
 def test_wider_vectors_of_narrower_accumulators(target: Target) -> None:
     for dtype, acc_bytes in (("bf16", 4), ("f32", 4), ("f64", 8)):
-        chosen = schedules.choose(LayerNormSpec((4096,), dtype), target)
+        chosen = schedules.choose(NormSpec((4096,), dtype), target)
         assert isinstance(chosen, RowBlocks)
         assert chosen.vector * acc_bytes == target.accumulator_bytes
 
@@ -242,7 +242,7 @@ def test_wider_vectors_of_narrower_accumulators(target: Target) -> None:
     ("how", "spec", "target", "why"),
     [
         (RowBlocks(64, 2, 16), SPEC, "sm_90", "it is for a CPU's threads and caches"),
-        (RowBlocks(64, 2, 16), LayerNormSpec((15,)), "host", "16 elements, a row has 15"),
+        (RowBlocks(64, 2, 16), NormSpec((15,)), "host", "16 elements, a row has 15"),
         (RowBlocks(0, 2, 16), SPEC, "host", "a number below 1"),
         (RowBlocks(64, 0, 16), SPEC, "host", "a number below 1"),
         (RowBlocks(64, 2, 0), SPEC, "host", "a number below 1"),
@@ -252,7 +252,7 @@ def test_wider_vectors_of_narrower_accumulators(target: Target) -> None:
         (LEGAL, SPEC, "host", "workgroups of threads need a GPU"),
     ],
 )
-def test_rules_of_row_blocks(how: Schedule, spec: LayerNormSpec, target: str, why: str) -> None:
+def test_rules_of_row_blocks(how: Schedule, spec: NormSpec, target: str, why: str) -> None:
     assert not isinstance(how, WholeTensors)
     illegal = how.illegal(spec, gpu(target))
     assert illegal is not None
@@ -265,7 +265,7 @@ def test_rules_of_row_blocks(how: Schedule, spec: LayerNormSpec, target: str, wh
 def test_a_cpu_takes_row_blocks_for_whatever_is_asked(
     mask: tuple[bool, bool, bool], columns: int, dtype: str
 ) -> None:
-    spec = LayerNormSpec((columns,), dtype, output_mask=mask)
+    spec = NormSpec((columns,), dtype, output_mask=mask)
     assert isinstance(schedules.choose(spec, gpu("generic")), RowBlocks)
 
 
@@ -279,7 +279,7 @@ def test_what_is_assumed_of_the_hosts_memory() -> None:
 def test_every_product_can_be_chosen_for(dtype: str, product: Product) -> None:
     target = gpu(product.target)
     for columns in (1, 64, 1000, 4096, 16384, 65536):
-        spec = LayerNormSpec((columns,), dtype)
+        spec = NormSpec((columns,), dtype)
         chosen = schedules.choose(spec, target, product)
         assert isinstance(chosen, OnePass | TwoPass)
         assert chosen.illegal(spec, target) is None
@@ -288,7 +288,7 @@ def test_every_product_can_be_chosen_for(dtype: str, product: Product) -> None:
 
 
 def test_a_larger_product_has_more_workgroups_and_more_few_rows() -> None:
-    spec = LayerNormSpec((5120,), "f32")
+    spec = NormSpec((5120,), "f32")
     small, large = (
         schedules.choose(spec, gpu("sm_89"), find_product(name)) for name in ("rtx4090", "l40s")
     )
@@ -312,7 +312,7 @@ def test_a_product_of_another_target_is_refused() -> None:
 def test_the_last_kernel_of_any_number_of_workgroups_is_legal(
     workgroups: int, columns: int, target: Target
 ) -> None:
-    spec = LayerNormSpec((columns,))
+    spec = NormSpec((columns,))
     one = schedules.with_finalize(
         TwoPass(workgroups, 4, 1, 1, 1), spec, target, standing_for(target.name)
     )

@@ -1,4 +1,4 @@
-"""LayerNormSpec: one spelling for what means the same, one name for each meaning."""
+"""NormSpec: one spelling for what means the same, one name for each meaning."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from iree_lnbwd import LayerNormSpec
+from iree_lnbwd import NormSpec
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.spec import TensorType
 
 MASKS = tuple(mask for mask in itertools.product((True, False), repeat=3) if any(mask))
 
 
-def valid_spec(**fields: Any) -> LayerNormSpec | None:
+def valid_spec(**fields: Any) -> NormSpec | None:
     """The spec of these fields, or None where they contradict each other."""
     try:
-        return LayerNormSpec(**fields)
+        return NormSpec(**fields)
     except ValueError:
         return None
 
@@ -38,7 +38,7 @@ _fields = st.fixed_dictionaries(
         "has_weight": st.booleans(),
         "output_mask": st.sampled_from(MASKS),
         "rows": st.sampled_from((None, 1, 2, 11)),
-        "recompute_eps": st.sampled_from((None, 0.0, 1.0, 1e-5, 1e-12, 11.0)),
+        "eps": st.sampled_from((None, 0.0, 1.0, 1e-5, 1e-12, 11.0)),
     }
 )
 specs = _fields.map(lambda fields: valid_spec(**fields)).filter(lambda spec: spec is not None)
@@ -61,13 +61,13 @@ specs = _fields.map(lambda fields: valid_spec(**fields)).filter(lambda spec: spe
             {"output_mask": (True, True, False)},
         ),
         ({"rows": np.int64(3)}, {"rows": 3}),
-        ({"recompute_eps": 1}, {"recompute_eps": 1.0}),
-        ({"recompute_eps": -0.0}, {"recompute_eps": 0.0}),
+        ({"eps": 1}, {"eps": 1.0}),
+        ({"eps": -0.0}, {"eps": 0.0}),
     ],
 )
 def test_same_meaning_is_equal(spelling: dict[str, Any], canonical: dict[str, Any]) -> None:
-    one = LayerNormSpec(**{"normalized_shape": 8, **spelling})
-    other = LayerNormSpec(**{"normalized_shape": 8, **canonical})
+    one = NormSpec(**{"normalized_shape": 8, **spelling})
+    other = NormSpec(**{"normalized_shape": 8, **canonical})
     assert one == other
     assert hash(one) == hash(other)
     assert one.name == other.name
@@ -75,7 +75,7 @@ def test_same_meaning_is_equal(spelling: dict[str, Any], canonical: dict[str, An
 
 
 @given(specs, specs)
-def test_names_are_as_different_as_specs(one: LayerNormSpec, other: LayerNormSpec) -> None:
+def test_names_are_as_different_as_specs(one: NormSpec, other: NormSpec) -> None:
     assert (one == other) == (one.name == other.name)
 
 
@@ -96,7 +96,7 @@ def test_names_of_all_options_are_different() -> None:
                 has_weight=has_weight,
                 output_mask=mask,
                 rows=rows,
-                recompute_eps=eps,
+                eps=eps,
             )
         )
     }
@@ -106,13 +106,13 @@ def test_names_of_all_options_are_different() -> None:
 
 
 @given(specs)
-def test_name_is_a_file_name(spec: LayerNormSpec) -> None:
+def test_name_is_a_file_name(spec: NormSpec) -> None:
     assert re.fullmatch(r"layer_norm_backward_[a-z0-9_.+-]+", spec.name)
 
 
 @given(specs)
-def test_json_round_trip(spec: LayerNormSpec) -> None:
-    assert LayerNormSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+def test_json_round_trip(spec: NormSpec) -> None:
+    assert NormSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_json_round_trip(spec: LayerNormSpec) -> None:
 )
 def test_from_dict_rejects(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        LayerNormSpec.from_dict(values)
+        NormSpec.from_dict(values)
 
 
 def test_arguments_then_storage_for_the_results() -> None:
-    spec = LayerNormSpec((16, 64), "bf16", weight_dtype="f32")
+    spec = NormSpec((16, 64), "bf16", weight_dtype="f32")
     assert [(a.name, str(a)) for a in spec.arguments] == [
         ("grad_output", "?x1024xbf16"),
         ("input", "?x1024xbf16"),
@@ -146,7 +146,7 @@ def test_arguments_then_storage_for_the_results() -> None:
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"recompute_eps": 1e-5}, "grad_output input weight grad_input grad_weight grad_bias"),
+        ({"eps": 1e-5}, "grad_output input weight grad_input grad_weight grad_bias"),
         ({"has_weight": False}, "grad_output input mean rstd grad_input grad_bias"),
         (
             {"output_mask": (False, True, False)},
@@ -155,11 +155,11 @@ def test_arguments_then_storage_for_the_results() -> None:
     ],
 )
 def test_arguments_are_what_the_options_leave(fields: dict[str, Any], names: str) -> None:
-    assert [a.name for a in LayerNormSpec((8,), **fields).arguments] == names.split()
+    assert [a.name for a in NormSpec((8,), **fields).arguments] == names.split()
 
 
 def test_element_types() -> None:
-    spec = LayerNormSpec(
+    spec = NormSpec(
         (8,), "f32", grad_output_dtype="f16", weight_dtype="bf16", bias_dtype="f32"
     )
     assert (spec.dy_dtype, spec.dtype, spec.gamma_dtype, spec.beta_dtype, spec.acc_dtype) == (
@@ -169,12 +169,12 @@ def test_element_types() -> None:
         "f32",
         "f32",
     )
-    assert LayerNormSpec((8,), "f64").acc_dtype == "f64"
-    assert LayerNormSpec((8,), "f16").acc_dtype == "f32"
+    assert NormSpec((8,), "f64").acc_dtype == "f64"
+    assert NormSpec((8,), "f16").acc_dtype == "f32"
 
 
 def test_fixed_rows_show_in_the_types() -> None:
-    spec = LayerNormSpec((8,), rows=3)
+    spec = NormSpec((8,), rows=3)
     assert spec.arguments[0] == TensorType("grad_output", "f32", (3, 8))
     assert spec.arguments[2] == TensorType("mean", "f32", (3,))
 
@@ -218,16 +218,16 @@ def test_fixed_rows_show_in_the_types() -> None:
         ({"normalized_shape": (2**16, 2**15)}, ValueError, "normalized_shape: expected at most"),
         ({"rows": True}, ValueError, "rows: .* got True"),
         ({"rows": 2.5}, ValueError, "rows: .* got 2.5"),
-        ({"recompute_eps": float("nan")}, ValueError, "eps: expected a finite number, got nan"),
-        ({"recompute_eps": float("inf")}, ValueError, "eps: expected a finite number, got inf"),
-        ({"recompute_eps": 10**400}, ValueError, "eps: expected a finite number, got inf"),
-        ({"recompute_eps": "1e-5"}, TypeError, "eps: expected a float, got str"),
-        ({"recompute_eps": True}, TypeError, "eps: expected a float, got bool"),
+        ({"eps": float("nan")}, ValueError, "eps: expected a finite number, got nan"),
+        ({"eps": float("inf")}, ValueError, "eps: expected a finite number, got inf"),
+        ({"eps": 10**400}, ValueError, "eps: expected a finite number, got inf"),
+        ({"eps": "1e-5"}, TypeError, "eps: expected a float, got str"),
+        ({"eps": True}, TypeError, "eps: expected a float, got bool"),
     ],
 )
 def test_rejects(
     fields: dict[str, Any], error: type[Exception] | tuple[type[Exception], ...], said: str
 ) -> None:
     with pytest.raises(error, match=said) as caught:
-        LayerNormSpec(**{"normalized_shape": 8, **fields})
+        NormSpec(**{"normalized_shape": 8, **fields})
     assert "\n" not in str(caught.value)
