@@ -23,7 +23,6 @@ from iree_lnbwd.operands import (
     Op,
     Operand,
     When,
-    names,
 )
 
 _BOOLS = (bool, np.bool_)
