@@ -18,6 +18,7 @@
 !x = bf16
 !gamma = bf16
 !beta = bf16
+!residual = bf16
 !acc = f32
 #columns = 4096 : index      // N
 #vector = 8 : index          // V
@@ -28,9 +29,13 @@
 #tile = 32 : index           // columns of a tile
 #tile_vector = 4 : index     // neighbouring columns of a tile that a thread takes
 #tile_slices = 64 : index    // S
+#centres = true              // false for RMS normalization: the mean is not subtracted
+#sums_dbeta = true           // there is a dbeta
+#adds_residual = false       // a gradient that came back past the norm is added to dx
 #few_rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
@@ -40,10 +45,12 @@
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
+!residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !few_dy = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
 !few_x = memref<1x!x_chunk, #gpu.address_space<private>>
 !few_gamma = memref<1x!gamma_chunk, #gpu.address_space<private>>
+!few_residual = memref<1x!residual_chunk, #gpu.address_space<private>>
 !few_held = memref<1x!chunk, #gpu.address_space<private>>
 !dy_cells = vector<4x!dy>    // a thread's columns of a tile
 !x_cells = vector<4x!x>
@@ -60,6 +67,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
   #hal.pipeline.binding<storage_buffer>             // dbeta [N]
@@ -84,8 +92,11 @@ hal.executable.source private @few_rows {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @weight(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @widen_of_residual(!residual_chunk) -> !chunk
+    func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
@@ -107,6 +118,9 @@ hal.executable.source private @few_rows {
       %c1 = arith.constant 1 : index
       %n = arith.constant #columns
       %zero = arith.constant 0.0 : !acc
+      %centres = arith.constant #centres
+      %sums_dbeta = arith.constant #sums_dbeta
+      %adds_residual = arith.constant #adds_residual
       %m_i32 = hal.interface.constant.load layout(#few_rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
       %dy = hal.interface.binding.subspan layout(#few_rows_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
@@ -114,9 +128,10 @@ hal.executable.source private @few_rows {
       %mean = hal.interface.binding.subspan layout(#few_rows_layout) binding(2) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#few_rows_layout) binding(3) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
-      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(5) alignment(64) offset(%c0) : !x_rows{%m}
-      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(6) alignment(64) offset(%c0) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) : !beta_row
+      %dresidual = hal.interface.binding.subspan layout(#few_rows_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(6) alignment(64) offset(%c0) : !x_rows{%m}
+      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(8) alignment(64) offset(%c0) : !beta_row
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %t = gpu.thread_id x
@@ -146,7 +161,8 @@ hal.executable.source private @few_rows {
           %xhat = func.call @xhat_of_cells(%xa, %mean_row, %rstd_row) : (!cells, !acc, !acc) -> !cells
           %dgamma_more = math.fma %dya, %xhat, %dgamma_sum : !cells
           %dbeta_more = arith.addf %dbeta_sum, %dya : !cells
-          scf.yield %dgamma_more, %dbeta_more : !cells, !cells
+          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !cells
+          scf.yield %dgamma_more, %dbeta_after : !cells, !cells
         }
 
         // The slices' sums are added up. A few neighbouring threads, the parts, share each of the tile's
@@ -183,8 +199,10 @@ hal.executable.source private @few_rows {
             %dgamma_total = func.call @round_of_gamma(%cell) : (!cell) -> !gamma_cell
             vector.store %dgamma_total, %dgamma[%sum_column] : !gamma_row, !gamma_cell
           } else {
-            %dbeta_total = func.call @round_of_beta(%cell) : (!cell) -> !beta_cell
-            vector.store %dbeta_total, %dbeta[%sum_column] : !beta_row, !beta_cell
+            scf.if %sums_dbeta {
+              %dbeta_total = func.call @round_of_beta(%cell) : (!cell) -> !beta_cell
+              vector.store %dbeta_total, %dbeta[%sum_column] : !beta_row, !beta_cell
+            }
           }
         }
       } else {
@@ -203,6 +221,7 @@ hal.executable.source private @few_rows {
         %dy_read = memref.alloca() : !few_dy
         %x_read = memref.alloca() : !few_x
         %gamma_read = memref.alloca() : !few_gamma
+        %residual_read = memref.alloca() : !few_residual
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %col_in = arith.select %inside, %col, %c0 : index
@@ -212,6 +231,10 @@ hal.executable.source private @few_rows {
           memref.store %dy_k, %dy_read[%k] : !few_dy
           memref.store %x_k, %x_read[%k] : !few_x
           memref.store %gamma_k, %gamma_read[%k] : !few_gamma
+          scf.if %adds_residual {
+            %dresidual_k = vector.load %dresidual[%row, %col_in] : !residual_rows, !residual_chunk
+            memref.store %dresidual_k, %residual_read[%k] : !few_residual
+          }
         } {llvm.loop_annotation = #unrolled}
 
         %xhat_kept = memref.alloca() : !few_held
@@ -224,22 +247,29 @@ hal.executable.source private @few_rows {
           %gamma_k = memref.load %gamma_read[%k] : !few_gamma
           %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-          %ga = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
           %xhat_any = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
           %h_any = arith.mulf %dya, %ga : !chunk
           %h = arith.select %inside, %h_any, %zeros : !chunk
           %xhat = arith.select %inside, %xhat_any, %zeros : !chunk
           memref.store %xhat, %xhat_kept[%k] : !few_held
           memref.store %h, %h_kept[%k] : !few_held
-          %h_after = arith.addf %h_before, %h : !chunk
+          %h_more = arith.addf %h_before, %h : !chunk
+          %h_after = arith.select %centres, %h_more, %h_before : !chunk
           %hx_after = math.fma %h, %xhat, %hx_before : !chunk
           scf.yield %h_after, %hx_after : !chunk, !chunk
         } {llvm.loop_annotation = #unrolled}
 
         // Any order of these additions will do, as long as it is always the same order.
-        %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
         %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
-        %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+        %warp_h = scf.if %centres -> !acc {
+          %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
+          %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+          scf.yield %subgroup_h : !acc
+        } else {
+          scf.yield %zero : !acc
+        }
         %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
         %exchange = memref.alloc() : !few_exchange  // [warps, (h, h * xhat)]
         %lane = arith.remui %t, %lanes : index
@@ -260,7 +290,10 @@ hal.executable.source private @few_rows {
           %xhat = memref.load %xhat_kept[%k] : !few_held
           %h = memref.load %h_kept[%k] : !few_held
           %dxa = func.call @dx(%h, %xhat, %rstd_row, %row_h, %row_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-          %dx_k = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+          %dresidual_k = memref.load %residual_read[%k] : !few_residual
+          %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
+          %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+          %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
           scf.if %inside {
             vector.store %dx_k, %dx[%row, %col] : !x_rows, !x_chunk
           }

@@ -13,6 +13,7 @@
 #width = 32 : index  // columns of a workgroup
 #slices = 16 : index
 #partials_at_once = 1 : index
+#sums_dbeta = true   // there is a dbeta
 #finalize_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -55,6 +56,7 @@ hal.executable.source private @finalize {
       %rows_at_once = arith.constant #partials_at_once
       %zero = arith.constant 0.0 : !acc
       %zero_cell = arith.constant dense<0.0> : !cell
+      %sums_dbeta = arith.constant #sums_dbeta
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index
       %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
@@ -87,7 +89,8 @@ hal.executable.source private @finalize {
           %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
           %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
           %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
-          scf.yield %dgamma_more, %dbeta_more : !acc, !acc
+          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !acc
+          scf.yield %dgamma_more, %dbeta_after : !acc, !acc
         } {llvm.loop_annotation = #unrolled}
         %after = arith.addi %i, %stride : index
         scf.yield %dgamma_after, %dbeta_after, %after : !acc, !acc, index
@@ -98,24 +101,29 @@ hal.executable.source private @finalize {
         %dbeta_row = memref.load %dbeta_partials[%row, %column_in] : !acc_rows
         %dgamma_more = arith.addf %dgamma_sum, %dgamma_row : !acc
         %dbeta_more = arith.addf %dbeta_sum, %dbeta_row : !acc
-        scf.yield %dgamma_more, %dbeta_more : !acc, !acc
+        %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !acc
+        scf.yield %dgamma_more, %dbeta_after : !acc, !acc
       }
       %dgamma_slices = memref.alloc() : !slices  // [slices, columns of the workgroup]
       %dbeta_slices = memref.alloc() : !slices   // likewise
       memref.store %sums#0, %dgamma_slices[%ty, %tx] : !slices
-      memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices
+      scf.if %sums_dbeta {
+        memref.store %sums#1, %dbeta_slices[%ty, %tx] : !slices
+      }
       gpu.barrier
       %first_slice = arith.cmpi eq, %ty, %c0 : index
       %adds_up = arith.andi %first_slice, %inside : i1
       scf.if %adds_up {
         %dgamma_shares = vector.transfer_read %dgamma_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
-        %dbeta_shares = vector.transfer_read %dbeta_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
         %dgamma_sum = vector.multi_reduction <add>, %dgamma_shares, %zero_cell [0] : !shares to !cell
-        %dbeta_sum = vector.multi_reduction <add>, %dbeta_shares, %zero_cell [0] : !shares to !cell
         %dgamma_cell = func.call @round_of_gamma(%dgamma_sum) : (!cell) -> !gamma_cell
-        %dbeta_cell = func.call @round_of_beta(%dbeta_sum) : (!cell) -> !beta_cell
         vector.store %dgamma_cell, %dgamma[%column] : !gamma_row, !gamma_cell
-        vector.store %dbeta_cell, %dbeta[%column] : !beta_row, !beta_cell
+        scf.if %sums_dbeta {
+          %dbeta_shares = vector.transfer_read %dbeta_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
+          %dbeta_sum = vector.multi_reduction <add>, %dbeta_shares, %zero_cell [0] : !shares to !cell
+          %dbeta_cell = func.call @round_of_beta(%dbeta_sum) : (!cell) -> !beta_cell
+          vector.store %dbeta_cell, %dbeta[%column] : !beta_row, !beta_cell
+        }
       }
       return
     }

@@ -19,6 +19,7 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!residual = bf16
 !acc = f32
 #columns = 4096 : index      // N
 #vector = 8 : index          // V
@@ -42,12 +43,16 @@
 #copies_weight = true        // cp.async copies the weight into shared memory, which keeps it
 #widens_weight = false       // shared memory keeps the weight as !acc
 #gamma_copied = 8 : index    // V, where the weight is copied
+#centres = true              // false for RMS normalization: the mean is not subtracted
+#sums_dbeta = true           // there is a dbeta
+#adds_residual = false       // a gradient that came back past the norm is added to dx
 #wants_dx = true             // the caller asks for dx
 #one_group = true
 #one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -63,10 +68,12 @@
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
+!residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !dy_held = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
 !x_held = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
+!residual_held = memref<1x!residual_chunk, #gpu.address_space<private>>
 !held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
@@ -77,6 +84,7 @@
   #hal.pipeline.binding<storage_buffer>,            // mean [M]
   #hal.pipeline.binding<storage_buffer>,            // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer>,            // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [workgroups, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [workgroups, N]
@@ -98,8 +106,11 @@ hal.executable.source private @rows {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @weight(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @widen_of_residual(!residual_chunk) -> !chunk
+    func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
 
     // The first column of thread t's chunk k, and whether the row has that chunk.
@@ -115,7 +126,7 @@ hal.executable.source private @rows {
     }
 
     // The weight of chunk k, from where the schedule keeps it.
-    func.func private @weight(%held: !gamma_held, %copied: !gamma_staged, %widened: !wide_staged,
+    func.func private @weight_of_chunk(%held: !gamma_held, %copied: !gamma_staged, %widened: !wide_staged,
         %group: index, %k: index, %col: index) -> !chunk {
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
@@ -130,7 +141,8 @@ hal.executable.source private @rows {
           %own = memref.load %held[%k] : !gamma_held
           scf.yield %own : !gamma_chunk
         }
-        %wide = func.call @widen_of_gamma(%narrow) : (!gamma_chunk) -> !chunk
+        %gamma_wide = func.call @widen_of_gamma(%narrow) : (!gamma_chunk) -> !chunk
+        %wide = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
         scf.yield %wide : !chunk
       }
       return %weight : !chunk
@@ -157,6 +169,9 @@ hal.executable.source private @rows {
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
       %wants_dx = arith.constant #wants_dx
+      %centres = arith.constant #centres
+      %sums_dbeta = arith.constant #sums_dbeta
+      %adds_residual = arith.constant #adds_residual
       %one_group = arith.constant #one_group
       %one_warp = arith.constant #one_warp
       %zero_i32 = arith.constant 0 : i32
@@ -178,10 +193,11 @@ hal.executable.source private @rows {
       %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) alignment(64) offset(%c0) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !x_rows{%m}
+      %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) : !x_rows{%m}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
       %workgroup = hal.interface.workgroup.id[0] : index
@@ -222,6 +238,7 @@ hal.executable.source private @rows {
       %x_held = memref.alloca() : !x_held
       %dy_next = memref.alloca() : !dy_held  // the row that is fetched meanwhile
       %x_next = memref.alloca() : !x_held
+      %residual_held = memref.alloca() : !residual_held
       %dya_kept = memref.alloca() : !held    // from the row's sums until its dx
       %xhat_kept = memref.alloca() : !held
       %h_kept = memref.alloca() : !held
@@ -287,7 +304,8 @@ hal.executable.source private @rows {
         }
         scf.if %widens_weight {
           %gamma_k = memref.load %gamma_held[%k] : !gamma_held
-          %wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %wide = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
           vector.store %wide, %wide_staged[%group, %col] : !wide_staged, !chunk
         }
       } {llvm.loop_annotation = #unrolled}
@@ -349,6 +367,14 @@ hal.executable.source private @rows {
 
         // This thread's share of the row's two sums, of h and of h * xhat.
         %row_index = arith.index_castui %row : i32 to index
+        scf.if %adds_residual {
+          scf.for %k = %c0 to %chunks step %c1 {
+            %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+            %col_in = arith.select %inside, %col, %c0 : index
+            %dresidual_k = vector.load %dresidual[%row_index, %col_in] : !residual_rows, !residual_chunk
+            memref.store %dresidual_k, %residual_held[%k] : !residual_held
+          } {llvm.loop_annotation = #unrolled}
+        }
         %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
             iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
@@ -372,11 +398,12 @@ hal.executable.source private @rows {
           }
           %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-          %ga = func.call @weight(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+          %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
               : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
           %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
           %h = arith.mulf %dya, %ga : !chunk
-          %h_after = arith.addf %h_before, %h : !chunk
+          %h_more = arith.addf %h_before, %h : !chunk
+          %h_after = arith.select %centres, %h_more, %h_before : !chunk
           %hx_after = math.fma %h, %xhat, %hx_before : !chunk
           memref.store %dya, %dya_kept[%k] : !held
           memref.store %xhat, %xhat_kept[%k] : !held
@@ -385,9 +412,14 @@ hal.executable.source private @rows {
         } {llvm.loop_annotation = #unrolled}
         %sum_h, %sum_hx = scf.if %wants_dx -> (!acc, !acc) {
           // Any order of these additions will do, as long as it is always the same order.
-          %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
           %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
-          %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+          %warp_h = scf.if %centres -> !acc {
+            %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
+            %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+            scf.yield %subgroup_h : !acc
+          } else {
+            scf.yield %zero : !acc
+          }
           %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
 
           // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
@@ -424,7 +456,7 @@ hal.executable.source private @rows {
             %x_k = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
             %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-            %ga = func.call @weight(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+            %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
             %xhat_again = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %h_again = arith.mulf %dya_again, %ga : !chunk
@@ -436,7 +468,10 @@ hal.executable.source private @rows {
             scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
           }
           %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-          %dx_k = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+          %dresidual_k = memref.load %residual_held[%k] : !residual_held
+          %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
+          %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+          %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
           %stores = arith.andi %inside, %wants_dx : i1
           scf.if %stores {
             vector.store %dx_k, %dx[%row_index, %col] : !x_rows, !x_chunk
@@ -454,7 +489,8 @@ hal.executable.source private @rows {
           %dgamma_before = memref.load %dgamma_sums[%k] : !held
           %dbeta_before = memref.load %dbeta_sums[%k] : !held
           %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
-          %dbeta_after = arith.addf %dbeta_before, %dya : !chunk
+          %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
+          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
           memref.store %dgamma_after, %dgamma_sums[%k] : !held
           memref.store %dbeta_after, %dbeta_sums[%k] : !held
 
@@ -481,7 +517,9 @@ hal.executable.source private @rows {
           %dbeta_k = memref.load %dbeta_sums[%k] : !held
           scf.if %inside {
             vector.store %dgamma_k, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
-            vector.store %dbeta_k, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+            scf.if %sums_dbeta {
+              vector.store %dbeta_k, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+            }
           }
         } {llvm.loop_annotation = #unrolled}
       } else {
@@ -492,7 +530,8 @@ hal.executable.source private @rows {
         %column_first = arith.muli %thread, %v : index
         %column_step = arith.muli %workgroup_threads, %v : index
         %c2 = arith.constant 2 : index
-        scf.for %which = %c0 to %c2 step %c1 {
+        %column_sums = arith.select %sums_dbeta, %c2, %c1 : index
+        scf.for %which = %c0 to %column_sums step %c1 {
           %is_dgamma = arith.cmpi eq, %which, %c0 : index
           gpu.barrier
           scf.for %k = %c0 to %chunks step %c1 {
@@ -512,7 +551,9 @@ hal.executable.source private @rows {
             scf.if %is_dgamma {
               vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
             } else {
-              vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+              scf.if %sums_dbeta {
+                vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+              }
             }
           }
         }
@@ -524,8 +565,14 @@ hal.executable.source private @rows {
       scf.if %never {
         vector.store %zero_dy, %dy[%c0, %c0] : !dy_rows, !dy_chunk
         vector.store %zero_x, %x[%c0, %c0] : !x_rows, !x_chunk
-        memref.store %zero, %mean[%c0] : !acc_column
         memref.store %zero, %rstd[%c0] : !acc_column
+        scf.if %centres {
+          memref.store %zero, %mean[%c0] : !acc_column
+        }
+        scf.if %adds_residual {
+          %zero_residual = arith.constant dense<0.0> : !residual_chunk
+          vector.store %zero_residual, %dresidual[%c0, %c0] : !residual_rows, !residual_chunk
+        }
       }
       return
     }

@@ -16,6 +16,7 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!residual = bf16
 !acc = f32
 #columns = 32768 : index         // N
 #vector = 8 : index
@@ -25,6 +26,8 @@
 #whole = true                    // N is a multiple of the columns that all threads read at once
 #rows_at_once = 1 : index
 #span_steps = 32 : index         // steps of a walker that are summed at a time
+#centres = true                  // false for RMS normalization: the mean is not subtracted
+#sums_dbeta = true               // there is a dbeta
 #wants_dx = true                 // the caller asks for dx
 #workgroups_index = 66 : index   // that walk over the rows of a tile
 #tile = 2048 : index             // columns of a workgroup
@@ -32,6 +35,7 @@
 #two_pass_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
 !dy_rows = memref<?x32768x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x32768x!x, #hal.descriptor_type<storage_buffer>>
+!residual_rows = memref<?x32768x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x32768x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<32768x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -40,6 +44,7 @@
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
+!residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !dy_read = memref<1x!dy_chunk, #gpu.address_space<private>>  // the chunks that a thread reads at once, in registers
 !x_read = memref<1x!x_chunk, #gpu.address_space<private>>
@@ -65,6 +70,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h * xhat [M]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
@@ -87,6 +93,7 @@ hal.executable.source private @row_sums {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @weight(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
 
     // A thread reads several chunks at once, the first of them at column %first. This is the first column
@@ -113,6 +120,7 @@ hal.executable.source private @row_sums {
       %zero = arith.constant 0.0 : !acc
       %zero_pair = arith.constant dense<0.0> : !pair
       %chunks_at_once = arith.constant #chunks_at_once
+      %centres = arith.constant #centres
       %zeros = arith.constant dense<0.0> : !chunk
 
       %m_i32 = hal.interface.constant.load layout(#row_sums_layout) ordinal(0) : i32
@@ -166,20 +174,27 @@ hal.executable.source private @row_sums {
           %gamma_k = memref.load %gamma_read[%k] : !gamma_read
           %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-          %ga = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
           %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
           %h = arith.mulf %dya, %ga : !chunk
           %h_more = arith.addf %h_before, %h : !chunk
           %hx_more = math.fma %h, %xhat, %hx_before : !chunk
-          %h_after = arith.select %inside, %h_more, %h_before : !chunk
+          %h_counts = arith.andi %inside, %centres : i1
+          %h_after = arith.select %h_counts, %h_more, %h_before : !chunk
           %hx_after = arith.select %inside, %hx_more, %hx_before : !chunk
           scf.yield %h_after, %hx_after : !chunk, !chunk
         } {llvm.loop_annotation = #unrolled}
         scf.yield %h_step, %hx_step : !chunk, !chunk
       }
-      %thread_h = vector.reduction <add>, %sums#0 fastmath<reassoc> : !chunk into !acc
       %thread_hx = vector.reduction <add>, %sums#1 fastmath<reassoc> : !chunk into !acc
-      %warp_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+      %warp_h = scf.if %centres -> !acc {
+        %thread_h = vector.reduction <add>, %sums#0 fastmath<reassoc> : !chunk into !acc
+        %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+        scf.yield %subgroup_h : !acc
+      } else {
+        scf.yield %zero : !acc
+      }
       %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
       %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
       scf.if %leads {
@@ -192,7 +207,9 @@ hal.executable.source private @row_sums {
         %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
         %row_h = vector.extract %pair[0] : !acc from !pair
         %row_hx = vector.extract %pair[1] : !acc from !pair
-        memref.store %row_h, %sum_h[%row] : !acc_column
+        scf.if %centres {
+          memref.store %row_h, %sum_h[%row] : !acc_column
+        }
         memref.store %row_hx, %sum_hx[%row] : !acc_column
       }
       return
@@ -213,8 +230,11 @@ hal.executable.source private @columns {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @weight(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @widen_of_residual(!residual_chunk) -> !chunk
+    func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
 
     func.func @columns() attributes {translation_info = #two_pass_kernel, nvvm.minctasm = #resident} {
@@ -227,6 +247,7 @@ hal.executable.source private @columns {
       %rows_at_once = arith.constant #rows_at_once
       %span_steps = arith.constant #span_steps
       %wants_dx = arith.constant #wants_dx
+      %sums_dbeta = arith.constant #sums_dbeta
       %c1 = arith.constant 1 : index
       %zeros = arith.constant dense<0.0> : !chunk
 
@@ -239,10 +260,11 @@ hal.executable.source private @columns {
       %gamma = hal.interface.binding.subspan layout(#columns_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
       %sum_h = hal.interface.binding.subspan layout(#columns_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %sum_hx = hal.interface.binding.subspan layout(#columns_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
-      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
+      %dresidual = hal.interface.binding.subspan layout(#columns_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) : !x_rows{%m}
       %walkers = hal.interface.workgroup.count[1] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%walkers}
-      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(10) alignment(64) offset(%c0) : !acc_rows{%walkers}
 
       %j = hal.interface.workgroup.id[0] : index
       %walker = hal.interface.workgroup.id[1] : index
@@ -254,14 +276,17 @@ hal.executable.source private @columns {
       %inside = arith.cmpi ult, %col, %n : index
       %col_in = arith.select %inside, %col, %c0 : index
       %gamma_ = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
-      %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
+      %gamma_wide = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
+      %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
 
       %first = arith.muli %walker, %rows_at_once : index
       %stride = arith.muli %p, %rows_at_once : index
       %last = arith.subi %m, %c1 : index
       scf.if %inside {
         vector.store %zeros, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
-        vector.store %zeros, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+        scf.if %sums_dbeta {
+          vector.store %zeros, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+        }
       }
       %span = arith.muli %stride, %span_steps : index
       scf.for %span_first = %first to %m step %span {
@@ -286,7 +311,10 @@ hal.executable.source private @columns {
             %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %h = arith.mulf %dya, %ga : !chunk
             %dxa = func.call @dx(%h, %xhat, %rstd_row, %row_h, %row_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-            %dx_k = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+            %dresidual_k = vector.load %dresidual[%row_in, %col_in] : !residual_rows, !residual_chunk
+            %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
+            %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+            %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
             %exists = arith.andi %inside, %live : i1
             %stores = arith.andi %exists, %wants_dx : i1
             scf.if %stores {
@@ -295,18 +323,21 @@ hal.executable.source private @columns {
             %dgamma_more = math.fma %dya, %xhat, %dgamma_before : !chunk
             %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
             %dgamma_after = arith.select %live, %dgamma_more, %dgamma_before : !chunk
-            %dbeta_after = arith.select %live, %dbeta_more, %dbeta_before : !chunk
+            %dbeta_counts = arith.andi %live, %sums_dbeta : i1
+            %dbeta_after = arith.select %dbeta_counts, %dbeta_more, %dbeta_before : !chunk
             scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
           } {llvm.loop_annotation = #unrolled}
           scf.yield %dgamma_step, %dbeta_step : !chunk, !chunk
         }
         scf.if %inside {
           %dgamma_before = vector.load %dgamma_partials[%walker, %col] : !acc_rows, !chunk
-          %dbeta_before = vector.load %dbeta_partials[%walker, %col] : !acc_rows, !chunk
           %dgamma_after = arith.addf %dgamma_before, %sums#0 : !chunk
-          %dbeta_after = arith.addf %dbeta_before, %sums#1 : !chunk
           vector.store %dgamma_after, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
-          vector.store %dbeta_after, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+          scf.if %sums_dbeta {
+            %dbeta_before = vector.load %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+            %dbeta_after = arith.addf %dbeta_before, %sums#1 : !chunk
+            vector.store %dbeta_after, %dbeta_partials[%walker, %col] : !acc_rows, !chunk
+          }
         }
       }
       return

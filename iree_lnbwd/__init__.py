@@ -1,16 +1,22 @@
-"""Layer normalization's backward pass: one IR, compiled by IREE for GPUs and the CPU.
+"""Layer and RMS normalization, forward and backward: one IR, compiled by IREE for GPUs and the CPU.
 
-``layer_norm_backward`` computes the gradients, ``compile`` makes a module to ship, ``load`` loads
-one to run it, ``targets`` lists the targets to compile for, and ``reference`` is the NumPy judge.
+``layer_norm``, ``rms_norm`` and their backwards compute; ``compile`` makes a module to ship,
+``load`` loads one to run it, ``targets`` lists the targets to compile for, and ``reference`` is the
+NumPy judge.
 """
 
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import LayerNormGrads
+from iree_lnbwd.arguments import LayerNormGrads, NormOutput, RmsNormGrads
 from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.compiler import compile
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
-from iree_lnbwd.functional import layer_norm_backward
-from iree_lnbwd.runtime import LayerNormBackward, load
+from iree_lnbwd.functional import (
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
+from iree_lnbwd.runtime import LayerNorm, LayerNormBackward, Norm, RmsNorm, RmsNormBackward, load
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, targets
 from iree_lnbwd.version import __version__
@@ -20,15 +26,24 @@ __all__ = [
     "ArtifactError",
     "CompileError",
     "DeviceError",
+    "LayerNorm",
     "LayerNormBackward",
     "LayerNormGrads",
-    "NormSpec",
     "Manifest",
+    "Norm",
+    "NormOutput",
+    "NormSpec",
+    "RmsNorm",
+    "RmsNormBackward",
+    "RmsNormGrads",
     "Target",
     "__version__",
     "compile",
+    "layer_norm",
     "layer_norm_backward",
     "load",
     "reference",
+    "rms_norm",
+    "rms_norm_backward",
     "targets",
 ]

@@ -1,4 +1,4 @@
-"""The op's arguments, checked and brought into the form that a module takes, and its results."""
+"""An op's arguments, checked and brought into the form that a module takes, and its results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from iree_lnbwd import dtypes
-from iree_lnbwd.operands import BACKWARD, Access, Kind, Operand, When, names
+from iree_lnbwd.operands import (
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    Access,
+    Kind,
+    Op,
+    Operand,
+    When,
+)
 from iree_lnbwd.spec import (
     MOST_ROWS,
     NormSpec,
-    check_eps,
     check_mixture,
     check_normalized_shape,
+    check_number,
     check_output_mask,
 )
 
@@ -54,12 +65,10 @@ class GpuArray:
 
 AnyArray = npt.NDArray[Any] | GpuArray
 
-DEFAULT_EPS = 1e-5  # PyTorch's
+DEFAULT_EPS = 1e-5  # PyTorch's, of layer normalization
 
 _CELLS = Kind.CELLS
 _ARRAY_TYPES = (np.ndarray, GpuArray)
-
-ARGUMENTS = names(BACKWARD.arguments)  # arrays that a caller gives, in ATen's order
 
 
 class LayerNormGrads(NamedTuple):
@@ -77,28 +86,101 @@ class LayerNormGrads(NamedTuple):
     grad_bias: Any
 
 
+class RmsNormGrads(NamedTuple):
+    """The gradients, as ATen orders them; None where one was not asked for.
+
+    Attributes:
+        grad_input: The shape and element type of ``input``.
+        grad_weight: The shape and element type of ``weight``; None without a weight.
+    """
+
+    grad_input: Any
+    grad_weight: Any
+
+
+class NormOutput(NamedTuple):
+    """What a forward computes.
+
+    Attributes:
+        output: The shape and element type of ``input``.
+        mean: Of each row, [..., 1, ...] with a 1 for each normalized dimension; f32, or f64 for
+            f64 data. None of ``rms_norm``.
+        rstd: As ``mean``: 1 / sqrt(variance + eps), or 1 / sqrt(mean of squares + eps).
+        residual_output: ``input + residual``, rounded to the element type of ``residual``: what is
+            normalized. None without a residual.
+    """
+
+    output: Any
+    mean: Any
+    rstd: Any
+    residual_output: Any
+
+
+Results = LayerNormGrads | RmsNormGrads | NormOutput
+
+_RESULTS: Mapping[str, type[Results]] = {
+    LAYER_NORM.name: NormOutput,
+    RMS_NORM.name: NormOutput,
+    LAYER_NORM_BACKWARD.name: LayerNormGrads,
+    RMS_NORM_BACKWARD.name: RmsNormGrads,
+}
+
+
+def results_type(op: Op) -> type[Results]:
+    """The tuple that calls of an op return."""
+    return _RESULTS[op.name]
+
+
+def results_of(op: Op, computed: Mapping[str, Any]) -> Results:
+    """The results of a call, from those that were computed, by ATen's names."""
+    of = results_type(op)
+    return of(*map(computed.get, of._fields))
+
+
+def rms_eps(dtype: str) -> float:
+    """PyTorch's eps of ``rms_norm`` if none is given: the machine epsilon of the type of sums."""
+    accumulator = dtypes.DTYPES[dtypes.DTYPES[dtype].accumulator]
+    return 2 * accumulator.unit_roundoff
+
+
 class Options(NamedTuple):
     """The options of a call besides its arrays, checked.
 
     Attributes:
+        op: The op.
         normalized_shape: Each dimension >= 1.
         output_mask: Which gradients to compute.
-        eps: Added to the variance if statistics are recomputed; finite.
+        weight_offset: Added to the weight; finite.
+        eps: Added to the variance if statistics are computed; finite. None means that of PyTorch's
+            ``rms_norm``: the machine epsilon of the type of sums.
     """
 
+    op: Op
     normalized_shape: tuple[int, ...]
-    output_mask: tuple[bool, bool, bool]
-    eps: float
+    output_mask: tuple[bool, ...]
+    weight_offset: float
+    eps: float | None
 
 
-def check_options(normalized_shape: object, output_mask: object, eps: object) -> Options:
+def check_options(
+    op: Op,
+    normalized_shape: object,
+    output_mask: object = (),
+    eps: object = None,
+    weight_offset: object = 0.0,
+) -> Options:
     """The options of a call in one spelling.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    dims = check_normalized_shape(normalized_shape)
-    return Options(dims, check_output_mask(output_mask), check_eps(eps))
+    return Options(
+        op,
+        check_normalized_shape(normalized_shape),
+        check_output_mask(output_mask, op),
+        check_number(weight_offset, "weight_offset"),
+        None if eps is None and not op.centres else check_number(eps),
+    )
 
 
 class BoundCall(NamedTuple):
@@ -123,36 +205,48 @@ class BoundCall(NamedTuple):
         return int(self.arrays["input"].shape[0])
 
     def shape_of(self, result: Operand) -> tuple[int, ...]:
-        """Of a gradient, as the caller sees it."""
+        """Of a result, as the caller sees it."""
         assert self.spec is not None
-        return self.shape if result.kind is _CELLS else self.spec.normalized_shape
+        dims = self.spec.normalized_shape
+        match result.kind:
+            case Kind.CELLS:
+                return self.shape
+            case Kind.ROWS:
+                return (*self.shape[: len(self.shape) - len(dims)], *(1,) * len(dims))
+        return dims
 
 
 def bind(
-    grad_output: AnyArray,
-    input: AnyArray,
+    op: str,
+    given: Mapping[str, AnyArray | None],
     normalized_shape: int | Sequence[int],
-    mean: AnyArray | None,
-    rstd: AnyArray | None,
-    weight: AnyArray | None,
-    bias: AnyArray | None,
-    output_mask: tuple[bool, bool, bool] = (True, True, True),
-    eps: float = DEFAULT_EPS,
+    output_mask: Sequence[bool] | None = None,
+    *,
+    eps: float | None = DEFAULT_EPS,
+    weight_offset: float = 0.0,
 ) -> BoundCall:
-    """Checks the arguments of a layer-norm backward against each other.
+    """Checks the arguments of an op against each other.
+
+    Args:
+        op: The name of the op.
+        given: The arrays, by ATen's names; those that are not there count as None.
+        normalized_shape: The trailing dimensions.
+        output_mask: Which gradients to compute; None means all that the op has.
+        eps: Added to the variance, where statistics are computed.
+        weight_offset: Added to the weight.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    options = check_options(normalized_shape, output_mask, eps)
-    given = (grad_output, input, mean, rstd, weight, bias)
-    return bind_arrays(dict(zip(ARGUMENTS, given, strict=True)), options)
+    family = OPS[op]
+    mask = (True,) * len(family.masked) if output_mask is None else output_mask
+    return bind_arrays(given, check_options(family, normalized_shape, mask, eps, weight_offset))
 
 
 def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
-    """As `bind`, the arrays by name, and the options checked before."""
-    dims, mask, eps = options
-    x = _array("input", given["input"])
+    """As `bind`, with the options checked before."""
+    op, dims, mask, offset, eps = options
+    x = _array("input", given.get("input"))
     if x.shape[max(0, x.ndim - len(dims)) :] != dims:
         raise ValueError(
             f"input: expected a shape that ends in normalized_shape {dims}, got {x.shape}"
@@ -163,17 +257,15 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         raise ValueError(f"input: expected at most {MOST_ROWS} rows, got {rows}")
     dtype = _dtype("input", x)
     accumulator = dtypes.DTYPES[dtype].accumulator
-    if (given["mean"] is None) != (given["rstd"] is None):
-        there, missing = ("rstd", "mean") if given["mean"] is None else ("mean", "rstd")
-        raise ValueError(f"{missing}: expected both mean and rstd or neither, got only {there}")
+    _check_statistics(op, given)
 
     shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (dims,))
     flat = ((rows, columns), (rows,), (columns,))
     arrays: dict[str, AnyArray] = {}
     types: dict[str, str | None] = {}
     mixed: list[tuple[str, str]] = []
-    for name, kind, is_required, is_read, is_statistic in _CHECKS:
-        array = given[name]
+    for name, kind, is_required, is_read, is_statistic in _CHECKS[op.name]:
+        array = given.get(name)
         if array is None and not is_required:
             types[name] = None
             continue
@@ -185,7 +277,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         if is_statistic:
             if found != accumulator:
                 raise TypeError(f"{name}: expected element type {accumulator}, got {array.dtype}")
-        elif found != dtype and (is_read or mask[2]):
+        elif found != dtype and (is_read or mask[-1]):
             mixed.append((name, found))
         if is_read:
             dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
@@ -193,21 +285,40 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     _check_place(given)
     for name, found in mixed:
         check_mixture(name, found, dtype)
-    has_weight = given["weight"] is not None
-    asked = (mask[0], mask[1] and has_weight, mask[2])
+    has_weight = given.get("weight") is not None
+    if offset and not has_weight:
+        raise ValueError(f"weight_offset: expected 0.0 without a weight, got {offset}")
+    asked = tuple(
+        wanted and (has_weight or gradient.name != "grad_weight")
+        for gradient, wanted in zip(op.masked, mask, strict=True)
+    )
     spec = None
-    if any(asked):
+    if any(asked) or not op.masked:
+        computes = not op.is_backward or given.get("rstd") is None
         spec = _spec(
+            op=op.name,
             normalized_shape=dims,
             dtype=dtype,
-            grad_output_dtype=types["grad_output"],
+            grad_output_dtype=types.get("grad_output"),
             weight_dtype=types["weight"],
-            bias_dtype=types["bias"],
+            bias_dtype=types.get("bias"),
             has_weight=has_weight,
+            has_bias=op is LAYER_NORM and types["bias"] is not None,
+            residual_dtype=types.get("residual") or types.get("grad_residual"),
+            weight_offset=offset,
             output_mask=asked,
-            eps=eps if given["mean"] is None else None,
+            eps=(rms_eps(dtype) if eps is None else eps) if computes else None,
         )
-    return BoundCall(spec, x.shape, arrays, given["bias"] is not None)
+    return BoundCall(spec, x.shape, arrays, given.get("bias") is not None)
+
+
+def _check_statistics(op: Op, given: Mapping[str, AnyArray | None]) -> None:
+    """Expects all statistics of a backward, or none."""
+    read = [operand.name for operand in op.statistics if operand.access is Access.READ]
+    missing = [name for name in read if given.get(name) is None]
+    if missing and len(missing) < len(read):
+        (there,) = set(read) - set(missing)
+        raise ValueError(f"{missing[0]}: expected both mean and rstd or neither, got only {there}")
 
 
 def _check_place(arrays: Mapping[str, AnyArray | None]) -> None:
@@ -222,18 +333,21 @@ def _check_place(arrays: Mapping[str, AnyArray | None]) -> None:
         raise ValueError(f"input: expected all arrays on one device, got {where}")
 
 
-# The rules for each argument, as a call looks them up. By ATen's name: the place of its kind, and
-# whether it is required, is read, and is a statistic.
-_CHECKS = tuple(
-    (
-        operand.name,
-        tuple(Kind).index(operand.kind),
-        operand.when is When.ALWAYS,
-        operand.access is Access.READ,
-        operand.kind is Kind.ROWS,
+# The rules for each argument of an op, as a call looks them up. By ATen's name: the place of its
+# kind, and whether it is required, is read, and is a statistic.
+_CHECKS = {
+    op.name: tuple(
+        (
+            operand.name,
+            tuple(Kind).index(operand.kind),
+            operand.when is When.ALWAYS,
+            operand.access is Access.READ,
+            operand.kind is Kind.ROWS,
+        )
+        for operand in op.arguments
     )
-    for operand in BACKWARD.arguments
-)
+    for op in OPS.values()
+}
 
 _spec = functools.lru_cache(NormSpec)  # takes microseconds, and calls are alike
 

@@ -15,7 +15,7 @@ from typing import Any
 from iree_lnbwd import files
 from iree_lnbwd.errors import ArtifactError, one_line
 from iree_lnbwd.schedules import Schedule, schedule_from_dict, schedule_to_dict
-from iree_lnbwd.spec import ENTRY, NormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.version import __version__
 
 SCHEMA_VERSION = 1
@@ -62,7 +62,7 @@ class Manifest:
         values: dict[str, Any] = asdict(self) | {
             "spec": self.spec.to_dict(),
             "schedule": schedule_to_dict(self.schedule),
-            "entry": ENTRY,
+            "entry": self.spec.op,
             "arguments": [asdict(argument) for argument in self.spec.arguments],
             "results": [asdict(result) for result in self.spec.results],
         }

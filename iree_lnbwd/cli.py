@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 import numpy as np
 
 from iree_lnbwd import artifact, compiler, emulated, emulator, files, inspection, npz, runtime
-from iree_lnbwd.arguments import ARGUMENTS, BoundCall
+from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, rms_eps
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
@@ -30,8 +30,9 @@ from iree_lnbwd.errors import (
     printable,
 )
 from iree_lnbwd.inspection import KernelReport
+from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.schedules import WholeTensors, paths
-from iree_lnbwd.spec import ENTRY, GRADIENTS, MOST_ROWS, NormSpec
+from iree_lnbwd.spec import MOST_ROWS, NormSpec, check_output_mask
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verification import evidence, fingerprint, matrix, verify
 from iree_lnbwd.verification.verify import Runs
@@ -178,7 +179,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="iree-lnbwd", description="Layer-norm backward modules, compiled by IREE."
+        prog="iree-lnbwd", description="Layer and RMS normalization, compiled by IREE."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -227,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--normalized-shape", type=_ints, help="take random rows of this shape, not captured ones"
     )
+    sub.add_argument("--op", choices=OPS, help="of the random rows (default: layer_norm_backward)")
     sub.add_argument("--dtype", choices=DTYPES, help="of the random rows (default: f32)")
     sub.add_argument("--rows", type=_ints, help="how many random rows (default: 1,7,64)")
     sub.set_defaults(command=_verify)
@@ -238,12 +240,12 @@ def _parser() -> argparse.ArgumentParser:
         "--input",
         required=True,
         type=_path,
-        help=".npz with grad_output, input, mean, rstd, weight",
+        help=".npz with the op's arguments, such as grad_output, input, mean, rstd, weight",
     )
     sub.add_argument(
         "--output",
         required=True,
-        help=".npz to write the gradients to; - is standard output",
+        help=".npz to write the results to; - is standard output",
     )
     sub.set_defaults(command=_run)
 
@@ -255,23 +257,47 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     types = tuple(DTYPES)
+    parser.add_argument(
+        "--op",
+        choices=OPS,
+        default=LAYER_NORM_BACKWARD.name,
+        help="what to compute (default: layer_norm_backward)",
+    )
     parser.add_argument("--normalized-shape", required=True, type=_ints, help="e.g. 4096 or 16,64")
-    parser.add_argument("--dtype", default="f32", choices=types, help="of input and grad_input")
+    parser.add_argument("--dtype", default="f32", choices=types, help="of input and its gradient")
     parser.add_argument("--grad-output-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--weight-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--bias-dtype", choices=types, help="default: --weight-dtype")
     parser.add_argument("--no-weight", action="store_true", help="gamma is 1")
+    parser.add_argument("--no-bias", action="store_true", help="layer_norm adds no bias")
+    parser.add_argument(
+        "--residual-dtype", choices=types, help="of residual or grad_residual (default: none)"
+    )
+    parser.add_argument(
+        "--weight-offset",
+        type=float,
+        default=0.0,
+        help="added to the weight: 1 where it is stored around zero (default: 0)",
+    )
     parser.add_argument(
         "--output-mask",
         type=_mask,
-        help=f"three of 0 and 1, for {', '.join(GRADIENTS)} (default: 111)",
+        help=(
+            "a 0 or 1 for each of a backward's gradients: "
+            f"{', '.join(names(LAYER_NORM_BACKWARD.masked))} (default: all)"
+        ),
     )
     parser.add_argument("--rows", type=int, help="fix the number of rows (default: dynamic)")
     parser.add_argument(
         "--recompute-statistics",
         type=float,
         metavar="EPS",
-        help="take no mean and rstd; recompute them from input with this eps",
+        help="a backward takes no mean and rstd; it recomputes them from input with this eps",
+    )
+    parser.add_argument(
+        "--eps",
+        type=float,
+        help="of a forward (default: 1e-5 for layer_norm, the machine epsilon for rms_norm)",
     )
 
 
@@ -291,29 +317,49 @@ def _ints(text: str) -> tuple[int, ...]:
 
 
 def _mask(text: str) -> tuple[bool, ...]:
-    if len(text) != len(GRADIENTS) or set(text) - {"0", "1"}:
-        raise argparse.ArgumentTypeError(f"expected three of 0 and 1 such as 110, got {text!r}")
+    if not text or set(text) - {"0", "1"}:
+        raise argparse.ArgumentTypeError(f"expected digits 0 and 1 such as 110, got {text!r}")
     return tuple(digit == "1" for digit in text)
 
 
 def _spec(options: argparse.Namespace) -> NormSpec:
-    mask = (True, True, True) if options.output_mask is None else options.output_mask
-    if options.no_weight and options.output_mask is not None and mask[1]:
-        raise ValueError("output_mask: expected 0 for grad_weight beside --no-weight, got 1")
-    if options.bias_dtype is not None and not mask[2]:
+    op, mask = OPS[options.op], options.output_mask
+    if mask is not None:
+        mask = check_output_mask(mask, op)
+        asked = dict(zip(names(op.masked), mask, strict=True))
+        if options.no_weight and asked.get("grad_weight"):
+            raise ValueError("output_mask: expected 0 for grad_weight beside --no-weight, got 1")
+        if options.bias_dtype is not None and not asked.get("grad_bias"):
+            raise ValueError(
+                f"bias_dtype: expected none where there is no grad_bias, got {options.bias_dtype!r}"
+            )
+    if op.is_backward and options.eps is not None:
         raise ValueError(
-            f"bias_dtype: expected none where there is no grad_bias, got {options.bias_dtype!r}"
+            f"eps: expected none for {op.name}, which has --recompute-statistics, got {options.eps}"
         )
+    if not op.is_backward and options.recompute_statistics is not None:
+        raise ValueError(
+            f"recompute-statistics: expected none for {op.name}, which has --eps, got "
+            f"{options.recompute_statistics}"
+        )
+    if options.no_bias and op is not LAYER_NORM:
+        raise ValueError(f"no-bias: expected it beside --op=layer_norm alone, got {op.name}")
+    default = DEFAULT_EPS if op.centres else rms_eps(options.dtype)
+    own = default if options.eps is None else options.eps
     return NormSpec(
+        op=op.name,
         normalized_shape=options.normalized_shape,
         dtype=options.dtype,
         grad_output_dtype=options.grad_output_dtype,
         weight_dtype=options.weight_dtype,
         bias_dtype=options.bias_dtype,
         has_weight=not options.no_weight,
-        output_mask=mask,
+        has_bias=op is LAYER_NORM and not options.no_bias,
+        residual_dtype=options.residual_dtype,
+        weight_offset=options.weight_offset,
+        output_mask=() if mask is None else mask,
         rows=options.rows,
-        eps=options.recompute_statistics,
+        eps=options.recompute_statistics if op.is_backward else own,
     )
 
 
@@ -361,7 +407,8 @@ def _compile(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     load, where = _emulated(options) if options.emulate else _on_device(options)
     cases, data_name = _cases(options)
-    _say(f"{ENTRY} {where}, {data_name}")
+    ops = dict.fromkeys(call.spec.op for call in cases.values() if call.spec is not None)
+    _say(f"{', '.join(ops)} {where}, {data_name}")
     _say("")
     start = time.perf_counter()
     width = max(len(printable(name)) for name in cases)
@@ -381,7 +428,7 @@ def _verify(options: argparse.Namespace) -> int:
     missed = sum(not row.comparison.passed for row in rows)
     verdict = "FAILED" if missed or fault or not rows else "passed"
     _say(
-        f"{verdict}: {len(rows) - missed} of {len(rows)} gradients within tolerance, "
+        f"{verdict}: {len(rows) - missed} of {len(rows)} results within tolerance, "
         f"{len(cases)} cases, {time.perf_counter() - start:.1f} s"
     )
     return _EXIT_OK if verdict == "passed" else _EXIT_MISS
@@ -393,10 +440,10 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
         if options.data is not None:
             raise ValueError("normalized-shape: expected no --data beside it")
         return _random_cases(
-            NormSpec(options.normalized_shape, options.dtype or "f32"),
+            _random_spec(options),
             (1, 7, 64) if options.rows is None else options.rows,
         )
-    for name in ("dtype", "rows"):
+    for name in ("op", "dtype", "rows"):
         if (value := getattr(options, name)) is not None:
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
@@ -411,6 +458,14 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
         case: verify.bind_case(arrays, source=case or name) for case, arrays in captured.items()
     }
     return calls, name
+
+
+def _random_spec(options: argparse.Namespace) -> NormSpec:
+    op, dtype = OPS[options.op or LAYER_NORM_BACKWARD.name], options.dtype or "f32"
+    eps = DEFAULT_EPS if op.centres else rms_eps(dtype)
+    return NormSpec(
+        options.normalized_shape, dtype, op=op.name, eps=None if op.is_backward else eps
+    )
 
 
 def _random_cases(spec: NormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
@@ -494,10 +549,8 @@ def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
 def _run(options: argparse.Namespace) -> int:
     arrays = npz.read(options.input)
     op = runtime.load(options.artifact, options.device)
-    verify.check_names(arrays, str(options.input))
-    given: list[Any] = [arrays.get(name) for name in ARGUMENTS]
-    gradients = op(*given)
-    named = {k: v for k, v in gradients._asdict().items() if v is not None}
+    verify.check_names(arrays, str(options.input), op.spec.family)
+    named = {k: v for k, v in op(**arrays)._asdict().items() if v is not None}
     output = Path("/dev/fd/1" if options.output == "-" else options.output)
     summary = sys.stderr if files.is_stdout(output) else sys.stdout
     npz.write(output, named)

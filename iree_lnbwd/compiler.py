@@ -139,8 +139,10 @@ def build_oracle(spec: NormSpec, target: Target) -> bytes:
     """
     if spec.rows is None:
         raise ValueError("rows: expected a fixed number for StableHLO, got None")
-    oracle = {ir.STABLEHLO: read_ir(ir.STABLEHLO)}
-    text = ir.module(oracle, spec, target, WholeTensors(), host_cpu=_host_cpu(target))
+    name = ir.oracle(spec)
+    text = ir.module(
+        {name: read_ir(name)}, spec, target, WholeTensors(), host_cpu=_host_cpu(target)
+    )
     return iree_compile.run(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
 

@@ -12,8 +12,9 @@ import iree.runtime as rt
 
 from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
 from iree_lnbwd.launches import LaunchPlans
+from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules import Schedule, schedule_from_dict
-from iree_lnbwd.spec import ENTRY, NormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target
 
 
@@ -82,17 +83,22 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
     instance = rt.VmInstance()
     module = vm_module(instance, vmfb, source=source)
     try:
-        names = module.function_names
+        entries = [name for name in OPS if name in module.function_names]
         reflection: Mapping[str, str] = (
-            module.lookup_function(ENTRY).reflection if ENTRY in names else {}
+            module.lookup_function(entries[0]).reflection if len(entries) == 1 else {}
         )
     except IREE_ERRORS as error:
         raise ArtifactError(f"{source}: altered: {reason(error)}") from error
-    if ENTRY not in names:
-        raise ArtifactError(f"{source}: no module of iree-lnbwd: it has no function {ENTRY}")
+    if len(entries) != 1:
+        raise ArtifactError(
+            f"{source}: no module of iree-lnbwd: expected one function of {', '.join(OPS)}, got "
+            f"{len(entries)}"
+        )
     launches = reflection.get("iree_lnbwd.launches")
     try:
         spec = NormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
+        if spec.op != entries[0]:
+            raise ValueError(f"it computes {spec.op} in a function {entries[0]}")
         target = find_target(reflection["iree_lnbwd.target"])
         description = Description(
             spec,

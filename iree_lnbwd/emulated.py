@@ -1,18 +1,16 @@
-"""A layer-norm backward module on an emulated GPU."""
+"""A module of the family on an emulated GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from iree_lnbwd.arguments import BoundCall, LayerNormGrads
+from iree_lnbwd.arguments import BoundCall, Results, results_of
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.hal import View
 from iree_lnbwd.emulator.launch import Launch
 from iree_lnbwd.emulator.module import EXECUTORS, FORMATS, Edit, Module
-from iree_lnbwd.operands import BACKWARD
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.spec import ENTRY, GRADIENTS
 from iree_lnbwd.targets import Target
 
 
@@ -20,7 +18,7 @@ class EmulatedNorm:
     """Runs a module's own host program and kernels in software, for calls of its spec.
 
     Our own kernels are checked strictly: only the operations that PTX names order the threads of a
-    subgroup, and every byte of a gradient is written exactly once. Kernels that IREE makes from
+    subgroup, and every byte of a result is written exactly once. Kernels that IREE makes from
     whole tensors exchange values between threads of a subgroup through global memory without a
     barrier, and accumulate in the output; they are allowed to.
 
@@ -61,7 +59,7 @@ class EmulatedNorm:
         self._progress = progress
         self._strict = not isinstance(described.schedule, WholeTensors)
 
-    def run(self, call: BoundCall) -> LayerNormGrads:
+    def run(self, call: BoundCall) -> Results:
         """Computes a call that `arguments.bind` has checked and that is for this spec.
 
         Raises:
@@ -89,15 +87,15 @@ class EmulatedNorm:
                 DTYPES[given.dtype].numpy,
                 write_once=self._strict and given.name in results,
             )
-        module.call(ENTRY, *views.values())
+        module.call(self.spec.op, *views.values())
         self.launches = module.launches
-        gradients = {
+        computed = {
             result.name: module.read(views[result.name], DTYPES[result.dtype].numpy).reshape(
-                call.shape_of(BACKWARD.named(result.name))
+                call.shape_of(self.spec.family.named(result.name))
             )
             for result in self.spec.results
         }
-        return LayerNormGrads(*map(gradients.get, GRADIENTS))
+        return results_of(self.spec.family, computed)
 
 
 def check_target(target: Target) -> None:

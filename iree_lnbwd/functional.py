@@ -1,4 +1,4 @@
-"""The op as a function: compiles on first use, then runs."""
+"""The ops as functions: they compile on first use, then run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from weakref import WeakValueDictionary
 
 from iree_lnbwd import runtime
 from iree_lnbwd.arguments import (
-    ARGUMENTS,
     DEFAULT_EPS,
     LayerNormGrads,
+    NormOutput,
     Options,
+    Results,
+    RmsNormGrads,
     bind_arrays,
     check_options,
+    results_of,
 )
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.operands import (
+    INPUT,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    RSTD,
+    names,
+)
+from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _LOADED_MODULES = 256
-_INPUT, _MEAN = ARGUMENTS.index("input"), ARGUMENTS.index("mean")
 _HOST = DeviceUri.parse(DEFAULT_DEVICE)
 
 # A function that is told of each module that is about to be compiled.
@@ -34,11 +45,85 @@ Compiling = Callable[[NormSpec, Target], None]
 
 _Key = tuple[NormSpec, DeviceUri]
 _loading: dict[_Key, threading.RLock] = {}
-_alive: WeakValueDictionary[_Key, LayerNormBackward] = WeakValueDictionary()
+_alive: WeakValueDictionary[_Key, Norm] = WeakValueDictionary()
 # Known kinds of call on a GPU; they are kept as long as their modules are loaded.
 _known: WeakValueDictionary[Hashable, KnownCall] = WeakValueDictionary()
 # A thread that is loading does not exist in a forked process, and would never release its lock.
 os.register_at_fork(after_in_child=_loading.clear)
+
+
+def layer_norm(
+    input: Any,
+    normalized_shape: int | Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = DEFAULT_EPS,
+    *,
+    residual: Any = None,
+    weight_offset: float = 0.0,
+    device: str | None = None,
+) -> NormOutput:
+    """Layer normalization, with the statistics that its backward takes.
+
+    The arguments and the first three results are those of ``aten::native_layer_norm``. Where there
+    is a residual, ``input + residual`` is rounded to the residual's element type, and that sum is
+    what is normalized. Element types, arrays, devices and compilation: as `layer_norm_backward`.
+
+    Args:
+        input: [..., *normalized_shape], any number of rows, zero too.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: [*normalized_shape]; None means ones.
+        bias: [*normalized_shape]; None means zeros.
+        eps: Added to the biased variance; finite.
+        residual: As ``input``, of any element type that mixes with it; None means none.
+        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+        device: As `layer_norm_backward`.
+
+    Returns:
+        The output and the statistics, in new arrays of ``input``'s library.
+
+    Raises:
+        TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
+    """
+    options = check_options(LAYER_NORM, normalized_shape, (), eps, weight_offset)
+    results, _ = call((input, residual, weight, bias), options, _parsed(device))
+    return results  # type: ignore[return-value]
+
+
+def rms_norm(
+    input: Any,
+    normalized_shape: int | Sequence[int],
+    weight: Any = None,
+    eps: float | None = None,
+    *,
+    residual: Any = None,
+    weight_offset: float = 0.0,
+    device: str | None = None,
+) -> NormOutput:
+    """RMS normalization, with the statistic that its backward takes.
+
+    The arguments are those of ``aten::_fused_rms_norm``. The output is rounded once, after the
+    weight.
+
+    Args:
+        input: As `layer_norm`.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: [*normalized_shape]; None means ones.
+        eps: Added to the mean of the squares; finite. None means the machine epsilon of f32, or of
+            f64 for f64 data, as PyTorch has it.
+        residual: As `layer_norm`.
+        weight_offset: As `layer_norm`.
+        device: As `layer_norm_backward`.
+
+    Returns:
+        The output and ``rstd``, in new arrays of ``input``'s library; ``mean`` is None.
+
+    Raises:
+        TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
+    """
+    options = check_options(RMS_NORM, normalized_shape, (), eps, weight_offset)
+    results, _ = call((input, residual, weight), options, _parsed(device))
+    return results  # type: ignore[return-value]
 
 
 def layer_norm_backward(
@@ -52,6 +137,8 @@ def layer_norm_backward(
     output_mask: tuple[bool, bool, bool] = (True, True, True),
     *,
     eps: float = DEFAULT_EPS,
+    grad_residual: Any = None,
+    weight_offset: float = 0.0,
     device: str | None = None,
 ) -> LayerNormGrads:
     """Gradients of layer normalization with respect to its input, weight and bias.
@@ -64,7 +151,7 @@ def layer_norm_backward(
     on-disk cache, ``$IREE_LNBWD_CACHE``.
 
     Arrays may be NumPy's, PyTorch's, or any that support DLPack, all of one kind and in one place.
-    `LayerNormBackward` says how calls on a GPU are ordered.
+    `Norm` says how calls on a GPU are ordered.
 
     Args:
         grad_output: [..., *normalized_shape], the gradient that reached the output.
@@ -77,6 +164,9 @@ def layer_norm_backward(
         bias: [*normalized_shape]; only its element type matters, to ``grad_bias``.
         output_mask: Which of the three gradients to compute.
         eps: Used if the statistics are recomputed; finite.
+        grad_residual: As ``input``: the gradient that reached ``residual_output`` past the norm. It
+            is added to ``grad_input`` before that is rounded. None means none.
+        weight_offset: Added to the weight, in the type of sums, as in the forward.
         device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes the
             device that ``input`` is on.
 
@@ -89,19 +179,61 @@ def layer_norm_backward(
         DeviceError: The device is absent or no target fits it.
         CompileError: The compiler is missing or failed.
     """
-    options = check_options(normalized_shape, output_mask, eps)
-    uri = None if device is None else DeviceUri.parse(device)
-    gradients, _ = backward((grad_output, input, mean, rstd, weight, bias), options, uri)
-    return gradients
+    options = check_options(LAYER_NORM_BACKWARD, normalized_shape, output_mask, eps, weight_offset)
+    given = (grad_output, input, mean, rstd, weight, bias, grad_residual)
+    results, _ = call(given, options, _parsed(device))
+    return results  # type: ignore[return-value]
 
 
-def backward(
+def rms_norm_backward(
+    grad_output: Any,
+    input: Any,
+    normalized_shape: int | Sequence[int],
+    rstd: Any = None,
+    weight: Any = None,
+    output_mask: tuple[bool, bool] = (True, True),
+    *,
+    eps: float | None = None,
+    grad_residual: Any = None,
+    weight_offset: float = 0.0,
+    device: str | None = None,
+) -> RmsNormGrads:
+    """Gradients of RMS normalization with respect to its input and weight.
+
+    The arguments are those of ``aten::_fused_rms_norm_backward``.
+
+    Args:
+        grad_output: As `layer_norm_backward`.
+        input: As `layer_norm_backward`.
+        normalized_shape: The trailing dimensions that were normalized.
+        rstd: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data):
+            1 / sqrt(mean of squares + eps). None means that it is recomputed from ``input``.
+        weight: [*normalized_shape]; None means ones, and no ``grad_weight``.
+        output_mask: Which of the two gradients to compute.
+        eps: Used if ``rstd`` is recomputed; None as in `rms_norm`.
+        grad_residual: As `layer_norm_backward`.
+        weight_offset: As `layer_norm_backward`.
+        device: As `layer_norm_backward`.
+
+    Returns:
+        The gradients, in new arrays of ``input``'s library; None where not asked for.
+
+    Raises:
+        TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
+    """
+    options = check_options(RMS_NORM_BACKWARD, normalized_shape, output_mask, eps, weight_offset)
+    given = (grad_output, input, rstd, weight, grad_residual)
+    results, _ = call(given, options, _parsed(device))
+    return results  # type: ignore[return-value]
+
+
+def call(
     given: Sequence[Any],
     options: Options,
     uri: DeviceUri | None = None,
     compiling: Compiling | None = None,
-) -> tuple[LayerNormGrads, KnownCall | None]:
-    """As `layer_norm_backward`, for arguments in ATen's order, which are bound only once.
+) -> tuple[Results, KnownCall | None]:
+    """Computes an op from its arguments, in the order of its table; they are bound only once.
 
     Args:
         given: The arrays.
@@ -110,36 +242,42 @@ def backward(
         compiling: Is called if a module has to be compiled.
 
     Returns:
-        The gradients, and the kind of the call, if the arrays are on a GPU and there was something
+        The results, and the kind of the call, if the arrays are on a GPU and there was something
         to compute.
     """
-    framework = interop.on_gpu("input", given[_INPUT])
+    op = options.op
+    arguments = names(op.arguments)
+    input = given[arguments.index(INPUT.name)]
+    framework = interop.on_gpu("input", input)
     if framework is None:
-        call = bind_arrays(interop.views(None, dict(zip(ARGUMENTS, given, strict=True))), options)
-        if call.spec is None:
-            return LayerNormGrads(None, None, None), None
-        op = loaded(call.spec, uri or _HOST, compiling)
-        return interop.from_numpy(op.run(call), like=given[_INPUT]), None
+        bound = bind_arrays(interop.views(None, dict(zip(arguments, given, strict=True))), options)
+        if bound.spec is None:
+            return results_of(op, {}), None
+        norm = loaded(bound.spec, uri or _HOST, compiling)
+        return interop.from_numpy(norm.run(bound), like=input), None
     kind = framework.signature(given)
     # Where the statistics are given, eps is no option: calls with any are of one kind.
-    key = (kind, options if given[_MEAN] is None else options[:2], uri)
+    has_eps = not op.is_backward or given[arguments.index(RSTD.name)] is None
+    key = (kind, options if has_eps else options._replace(eps=None), uri)
     if (known := _known.get(key)) is None:
-        views = interop.views(framework, dict(zip(ARGUMENTS, given, strict=True)))
-        call = bind_arrays(views, options)
-        if call.spec is None:
-            return LayerNormGrads(None, None, None), None
-        where = DeviceUri.parse(call.arrays["input"].device)
+        views = interop.views(framework, dict(zip(arguments, given, strict=True)))
+        bound = bind_arrays(views, options)
+        if bound.spec is None:
+            return results_of(op, {}), None
+        where = DeviceUri.parse(bound.arrays["input"].device)
         if uri not in (None, where):
             raise ValueError(f"device: expected {where}, where input is, or None, got {uri}")
-        op = loaded(call.spec, where, compiling)
-        known = _known[key] = op.learn(kind, framework, views, call)
+        norm = loaded(bound.spec, where, compiling)
+        known = _known[key] = norm.learn(kind, framework, views, bound)
     return known.run(framework, given), known
 
 
+def _parsed(device: str | None) -> DeviceUri | None:
+    return None if device is None else DeviceUri.parse(device)
+
+
 @functools.lru_cache(maxsize=_LOADED_MODULES)
-def loaded(
-    spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None
-) -> LayerNormBackward:
+def loaded(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None) -> Norm:
     """The module for a spec on a device: from memory, the cache on disk, or the compiler.
 
     Threads that need the same module wait for the first of them; if it fails, the next tries.

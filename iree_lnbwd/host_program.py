@@ -1,7 +1,8 @@
 """A module's public function, and its kernels' layouts and workgroup counts, from the launches.
 
 A kernel's file in ``ir/`` stands with an example of its layout (its bindings) and of the number of
-its workgroups along x and y. Both are replaced by what `launches` states.
+its workgroups along x and y. Both are replaced by what `launches` states. The example has every
+operand that the kernel can have; where a spec lacks some, the others are numbered anew.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import json
 import re
 from collections.abc import Mapping
 
-from iree_lnbwd.launches import Count, LaunchPlans, Plan, PlannedLaunch
-from iree_lnbwd.operands import BACKWARD, Kind, Operand
-from iree_lnbwd.spec import ENTRY, NormSpec
+from iree_lnbwd.launches import KERNELS, Count, LaunchPlans, Plan, PlannedLaunch
+from iree_lnbwd.operands import Kind, Operand, When
+from iree_lnbwd.spec import NormSpec
 
 _EXECUTABLE = re.compile(
     r"^hal\.executable\.source private @(\w+) \{\n.*?^\}\n+", re.MULTILINE | re.DOTALL
 )
+_BINDING = re.compile(r"(layout\(#(\w+)_layout\) binding\()(\d+)(?=\))")
 _VIEW = "!hal.buffer_view"  # storage with a shape; its content is no tensor yet
 
 
@@ -31,18 +33,29 @@ def export_aliases(plans: LaunchPlans) -> dict[str, str]:
 
 
 def launched(text: str, plans: LaunchPlans) -> str:
-    """A file of kernels without those that no call launches."""
-    names = {launch.kernel for plan in plans.plans for launch in plan.kernels}
-    return _EXECUTABLE.sub(lambda found: found[0] if found[1] in names else "", text)
+    """A file of kernels without those that no call launches, their bindings numbered.
+
+    An operand that the spec lacks gets the number of the first one. Nothing uses it.
+    """
+    launches = {launch.kernel: launch for plan in plans.plans for launch in plan.kernels}
+
+    def numbered(binding: re.Match[str]) -> str:
+        before, kernel, number = binding.groups()
+        name = KERNELS[kernel].bindings[int(number)].name
+        there = launches[kernel].bindings
+        return f"{before}{there.index(name) if name in there else 0}"
+
+    text = _EXECUTABLE.sub(lambda found: found[0] if found[1] in launches else "", text)
+    return _BINDING.sub(numbered, text)
 
 
 def entry(spec: NormSpec, plans: LaunchPlans | None, reflection: Mapping[str, str]) -> str:
-    """The public function: arguments in, the asked gradients out.
+    """The public function: arguments in, the asked results out.
 
     Args:
         spec: What the module computes.
-        plans: What it launches. None if IREE decides that: then the text has a function @backward,
-            and @statistics if statistics are recomputed.
+        plans: What it launches. None if IREE decides that: then the text has a function
+            @algorithm, and @statistics if statistics are recomputed.
         reflection: The module's description of itself.
     """
     branches = plans is not None and len(plans.plans) > 1
@@ -63,11 +76,12 @@ def entry(spec: NormSpec, plans: LaunchPlans | None, reflection: Mapping[str, st
             for place, result in enumerate(_results(spec))
         ]
         types = ", ".join(result.alias for result in _results(spec))
-    inputs = [f"%{given.symbol}: {given.alias}" for given in BACKWARD.inputs if spec.has(given)]
+    given = filter(spec.has, spec.family.inputs)
+    inputs = [f"%{operand.symbol}: {operand.alias}" for operand in given]
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
     lines = [
         "",
-        f"func.func @{ENTRY}(",
+        f"func.func @{spec.op}(",
         ",\n".join(f"    {parameter}" for parameter in (*inputs, *storage)) + ")",
         f"    -> ({types})",
         f"    attributes {{iree.reflection = {{{attributes}}}}} {{",
@@ -78,11 +92,11 @@ def entry(spec: NormSpec, plans: LaunchPlans | None, reflection: Mapping[str, st
 
 
 def _results(spec: NormSpec) -> tuple[Operand, ...]:
-    return tuple(result for result in BACKWARD.results if spec.has(result))
+    return tuple(result for result in spec.family.results if spec.has(result))
 
 
 def _return(spec: NormSpec, values: Mapping[str, str]) -> str:
-    """Of the asked gradients, by their names."""
+    """Of the asked results, by their names."""
     results = _results(spec)
     types = ", ".join(result.alias for result in results)
     return f"return {', '.join(values[result.name] for result in results)} : {types}"
@@ -90,15 +104,26 @@ def _return(spec: NormSpec, values: Mapping[str, str]) -> str:
 
 def _calls(spec: NormSpec) -> list[str]:
     """Calls of what a file of ``ir/`` defines."""
+    family = spec.family
     lines = []
-    if spec.eps is not None:
-        lines.append("%mean, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)")
-    results = ", ".join(f"%{result.symbol}" for result in BACKWARD.results)
-    read = ", ".join(f"%{given.symbol}" for given in BACKWARD.inputs)
-    types = ", ".join(given.alias for given in BACKWARD.inputs)
-    computed = ", ".join(result.alias for result in BACKWARD.results)
-    lines.append(f"{results} = call @backward({read})\n      : ({types}) -> ({computed})")
+    if family.is_backward and spec.eps is not None:
+        saved = family.statistics
+        computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
+        types = ", ".join(statistic.alias for statistic in saved)
+        lines.append(f"{computed} = call @statistics(%x) : (!x_mn) -> ({types})")
+    results = ", ".join(f"%{result.symbol}" for result in family.results)
+    read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
+    types = ", ".join(given.alias for given in family.inputs)
+    computed = ", ".join(result.alias for result in family.results)
+    lines.append(f"{results} = call @algorithm({read})\n      : ({types}) -> ({computed})")
     return [*lines, _return(spec, {result.name: f"%{result.symbol}" for result in _results(spec)})]
+
+
+def _stand_in(spec: NormSpec, given: Operand) -> str:
+    """The symbol of an operand, or of one of its type where the spec lacks it."""
+    if given.when not in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN) or spec.has(given):
+        return given.symbol
+    return "x" if given.kind is Kind.CELLS else "gamma"
 
 
 def _rows() -> list[str]:
@@ -135,11 +160,9 @@ def _branches(spec: NormSpec, plans: LaunchPlans) -> list[str]:
     return lines
 
 
-def _dispatches(
-    spec: NormSpec, plan: Plan, suffix: str = ""
-) -> tuple[list[str], dict[str, str]]:
+def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str], dict[str, str]]:
     """A plan's kernels, in order, and the value of each operand after them."""
-    values = {given.name: f"%{given.symbol}" for given in BACKWARD.inputs}
+    values = {given.name: f"%{given.symbol}" for given in spec.family.inputs}
     lines = []
     for launch in plan.kernels:
         constants = [f"%{launch.kernel}_{n}{suffix}" for n, _ in enumerate(launch.constants)]
@@ -148,7 +171,7 @@ def _dispatches(
                 f"{name}_index = affine.min {_map(count)}()[%m]",
                 f"{name} = arith.index_cast {name}_index : index to i32",
             ]
-        reads, writes = (list(map(BACKWARD.named, n)) for n in (launch.reads, launch.writes))
+        reads, writes = (list(map(spec.family.named, n)) for n in (launch.reads, launch.writes))
         given = ", ".join([*constants, *(values[operand.name] for operand in reads)])
         types = ", ".join([*("i32" for _ in constants), *(_sized(spec, read) for read in reads)])
         computed = []
@@ -174,12 +197,13 @@ def _sized(spec: NormSpec, operand: Operand) -> str:
 
 def _layout(launch: PlannedLaunch) -> str:
     """Constants and bindings of a kernel."""
+    operands = {operand.name: operand for operand in KERNELS[launch.kernel].bindings}
     lines = []
     last = len(launch.bindings) - 1
     for place, name in enumerate(launch.bindings):
         only_read = place < len(launch.reads) and name not in launch.ahead
         comma = "" if place == last else ","
-        operand = BACKWARD.named(name)
+        operand = operands[name]
         binding = f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if only_read else ''}>{comma}"
         lines.append(f"  {binding:<48}  // {operand.symbol} {operand.kind}")
     constants = f"constants = {len(launch.constants)}"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from iree_lnbwd import host_program, linking
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import LaunchPlans, launches
-from iree_lnbwd.operands import BACKWARD, GRAD_INPUT, Element, Kind
+from iree_lnbwd.operands import GRAD_BIAS, GRAD_INPUT, OPS, Element, Kind
 from iree_lnbwd.schedules import (
     FewRows,
     Form,
@@ -30,8 +30,6 @@ from iree_lnbwd.schedules import (
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-LINALG = "layer_norm_backward.mlir"
-STABLEHLO = "layer_norm_backward.stablehlo.mlir"
 ONE_PASS = "one_pass.mlir"
 FEW_ROWS = "few_rows.mlir"
 TWO_PASS = "two_pass.mlir"
@@ -41,7 +39,6 @@ ROW_STATISTICS = "row_statistics.mlir"
 MATH = ("math/norm.mlir", "math/types.mlir")
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
-    WholeTensors: (LINALG,),
     RowBlocks: (ROW_BLOCKS,),
     FewRows: (FEW_ROWS,),
     OnePass: (ONE_PASS, FINALIZE),
@@ -55,16 +52,25 @@ _HEADER = re.compile(
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
+# The variants of functions in math/norm.mlir, where the mean is not subtracted.
+_UNCENTRED = {name: f"{name}_uncentred" for name in ("xhat", "dx", "dx_from_means")}
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
 
 def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
+    if isinstance(schedule, WholeTensors):
+        return (f"{spec.op}.mlir",)
     names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
     if isinstance(schedule, OnePass | TwoPass) and spec.eps is not None:
         names.append(ROW_STATISTICS)
-    return (*names, *(() if isinstance(schedule, WholeTensors) else MATH))
+    return (*names, *MATH)
+
+
+def oracle(spec: NormSpec) -> str:
+    """The file of ``ir/`` with the op in StableHLO."""
+    return f"{spec.op}.stablehlo.mlir"
 
 
 def module(
@@ -78,7 +84,7 @@ def module(
     """The module that computes ``spec`` by ``schedule``.
 
     Args:
-        texts: What the files of `sources` say, by name and in that order; or that of `STABLEHLO`,
+        texts: What the files of `sources` say, by name and in that order; or that of `oracle`,
             which needs ``spec.rows``.
         spec: What is computed.
         target: Where.
@@ -86,7 +92,7 @@ def module(
         host_cpu: Which CPU this is, where the target is this CPU.
 
     Returns:
-        MLIR text with one public function, `spec.ENTRY`, of the spec's arguments and results.
+        MLIR text with one public function, ``spec.op``, of the spec's arguments and results.
     """
     if isinstance(schedule, WholeTensors) and target.backend != "cpu":
         # To tile some numbers of rows, 2546 say, takes IREE minutes. M stays open there.
@@ -109,18 +115,21 @@ def module(
     text = _HEADER.sub(lambda _: header, first)
     text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
     library = linking.functions(text for name, text in texts.items() if name in MATH)
-    text = linking.link(text, aliases, library, functools.partial(_overload, target))
+    text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
-        text = re.sub(r"(!(?:dy_mn|x_mn|acc_m))\{%\w+\}", r"\1", text)
+        text = re.sub(r"(!(?:dy_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
     return text + host_program.entry(spec, plans, reflection)
 
 
-def _overload(target: Target, function: str, types: tuple[str, ...]) -> str:
-    """Which function of ``math/types.mlir`` widens or rounds from the first type to the last."""
+def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
+    """Which function of ``math/`` a declaration stands for.
+
+    Those of ``math/types.mlir`` widen or round from the first type to the last.
+    """
     if function not in ("widen", "round"):
-        return function
+        return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
     variants = {
         f"{function}_equal": types[0] == types[-1],
@@ -146,14 +155,17 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
     rows = "?" if spec.rows is None else str(spec.rows)
     cols = spec.columns
     eps = 0.0 if spec.eps is None else spec.eps
+    offset = spec.weight_offset or -0.0  # adding -0.0 changes no number, and leaves no code
     return {
         "!dy": spec.dy_dtype,
         "!x": spec.dtype,
         "!gamma": spec.gamma_dtype,
         "!beta": spec.beta_dtype,
+        "!residual": spec.element_type(Element.RESIDUAL),
         "!acc": spec.acc_dtype,
         "!dy_mn": f"tensor<{rows}x{cols}x!dy>",
         "!x_mn": f"tensor<{rows}x{cols}x!x>",
+        "!residual_mn": f"tensor<{rows}x{cols}x!residual>",
         "!acc_mn": f"tensor<{rows}x{cols}x!acc>",
         "!acc_m": f"tensor<{rows}x!acc>",
         "!acc_n": f"tensor<{cols}x!acc>",
@@ -161,6 +173,11 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "!beta_n": f"tensor<{cols}x!beta>",
         "#inv_n": f"{1.0 / cols:.17e} : !acc",
         "#eps": f"{eps:.17e} : !acc",
+        "#weight_offset": f"{offset:.17e} : !acc",
+        "#centres": _flag(spec.family.centres),
+        "#sums_dbeta": _flag(GRAD_BIAS in spec.family.rows),
+        "#adds_residual": _flag(spec.residual_dtype is not None),
+        "#adds_bias": _flag(bool(spec.has_bias)),
     }
 
 
@@ -190,7 +207,7 @@ def _bindings(cols: int) -> dict[str, str]:
         Kind.ROWS: ("column", "?x"),
         Kind.COLUMNS: ("row", f"{cols}x"),
     }
-    tensors = [(operand.kind, operand.element) for operand in BACKWARD.rows]
+    tensors = [(operand.kind, operand.element) for op in OPS.values() for operand in op.rows]
     return {
         f"!{element.value}_{called}": _storage(f"{dims}!{element.value}")
         for kind, (called, dims) in seen.items()
@@ -205,13 +222,12 @@ def _chunks(vector: int) -> dict[str, str]:
         "!dy_chunk": f"vector<{vector}x!dy>",
         "!x_chunk": f"vector<{vector}x!x>",
         "!gamma_chunk": f"vector<{vector}x!gamma>",
+        "!residual_chunk": f"vector<{vector}x!residual>",
         "!chunk": f"vector<{vector}x!acc>",
     }
 
 
-def _gpu_aliases(
-    spec: NormSpec, target: Target, schedule: OnePass | TwoPass
-) -> dict[str, str]:
+def _gpu_aliases(spec: NormSpec, target: Target, schedule: OnePass | TwoPass) -> dict[str, str]:
     """The aliases of all kernels of a module for a GPU."""
     aliases = _kernel_aliases(spec, target, schedule)
     if isinstance(schedule, TwoPass):
@@ -225,9 +241,7 @@ def _gpu_aliases(
     return aliases
 
 
-def _kernel_aliases(
-    spec: NormSpec, target: Target, schedule: OnePass | TwoPass
-) -> dict[str, str]:
+def _kernel_aliases(spec: NormSpec, target: Target, schedule: OnePass | TwoPass) -> dict[str, str]:
     """The aliases that the kernels of one pass and of two passes share."""
     cols, vector = spec.columns, schedule.vector
     return {
@@ -315,6 +329,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),
         "!gamma_held": _private(f"{chunks}x!gamma_chunk"),
+        "!residual_held": _private(f"{chunks}x!residual_chunk"),
         "!held": _private(f"{chunks}x!chunk"),
     }
 
@@ -353,6 +368,7 @@ def _few_rows_aliases(
         "!few_dy": _private(f"{chunks}x!dy_chunk"),
         "!few_x": _private(f"{chunks}x!x_chunk"),
         "!few_gamma": _private(f"{chunks}x!gamma_chunk"),
+        "!few_residual": _private(f"{chunks}x!residual_chunk"),
         "!few_held": _private(f"{chunks}x!chunk"),
         "!dy_cells": f"vector<{vector}x!dy>",
         "!x_cells": f"vector<{vector}x!x>",

@@ -14,26 +14,66 @@ from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import (
-    BACKWARD,
+    GRAD_BIAS,
     GRAD_INPUT,
+    GRAD_OUTPUT,
+    GRAD_RESIDUAL,
+    GRAD_WEIGHT,
     INPUT,
+    MEAN,
     PARTIAL_DBETA,
     PARTIAL_DGAMMA,
+    RSTD,
     SUM_H,
     SUM_HX,
     WEIGHT,
     Kind,
-    names,
+    Operand,
+    When,
 )
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
-from iree_lnbwd.spec import GRADIENTS, NormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-_INPUTS = names(BACKWARD.inputs)
-_STATISTICS = names(BACKWARD.statistics)
-_OF_COLUMNS = names(result for result in BACKWARD.results if result.kind is Kind.COLUMNS)
-_PARTIALS = names((PARTIAL_DGAMMA, PARTIAL_DBETA))
-_SUMS = names((SUM_H, SUM_HX))
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of ``ir/``, with every operand that it can have.
+
+    A module's kernel has only those that its spec has.
+
+    Attributes:
+        name: Its name in the module's code.
+        reads: The operands that its first pointers point to.
+        writes: The operands that its other pointers point to.
+        ahead: As `PlannedLaunch.ahead`.
+    """
+
+    name: str
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...]
+    ahead: tuple[Operand, ...] = ()
+
+    @property
+    def bindings(self) -> tuple[Operand, ...]:
+        """What its pointers point to, as its file in ``ir/`` numbers them."""
+        return (*self.reads, *self.writes)
+
+
+_READ = (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT)
+_GRADIENTS = (GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS)
+_PARTIALS = (PARTIAL_DGAMMA, PARTIAL_DBETA)
+_SUMS = (SUM_H, SUM_HX)
+_ROWS = Kernel("rows", (*_READ, GRAD_RESIDUAL), (GRAD_INPUT, *_PARTIALS), _READ[:-1])
+_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL), _GRADIENTS)
+_ROW_SUMS = Kernel("row_sums", _READ, _SUMS)
+_COLUMNS = Kernel("columns", (*_READ, *_SUMS, GRAD_RESIDUAL), (GRAD_INPUT, *_PARTIALS))
+_FINALIZE = Kernel("finalize", _PARTIALS, (GRAD_WEIGHT, GRAD_BIAS))
+_ROW_STATISTICS = Kernel("row_statistics", (INPUT,), (MEAN, RSTD))
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE, _ROW_STATISTICS)
+}
 
 
 @dataclass(frozen=True)
@@ -167,50 +207,69 @@ def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans 
     return LaunchPlans(tuple(plans))
 
 
+def _launch(
+    kernel: Kernel, spec: NormSpec, x: Count, y: Count = 1, *, constant: Count
+) -> PlannedLaunch:
+    """A kernel with the operands that the spec has."""
+    reads, writes, ahead = (
+        tuple(operand.name for operand in operands if _takes(spec, operand))
+        for operands in (kernel.reads, kernel.writes, kernel.ahead)
+    )
+    return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, (constant,), ahead)
+
+
+def _takes(spec: NormSpec, operand: Operand) -> bool:
+    """Whether kernels of the spec have a pointer to the operand.
+
+    Backward kernels always have one to the weight. If there is none, they get ones.
+    """
+    if not spec.family.knows(operand.name):
+        return False
+    own = spec.family.named(operand.name)
+    may_lack = own.when in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN) or not spec.family.is_backward
+    return spec.has(own) or not may_lack
+
+
 def _with_statistics(plan: Plan, spec: NormSpec, target: Target) -> Plan:
-    """The same, after a kernel that recomputes mean and rstd."""
+    """The same, after a kernel that recomputes the statistics."""
     rows = RowCount()
     workgroups = RowCount(row_statistics(spec, target).rows)
-    kernel = PlannedLaunch(
-        "row_statistics", (workgroups, 1, 1), (INPUT.name,), _STATISTICS, (rows,)
-    )
-    statistics = (_scratch(spec, name, rows) for name in _STATISTICS)
-    return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(kernel, *plan.kernels))
+    launch = _launch(_ROW_STATISTICS, spec, workgroups, constant=rows)
+    statistics = (_scratch(spec, name, rows) for name in launch.writes)
+    return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(launch, *plan.kernels))
 
 
 def _of_few_rows(spec: NormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
     tiles = form.tiles(spec)
-    workgroups = RowCount(more=tiles) if spec.output_mask[0] else tiles
-    kernel = PlannedLaunch("few_rows", (workgroups, 1, 1), _INPUTS, GRADIENTS, (RowCount(),))
-    return Plan(_unasked(spec, GRADIENTS), (kernel,), form.rows if spec.rows is None else None)
+    workgroups = RowCount(more=tiles) if spec.has(GRAD_INPUT) else tiles
+    launch = _launch(_FEW_ROWS, spec, workgroups, constant=RowCount())
+    return Plan(_unasked(spec, launch.writes), (launch,), form.rows if spec.rows is None else None)
 
 
 def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) -> Plan:
     """Partial rows of the column sums, and a kernel that adds them up."""
     rows = RowCount()
-    written = (GRAD_INPUT.name, *_PARTIALS)
     kernels = []
     sums: tuple[str, ...] = ()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
-        ahead = tuple(name for name in _INPUTS if name != WEIGHT.name)
-        kernels.append(
-            PlannedLaunch("rows", (walkers, 1, 1), _INPUTS, written, (rows,), ahead=ahead)
-        )
+        kernels.append(_launch(_ROWS, spec, walkers, constant=rows))
     else:
         walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
+        columns = _COLUMNS
         if spec.has(GRAD_INPUT):
-            sums = _SUMS
-            kernels.append(PlannedLaunch("row_sums", (rows, 1, 1), _INPUTS, sums, (rows,)))
-        reads = (*_INPUTS, *(sums or _STATISTICS))  # if no kernel reads row sums
-        kernels.append(PlannedLaunch("columns", (tiles, walkers, 1), reads, written, (rows,)))
-    if any(spec.has(result) for result in BACKWARD.results if result.kind is Kind.COLUMNS):
+            kernels.append(_launch(_ROW_SUMS, spec, rows, constant=rows))
+            sums = kernels[0].writes
+        else:
+            columns = replace(columns, reads=tuple(o for o in columns.reads if o not in _SUMS))
+        kernels.append(_launch(columns, spec, tiles, walkers, constant=rows))
+    if any(spec.has(gradient) for gradient in _FINALIZE.writes):
         tiles = math.ceil(spec.columns / form.finalize_columns)
-        kernels.append(PlannedLaunch("finalize", (tiles, 1, 1), _PARTIALS, _OF_COLUMNS, (walkers,)))
+        kernels.append(_launch(_FINALIZE, spec, tiles, constant=walkers))
     scratch = (
-        *(_scratch(spec, name, walkers) for name in _PARTIALS),
+        *(_scratch(spec, p.name, walkers) for p in _PARTIALS if _takes(spec, p)),
         *(_scratch(spec, name, rows) for name in sums),
         *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
     )
@@ -219,7 +278,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) ->
 
 def _scratch(spec: NormSpec, name: str, count: Count) -> Scratch:
     """Memory for an operand: so many rows of it, or so many elements."""
-    operand = BACKWARD.named(name)
+    operand = spec.family.named(name)
     size = DTYPES[spec.element_type(operand.element)].numpy.itemsize
     return Scratch(name, size * (1 if operand.kind is Kind.ROWS else spec.columns), count)
 
@@ -231,7 +290,7 @@ def _unasked(spec: NormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
     """
     return tuple(
         Scratch(result.name, 0, 1) if result.kind is Kind.CELLS else _scratch(spec, result.name, 1)
-        for result in BACKWARD.results
+        for result in spec.family.results
         if result.name in written and not spec.has(result)
     )
 

@@ -178,9 +178,9 @@ class Op:
         """The statistics of each row, which modules read, recompute or save."""
         return tuple(row for row in self.rows if row.kind is Kind.ROWS)
 
-    def knows(self, operand: Operand) -> bool:
-        """Whether one of its modules, or of its kernels, can have the operand."""
-        return operand in self.rows or operand in self.scratch
+    def knows(self, name: str) -> bool:
+        """Whether one of its modules, or of its kernels, can have an operand of that name."""
+        return any(row.name == name for row in (*self.rows, *self.scratch))
 
     def named(self, name: str) -> Operand:
         """The row with that name."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from iree_lnbwd import functional, notices, torch_native
 from iree_lnbwd.arguments import DEFAULT_EPS, Options
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.runtime.frameworks import pytorch
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
@@ -305,9 +306,9 @@ def _layer_norm_backward(
         weight=_kind(weight),
         bias=_kind(bias),
     )
-    gradients, known = functional.backward(
-        (grad_output, input, mean, rstd, weight, bias),
-        Options(tuple(normalized_shape), asked, eps),
+    computed, known = functional.call(
+        (grad_output, input, mean, rstd, weight, bias, None),
+        Options(LAYER_NORM_BACKWARD, tuple(normalized_shape), asked, 0.0, eps),
         compiling=_say_compiling,
     )
     if known is not None and mean is not None and torch_native.load():
@@ -324,7 +325,7 @@ def _layer_norm_backward(
             ),
             known,
         )
-    return gradients
+    return computed  # type: ignore[return-value]
 
 
 def _empty_gradients(

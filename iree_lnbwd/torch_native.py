@@ -22,7 +22,7 @@ import torch
 
 from iree_lnbwd import cache, folders, notices
 from iree_lnbwd.artifact import digest
-from iree_lnbwd.operands import BACKWARD, names
+from iree_lnbwd.operands import GRAD_RESIDUAL, LAYER_NORM_BACKWARD, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 
@@ -31,7 +31,11 @@ _FLAGS = ("-O2",)
 _LIBRARY = "iree_lnbwd_torch.so"
 _DIGEST = f"{_LIBRARY}.sha256"
 # The C++ names of a call's pointers, before those of its scratch.
-_POINTERS = names((*BACKWARD.inputs, *BACKWARD.results))
+_POINTERS = names(
+    operand
+    for operand in (*LAYER_NORM_BACKWARD.inputs, *LAYER_NORM_BACKWARD.results)
+    if operand is not GRAD_RESIDUAL  # calls with one stay in Python
+)
 # The fields of Driver in C++: only those that a call needs.
 _FUNCTIONS: tuple[str, ...] = ("get", "push", "pop", "launch")
 _GRAPH_FUNCTIONS = ("captures", "set", "run")

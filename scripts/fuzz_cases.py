@@ -205,9 +205,7 @@ def draw_values(case: Case, dtype: str, shape: tuple[int, ...], *, plain: bool =
         return values.astype(of.numpy)
 
 
-def draw_arrays(
-    case: Case, spec: NormSpec, rows: int, *, plain: bool = False
-) -> dict[str, Any]:
+def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -> dict[str, Any]:
     """The arrays of a call for a spec, NumPy's and in order."""
     leading: tuple[int, ...] = (rows,)
     if rows and case.chance(0.3):

@@ -6,6 +6,8 @@
 !chunk = vector<8x!acc>
 #inv_n = 2.44140625e-4 : !acc  // 1 / N
 #single_column = false         // N is 1
+#weight_offset = -0.0 : !acc   // none: adding -0.0 changes no number, and leaves no code
+#adds_residual = true
 // End of what is replaced.
 
 // xhat = (x - mean) * rstd. x is centred first: the expanded form x * rstd - mean * rstd would cancel.
@@ -15,6 +17,29 @@ func.func private @xhat(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chunk {
   %centred = arith.subf %x, %mean_v : !chunk
   %xhat = arith.mulf %centred, %rstd_v : !chunk
   return %xhat : !chunk
+}
+
+// RMS normalization subtracts no mean: xhat = x * rstd.
+func.func private @xhat_uncentred(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chunk {
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %xhat = arith.mulf %x, %rstd_v : !chunk
+  return %xhat : !chunk
+}
+
+// g = weight_offset + gamma, where the offset is 1 if gamma is stored around zero.
+func.func private @weight(%gamma: !chunk) -> !chunk {
+  %offset = arith.constant #weight_offset
+  %offset_v = vector.broadcast %offset : !acc to !chunk
+  %g = arith.addf %gamma, %offset_v : !chunk
+  return %g : !chunk
+}
+
+// The gradient of x has a second part if x also went past the norm: that which came back from there.
+func.func private @plus_residual(%dx: !chunk, %dresidual: !chunk) -> !chunk {
+  %adds_residual = arith.constant #adds_residual
+  %both = arith.addf %dx, %dresidual : !chunk
+  %sum = arith.select %adds_residual, %both, %dx : !chunk
+  return %sum : !chunk
 }
 
 // dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)) on a GPU, from the row's sums of h and of h * xhat.
@@ -31,6 +56,19 @@ func.func private @dx(%h: !chunk, %xhat: !chunk, %rstd: !acc, %sum_h: !acc, %sum
   %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
   %shifted = math.fma %h, %rstd_v, %shift_h_v : !chunk
   %dx = math.fma %xhat, %shift_hx_v, %shifted : !chunk
+  return %dx : !chunk
+}
+
+// dx = rstd * (h - xhat * mean_N(h * xhat)) of RMS normalization, in the same way.
+func.func private @dx_uncentred(%h: !chunk, %xhat: !chunk, %rstd: !acc, %sum_h: !acc, %sum_hx: !acc) -> !chunk {
+  %inv_n = arith.constant #inv_n
+  %scale = arith.mulf %rstd, %inv_n : !acc
+  %minus_scale = arith.negf %scale : !acc
+  %shift_hx = arith.mulf %sum_hx, %minus_scale : !acc
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
+  %scaled = arith.mulf %h, %rstd_v : !chunk
+  %dx = math.fma %xhat, %shift_hx_v, %scaled : !chunk
   return %dx : !chunk
 }
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from iree_lnbwd.arguments import ARGUMENTS, BoundCall, GpuArray, LayerNormGrads
+from iree_lnbwd.arguments import BoundCall, GpuArray, Results, results_of, results_type
 from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import BACKWARD, Operand
+from iree_lnbwd.operands import INPUT, Operand, names
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
@@ -28,7 +28,6 @@ from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_a
 from iree_lnbwd.spec import NormSpec
 
 _BYTE = np.dtype(np.uint8)
-_INPUT = ARGUMENTS.index("input")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +37,17 @@ class KnownCall:
     Attributes:
         module: The module that computes it.
         rows: M.
+        input: The place of ``input`` among the arguments of a call.
         inputs: Picks the arrays that the module reads from the arguments of a call.
         copied: Which of these must be copied, because they cannot be used in place.
-        sizes: Bytes of the arrays that it reads, and of the gradients that it computes.
-        results: Makes an array for each gradient that is computed, from the arguments of a call.
+        sizes: Bytes of the arrays that it reads, and of the results that it computes.
+        results: Makes an array for each computed result, from the arguments of a call.
         sequence: The launches that it puts on a stream; None if IREE runs it.
     """
 
     module: GpuModule
     rows: int
+    input: int
     inputs: Callable[[Sequence[Any]], Sequence[Any]]
     copied: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -54,17 +55,17 @@ class KnownCall:
     sequence: LaunchSequence | None
 
     def run(
-        self, framework: Framework, given: Sequence[Any], out: LayerNormGrads | None = None
-    ) -> LayerNormGrads:
+        self, framework: Framework, given: Sequence[Any], out: Results | None = None
+    ) -> Results:
         """Computes a call of this kind.
 
         Args:
             framework: That of the arrays.
-            given: The arguments, in ATen's order.
-            out: The caller's storage for the gradients; None makes new arrays.
+            given: The arguments, in the order of the op's table.
+            out: The caller's storage for the results; None makes new arrays.
 
         Returns:
-            The gradients; None where the module computes none.
+            The results; None where the module computes none.
 
         Raises:
             ValueError: Naming an array whose memory cannot be used.
@@ -72,13 +73,14 @@ class KnownCall:
         """
         return self.module.run(self, framework, given, out)
 
-    def gradients(self, results: Sequence[Any]) -> LayerNormGrads:
-        """The computed gradients in ATen's places."""
-        mask = self.module.spec.output_mask
-        if len(results) == len(mask):
-            return LayerNormGrads(*results)
-        computed = iter(results)
-        return LayerNormGrads(*[next(computed) if asked else None for asked in mask])
+    def named(self, computed: Sequence[Any]) -> Results:
+        """The computed results in their places."""
+        spec = self.module.spec
+        of = results_type(spec.family)
+        if len(computed) == len(of._fields):
+            return of(*computed)
+        by_name = zip((result.name for result in spec.results), computed, strict=True)
+        return results_of(spec.family, dict(by_name))
 
 
 class _Scratch(NamedTuple):
@@ -152,10 +154,12 @@ class GpuModule:
             call: The call that they were bound to.
         """
         spec, rows = self.spec, call.rows
-        places = [ARGUMENTS.index(given.name) for given in spec.inputs]
+        arguments = names(spec.family.arguments)
+        places = [arguments.index(given.name) for given in spec.inputs]
         return KnownCall(
             module=self,
             rows=rows,
+            input=arguments.index(INPUT.name),
             inputs=operator.itemgetter(*places),
             copied=tuple(
                 place
@@ -167,8 +171,10 @@ class GpuModule:
                 for argument in spec.arguments
             ),
             results=tuple(
-                _maker(framework, views, call.shape_of(result), _numpy_type(spec, result))
-                for result in BACKWARD.results
+                _maker(
+                    framework, arguments, views, call.shape_of(result), _numpy_type(spec, result)
+                )
+                for result in spec.family.results
                 if spec.has(result)
             ),
             sequence=self.sequence(rows) if rows else None,
@@ -179,14 +185,14 @@ class GpuModule:
         known: KnownCall,
         framework: Framework,
         given: Sequence[Any],
-        out: LayerNormGrads | None,
-    ) -> LayerNormGrads:
+        out: Results | None,
+    ) -> Results:
         """As `KnownCall.run`."""
         self._driver.check_process()  # before the library raises an error of its own
         results = (
             [make(given) for make in known.results]
             if out is None
-            else [g for g, asked in zip(out, self.spec.output_mask, strict=True) if asked]
+            else [getattr(out, result.name) for result in self.spec.results]
         )
         used = [*known.inputs(given), *results]
         if known.rows == 0:
@@ -194,7 +200,7 @@ class GpuModule:
                 self._check_apart(framework.addresses(used)[0], known)
             for result in results:
                 framework.clear(result)
-            return known.gradients(results)
+            return known.named(results)
         for place in known.copied:
             used[place] = framework.copy(self.spec.inputs[place].name, used[place])
         addresses, keeper = framework.addresses(used)
@@ -213,19 +219,19 @@ class GpuModule:
                 ],
                 len(results),
             )
-            return known.gradients(results)
+            return known.named(results)
         captured = framework.is_captured()
         with self._launching:
             kept = None if captured else self._scratch.get(queue)
             if kept is None or kept.size < known.sequence.scratch_bytes:
-                kept = _new_scratch(framework, given[_INPUT], known.sequence.scratch_bytes)
+                kept = _new_scratch(framework, given[known.input], known.sequence.scratch_bytes)
                 if not captured:
                     self._scratch[queue] = kept
             known.sequence.run(addresses, kept.address, queue, captured=captured)
         if framework.waits:
             self._driver.synchronize(queue)
         del keeper  # the kernels are queued, or done
-        return known.gradients(results)
+        return known.named(results)
 
     @functools.cached_property
     def _names(self) -> tuple[str, ...]:
@@ -246,7 +252,7 @@ class GpuModule:
         """Replaces arrays that the module cannot use in place by copies.
 
         Raises:
-            ValueError: Such an array is storage for a gradient, or has no memory.
+            ValueError: Such an array is storage for a result, or has no memory.
         """
         for place, (name, address) in enumerate(zip(self._names, addresses, strict=True)):
             if address and address % self._alignment == 0:
@@ -266,13 +272,15 @@ def _numpy_type(spec: NormSpec, operand: Operand) -> np.dtype[Any]:
 
 def _maker(
     framework: Framework,
+    arguments: Sequence[str],
     views: Mapping[str, GpuArray | None],
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> Callable[[Sequence[Any]], Any]:
-    """Makes storage for a gradient: like that of an argument with its shape and type, if any."""
-    for place, name in enumerate(ARGUMENTS):
+    """Makes storage for a result: like that of an argument with its shape and type, if any."""
+    for place, name in enumerate(arguments):
         view = views[name]
         if view is not None and view.contiguous and (view.shape, view.dtype) == (shape, dtype):
             return lambda given: framework.empty_like(given[place])
-    return lambda given: framework.empty(given[_INPUT], shape, dtype)
+    input = arguments.index(INPUT.name)
+    return lambda given: framework.empty(given[input], shape, dtype)

@@ -20,7 +20,7 @@ from iree_lnbwd.description import OpenedModule, vm_module
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import IREE_ERRORS, NOT_IN_A_CHILD, DeviceError, reason
-from iree_lnbwd.spec import ENTRY, TensorType
+from iree_lnbwd.spec import TensorType
 
 _HOST_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
 _HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
@@ -47,7 +47,13 @@ class IreeModule:
             DeviceError: The device is absent or cannot run it.
         """
         self._read = functools.partial(vm_module, vmfb=module.vmfb, source=source)
-        self._load = functools.partial(_Loaded, uri, source=source, alignment=alignment)
+        self._load = functools.partial(
+            _Loaded,
+            uri,
+            source=source,
+            alignment=alignment,
+            entry=module.description.spec.op,
+        )
         self._loaded = self._load(module.instance, module.module)
 
     def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
@@ -103,6 +109,7 @@ class _Loaded:
         *,
         source: str,
         alignment: int,
+        entry: str,
     ) -> None:
         self.process = os.getpid()
         self.device = open_device(uri)
@@ -117,7 +124,7 @@ class _Loaded:
             self._context = rt.VmContext(instance, modules=[hal_module, module])
         except IREE_ERRORS as error:
             raise DeviceError(f"device: {uri} cannot run {source}: {reason(error)}") from error
-        self._function = module.lookup_function(ENTRY)
+        self._function = module.lookup_function(entry)
 
     def invoke(self, views: Sequence[rt.HalBufferView], results: int) -> None:
         """Calls the function, and returns when it is done."""

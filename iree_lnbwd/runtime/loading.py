@@ -10,10 +10,11 @@ from iree_lnbwd.description import Description, open_module
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.runtime.iree_module import open_device
-from iree_lnbwd.runtime.op import LayerNormBackward
+from iree_lnbwd.runtime.op import Norm
+from iree_lnbwd.runtime.ops import CLASSES
 
 
-def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNormBackward:
+def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:
     """Loads a compiled module on a device. This needs only the runtime, no compiler.
 
     Args:
@@ -43,14 +44,14 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> LayerNor
             f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
         )
     _check_host_cpu(module, Path(path).name)
-    return LayerNormBackward(opened, uri)
+    return CLASSES[module.spec.op](opened, uri)
 
 
-def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> LayerNormBackward:
+def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> Norm:
     """As `load`, for a module in memory."""
     opened = open_module(vmfb, source="module")
     _check_host_cpu(opened.description, opened.description.spec.name)
-    return LayerNormBackward(opened, DeviceUri.parse(device))
+    return CLASSES[opened.description.spec.op](opened, DeviceUri.parse(device))
 
 
 def probe(device: DeviceUri) -> None:

@@ -1,4 +1,4 @@
-"""The op on a device: a loaded module, to be called with arrays of any library."""
+"""A norm on a device: a loaded module, to be called with arrays of any library."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from iree_lnbwd.arguments import (
-    ARGUMENTS,
-    BoundCall,
-    LayerNormGrads,
-    Options,
-    bind_arrays,
-)
+from iree_lnbwd.arguments import BoundCall, Options, Results, bind_arrays, results_of
 from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import BACKWARD
+from iree_lnbwd.operands import GRAD_RESIDUAL, INPUT, RESIDUAL, Access, Element, names
 from iree_lnbwd.runtime import storage
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
@@ -24,13 +18,15 @@ from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
 from iree_lnbwd.runtime.stream_module import ACCESS_BYTES
 from iree_lnbwd.schedules import host_alignment
-from iree_lnbwd.spec import GRADIENTS, check_eps, check_output_mask
+from iree_lnbwd.spec import check_number, check_output_mask
 
 _KINDS_KEPT = 1024  # kinds of call (shapes and the like) that are not checked again
 
 
-class LayerNormBackward:
-    """A module on a device: call it with the arrays, get the gradients.
+class Norm:
+    """A module on a device: call it with the arrays, get the results.
+
+    The class of an op, such as `LayerNormBackward`, has the arguments of its call.
 
     Arrays may be NumPy's, PyTorch's, or any that support DLPack. An array in the device's memory is
     used in place if it is contiguous and its address is a multiple of `alignment`; otherwise a call
@@ -58,10 +54,18 @@ class LayerNormBackward:
         self._on_streams = described.launches is not None
         self.alignment = ACCESS_BYTES if self._on_streams else host_alignment(described.schedule)
         self._module = module
+        family = self.spec.family
+        self._arguments = names(family.arguments)
+        self._input = self._arguments.index(INPUT.name)
+        self._residual = (GRAD_RESIDUAL if family.is_backward else RESIDUAL).name
         self._options = Options(
-            self.spec.normalized_shape, self.spec.output_mask, self.spec.eps or 0.0
+            family,
+            self.spec.normalized_shape,
+            self.spec.output_mask,
+            self.spec.weight_offset,
+            self.spec.eps or 0.0,
         )
-        self._results = tuple(filter(self.spec.has, BACKWARD.results))
+        self._results = tuple(filter(self.spec.has, family.results))
         self._types = {r.name: DTYPES[r.dtype].numpy for r in self.spec.results}
         self._known: dict[Hashable, KnownCall] = {}
         source = f"{self.spec.name} for {self.target}"
@@ -73,39 +77,29 @@ class LayerNormBackward:
         else:
             self._iree()
 
-    def __call__(
-        self,
-        grad_output: Any,
-        input: Any,
-        mean: Any = None,
-        rstd: Any = None,
-        weight: Any = None,
-        bias: Any = None,
-        output_mask: tuple[bool, bool, bool] | None = None,
-        *,
-        eps: float | None = None,
-        out: LayerNormGrads | Sequence[Any] | None = None,
-    ) -> LayerNormGrads:
-        """Computes the gradients that the module was compiled for.
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """Computes the op from its arguments; its class says which."""
+        raise NotImplementedError
 
-        The arguments are those of `iree_lnbwd.layer_norm_backward` without ``normalized_shape``.
+    def _call(
+        self,
+        given: Sequence[Any],
+        output_mask: object = None,
+        eps: object = None,
+        out: object = None,
+    ) -> Results:
+        """Computes a call.
 
         Args:
-            grad_output: [..., *normalized_shape]
-            input: [..., *normalized_shape]
-            mean: [...], with or without trailing dimensions of 1; None if it is recomputed.
-            rstd: As ``mean``.
-            weight: [*normalized_shape]; None if the module has none.
-            bias: [*normalized_shape] or None; only its element type matters.
+            given: The arrays, in the order of the op's table.
             output_mask: None, or the mask that the module was compiled for.
             eps: None, or the eps that the module was compiled for.
-            out: Three arrays to write the gradients to, with None for each gradient that the
-                module does not compute. They must be contiguous (on a GPU, aligned as well), and
-                share no memory with each other or with an argument that is read. None makes new
-                arrays of ``input``'s library.
+            out: An array for each result that the module computes, and None for the others. They
+                must be contiguous (on a GPU, aligned as well), and share no memory with each other
+                or with an argument that is read. None makes new arrays of ``input``'s library.
 
         Returns:
-            The gradients; None for those that the module does not compute. With ``out``, those
+            The results; None for those that the module does not compute. With ``out``, those
                 arrays.
 
         Raises:
@@ -113,10 +107,10 @@ class LayerNormBackward:
                 array is on another device.
             DeviceError: The GPU's driver refuses.
         """
-        given = (grad_output, input, mean, rstd, weight, bias)
         if output_mask is not None or eps is not None:
             self._check_options(output_mask, eps)
-        own = None if out is None else storage.three(out)
+        own = None if out is None else storage.named(out, self.spec.family)
+        input = given[self._input]
         framework = interop.on_gpu("input", input)
         if framework is not None:
             kind = framework.signature(given if own is None else (*given, *own))
@@ -142,7 +136,7 @@ class LayerNormBackward:
         framework: Framework,
         views: Mapping[str, Any],
         call: BoundCall,
-        out: LayerNormGrads | None = None,
+        out: Results | None = None,
     ) -> KnownCall:
         """The kind of a call on a GPU's arrays; a new kind is remembered.
 
@@ -151,7 +145,7 @@ class LayerNormBackward:
             framework: That of the arrays.
             views: The facts known about the arguments, by name.
             call: The call that they were bound to, for this spec.
-            out: The caller's storage for the gradients, if any.
+            out: The caller's storage for the results, if any.
 
         Raises:
             TypeError, ValueError: Naming the array, what came and what was expected.
@@ -170,23 +164,23 @@ class LayerNormBackward:
         self._known[kind] = known
         return known
 
-    def run(self, call: BoundCall, out: LayerNormGrads | None = None) -> LayerNormGrads:
+    def run(self, call: BoundCall, out: Results | None = None) -> Results:
         """Computes a call on NumPy arrays that `arguments.bind` has checked, for this spec."""
-        gradients = {
+        results = {
             name: aligned_empty(shape, self._types[name], self.alignment)
             if out is None
             else getattr(out, name)
             for name, shape in self._shapes(call).items()
         }
         if call.rows == 0:
-            for gradient in gradients.values():
-                gradient.fill(0)  # an empty sum
+            for result in results.values():
+                result.fill(0)  # an empty sum
         else:
             self._iree().run(
                 [call.arrays[given.name] for given in self.spec.inputs],
-                [gradients[r.name].reshape(r.dims(call.rows)) for r in self.spec.results],
+                [results[r.name].reshape(r.dims(call.rows)) for r in self.spec.results],
             )
-        return LayerNormGrads(*map(gradients.get, GRADIENTS))
+        return results_of(self.spec.family, results)
 
     @functools.cached_property
     def _gpu(self) -> GpuModule:
@@ -195,8 +189,8 @@ class LayerNormBackward:
 
     def _check_options(self, output_mask: object, eps: object) -> None:
         """Expects options that are None, or those that the module was compiled for."""
-        mask = None if output_mask is None else check_output_mask(output_mask)
-        number = None if eps is None else check_eps(eps)
+        mask = None if output_mask is None else check_output_mask(output_mask, self.spec.family)
+        number = None if eps is None else check_number(eps)
         for name, asked, ours in (
             ("output_mask", mask, self.spec.output_mask),
             ("eps", number, self.spec.eps),
@@ -205,22 +199,23 @@ class LayerNormBackward:
                 raise ValueError(f"{name}: this module was compiled for {ours}, got {asked}")
 
     def _views(self, framework: Framework | None, given: Sequence[Any]) -> dict[str, Any]:
-        return interop.views(framework, dict(zip(ARGUMENTS, given, strict=True)))
+        return interop.views(framework, dict(zip(self._arguments, given, strict=True)))
 
     def _bind(self, arrays: Mapping[str, Any]) -> BoundCall:
         """The arguments checked against each other, and against what this module computes."""
-        mean = arrays["mean"]
-        if (mean is None) != (self.spec.eps is not None):
+        read = [s.name for s in self.spec.family.statistics if s.access is Access.READ]
+        if read and (arrays[read[0]] is None) != (self.spec.eps is not None):
+            said = " and ".join(read)
             raise ValueError(
-                "mean: this module "
-                + ("takes mean and rstd, got None" if mean is None else "recomputes mean and rstd")
+                f"{read[0]}: this module "
+                + (f"takes {said}, got None" if self.spec.eps is None else f"recomputes {said}")
             )
         call = bind_arrays(arrays, self._options)
         self._expect(call)
         return call
 
     def _shapes(self, call: BoundCall) -> dict[str, tuple[int, ...]]:
-        """The shapes of the gradients, as the caller sees them."""
+        """The shapes of the results, as the caller sees them."""
         return {result.name: call.shape_of(result) for result in self._results}
 
     def _expect(self, call: BoundCall) -> None:
@@ -228,14 +223,24 @@ class LayerNormBackward:
         if call.spec is None:
             raise ValueError("weight: this module takes a weight, got None")
         spec, theirs = self.spec, call.spec
-        if theirs.has_weight != spec.has_weight:
-            takes = "takes a weight, got None" if spec.has_weight else "has no weight, got one"
-            raise ValueError(f"weight: this module {takes}")
+        for name, has, got in (
+            ("weight", spec.has_weight, theirs.has_weight),
+            ("bias", spec.has_bias, theirs.has_bias),
+            (self._residual, spec.residual_dtype is not None, theirs.residual_dtype is not None),
+        ):
+            if has != got:
+                takes = f"takes a {name}, got None" if has else f"has no {name}, got one"
+                raise ValueError(f"{name}: this module {takes}")
         for name, ours, got in (
             ("input", spec.dtype, theirs.dtype),
             ("grad_output", spec.dy_dtype, theirs.dy_dtype),
             ("weight", spec.gamma_dtype, theirs.gamma_dtype),
             *((("bias", spec.beta_dtype, theirs.beta_dtype),) if call.has_bias else ()),
+            (
+                self._residual,
+                spec.element_type(Element.RESIDUAL),
+                theirs.element_type(Element.RESIDUAL),
+            ),
         ):
             if ours != got:
                 raise TypeError(f"{name}: this module was compiled for {ours}, got {got}")

@@ -1,4 +1,4 @@
-"""The caller's storage for the gradients, and the checks before it is written to."""
+"""The caller's storage for the results, and the checks before it is written to."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from iree_lnbwd import dtypes
-from iree_lnbwd.arguments import Array, GpuArray, LayerNormGrads
+from iree_lnbwd.arguments import Array, GpuArray, Results, results_type
+from iree_lnbwd.operands import Op
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
-from iree_lnbwd.spec import GRADIENTS, NormSpec
+from iree_lnbwd.spec import NormSpec
 
 
 class Extent(NamedTuple):
@@ -32,9 +33,9 @@ def extent(name: str, array: Array) -> Extent:
 
 
 def check_apart(inputs: Sequence[Extent], results: Sequence[Extent]) -> None:
-    """Expects storage for gradients that shares memory with nothing else in a call.
+    """Expects storage for results that shares memory with nothing else in a call.
 
-    Some kernels read a row again when parts of its gradient are written, and others do not. So the
+    Some kernels read a row again when parts of its result are written, and others do not. So the
     result of shared memory could not be promised.
 
     Raises:
@@ -51,36 +52,38 @@ def check_apart(inputs: Sequence[Extent], results: Sequence[Extent]) -> None:
                 )
 
 
-def three(out: object) -> LayerNormGrads:
-    """The caller's storage as gradients.
+def named(out: object, op: Op) -> Results:
+    """The caller's storage as the results of an op.
 
     Raises:
-        TypeError: It is not a sequence of three.
+        TypeError: It is not a sequence of as many.
     """
-    if isinstance(out, LayerNormGrads):
+    of = results_type(op)
+    if isinstance(out, of):
         return out
-    if not isinstance(out, tuple | list) or len(out) != len(GRADIENTS):
+    count = len(of._fields)
+    if not isinstance(out, tuple | list) or len(out) != count:
         raise TypeError(
-            f"out: expected LayerNormGrads or three arrays, got {type(out).__name__}"
+            f"out: expected {of.__name__} or {count} arrays, got {type(out).__name__}"
             + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
         )
-    return LayerNormGrads(*out)
+    return of(*out)
 
 
 def checked(
     framework: Framework | None,
-    out: LayerNormGrads,
+    out: Results,
     spec: NormSpec,
     shapes: Mapping[str, tuple[int, ...]],
     device: str,
-) -> LayerNormGrads:
-    """The caller's arrays for the gradients: NumPy's, or the known facts about a GPU's.
+) -> Results:
+    """The caller's arrays for the results: NumPy's, or the known facts about a GPU's.
 
     Args:
         framework: That of ``input``; None if it is in the host's memory.
         out: The arrays.
-        spec: Gives the gradients and their types.
-        shapes: The shapes of the gradients, by name.
+        spec: Gives the results and their types.
+        shapes: The shapes of the results, by name.
         device: The device that a GPU's arrays must be on.
 
     Raises:
@@ -88,9 +91,9 @@ def checked(
     """
     view = interop.memory_of if framework is None else framework.describe
     arrays: dict[str, Any] = {}
-    for gradient, array in out._asdict().items():
-        name = f"out.{gradient}"
-        if array is not None and gradient not in shapes:
+    for result_name, array in out._asdict().items():
+        name = f"out.{result_name}"
+        if array is not None and result_name not in shapes:
             raise ValueError(
                 f"{name}: expected None, for this module does not compute it, got "
                 f"{type_name(array)}"
@@ -118,4 +121,4 @@ def checked(
             raise ValueError(f"{name}: expected one on {device}, got {array.device}")
         if not on_gpu and not array.flags.writeable:
             raise ValueError(f"{name}: expected an array that can be written, got another")
-    return LayerNormGrads(*arrays.values())
+    return type(out)(*arrays.values())

@@ -13,6 +13,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.launches import LaunchPlans, Plan, count_of
+from iree_lnbwd.operands import WEIGHT
 from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
 from iree_lnbwd.spec import NormSpec
 
@@ -79,9 +80,7 @@ def are_aligned(addresses: Sequence[int], alignment: int) -> bool:
 class StreamModule:
     """A module's kernels, loaded on a GPU."""
 
-    def __init__(
-        self, spec: NormSpec, launches: LaunchPlans, driver: Driver, vmfb: bytes
-    ) -> None:
+    def __init__(self, spec: NormSpec, launches: LaunchPlans, driver: Driver, vmfb: bytes) -> None:
         """Loads the code.
 
         Raises:
@@ -98,15 +97,17 @@ class StreamModule:
             raise ArtifactError(
                 f"{spec.name}: no kernel {', '.join(sorted(missing))} in the module"
             )
-        # Kernels multiply by gamma even if the op has none.
         self._graphs: dict[Plan, Graph] = {}  # one for all M of a plan: only numbers change
-        self._ones = None if spec.has_weight else driver.upload(_ones(spec))
+        # Kernels of a backward multiply by gamma even if the op has none.
+        bound = {name for p in launches.plans for k in p.kernels for name in k.bindings}
+        needs_ones = WEIGHT.name in bound and not spec.has_weight
+        self._ones = driver.upload(_ones(spec)) if needs_ones else None
 
     def sequence(self, rows: int) -> LaunchSequence:
         """The launches for M rows, M >= 1."""
         plan = self._launches.of(rows)
         names = [argument.name for argument in self._spec.arguments]
-        names += ["weight"] if self._ones else []
+        names += [WEIGHT.name] if self._ones else []
         starts, end = [], 0
         for piece in plan.scratch:
             names.append(piece.name)

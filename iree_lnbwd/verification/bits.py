@@ -1,7 +1,7 @@
 """Results of small calls, kept to the last bit, so that another machine can compare its own.
 
 Each module has a file in NumPy's .npz format: its SHA-256, the seed and the SHA-256 of the inputs,
-and the gradients of each call. The inputs are made again from the seed.
+and the results of each call. The inputs are made again from the seed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from iree_lnbwd import artifact, npz
-from iree_lnbwd.arguments import Array, BoundCall, LayerNormGrads
+from iree_lnbwd.arguments import Array, BoundCall, Results
+from iree_lnbwd.operands import Kind
 from iree_lnbwd.schedules import Schedule
-from iree_lnbwd.spec import GRADIENTS, NormSpec
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.verification import matrix
 
 _ROWS = (1, 5, 37)
 _MOST_ELEMENTS = 1 << 14  # keeps the files of all modules below 10 MB
 _MOST_ELEMENTS_OF_MANY = 1 << 20  # can be emulated in two seconds
 
-Compute = Callable[[BoundCall], LayerNormGrads]
+Compute = Callable[[BoundCall], Results]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Difference:
 
     Attributes:
         rows: Of the call.
-        gradient: ATen's name.
+        result: ATen's name.
         elements: How many there are.
         different: How many differ in a bit; NaN is like NaN, whatever its bits.
         largest: The largest distance of two elements, in steps from one number of the element type
@@ -40,7 +41,7 @@ class Difference:
     """
 
     rows: int
-    gradient: str
+    result: str
     elements: int
     different: int
     largest: int
@@ -64,8 +65,8 @@ def save(
     arrays: dict[str, Array] = {"fingerprint": np.array(fingerprint), "seed": np.array(seed)}
     for call in _calls(spec, schedule, seed):
         arrays[f"{call.rows}/inputs_sha256"] = np.array(_inputs_digest(call))
-        for gradient, values in _kept(compute(call)):
-            arrays[f"{call.rows}/{gradient}"] = values
+        for result, values in _kept(spec, compute(call)):
+            arrays[f"{call.rows}/{result}"] = values
     npz.write(folder / f"{name}.npz", arrays)
 
 
@@ -85,8 +86,8 @@ def compare(
             raise ValueError(
                 f"{path}: this NumPy ({np.__version__}) makes other data from the seed"
             )
-        for gradient, values in _kept(compute(call)):
-            yield _difference(call.rows, gradient, values, kept[f"{call.rows}/{gradient}"])
+        for result, values in _kept(spec, compute(call)):
+            yield _difference(call.rows, result, values, kept[f"{call.rows}/{result}"])
 
 
 def _calls(spec: NormSpec, schedule: Schedule, seed: int) -> Iterator[BoundCall]:
@@ -100,23 +101,23 @@ def _calls(spec: NormSpec, schedule: Schedule, seed: int) -> Iterator[BoundCall]
             yield matrix.random_call(spec, rows, rng)
 
 
-def _kept(gradients: LayerNormGrads) -> Iterator[tuple[str, Array]]:
-    """The gradients of a call; only the first rows if there are many."""
-    for gradient, values in gradients._asdict().items():
-        if values is not None:
-            yield gradient, values[: _ROWS[-1]] if gradient == GRADIENTS[0] else values
+def _kept(spec: NormSpec, results: Results) -> Iterator[tuple[str, Array]]:
+    """The results of a call; only the first rows if there are many."""
+    for result in filter(spec.has, spec.family.results):
+        values = getattr(results, result.name)
+        yield result.name, values if result.kind is Kind.COLUMNS else values[: _ROWS[-1]]
 
 
 def _inputs_digest(call: BoundCall) -> str:
     return artifact.digest(b"".join(call.arrays[name].tobytes() for name in sorted(call.arrays)))
 
 
-def _difference(rows: int, gradient: str, actual: Array, expected: Array) -> Difference:
+def _difference(rows: int, result: str, actual: Array, expected: Array) -> Difference:
     nan = np.isnan(actual) & np.isnan(expected)
     steps = np.where(nan, 0, np.abs(_ordinal(actual) - _ordinal(expected)))
     different = (actual.view(f"u{actual.itemsize}") != expected.view(f"u{actual.itemsize}")) & ~nan
     largest = int(steps.max(initial=0))
-    return Difference(rows, gradient, actual.size, int(different.sum()), largest)
+    return Difference(rows, result, actual.size, int(different.sum()), largest)
 
 
 def _ordinal(values: Array) -> Array:

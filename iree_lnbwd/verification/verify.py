@@ -1,4 +1,4 @@
-"""Runs the op on real tensors and compares every gradient with the f64 reference."""
+"""Runs the ops on real tensors and compares every result with the f64 reference."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from iree_lnbwd.arguments import (
-    ARGUMENTS,
-    DEFAULT_EPS,
-    Array,
-    BoundCall,
-    LayerNormGrads,
-    bind_arrays,
-    check_options,
-)
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind
 from iree_lnbwd.errors import printable
-from iree_lnbwd.operands import BACKWARD, When
-from iree_lnbwd.spec import GRADIENTS, NormSpec
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, Op, When, names
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.verification.judge import Comparison, compare, judge
 
 EXPLANATION = """\
@@ -30,31 +22,33 @@ tolerance  what is allowed at the element that comes closest to missing it (err/
 
 @dataclass(frozen=True)
 class Row:
-    """One gradient of one case.
+    """One result of one case.
 
     Attributes:
         case: Name of the case.
         spec: What was computed.
         shape: Of ``input``.
-        gradient: ATen's name.
+        result: ATen's name.
         comparison: How far it is from the reference.
     """
 
     case: str
     spec: NormSpec
     shape: tuple[int, ...]
-    gradient: str
+    result: str
     comparison: Comparison
 
 
 class Runs(Protocol):
-    """A module that can compute calls: on a device (`LayerNormBackward`), or in software."""
+    """A module that can compute calls: on a device (`Norm`), or in software."""
 
-    def run(self, call: BoundCall) -> LayerNormGrads:
+    def run(self, call: BoundCall) -> Results:
         """Computes a call for its spec."""
 
 
-def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
+def bind_case(
+    arrays: Mapping[str, Array], *, source: str, op: Op = LAYER_NORM_BACKWARD
+) -> BoundCall:
     """The call in a case of an .npz, whose arrays are named like ATen's arguments.
 
     ``normalized_shape`` is the weight's shape, else the bias's, else the input's last dimension.
@@ -62,34 +56,35 @@ def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
     Args:
         arrays: By ATen's name.
         source: The case, or the file if it has only one, for messages.
+        op: What it is a call of.
 
     Raises:
         TypeError, ValueError: Naming the source and the argument.
     """
-    check_names(arrays, source)
+    check_names(arrays, source, op)
     shaped_like = arrays.get("weight", arrays.get("bias"))
     shape = arrays["input"].shape[-1:] if shaped_like is None else shaped_like.shape
     if not shape:
         name = next(name for name in ("weight", "bias", "input") if name in arrays)
         raise ValueError(f"{source}: {name}: expected one dimension or more, got none")
     try:
-        options = check_options(shape, (True,) * len(GRADIENTS), DEFAULT_EPS)
-        return bind_arrays({name: arrays.get(name) for name in ARGUMENTS}, options)
+        return bind(op.name, arrays, shape, eps=DEFAULT_EPS if op.centres else None)
     except TypeError as error:
         raise TypeError(f"{source}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
 
 
-def check_names(arrays: Mapping[str, Array], source: str) -> None:
+def check_names(arrays: Mapping[str, Array], source: str, op: Op) -> None:
     """Expects arrays that are named like ATen's arguments, with all that every call needs.
 
     Raises:
         ValueError: Naming the source and the array.
     """
-    if unknown := set(arrays) - set(ARGUMENTS):
-        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {ARGUMENTS}")
-    for operand in BACKWARD.arguments:
+    known = names(op.arguments)
+    if unknown := set(arrays) - set(known):
+        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {known}")
+    for operand in op.arguments:
         if operand.when is When.ALWAYS and operand.name not in arrays:
             raise ValueError(f"{source}: {operand.name} is missing; got {sorted(arrays)}")
 
@@ -107,20 +102,17 @@ def verify(cases: Mapping[str, BoundCall], load: Callable[[NormSpec], Runs]) -> 
             continue
         if call.spec not in loaded:
             loaded[call.spec] = load(call.spec)
-        gradients = loaded[call.spec].run(call)
+        results = loaded[call.spec].run(call)
         judgement = judge(call)
-        for name, actual, expected, tolerance in zip(
-            GRADIENTS, gradients, judgement.expected, judgement.tolerance, strict=True
-        ):
-            if actual is not None and expected is not None and tolerance is not None:
-                comparison = compare(actual, expected, tolerance)
-                yield Row(case, call.spec, call.shape, name, comparison)
+        for name, expected in judgement.expected.items():
+            comparison = compare(getattr(results, name), expected, judgement.tolerance[name])
+            yield Row(case, call.spec, call.shape, name, comparison)
 
 
 def table_header(case_width: int) -> tuple[str, str]:
     """The line above the rows, and one below it."""
     header = _line(
-        case_width, "case", "shape", "dtype", "gradient", "error", "tolerance", "err/tol", ""
+        case_width, "case", "shape", "dtype", "result", "error", "tolerance", "err/tol", ""
     )
     return header, "-" * len(header)
 
@@ -132,7 +124,7 @@ def table_line(row: Row, case_width: int) -> str:
         printable(row.case),
         "x".join(map(str, row.shape)),
         _types(row.spec),
-        row.gradient,
+        row.result,
         f"{row.comparison.error:.2e}",
         f"{row.comparison.tolerance:.2e}",
         f"{row.comparison.ratio:.3f}",
@@ -148,8 +140,8 @@ def _types(spec: NormSpec) -> str:
 
 def _line(case_width: int, case: str, *columns: str) -> str:
     widths = (14, 13, 11, 9, 9, 8, 4)
-    shape, dtype, gradient, *numbers = columns
+    shape, dtype, result, *numbers = columns
     words = [f"{case:<{case_width}}"]
-    words += [f"{text:<{w}}" for text, w in zip((shape, dtype, gradient), widths, strict=False)]
+    words += [f"{text:<{w}}" for text, w in zip((shape, dtype, result), widths, strict=False)]
     words += [f"{text:>{w}}" for text, w in zip(numbers, widths[3:], strict=True)]
     return "  ".join(words).rstrip()

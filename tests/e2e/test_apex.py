@@ -22,9 +22,7 @@ TYPES = (("f32", "f32"), ("f16", "f16"), ("f32", "f16"), ("bf16", "bf16"), ("f32
 @pytest.mark.parametrize(("input_type", "weight_type"), TYPES)
 def test_fast_layer_norm(length: int, input_type: str, weight_type: str) -> None:
     """grad_output has the weight's type, as the forward's output has in apex."""
-    spec = NormSpec(
-        (length,), input_type, grad_output_dtype=weight_type, weight_dtype=weight_type
-    )
+    spec = NormSpec((length,), input_type, grad_output_dtype=weight_type, weight_dtype=weight_type)
     rows = ROWS if length < LENGTHS[-1] else ROWS_OF_THE_LONGEST
     arguments = random_arguments(random_generator(), spec, (rows,))
     gradients = arguments.backward()

@@ -153,9 +153,7 @@ def test_compile_defaults_to_this_cpu_this_folder_and_f32(tmp_path: Path) -> Non
         (["--recompute-statistics=1e-6"], NormSpec((8,), eps=1e-6)),
     ],
 )
-def test_compile_options_make_the_spec(
-    options: list[str], spec: NormSpec, tmp_path: Path
-) -> None:
+def test_compile_options_make_the_spec(options: list[str], spec: NormSpec, tmp_path: Path) -> None:
     succeeded("compile", "--target=generic", "--normalized-shape=8", *options, "-o", tmp_path)
     manifest = artifact.read(tmp_path / f"{spec.name}_generic.vmfb")[1]
     assert manifest is not None

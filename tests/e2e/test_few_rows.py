@@ -25,9 +25,7 @@ MOST = 9  # rows, where the test says so: the next is then as quick to emulate
 
 
 @functools.cache
-def module(
-    spec: NormSpec, target: str, most: int | None = None
-) -> tuple[EmulatedNorm, OnePass]:
+def module(spec: NormSpec, target: str, most: int | None = None) -> tuple[EmulatedNorm, OnePass]:
     """By the chosen schedule, which may count other rows as few."""
     how = schedules.choose(spec, find_target(target))
     assert isinstance(how, OnePass)

@@ -18,9 +18,7 @@ TARGETS = ("sm_90", "gfx90a", "gfx942", "gfx1100")
 every_target = pytest.mark.parametrize("target", TARGETS)
 
 
-def op_for(
-    spec: NormSpec, target: str, how: Schedule | None = None
-) -> EmulatedNorm:
+def op_for(spec: NormSpec, target: str, how: Schedule | None = None) -> EmulatedNorm:
     vmfb, _ = compiler.build(spec, find_target(target), how=how)
     return EmulatedNorm(vmfb)
 

@@ -285,9 +285,7 @@ def test_eps_of_recomputed_statistics(eps: float) -> None:
 def test_output_mask_decides_what_is_computed(
     has_weight: bool, mask: tuple[bool, bool, bool]
 ) -> None:
-    everything = random_arguments(
-        random_generator(), NormSpec((N,), has_weight=has_weight), (37,)
-    )
+    everything = random_arguments(random_generator(), NormSpec((N,), has_weight=has_weight), (37,))
     masked = replace(everything, output_mask=mask)
     gradients = masked.backward()
     assert_matches_reference(gradients, masked)
@@ -352,9 +350,7 @@ def test_only_the_type_of_the_bias_matters() -> None:
 )
 @given_or_recomputed
 def test_mixed_types(dtype: str, grad_output: str, weight: str, eps: float | None) -> None:
-    spec = NormSpec(
-        (N,), dtype, grad_output_dtype=grad_output, weight_dtype=weight, eps=eps
-    )
+    spec = NormSpec((N,), dtype, grad_output_dtype=grad_output, weight_dtype=weight, eps=eps)
     arguments = random_arguments(random_generator(), spec, (37,))
     gradients = arguments.backward()
     assert_matches_reference(gradients, arguments)

@@ -35,9 +35,7 @@ ONE_PASS = OnePass(4, 1, 2, 1)
 class Gpu:
     """A module on an emulated GPU, and arrays there."""
 
-    def __init__(
-        self, spec: NormSpec, how: Schedule | None, patch: pytest.MonkeyPatch
-    ) -> None:
+    def __init__(self, spec: NormSpec, how: Schedule | None, patch: pytest.MonkeyPatch) -> None:
         self.driver = EmulatedDriver("cuda")
         self.arrays = Namespace(self.driver)
         patch.setattr(gpu_module, "Driver", lambda uri: self.driver)

@@ -201,9 +201,7 @@ def every_second_element(tensor: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 @pytest.mark.parametrize("eps", [None, 1e-5])
-def test_tensors_at_any_address_in_any_order(
-    gpu: DeviceUri, eps: float | None, dtype: str
-) -> None:
+def test_tensors_at_any_address_in_any_order(gpu: DeviceUri, eps: float | None, dtype: str) -> None:
     """They are copied; what is next on the GPU finds it as it was."""
     spec = NormSpec((1024,), dtype, eps=eps)
     op, given, arguments = op_and_tensors(gpu, spec, 37)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import ArtifactError, NormSpec, Manifest, artifact, compiler
+from iree_lnbwd import ArtifactError, Manifest, NormSpec, artifact, compiler
 from iree_lnbwd.targets import find_target
 
 VMFB = b"not really a module, which the artifact does not care about"

@@ -18,8 +18,8 @@ import pytest
 from iree_lnbwd import (
     CompileError,
     LayerNormBackward,
-    NormSpec,
     Manifest,
+    NormSpec,
     artifact,
     cache,
     compiler,

@@ -25,9 +25,7 @@ SPECS = (
     NormSpec((8,), rows=1),
     NormSpec((8,), has_weight=False),
     NormSpec((8,), eps=1e-5),
-    NormSpec(
-        (8,), "bf16", eps=0.0, has_weight=False, output_mask=(True, False, False)
-    ),
+    NormSpec((8,), "bf16", eps=0.0, has_weight=False, output_mask=(True, False, False)),
 )
 
 
@@ -152,9 +150,7 @@ def test_everything_else_is_the_files() -> None:
 def test_fixed_rows_need_no_dimension() -> None:
     assert "tensor.empty(%rows)" in specialized(NormSpec((8,)))
     assert "tensor.empty(%rows)" not in specialized(NormSpec((8,), rows=3))
-    assert "?" not in "".join(
-        re.findall(r"tensor<[^>]*>", specialized(NormSpec((8,), rows=3)))
-    )
+    assert "?" not in "".join(re.findall(r"tensor<[^>]*>", specialized(NormSpec((8,), rows=3))))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +173,7 @@ def test_fixed_rows_need_no_dimension() -> None:
             "%dgamma",
         ),
         (
-            NormSpec(
-                (8,), output_mask=(False, False, True), eps=0.0, has_weight=False
-            ),
+            NormSpec((8,), output_mask=(False, False, True), eps=0.0, has_weight=False),
             "dy x out_dbeta",
             "%dbeta",
         ),

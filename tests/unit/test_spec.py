@@ -159,9 +159,7 @@ def test_arguments_are_what_the_options_leave(fields: dict[str, Any], names: str
 
 
 def test_element_types() -> None:
-    spec = NormSpec(
-        (8,), "f32", grad_output_dtype="f16", weight_dtype="bf16", bias_dtype="f32"
-    )
+    spec = NormSpec((8,), "f32", grad_output_dtype="f16", weight_dtype="bf16", bias_dtype="f32")
     assert (spec.dy_dtype, spec.dtype, spec.gamma_dtype, spec.beta_dtype, spec.acc_dtype) == (
         "f16",
         "f32",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.arguments import AnyArray, Array, LayerNormGrads
+from iree_lnbwd.arguments import AnyArray, Array, Results
 from iree_lnbwd.runtime.frameworks import dlpack, dlpack_arrays, pytorch
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 
@@ -94,18 +94,18 @@ def is_immutable(array: Any) -> bool:
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def from_numpy(gradients: LayerNormGrads, like: Any) -> LayerNormGrads:
+def from_numpy(results: Results, like: Any) -> Results:
     """NumPy arrays as arrays of the library of ``like``, without a copy.
 
     They stay NumPy's if that library is known only by DLPack.
     """
     if isinstance(like, np.ndarray):
-        return gradients
+        return results
     wrap = (
         pytorch.as_tensor
         if pytorch.is_torch(like)
         else getattr(dlpack_arrays.namespace(like), "asarray", None)
     )
     if wrap is None:
-        return gradients
-    return LayerNormGrads(*(None if array is None else wrap(array) for array in gradients))
+        return results
+    return type(results)(*(None if array is None else wrap(array) for array in results))

@@ -1,0 +1,101 @@
+"""The loaded modules of each op, with the arguments of its function in their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from iree_lnbwd.arguments import LayerNormGrads, NormOutput, RmsNormGrads
+from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
+from iree_lnbwd.runtime.op import Norm
+
+# Each call takes the arguments of the function in `functional` without ``normalized_shape`` and
+# ``weight_offset``, which the module has. ``output_mask`` and ``eps`` are None, or what the module
+# was compiled for. ``out`` and the errors are those of `Norm._call`.
+
+
+class LayerNorm(Norm):
+    """A module that computes `iree_lnbwd.layer_norm`."""
+
+    def __call__(
+        self,
+        input: Any,
+        weight: Any = None,
+        bias: Any = None,
+        eps: float | None = None,
+        *,
+        residual: Any = None,
+        out: NormOutput | Sequence[Any] | None = None,
+    ) -> NormOutput:
+        """The output and the statistics; as `iree_lnbwd.layer_norm`."""
+        results = self._call((input, residual, weight, bias), None, eps, out)
+        return results  # type: ignore[return-value]
+
+
+class RmsNorm(Norm):
+    """A module that computes `iree_lnbwd.rms_norm`."""
+
+    def __call__(
+        self,
+        input: Any,
+        weight: Any = None,
+        eps: float | None = None,
+        *,
+        residual: Any = None,
+        out: NormOutput | Sequence[Any] | None = None,
+    ) -> NormOutput:
+        """The output and ``rstd``; as `iree_lnbwd.rms_norm`."""
+        results = self._call((input, residual, weight), None, eps, out)
+        return results  # type: ignore[return-value]
+
+
+class LayerNormBackward(Norm):
+    """A module that computes `iree_lnbwd.layer_norm_backward`."""
+
+    def __call__(
+        self,
+        grad_output: Any,
+        input: Any,
+        mean: Any = None,
+        rstd: Any = None,
+        weight: Any = None,
+        bias: Any = None,
+        output_mask: tuple[bool, bool, bool] | None = None,
+        *,
+        eps: float | None = None,
+        grad_residual: Any = None,
+        out: LayerNormGrads | Sequence[Any] | None = None,
+    ) -> LayerNormGrads:
+        """The gradients; as `iree_lnbwd.layer_norm_backward`."""
+        given = (grad_output, input, mean, rstd, weight, bias, grad_residual)
+        results = self._call(given, output_mask, eps, out)
+        return results  # type: ignore[return-value]
+
+
+class RmsNormBackward(Norm):
+    """A module that computes `iree_lnbwd.rms_norm_backward`."""
+
+    def __call__(
+        self,
+        grad_output: Any,
+        input: Any,
+        rstd: Any = None,
+        weight: Any = None,
+        output_mask: tuple[bool, bool] | None = None,
+        *,
+        eps: float | None = None,
+        grad_residual: Any = None,
+        out: RmsNormGrads | Sequence[Any] | None = None,
+    ) -> RmsNormGrads:
+        """The gradients; as `iree_lnbwd.rms_norm_backward`."""
+        given = (grad_output, input, rstd, weight, grad_residual)
+        results = self._call(given, output_mask, eps, out)
+        return results  # type: ignore[return-value]
+
+
+CLASSES: Mapping[str, type[LayerNorm | RmsNorm | LayerNormBackward | RmsNormBackward]] = {
+    LAYER_NORM.name: LayerNorm,
+    RMS_NORM.name: RmsNorm,
+    LAYER_NORM_BACKWARD.name: LayerNormBackward,
+    RMS_NORM_BACKWARD.name: RmsNormBackward,
+}
