@@ -255,7 +255,7 @@ def call(
             return results_of(op, {}), None
         norm = loaded(bound.spec, uri or _HOST, compiling)
         return interop.from_numpy(norm.run(bound), like=input), None
-    kind = framework.signature(given)
+    kind = framework.signature(arguments, given)
     # Where the statistics are given, eps is no option: calls with any are of one kind.
     has_eps = not op.is_backward or given[arguments.index(RSTD.name)] is None
     key = (kind, options if has_eps else options._replace(eps=None), uri)

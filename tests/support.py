@@ -11,11 +11,11 @@ import numpy as np
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, NormSpec, reference, schedules
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import OnePass, Schedule
-from iree_lnbwd.spec import GRADIENTS
 from iree_lnbwd.targets import Target
 from iree_lnbwd.verification.judge import Judgement
 
@@ -38,6 +38,9 @@ def without_few_rows(spec: NormSpec, target: Target) -> Schedule:
     return replace(chosen, few_rows=None) if isinstance(chosen, OnePass) else chosen
 
 
+ARGUMENTS = ("grad_output", "input", "mean", "rstd", "weight", "bias")  # of a layer-norm backward
+
+
 @dataclass(frozen=True, eq=False)
 class Arguments:
     """The arguments of one layer-norm backward, under ATen's names."""
@@ -49,31 +52,19 @@ class Arguments:
     rstd: Array | None = None
     weight: Array | None = None
     bias: Array | None = None
-    output_mask: tuple[bool, bool, bool] = (True, True, True)
+    output_mask: tuple[bool, ...] = (True, True, True)
     eps: float = DEFAULT_EPS
 
     def call(self) -> BoundCall:
         """Checked and flattened, as the package sees them."""
-        return bind(*self._positional(), self.eps)
+        given = {name: getattr(self, name) for name in ARGUMENTS}
+        return bind(
+            LAYER_NORM_BACKWARD.name, given, self.normalized_shape, self.output_mask, eps=self.eps
+        )
 
     def backward(self, device: str | None = None) -> LayerNormGrads:
         """Through the package's function, on the CPU unless another device is named."""
-        return lnbwd.layer_norm_backward(*self._positional(), eps=self.eps, device=device)
-
-    def _positional(
-        self,
-    ) -> tuple[
-        Array,
-        Array,
-        tuple[int, ...],
-        Array | None,
-        Array | None,
-        Array | None,
-        Array | None,
-        tuple[bool, bool, bool],
-    ]:
-        """ATen's arguments, in ATen's order."""
-        return (
+        return lnbwd.layer_norm_backward(
             self.grad_output,
             self.input,
             self.normalized_shape,
@@ -81,12 +72,15 @@ class Arguments:
             self.rstd,
             self.weight,
             self.bias,
-            self.output_mask,
+            self.output_mask,  # type: ignore[arg-type]
+            eps=self.eps,
+            device=device,
         )
 
-    def backward_by(self, op: LayerNormBackward) -> LayerNormGrads:
+    def backward_by(self, op: Norm) -> LayerNormGrads:
         """Through a loaded module."""
-        return op(self.grad_output, self.input, self.mean, self.rstd, self.weight, self.bias)
+        gradients: LayerNormGrads = op(*(getattr(self, name) for name in ARGUMENTS))
+        return gradients
 
     def with_true_statistics(self) -> Arguments:
         """With mean and rstd of ``input``: f64 inside, rounded once to what the op takes."""
@@ -141,32 +135,40 @@ def random_arguments(
     return arguments.with_true_statistics() if spec.eps is None else arguments
 
 
-def assert_matches_reference(actual: LayerNormGrads, arguments: Arguments) -> Judgement:
+def assert_matches_reference(actual: Results, arguments: Arguments) -> Judgement:
     """Each gradient is there if asked for, of the right shape and type, and within its tolerance.
 
     Returns:
         What the gradients were held against.
     """
-    call = arguments.call()
+    return assert_right(actual, arguments.call())
+
+
+def assert_right(actual: Results, call: BoundCall) -> Judgement:
+    """Each result is there if asked for, of the right shape and type, and within its tolerance.
+
+    Returns:
+        What the results were held against.
+    """
     judgement = reference.judge(call)
     results = {} if call.spec is None else {r.name: r.dtype for r in call.spec.results}
-    for name, got, expected, tolerance in zip(
-        GRADIENTS, actual, judgement.expected, judgement.tolerance, strict=True
-    ):
-        if expected is None or tolerance is None:
+    for name, got in actual._asdict().items():
+        if name not in results:
             assert got is None, f"{name} was not asked for"
             continue
+        expected = judgement.expected[name]
         assert got is not None, f"{name} is missing"
         assert got.shape == expected.shape, name
         assert got.dtype == DTYPES[results[name]].numpy, name
-        comparison = reference.compare(got, expected, tolerance)
+        comparison = reference.compare(got, expected, judgement.tolerance[name])
         assert comparison.passed, f"{name} of {call.spec}, input {call.shape}: {comparison}"
     return judgement
 
 
-def assert_same_bits(actual: LayerNormGrads, expected: LayerNormGrads) -> None:
+def assert_same_bits(actual: Results, expected: Results) -> None:
     """Equal to the last bit; NaN and the sign of zero count."""
-    for name, a, b in zip(GRADIENTS, actual, expected, strict=True):
+    assert type(actual) is type(expected)
+    for name, a, b in zip(actual._fields, actual, expected, strict=True):
         assert (a is None) == (b is None), name
         if a is not None and b is not None:
             assert (a.shape, a.dtype) == (b.shape, b.dtype), name

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from iree_lnbwd.arguments import BoundCall, Options, Results, bind_arrays, results_of
+from iree_lnbwd.arguments import BoundCall, Options, Results, bind_arrays, results_of, results_type
 from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
@@ -56,6 +56,8 @@ class Norm:
         self._module = module
         family = self.spec.family
         self._arguments = names(family.arguments)
+        storage_names = (f"out.{name}" for name in results_type(family)._fields)
+        self._with_storage = (*self._arguments, *storage_names)
         self._input = self._arguments.index(INPUT.name)
         self._residual = (GRAD_RESIDUAL if family.is_backward else RESIDUAL).name
         self._options = Options(
@@ -113,7 +115,11 @@ class Norm:
         input = given[self._input]
         framework = interop.on_gpu("input", input)
         if framework is not None:
-            kind = framework.signature(given if own is None else (*given, *own))
+            kind = (
+                framework.signature(self._arguments, given)
+                if own is None
+                else framework.signature(self._with_storage, (*given, *own))
+            )
             known = self._known.get(kind)
             if known is None:
                 views = self._views(framework, given)

@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.arguments import ARGUMENTS, GpuArray, LayerNormGrads
+from iree_lnbwd.arguments import GpuArray
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.runtime.frameworks import dlpack
 from iree_lnbwd.runtime.frameworks.framework import type_name
-
-# The names of a call's arrays, as a caller knows them.
-_NAMES = (*ARGUMENTS, *(f"out.{gradient}" for gradient in LayerNormGrads._fields))
 
 
 class _DlPackOnGpu:
@@ -22,10 +19,10 @@ class _DlPackOnGpu:
 
     waits = True
 
-    def signature(self, arrays: Sequence[Any]) -> Hashable:
+    def signature(self, names: Sequence[str], arrays: Sequence[Any]) -> Hashable:
         return tuple(  # with the type: some libraries' arrays may not be written to
             None if array is None else (type(array), self.describe(name, array))
-            for name, array in zip(_NAMES, arrays, strict=False)
+            for name, array in zip(names, arrays, strict=True)
         )
 
     def describe(self, name: str, array: Any) -> GpuArray:

@@ -21,11 +21,12 @@ class Framework(Protocol):
 
     waits: bool
 
-    def signature(self, arrays: Sequence[Any]) -> Hashable:
+    def signature(self, names: Sequence[str], arrays: Sequence[Any]) -> Hashable:
         """All that `describe` depends on, and whose arrays these are, found at little cost.
 
         Args:
-            arrays: A call's arguments in ATen's order, and then its storage, if it has any.
+            names: The names of the arrays, for messages.
+            arrays: A call's arguments in the order of the op's table, and then its storage, if any.
 
         Raises:
             TypeError, ValueError: As `describe`.

@@ -149,7 +149,7 @@ class _TorchOnGpu:
             lambda index: self._torch.cuda.current_stream(index).cuda_stream,
         )
 
-    def signature(self, arrays: Sequence[Any]) -> Hashable:
+    def signature(self, names: Sequence[str], arrays: Sequence[Any]) -> Hashable:
         found: list[object] = []
         for array in arrays:
             if not isinstance(array, self._tensor):  # None, or a mistake
