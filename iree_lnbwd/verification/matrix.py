@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import (
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    RMS_NORM_BACKWARD,
+    Kind,
+    Op,
+)
 from iree_lnbwd.schedules import FewRows, Schedule, forms
 from iree_lnbwd.spec import NormSpec
 
 _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)
 _DTYPES = ("f32", "f16", "bf16")
+_FAMILY_WIDTHS = (1, 5, 64, 769, 1024, 4096, 16384, 65536)
+_OPTIONS_WIDTHS = (769, 4096)  # a remainder in every vector, and none
+_RMS_EPS = 1e-6  # as most models have it
 ADVERSARIAL_ROWS = 37
 
 
 def specs() -> Iterator[NormSpec]:
-    """Widths, element types, masks and options."""
+    """Widths, element types, masks and options of every op; layer-norm backward's first."""
+    yield from _layer_norm_backward_specs()
+    for op in OPS.values():
+        if op != LAYER_NORM_BACKWARD:
+            yield from _plain_specs(op)
+        yield from _option_specs(op)
+
+
+def _layer_norm_backward_specs() -> Iterator[NormSpec]:
     for width in _WIDTHS:
         for dtype in _DTYPES:
             yield NormSpec((width,), dtype)
@@ -38,6 +58,69 @@ def specs() -> Iterator[NormSpec]:
                 yield NormSpec((width,), dtype, output_mask=mask)
 
 
+def _plain_specs(op: Op) -> Iterator[NormSpec]:
+    """Widths and element types, mixed ones too, and what a norm can be without."""
+    of = _spec_of(op)
+    for width in _FAMILY_WIDTHS:
+        for dtype in ("f32", "bf16"):
+            yield of((width,), dtype)
+    for width in (64, *_OPTIONS_WIDTHS):
+        yield of((width,), "f16")
+    for width in _OPTIONS_WIDTHS:
+        yield of((width,), "f64")
+        yield of((width,), "bf16", weight_dtype="f32")
+        yield of((width,), "f16", has_weight=False)
+        if op == LAYER_NORM:
+            yield of((width,), "f32", has_bias=False)
+            yield of((width,), "bf16", has_weight=False, has_bias=False)
+    yield of((769,), "f32", weight_dtype="bf16")
+    if op == LAYER_NORM:
+        yield of((769,), "f16", bias_dtype="f32")
+    if op == RMS_NORM_BACKWARD:
+        yield of((769,), "f32", grad_output_dtype="bf16", weight_dtype="bf16")
+        for width in (5, *_OPTIONS_WIDTHS):
+            for dtype in ("f32", "bf16"):
+                yield of((width,), dtype, eps=_RMS_EPS)
+        yield of((769,), "f64", eps=_RMS_EPS)
+        for mask in ((True, False), (False, True)):
+            for dtype in ("f32", "bf16"):
+                yield of((4096,), dtype, output_mask=mask)
+        yield of((65536,), "bf16", output_mask=(False, True))
+
+
+def _option_specs(op: Op) -> Iterator[NormSpec]:
+    """A residual or its gradient, and an offset of the weight; alone and together."""
+    of = _spec_of(op)
+    for width in _OPTIONS_WIDTHS:
+        for dtype in _DTYPES:
+            yield of((width,), dtype, residual_dtype=dtype)
+        yield of((width,), "bf16", residual_dtype="f32")
+        for dtype in ("f32", "bf16"):
+            yield of((width,), dtype, weight_offset=1.0)
+        yield of((width,), "bf16", residual_dtype="bf16", weight_offset=1.0)
+    yield of((769,), "f32", residual_dtype="bf16")
+    yield of((769,), "f64", residual_dtype="f64", weight_offset=1.0)
+    yield of((5,), "f16", residual_dtype="f32", weight_offset=1.0)
+    yield of((16384,), "bf16", residual_dtype="bf16")
+    yield of((65536,), "bf16", residual_dtype="bf16")
+    yield of((4096,), "bf16", residual_dtype="bf16", has_weight=False)
+    if op.is_backward:
+        alone = tuple(gradient.name == "grad_input" for gradient in op.masked)
+        for dtype in ("f32", "bf16"):
+            yield of((769,), dtype, residual_dtype=dtype, eps=_eps(op))
+            yield of((4096,), dtype, residual_dtype=dtype, output_mask=alone)
+
+
+def _spec_of(op: Op) -> Callable[..., NormSpec]:
+    """A spec of an op; a forward needs an eps."""
+    more = {} if op.is_backward else {"eps": _eps(op)}
+    return functools.partial(NormSpec, op=op.name, **more)
+
+
+def _eps(op: Op) -> float:
+    return DEFAULT_EPS if op.centres else _RMS_EPS
+
+
 def both_sides(spec: NormSpec, schedule: Schedule) -> tuple[int, ...]:
     """The most rows that count as few, and one row more, if a module has two forms."""
     first, *rest = forms(schedule, spec)
@@ -45,8 +128,8 @@ def both_sides(spec: NormSpec, schedule: Schedule) -> tuple[int, ...]:
 
 
 def random_call(spec: NormSpec, rows: int, rng: np.random.Generator) -> BoundCall:
-    """Rows from a normal distribution, with their true statistics."""
-    return _call(spec, rng.standard_normal((rows, spec.columns)) * 2 + 0.5, rng)
+    """Rows from a normal distribution, with their true statistics where the op takes them."""
+    return _call(spec, rng.standard_normal((rows, spec.columns)) * 2 + 0.5, rng, _as_they_are)
 
 
 def calls(
@@ -81,38 +164,79 @@ def calls(
 def adversarial_call(
     spec: NormSpec, rng: np.random.Generator, rows: int = ADVERSARIAL_ROWS
 ) -> BoundCall:
-    """Random rows, and among them constant ones, ones far from zero, zeros, an Inf and a NaN."""
+    """Random rows, and among them constant ones, ones far from zero, zeros, an Inf and a NaN.
+
+    What is added to the rows has them, too, so that sums are constant, far from zero and zero.
+    """
     x = rng.standard_normal((rows, spec.columns))
-    x[0] = 3.0  # rstd is 1 / sqrt(eps)
+    x[0] = 3.0  # with layer norm, rstd is 1 / sqrt(eps)
     x[1] += 100.0
     x[2] = 0.0
     x[3, 0] = np.inf
     x[4, -1] = np.nan
-    return _call(spec, x, rng)
+    return _call(spec, x, rng, _adversarial)
 
 
-def _call(spec: NormSpec, x64: Array, rng: np.random.Generator) -> BoundCall:
-    """Random gradients and weights for these rows, and the rows' true statistics."""
+def _as_they_are(added: Array) -> Array:
+    return added
+
+
+def _adversarial(added: Array) -> Array:
+    """What is added to the rows of `adversarial_call`; its own Inf and NaN are in other rows."""
+    added[0] = -0.5
+    added[2] = 0.0
+    added[-1, 0] = -np.inf
+    added[-2, -1] = np.nan
+    return added
+
+
+def _call(
+    spec: NormSpec, x64: Array, rng: np.random.Generator, change: Callable[[Array], Array]
+) -> BoundCall:
+    """A call on these rows, with random arguments besides, and the rows' true statistics.
+
+    Args:
+        spec: What it computes.
+        x64: The rows [M, N].
+        rng: The source of random numbers. Those of an older op come first, because results are
+            kept that were computed from them.
+        change: Changes what is added to the rows, or to their gradients.
+    """
+    op, dims = spec.family, spec.normalized_shape
 
     def of(dtype: str, values: Array) -> Array:
-        return values.astype(DTYPES[dtype].numpy)
+        with np.errstate(all="ignore"):  # statistics of rows with an Inf or a NaN
+            return values.astype(DTYPES[dtype].numpy)
 
     x = of(spec.dtype, x64)
-    mean = rstd = None
-    if spec.eps is None:
-        with np.errstate(all="ignore"):
-            mean = of(spec.acc_dtype, x.astype(np.float64).mean(axis=1))
-            var = x.astype(np.float64).var(axis=1)
-            rstd = of(spec.acc_dtype, 1 / np.sqrt(var + DEFAULT_EPS))
-    weight = of(spec.gamma_dtype, rng.standard_normal(spec.columns) + 1)
-    dims = spec.normalized_shape
+    values = {"input": x} | _true_statistics(spec, x)
+    values["weight"] = rng.standard_normal(spec.columns) + (1 - spec.weight_offset)
+    if op.is_backward:
+        values["grad_output"] = rng.standard_normal(x.shape)
+    if spec.has_bias:
+        values["bias"] = rng.standard_normal(spec.columns)
+    if spec.residual_dtype is not None:
+        name = "grad_residual" if op.is_backward else "residual"
+        values[name] = change(rng.standard_normal(x.shape))
+    given = {}
+    for operand in op.inputs:
+        if spec.has(operand):
+            array = of(spec.element_type(operand.element), values[operand.name])
+            shapes = {Kind.CELLS: (-1, *dims), Kind.ROWS: (-1,), Kind.COLUMNS: dims}
+            given[operand.name] = array.reshape(shapes[operand.kind])
     return bind(
-        of(spec.dy_dtype, rng.standard_normal(x.shape)).reshape(-1, *dims),
-        x.reshape(-1, *dims),
+        op.name,
+        {argument.name: given.get(argument.name) for argument in op.arguments},
         dims,
-        mean,
-        rstd,
-        weight.reshape(dims) if spec.has_weight else None,
-        None,
-        spec.output_mask,
+        output_mask=spec.output_mask,
+        eps=_eps(op) if spec.eps is None else spec.eps,
+        weight_offset=spec.weight_offset,
     )
+
+
+def _true_statistics(spec: NormSpec, x: Array) -> dict[str, Array]:
+    """The rows' statistics in f64, for the backwards that take them."""
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.float64)
+        square = wide.var(axis=1) if spec.family.centres else (wide * wide).mean(axis=1)
+        return {"mean": wide.mean(axis=1), "rstd": 1 / np.sqrt(square + _eps(spec.family))}

@@ -1,0 +1,92 @@
+"""The gradients of the family's norms in f64, and how far right ones may differ."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from iree_lnbwd.arguments import BoundCall
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.verification.judged import Judged
+from iree_lnbwd.verification.rows import F64, Arithmetic, Gamma, Normalized, blocks
+from iree_lnbwd.verification.sums import ColumnSums
+
+
+def gradients(call: BoundCall) -> dict[str, Judged]:
+    """The gradients that a call asks for, by ATen's name, as [M, N] or [N].
+
+    The tolerance covers both orders of dx's products: ``rstd`` last, and on GPUs ``rstd`` first,
+    where ``rstd / N`` may itself be subnormal. It covers ``grad_residual`` added to the rest, and
+    added earlier.
+    """
+    assert call.spec is not None
+    columns = call.spec.columns
+    arithmetic = Arithmetic.of(call.spec, call.rows)
+    u, step, column_u = arithmetic.u, arithmetic.step, arithmetic.column_u
+    gamma = Gamma.of(call, arithmetic)
+    dx, dx_off = np.empty((2, call.rows, columns))
+    dgamma, dgamma_off, dbeta, dbeta_off = (ColumnSums(columns) for _ in range(4))
+    for block in blocks(call.rows, columns):
+        dy, x = (call.arrays[n][block].astype(np.float64) for n in ("grad_output", "input"))
+        row = Normalized.of(call, block, x, arithmetic)
+        dx[block], dx_off[block] = _dx(call, block, dy, row, gamma, arithmetic)
+        dgamma.add(dy * row.xhat)
+        dgamma_off.add(
+            (column_u + 2 * u) * np.abs(dy * row.xhat) + np.abs(dy) * row.xhat_off + step
+        )
+        dbeta.add(dy)
+        dbeta_off.add(column_u * np.abs(dy))
+    values = {
+        "grad_input": (dx, dx_off),
+        "grad_weight": (dgamma.total, dgamma_off.total),
+        "grad_bias": (dbeta.total, dbeta_off.total),
+    }
+    return {
+        result.name: Judged.rounded_once(*values[result.name], DTYPES[result.dtype])
+        for result in call.spec.results
+    }
+
+
+def _dx(
+    call: BoundCall,
+    block: slice,
+    dy: F64,
+    row: Normalized,
+    gamma: Gamma,
+    arithmetic: Arithmetic,
+) -> tuple[F64, F64]:
+    """A block of dx, and of its errors before it is rounded."""
+    assert call.spec is not None
+    u, step, row_u = arithmetic.u, arithmetic.step, arithmetic.row_u
+    xhat, rstd, abs_xhat, abs_rstd = row.xhat, row.rstd, np.abs(row.xhat), np.abs(row.rstd)
+    h = dy * gamma.value
+    abs_h = np.abs(h)
+    h_off = np.abs(dy) * gamma.off  # its own rounding is counted with the terms it is part of
+    if call.spec.family.centres:
+        mean_h = h.mean(axis=1, keepdims=True)
+        mean_h_off = ((row_u + 2 * u) * abs_h + h_off).mean(axis=1, keepdims=True) + 2 * step
+    else:
+        mean_h, mean_h_off = np.zeros((2, len(h), 1))
+    mean_hx = (h * xhat).mean(axis=1, keepdims=True)
+    mean_hx_off = (row_u + 3 * u) * np.abs(h * xhat).mean(axis=1, keepdims=True) + (
+        abs_h * row.xhat_off + abs_xhat * h_off + (abs_xhat + 1) * step
+    ).mean(axis=1, keepdims=True)
+    dx = rstd * (h - mean_h - xhat * mean_hx)
+    terms = abs_h + np.abs(mean_h) + np.abs(xhat * mean_hx)
+    off = abs_rstd * (
+        (4 * u + row.rstd_relative) * terms
+        + h_off
+        + mean_h_off
+        + abs_xhat * mean_hx_off
+        + np.abs(mean_hx) * row.xhat_off
+        + 3 * step
+    )
+    # rstd / N, its products with the two sums, of which the second is multiplied by xhat, and the
+    # two that these are added to.
+    off += (call.spec.columns * (np.abs(mean_h) + np.abs(xhat * mean_hx)) + abs_xhat + 3) * (
+        step / 2
+    )
+    if "grad_residual" in call.arrays:
+        more = call.arrays["grad_residual"][block].astype(np.float64)
+        dx += more
+        off += u * (abs_rstd * terms + 2 * np.abs(more))
+    return dx, off

@@ -1,0 +1,66 @@
+"""The outputs of the family's norms in f64, and how far right ones may differ."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from iree_lnbwd.arguments import Array, BoundCall
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.spec import Element
+from iree_lnbwd.verification.judged import Judged
+from iree_lnbwd.verification.rows import Arithmetic, Gamma, Normalized, blocks
+
+
+def outputs(call: BoundCall) -> dict[str, Judged]:
+    """The results of a forward call, by ATen's name, as [M, N] or [M].
+
+    The sum with the residual is made as our code makes it, with the same two roundings, and is
+    normalized as it is stored: so it has no error, and has to match to the bit. The tolerance of
+    the output covers both orders of its products, ``(x - mean) * rstd`` first and ``rstd * gamma``
+    first, and multiply-adds.
+    """
+    assert call.spec is not None
+    shape = (call.rows, call.spec.columns)
+    arithmetic = Arithmetic.of(call.spec, call.rows)
+    u, step = arithmetic.u, arithmetic.step
+    gamma = Gamma.of(call, arithmetic)
+    beta = call.arrays["bias"].astype(np.float64) if "bias" in call.arrays else np.zeros(shape[1])
+    sums = np.empty(shape if "residual" in call.arrays else 0)
+    y, y_off = np.empty((2, *shape))
+    mean, mean_off, rstd, rstd_off = np.empty((4, call.rows, 1))
+    for block in blocks(*shape):
+        x = _summed(call, block).astype(np.float64)
+        row = Normalized.of(call, block, x, arithmetic)
+        scaled = row.xhat * gamma.value
+        y[block] = scaled + beta
+        y_off[block] = (
+            np.abs(gamma.value) * row.xhat_off
+            + np.abs(row.xhat) * gamma.off
+            + u * (np.abs(scaled) + np.abs(y[block]))
+            + (np.abs(x - row.mean) + 1) * step  # rstd * gamma and the product may be subnormal
+        )
+        mean[block], mean_off[block] = row.mean, row.mean_off
+        rstd[block], rstd_off[block] = row.rstd, row.rstd * row.rstd_relative
+        if "residual" in call.arrays:
+            sums[block] = x
+    values = {"output": (y, y_off), "mean": (mean, mean_off), "rstd": (rstd, rstd_off)}
+    return {
+        result.name: Judged.rounded_once(*values[result.name], DTYPES[result.dtype])
+        if result.name in values
+        else Judged.to_the_bit(sums)
+        for result in call.spec.results
+    }
+
+
+def _summed(call: BoundCall, block: slice) -> Array:
+    """What is normalized: the input; with a residual their sum, rounded as it is stored.
+
+    The sum is rounded to the accumulator's type and from that to the residual's.
+    """
+    x: Array = call.arrays["input"][block]
+    if "residual" not in call.arrays:
+        return x
+    assert call.spec is not None
+    wide = DTYPES[call.spec.acc_dtype].numpy
+    total: Array = x.astype(wide) + call.arrays["residual"][block].astype(wide)
+    return total.astype(DTYPES[call.spec.element_type(Element.RESIDUAL)].numpy)
