@@ -262,9 +262,9 @@ hal.executable.source private @few_rows {
         } {llvm.loop_annotation = #unrolled}
 
         // Any order of these additions will do, as long as it is always the same order.
+        %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
         %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
         %warp_h = scf.if %centres -> !acc {
-          %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
           %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
           scf.yield %subgroup_h : !acc
         } else {

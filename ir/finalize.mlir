@@ -115,13 +115,19 @@ hal.executable.source private @finalize {
       %adds_up = arith.andi %first_slice, %inside : i1
       scf.if %adds_up {
         %dgamma_shares = vector.transfer_read %dgamma_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
+        %dbeta_shares = scf.if %sums_dbeta -> !shares {
+          %read = vector.transfer_read %dbeta_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
+          scf.yield %read : !shares
+        } else {
+          %none = arith.constant dense<0.0> : !shares
+          scf.yield %none : !shares
+        }
         %dgamma_sum = vector.multi_reduction <add>, %dgamma_shares, %zero_cell [0] : !shares to !cell
+        %dbeta_sum = vector.multi_reduction <add>, %dbeta_shares, %zero_cell [0] : !shares to !cell
         %dgamma_cell = func.call @round_of_gamma(%dgamma_sum) : (!cell) -> !gamma_cell
+        %dbeta_cell = func.call @round_of_beta(%dbeta_sum) : (!cell) -> !beta_cell
         vector.store %dgamma_cell, %dgamma[%column] : !gamma_row, !gamma_cell
         scf.if %sums_dbeta {
-          %dbeta_shares = vector.transfer_read %dbeta_slices[%c0, %tx], %zero {in_bounds = [true, true]} : !slices, !shares
-          %dbeta_sum = vector.multi_reduction <add>, %dbeta_shares, %zero_cell [0] : !shares to !cell
-          %dbeta_cell = func.call @round_of_beta(%dbeta_sum) : (!cell) -> !beta_cell
           vector.store %dbeta_cell, %dbeta[%column] : !beta_row, !beta_cell
         }
       }

@@ -412,9 +412,9 @@ hal.executable.source private @rows {
         } {llvm.loop_annotation = #unrolled}
         %sum_h, %sum_hx = scf.if %wants_dx -> (!acc, !acc) {
           // Any order of these additions will do, as long as it is always the same order.
+          %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
           %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
           %warp_h = scf.if %centres -> !acc {
-            %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
             %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
             scf.yield %subgroup_h : !acc
           } else {
@@ -565,10 +565,10 @@ hal.executable.source private @rows {
       scf.if %never {
         vector.store %zero_dy, %dy[%c0, %c0] : !dy_rows, !dy_chunk
         vector.store %zero_x, %x[%c0, %c0] : !x_rows, !x_chunk
-        memref.store %zero, %rstd[%c0] : !acc_column
         scf.if %centres {
           memref.store %zero, %mean[%c0] : !acc_column
         }
+        memref.store %zero, %rstd[%c0] : !acc_column
         scf.if %adds_residual {
           %zero_residual = arith.constant dense<0.0> : !residual_chunk
           vector.store %zero_residual, %dresidual[%c0, %c0] : !residual_rows, !residual_chunk

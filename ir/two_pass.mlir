@@ -187,9 +187,9 @@ hal.executable.source private @row_sums {
         } {llvm.loop_annotation = #unrolled}
         scf.yield %h_step, %hx_step : !chunk, !chunk
       }
+      %thread_h = vector.reduction <add>, %sums#0 fastmath<reassoc> : !chunk into !acc
       %thread_hx = vector.reduction <add>, %sums#1 fastmath<reassoc> : !chunk into !acc
       %warp_h = scf.if %centres -> !acc {
-        %thread_h = vector.reduction <add>, %sums#0 fastmath<reassoc> : !chunk into !acc
         %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
         scf.yield %subgroup_h : !acc
       } else {
