@@ -14,17 +14,18 @@ from dataclasses import replace
 from iree_lnbwd import host_program, linking
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import LaunchPlans, launches
-from iree_lnbwd.operands import GRAD_BIAS, GRAD_INPUT, OPS, Element, Kind
+from iree_lnbwd.operands import GRAD_BIAS, GRAD_INPUT, OPS, RESIDUAL, Element, Kind
 from iree_lnbwd.schedules import (
     FewRows,
     Form,
+    Forward,
     OnePass,
     RowBlocks,
     Schedule,
     TwoPass,
     WholeTensors,
     forms,
-    row_statistics,
+    forward,
     schedule_to_dict,
 )
 from iree_lnbwd.spec import NormSpec
@@ -35,14 +36,15 @@ FEW_ROWS = "few_rows.mlir"
 TWO_PASS = "two_pass.mlir"
 ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
-ROW_STATISTICS = "row_statistics.mlir"
+FORWARD = "forward.mlir"
+FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
 MATH = ("math/norm.mlir", "math/types.mlir")
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
-    RowBlocks: (ROW_BLOCKS,),
     FewRows: (FEW_ROWS,),
     OnePass: (ONE_PASS, FINALIZE),
     TwoPass: (TWO_PASS, FINALIZE),
+    Forward: (FORWARD,),
 }
 
 _HEADER = re.compile(
@@ -62,9 +64,14 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     if isinstance(schedule, WholeTensors):
         return (f"{spec.op}.mlir",)
-    names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
-    if isinstance(schedule, OnePass | TwoPass) and spec.eps is not None:
-        names.append(ROW_STATISTICS)
+    if isinstance(schedule, RowBlocks):
+        names = [ROW_BLOCKS] if spec.family.is_backward else []
+        statistics = FORWARD_ROW_BLOCKS
+    else:
+        names = [name for form in reversed(forms(schedule, spec)) for name in _FILES[type(form)]]
+        statistics = FORWARD
+    if spec.eps is not None and statistics not in names:
+        names.append(statistics)
     return (*names, *MATH)
 
 
@@ -104,7 +111,7 @@ def module(
     bodies = {name: text for name, text in texts.items() if name not in MATH}
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
-    elif isinstance(schedule, OnePass | TwoPass) and plans is not None:
+    elif isinstance(schedule, OnePass | TwoPass | Forward) and plans is not None:
         aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(plans)
         bodies = {
             name: host_program.launched(_literals(name, text, spec, target, schedule), plans)
@@ -140,14 +147,17 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
 
 
 def _literals(
-    name: str, text: str, spec: NormSpec, target: Target, schedule: OnePass | TwoPass
+    name: str, text: str, spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forward
 ) -> str:
     """A file of kernels with its literals that MLIR takes no alias for."""
     if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
         text = text.replace("cluster(size = 8)", f"cluster(size = {few.parts(target)})")
     if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _narrow_copies(text, spec, schedule)
-    text = text.replace("cluster(size = 32)", f"cluster(size = {target.subgroup_size})")
+    of_a_row = target.subgroup_size
+    if name == FORWARD:
+        of_a_row = _forward(spec, target, schedule).cluster(target)
+    text = text.replace("cluster(size = 32)", f"cluster(size = {of_a_row})")
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
 
 
@@ -227,28 +237,42 @@ def _chunks(vector: int) -> dict[str, str]:
     }
 
 
-def _gpu_aliases(spec: NormSpec, target: Target, schedule: OnePass | TwoPass) -> dict[str, str]:
+def _gpu_aliases(
+    spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forward
+) -> dict[str, str]:
     """The aliases of all kernels of a module for a GPU."""
-    aliases = _kernel_aliases(spec, target, schedule)
-    if isinstance(schedule, TwoPass):
-        aliases |= _two_pass_aliases(spec, target, schedule)
-    else:
-        aliases |= _one_pass_aliases(spec, target, schedule)
-        if schedule.few_rows:
-            aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
+    aliases = {
+        "#columns": f"{spec.columns} : index",
+        "#subgroup": f"{target.subgroup_size} : index",
+        "#unrolled": "#llvm.loop_annotation<unroll = <full = true>>",
+        **_bindings(spec.columns),
+    }
     if spec.eps is not None:
-        aliases |= _row_statistics_aliases(spec, target)
+        aliases |= _forward_aliases(spec, target, _forward(spec, target, schedule))
+    if isinstance(schedule, Forward):
+        return aliases
+    aliases |= _partial_rows_aliases(spec, target, schedule)
+    if isinstance(schedule, TwoPass):
+        return aliases | _two_pass_aliases(spec, target, schedule)
+    aliases |= _one_pass_aliases(spec, target, schedule)
+    if schedule.few_rows:
+        aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
     return aliases
 
 
-def _kernel_aliases(spec: NormSpec, target: Target, schedule: OnePass | TwoPass) -> dict[str, str]:
+def _forward(spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forward) -> Forward:
+    """How rows are normalized, or how a backward recomputes their statistics."""
+    return schedule if isinstance(schedule, Forward) else forward(spec, target)
+
+
+def _partial_rows_aliases(
+    spec: NormSpec, target: Target, schedule: OnePass | TwoPass
+) -> dict[str, str]:
     """The aliases that the kernels of one pass and of two passes share."""
     cols, vector = spec.columns, schedule.vector
     return {
-        "#columns": f"{cols} : index",
         "#vector": f"{vector} : index",
         "#threads": f"{schedule.threads(target)} : index",
-        "#subgroup": f"{target.subgroup_size} : index",
         "#resident": f"{schedule.resident} : i32",
         "#wants_dx": _flag(spec.has(GRAD_INPUT)),
         "#partials_at_once": f"{schedule.finalize_rows} : index",
@@ -258,13 +282,11 @@ def _kernel_aliases(spec: NormSpec, target: Target, schedule: OnePass | TwoPass)
         "!slices": _shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
         "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
         "!acc_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
-        **_bindings(cols),
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **_chunks(vector),
         "!gamma_cell": "vector<1x!gamma>",
         "!beta_cell": "vector<1x!beta>",
         "!cell": "vector<1x!acc>",
-        "#unrolled": "#llvm.loop_annotation<unroll = <full = true>>",
     }
 
 
@@ -393,20 +415,33 @@ def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict
     }
 
 
-def _row_statistics_aliases(spec: NormSpec, target: Target) -> dict[str, str]:
-    how = row_statistics(spec, target)
-    vector, threads = how.vector, how.threads(target)
+def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, str]:
+    vector, chunks, warps = how.vector, how.chunks, how.warps(target)
+    is_forward = not spec.family.is_backward
+    named = ("x", "residual", "gamma", "beta")
     return {
-        "#statistics_vector": f"{vector} : index",
-        "#statistics_threads": f"{threads} : index",
-        "#statistics_rows": f"{how.rows} : index",
-        "#statistics_chunks": f"{how.chunks} : index",
-        "#statistics_alone": _flag(how.warps == 1),
-        "#statistics_kernel": _kernel(how.rows * threads, target),
-        "!statistics_x": f"vector<{vector}x!x>",
-        "!statistics_chunk": f"vector<{vector}x!acc>",
-        "!statistics_exchange": _shared(f"2x{how.rows}x{how.warps}x!acc"),
-        "!statistics_warps": f"vector<{how.warps}x!acc>",
+        "#forward_vector": f"{vector} : index",
+        "#forward_chunks": f"{chunks} : index",
+        "#forward_threads": f"{how.threads} : index",
+        "#forward_rows": f"{how.rows} : index",
+        "#forward_workgroups": f"{how.workgroups} : index",
+        "#forward_steps": f"{how.steps(spec)} : index",
+        "#forward_span": f"{how.span(spec)} : index",
+        "#forward_whole": _flag(how.whole(spec)),
+        "#forward_keeps": _flag(how.keeps),
+        "#forward_ahead": _flag(how.ahead > 0),
+        "#forward_alone": _flag(warps == 1),
+        "#forward_resident": f"{how.resident} : i32",
+        "#forward_residual": _flag(spec.has(RESIDUAL)),
+        "#writes_output": _flag(is_forward),
+        "#scales": _flag(spec.has_weight and is_forward),
+        "#forward_kernel": _kernel(how.rows * how.threads, target),
+        "!forward_exchange": _shared(f"2x{how.rows}x{warps}x!acc"),
+        "!forward_warps": f"vector<{warps}x!acc>",
+        "!forward_chunk": f"vector<{vector}x!acc>",
+        "!forward_held": _private(f"{chunks}x!forward_chunk"),
+        **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},
+        **{f"!forward_{name}_held": _private(f"{chunks}x!forward_{name}") for name in named},
     }
 
 

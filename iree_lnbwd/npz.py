@@ -20,6 +20,7 @@ from iree_lnbwd.arguments import Array
 from iree_lnbwd.errors import one_line
 
 _BF16_SUFFIX = ":bf16"
+_PROVENANCE = "provenance"  # a text that says where a file comes from
 _BF16 = dtypes.DTYPES["bf16"].numpy
 
 
@@ -55,7 +56,7 @@ def read_cases(path: str | os.PathLike[str]) -> dict[str, dict[str, Array]]:
     cases: dict[str, dict[str, Array]] = {}
     for key, array in read(path).items():
         case, _, argument = key.rpartition("/")
-        if array.dtype.kind == "U":  # provenance
+        if argument == _PROVENANCE:
             continue
         arguments = cases.setdefault(case, {})
         if argument in arguments:  # "/input" and "input"

@@ -1,16 +1,19 @@
-"""Captures the layer-norm backward operands of a real transformer training step.
+"""Captures what norms are given in a real training step of two small transformers.
 
-Trains a small GPT-style model (pre-LN, byte level, about 1.9 million parameters) on the Python
-language reference that every Python installation carries (`pydoc_data.topics`). It then runs the
-forward and backward pass of one further step and saves, for a few of the layer norms, what a
-layer-norm backward kernel is given: grad_output, input, weight, mean and rstd. That step runs in
-f32, in bf16, and (for one layer norm) in bf16 with the layer norms' parameters kept in f32.
+Trains a small GPT-style model (layer norms, about 1.9 million parameters) and a small Llama-style
+one (RMS norms of a residual stream, about as many) on the Python language reference that every
+Python installation carries (`pydoc_data.topics`). It then runs the forward and backward pass of one
+further step and saves, for a few of the norms, what kernels are given: in a forward (input,
+residual, weight, bias) and in a backward (grad_output, input, weight, mean and rstd,
+grad_residual). That step runs in f32, in bf16, and (for one layer norm) in bf16 with the norms'
+parameters kept in f32.
 
-The default 300 steps take about a minute on two CPU cores:
+The default 300 steps take about two minutes on two CPU cores:
 
     python scripts/capture_training_step.py [--steps 300] [--seed 0] [--output PATH]
 
-The output is a compressed .npz with keys `<case>/<argument>`, e.g. `step300.h0.ln_1.f32/input`.
+The output is a compressed .npz with keys `<case>/<argument>`, e.g. `step300.h0.ln_1.f32/input`. The
+key `<case>/op` names the op, where it is another than `layer_norm_backward`.
 NumPy has no bfloat16, so a bf16 array is stored as its uint16 bits, under
 `<case>/<argument>:bf16`. The key `provenance` is a 0-d string array that holds JSON.
 """
@@ -33,11 +36,12 @@ from typing import Any
 import numpy as np
 import torch
 from small_gpt import Config, Gpt, batches, corpus, next_byte_loss, optimizer_of, train_step
+from small_llama import AddRMSNorm, Llama
 from torch import Tensor, nn
 
 _DEFAULT_OUTPUT = Path(__file__).resolve().parents[1] / "iree_lnbwd" / "data" / "training_step.npz"
 _MAX_BYTES = 2_000_000
-_SAVED_SEQUENCES = 2  # of each batch; keeps the file small enough to ship in the package
+_SAVED_SEQUENCES = 1  # of each batch; keeps the file small enough to ship in the package
 _REPORT_EVERY = 20
 _NUM_THREADS = 2  # fixed, because the order of parallel sums changes their rounding
 
@@ -51,8 +55,9 @@ _STATISTICS = (
     "where PyTorch's CPU kernel returns them in bf16, from the same input widened to f32"
 )
 
-# What one layer norm's backward is given, by argument name.
+# What one norm is given, forward or backward, by argument name.
 Case = dict[str, Tensor]
+Calls = dict[tuple[str, str], Case]  # by the norm's name and the op's
 
 
 class CaptureError(Exception):
@@ -66,7 +71,13 @@ def captured_norms(config: Config) -> dict[str, tuple[str, ...]]:
     return {"f32": every, "bf16": every, "bf16_f32weight": (middle,)}
 
 
-def train(model: Gpt, data: Iterator[Tensor], config: Config, steps: int) -> list[float]:
+def captured_add_norms(config: Config) -> dict[str, tuple[str, ...]]:
+    """As `captured_norms`, of the Llama."""
+    middle = f"h.{config.n_layer // 2}.mlp_norm"
+    return {"f32": (middle,), "bf16": (middle, "norm")}
+
+
+def train(model: nn.Module, data: Iterator[Tensor], config: Config, steps: int) -> list[float]:
     """Trains the model in place and returns the loss of each step."""
     optimizer = optimizer_of(model, config)
     losses: list[float] = []
@@ -89,12 +100,12 @@ def check_losses(losses: list[float]) -> None:
         )
 
 
-def cast_copy(model: Gpt, precision: str) -> Gpt:
-    """Returns a copy of the model in one of `_PRECISIONS`."""
+def cast_copy(model: nn.Module, precision: str) -> nn.Module:
+    """Returns a copy of a model in one of `_PRECISIONS`."""
     model = copy.deepcopy(model)
     bf16_modules: tuple[type[nn.Module], ...] = {
         "f32": (),
-        "bf16": (nn.Linear, nn.Embedding, nn.LayerNorm),
+        "bf16": (nn.Linear, nn.Embedding, nn.LayerNorm, AddRMSNorm),
         "bf16_f32weight": (nn.Linear, nn.Embedding),
     }[precision]
     for module in model.modules():
@@ -140,11 +151,11 @@ def check_case(name: str, case: Case, norm: nn.LayerNorm) -> None:
             raise CaptureError(f"{name}: the parameter gradients disagree by {error:.1e}")
 
 
-def capture(model: Gpt, batch: Tensor, names: tuple[str, ...]) -> tuple[float, dict[str, Case]]:
+def capture(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tuple[float, Calls]:
     """Runs one forward and backward pass and returns its loss and the named layer norms' operands.
 
-    Each case has grad_output and input [batch, seq, d_model], weight [d_model], and mean and rstd
-    [batch, seq, 1].
+    The backward of each has grad_output and input [batch, seq, d_model], weight [d_model], and mean
+    and rstd [batch, seq, 1]. The last of them has a forward, too, with a bias [d_model].
     """
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
@@ -159,7 +170,7 @@ def capture(model: Gpt, batch: Tensor, names: tuple[str, ...]) -> tuple[float, d
     loss = next_byte_loss(model, batch)
     torch.autograd.backward(loss)
 
-    cases: dict[str, Case] = {}
+    calls: Calls = {}
     for name, norm in norms.items():
         assert isinstance(norm, nn.LayerNorm)
         x, output = seen[norm]
@@ -174,16 +185,82 @@ def capture(model: Gpt, batch: Tensor, names: tuple[str, ...]) -> tuple[float, d
             "rstd": rstd,
         }
         check_case(name, case, norm)
-        cases[name] = case
-    return loss.item(), cases
+        calls[name, "layer_norm_backward"] = case
+    bias = norm.bias.detach()
+    calls[name, "layer_norm"] = {"input": x, "weight": weight, "bias": bias}
+    return loss.item(), calls
 
 
-def encode(case_name: str, case: Case) -> dict[str, np.ndarray[Any, Any]]:
+def capture_sums(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tuple[float, Calls]:
+    """As `capture`, for the norms of a Llama: a forward call and a backward call of each.
+
+    The forward has input and residual [batch, seq, d_model] and weight [d_model]. The backward's
+    input is their sum, and it has grad_residual, the gradient that came back past the norm.
+    """
+    seen: dict[nn.Module, tuple[Tensor, ...]] = {}
+
+    def remember(
+        norm: nn.Module, args: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        output, total = outputs
+        past = total.view_as(total)  # its gradient lacks the norm's own part
+        output.retain_grad()
+        past.retain_grad()
+        seen[norm] = (args[0].detach(), args[1].detach(), total.detach(), output, past)
+        return output, past
+
+    norms = {name: module for name, module in model.named_modules() if name in names}
+    for module in norms.values():
+        module.register_forward_hook(remember)
+    model.zero_grad()
+    loss = next_byte_loss(model, batch)
+    torch.autograd.backward(loss)
+
+    calls: Calls = {}
+    for name, norm in norms.items():
+        assert isinstance(norm, AddRMSNorm)
+        x, residual, total, output, past = seen[norm]
+        assert output.grad is not None
+        weight = norm.weight.detach()
+        backward = {
+            "grad_output": output.grad,
+            "input": total,
+            "rstd": torch.rsqrt(total.float().square().mean(-1, keepdim=True) + norm.eps),
+            "weight": weight,
+            "grad_residual": torch.zeros_like(total) if past.grad is None else past.grad,
+        }
+        check_sum_case(name, backward, norm)
+        calls[name, "rms_norm"] = {"input": x, "residual": residual, "weight": weight}
+        calls[name, "rms_norm_backward"] = backward
+    return loss.item(), calls
+
+
+def check_sum_case(name: str, case: Case, norm: AddRMSNorm) -> None:
+    """Raises CaptureError unless the captured operands are finite and belong together."""
+    for argument, tensor in case.items():
+        if not torch.isfinite(tensor).all():
+            raise CaptureError(f"{name}: {argument} is not finite")
+    dy, x, rstd = (case[argument].double() for argument in ("grad_output", "input", "rstd"))
+    error = (rstd * (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() - 1).abs().max().item()
+    if not error < 1e-5:
+        raise CaptureError(f"{name}: rstd is off by {error:.1e}")
+    assert norm.weight.grad is not None
+    expected = (dy * x * rstd).sum(dim=(0, 1))
+    error = ((norm.weight.grad.double() - expected).norm() / expected.norm()).item()
+    if not error < (1e-4 if case["input"].dtype == torch.float32 else 0.1):
+        raise CaptureError(f"{name}: the weight's gradient disagrees by {error:.1e}")
+
+
+def encode(
+    case_name: str, case: Case, op: str = "layer_norm_backward"
+) -> dict[str, np.ndarray[Any, Any]]:
     """Returns the arrays to store for a case: its first sequences, bf16 as uint16 bits."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
+    if op != "layer_norm_backward":
+        arrays[f"{case_name}/op"] = np.array(op)
     for argument, tensor in case.items():
         key = f"{case_name}/{argument}"
-        saved = tensor if argument == "weight" else tensor[:_SAVED_SEQUENCES]
+        saved = tensor if tensor.dim() == 1 else tensor[:_SAVED_SEQUENCES]
         if saved.dtype == torch.bfloat16:
             arrays[f"{key}:bf16"] = saved.contiguous().view(torch.uint16).numpy()
         else:
@@ -210,11 +287,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def describe(config: Config, losses: list[float], text: bytes) -> dict[str, Any]:
+def describe(config: Config, losses: dict[str, list[float]], text: bytes) -> dict[str, Any]:
     """Returns the provenance that does not depend on what was captured."""
     return {
-        "initial_loss": losses[0],
-        "final_loss": losses[-1],
+        "initial_loss": {kind: of_kind[0] for kind, of_kind in losses.items()},
+        "final_loss": {kind: of_kind[-1] for kind, of_kind in losses.items()},
         "versions": {
             "torch": torch.__version__,
             "numpy": np.__version__,
@@ -227,8 +304,9 @@ def describe(config: Config, losses: list[float], text: bytes) -> dict[str, Any]
             "bytes": len(text),
             "sha256": hashlib.sha256(text).hexdigest(),
         },
-        "model": {
-            "kind": "decoder-only transformer, pre-LN, byte level, causal attention, GELU, AdamW",
+        "models": {
+            "Gpt": "decoder-only transformer, pre-LN, byte level, causal attention, GELU, AdamW",
+            "Llama": "the same with RMS norms of a residual stream, rotary positions, a gated MLP",
             **dataclasses.asdict(config),
         },
     }
@@ -238,23 +316,26 @@ def run(steps: int, seed: int) -> bytes:
     """Trains, captures, prints the provenance and returns the .npz file's content."""
     torch.set_num_threads(_NUM_THREADS)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(seed)
-    config = Config()
-    text = corpus()
-    model = Gpt(config)
-    data = batches(text, config, seed)
-    losses = train(model, data, config, steps)
-    check_losses(losses)
-
+    config, text = Config(), corpus()
     arrays: dict[str, Any] = {}
-    captured_losses: dict[str, float] = {}
+    losses: dict[str, list[float]] = {}
+    captured_losses: dict[str, dict[str, float]] = {}
     case_names: list[str] = []
-    batch = next(data)
-    for precision, names in captured_norms(config).items():
-        captured_losses[precision], cases = capture(cast_copy(model, precision), batch, names)
-        for name, case in cases.items():
-            case_names.append(f"step{steps}.{name.replace('h.', 'h')}.{precision}")
-            arrays |= encode(case_names[-1], case)
+    for kind in (Gpt, Llama):
+        torch.manual_seed(seed)
+        model, data = kind(config), batches(text, config, seed)
+        losses[kind.__name__] = train(model, data, config, steps)
+        check_losses(losses[kind.__name__])
+        batch = next(data)
+        of_kind = captured_losses.setdefault(kind.__name__, {})
+        wanted = captured_norms(config) if kind is Gpt else captured_add_norms(config)
+        for precision, names in wanted.items():
+            capture_ = capture if kind is Gpt else capture_sums
+            of_kind[precision], calls = capture_(cast_copy(model, precision), batch, names)
+            for (name, op), case in calls.items():
+                stem = f"step{steps}.{name.replace('h.', 'h')}.{precision}"
+                case_names.append(stem if op.endswith("backward") else f"{stem}.forward")
+                arrays |= encode(case_names[-1], case, op)
     provenance = {
         "script": "scripts/capture_training_step.py",
         "arguments": {"steps": steps, "seed": seed},

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind
 from iree_lnbwd.errors import printable
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, Op, When, names
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, Op, When, names
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.verification.judge import Comparison, compare, judge
 
@@ -46,21 +46,21 @@ class Runs(Protocol):
         """Computes a call for its spec."""
 
 
-def bind_case(
-    arrays: Mapping[str, Array], *, source: str, op: Op = LAYER_NORM_BACKWARD
-) -> BoundCall:
+def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
     """The call in a case of an .npz, whose arrays are named like ATen's arguments.
+
+    An array ``op`` is the name of the op; without it, it is ``layer_norm_backward``.
 
     ``normalized_shape`` is the weight's shape, else the bias's, else the input's last dimension.
 
     Args:
         arrays: By ATen's name.
         source: The case, or the file if it has only one, for messages.
-        op: What it is a call of.
 
     Raises:
         TypeError, ValueError: Naming the source and the argument.
     """
+    op, arrays = _op_of(arrays, source)
     check_names(arrays, source, op)
     shaped_like = arrays.get("weight", arrays.get("bias"))
     shape = arrays["input"].shape[-1:] if shaped_like is None else shaped_like.shape
@@ -73,6 +73,16 @@ def bind_case(
         raise TypeError(f"{source}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
+
+
+def _op_of(arrays: Mapping[str, Array], source: str) -> tuple[Op, Mapping[str, Array]]:
+    """The op of a case, and its other arrays."""
+    if "op" not in arrays:
+        return LAYER_NORM_BACKWARD, arrays
+    name = str(arrays["op"])
+    if name not in OPS:
+        raise ValueError(f"{source}: op: expected one of {', '.join(OPS)}, got {name[:80]!r}")
+    return OPS[name], {key: array for key, array in arrays.items() if key != "op"}
 
 
 def check_names(arrays: Mapping[str, Array], source: str, op: Op) -> None:
