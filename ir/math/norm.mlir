@@ -5,6 +5,7 @@
 !acc = f32
 !chunk = vector<8x!acc>
 #inv_n = 2.44140625e-4 : !acc  // 1 / N
+#eps = 1.0e-5 : !acc
 #single_column = false         // N is 1
 #weight_offset = -0.0 : !acc   // none: adding -0.0 changes no number, and leaves no code
 #adds_residual = true
@@ -40,6 +41,26 @@ func.func private @plus_residual(%dx: !chunk, %dresidual: !chunk) -> !chunk {
   %both = arith.addf %dx, %dresidual : !chunk
   %sum = arith.select %adds_residual, %both, %dx : !chunk
   return %sum : !chunk
+}
+
+// rstd = 1 / sqrt(var + eps), from a row's sum of the squares of centred values, or of values.
+func.func private @rstd(%sum_squares: !acc) -> !acc {
+  %inv_n = arith.constant #inv_n
+  %eps = arith.constant #eps
+  %one = arith.constant 1.0 : !acc
+  %var = arith.mulf %sum_squares, %inv_n : !acc
+  %var_eps = arith.addf %var, %eps : !acc
+  // The compiler would turn math.sqrt and a division into an approximate rsqrt.
+  %std = llvm.call_intrinsic "llvm.sqrt"(%var_eps) : (!acc) -> !acc
+  %rstd = arith.divf %one, %std : !acc
+  return %rstd : !acc
+}
+
+// y = xhat * g + beta on a GPU. The multiply-add rounds once where two operations round twice, and LLVM
+// turns it into a product without a beta (-0.0), and into a sum without a weight (1).
+func.func private @y(%xhat: !chunk, %g: !chunk, %beta: !chunk) -> !chunk {
+  %y = math.fma %xhat, %g, %beta : !chunk
+  return %y : !chunk
 }
 
 // dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)) on a GPU, from the row's sums of h and of h * xhat.

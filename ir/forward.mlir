@@ -1,0 +1,495 @@
+// Layer normalization and RMS normalization, forward: how they run on a GPU.
+//
+// x has M rows of N columns. What is normalized is x, or s = x + residual, as it is rounded and stored.
+// With it, mean and rstd of every row are written. A caller that has no statistics for a backward pass
+// takes this kernel without its output.
+//
+// A row is divided into chunks of V neighbouring columns. A group of T threads has a row. T is a part of a
+// subgroup, so that a subgroup has several narrow rows, or it is several subgroups, which exchange their
+// sums through shared memory. A row is handled in steps. In a step a thread loads C chunks before it waits
+// for the first: thread t takes the chunks t, t + T, t + 2T, ... of the step.
+//
+// If one step is a whole row, its threads keep the row: x is read from memory once, and mean, variance and
+// output are computed from registers. A wider row is read again, from the cache, for each of the three.
+// Workgroups either have one set of rows each, or a fixed number of them walk over the rows. Walkers load
+// the weights once, and can load their next row before they wait for the sums of this one.
+
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
+!x = bf16
+!residual = bf16
+!gamma = bf16
+!beta = bf16
+!acc = f32
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+#columns = 4096 : index          // N
+#subgroup = 32 : index
+#centres = true                  // the mean is subtracted
+#adds_residual = true
+#scales = true                   // gamma is given
+#weight_offset = -0.0 : !acc     // added to gamma; -0.0 changes no number
+#adds_bias = true
+#writes_output = true            // y; without it, only statistics are computed
+#forward_vector = 8 : index      // V
+#forward_chunks = 2 : index      // C
+#forward_threads = 256 : index   // T
+#forward_rows = 1 : index        // of a workgroup at once
+#forward_workgroups = 0 : index  // that walk; 0 if each has one set of rows
+#forward_steps = 1 : index       // of a row
+#forward_span = 1 : index        // steps that are summed at a time
+#forward_whole = true            // steps are full
+#forward_keeps = true            // a row is one step, and stays in registers
+#forward_ahead = false           // a row is loaded before the sums of the row before
+#forward_alone = false           // a row has one subgroup, or a part of one
+#forward_resident = 1 : i32      // workgroups that a multiprocessor must hold at once
+#forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
+!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
+!gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
+!forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
+!forward_warps = vector<8x!acc>
+!forward_x = vector<8x!x>
+!forward_residual = vector<8x!residual>
+!forward_gamma = vector<8x!gamma>
+!forward_beta = vector<8x!beta>
+!forward_chunk = vector<8x!acc>
+!forward_x_held = memref<2x!forward_x, #gpu.address_space<private>>  // a thread's chunks of a step, in registers
+!forward_residual_held = memref<2x!forward_residual, #gpu.address_space<private>>
+!forward_gamma_held = memref<2x!forward_gamma, #gpu.address_space<private>>
+!forward_beta_held = memref<2x!forward_beta, #gpu.address_space<private>>
+!forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
+// The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
+// number of a list.
+#normalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer>,  // residual [M, N]
+  #hal.pipeline.binding<storage_buffer>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer>,  // y [M, N]
+  #hal.pipeline.binding<storage_buffer>,  // mean [M]
+  #hal.pipeline.binding<storage_buffer>,  // rstd [M]
+  #hal.pipeline.binding<storage_buffer>   // s [M, N]
+]>
+#normalize_x = affine_map<()[m] -> (m ceildiv 1)>
+// End of what is replaced.
+
+hal.executable.source private @normalize {
+  hal.executable.export public @normalize ordinal(0) layout(#normalize_layout)
+      count(%device: !hal.device, %m: index) -> (index, index, index) {
+    %x = affine.min #normalize_x()[%m]
+    %one = arith.constant 1 : index
+    hal.return %x, %one, %one : index, index, index
+  }
+  builtin.module {
+    // From ir/math/.
+    func.func private @widen_of_x(!forward_x) -> !forward_chunk
+    func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
+    func.func private @widen_of_gamma(!forward_gamma) -> !forward_chunk
+    func.func private @widen_of_beta(!forward_beta) -> !forward_chunk
+    func.func private @rstd(!acc) -> !acc
+    func.func private @xhat(!forward_chunk, !acc, !acc) -> !forward_chunk
+    func.func private @y(!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
+    func.func private @round_of_x(!forward_chunk) -> !forward_x
+    func.func private @round_of_residual(!forward_chunk) -> !forward_residual
+
+    // The first column of thread t's chunk k of a step, and whether the row has that chunk.
+    func.func private @column(%step: index, %k: index, %t: index) -> (index, i1) {
+      %n = arith.constant #columns
+      %v = arith.constant #forward_vector
+      %t_count = arith.constant #forward_threads
+      %chunks = arith.constant #forward_chunks
+      %whole = arith.constant #forward_whole
+      %steps_before = arith.muli %step, %chunks : index
+      %chunks_before = arith.addi %steps_before, %k : index
+      %before = arith.muli %chunks_before, %t_count : index
+      %chunk = arith.addi %before, %t : index
+      %col = arith.muli %chunk, %v : index
+      %before_end = arith.cmpi ult, %col, %n : index
+      %inside = arith.ori %whole, %before_end : i1
+      return %col, %inside : index, i1
+    }
+
+    // Loads a thread's chunks of a step of a row: of x and of the residual, or, once s is stored, of s in
+    // place of both. For a chunk past the end of the row, its first chunk is loaded. That of s could not
+    // be: another thread stores it.
+    func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %row: index, %step: index,
+        %t: index, %again: i1, %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %chunks = arith.constant #forward_chunks
+      %adds_residual = arith.constant #adds_residual
+      %no_residual = arith.constant dense<0.0> : !forward_residual
+      %reads_s = arith.andi %adds_residual, %again : i1
+      scf.for %k = %c0 to %chunks step %c1 {
+        %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+        %col_in = arith.select %inside, %col, %c0 : index
+        scf.if %reads_s {
+          %s_k = scf.if %inside -> !forward_residual {
+            %stored = vector.load %s[%row, %col] : !residual_rows, !forward_residual
+            scf.yield %stored : !forward_residual
+          } else {
+            scf.yield %no_residual : !forward_residual
+          }
+          memref.store %s_k, %residual_held[%k] : !forward_residual_held
+        } else {
+          %x_k = vector.load %x[%row, %col_in] : !x_rows, !forward_x
+          memref.store %x_k, %x_held[%k] : !forward_x_held
+          scf.if %adds_residual {
+            %residual_k = vector.load %residual[%row, %col_in] : !residual_rows, !forward_residual
+            memref.store %residual_k, %residual_held[%k] : !forward_residual_held
+          }
+        }
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    // Loads the weights of a thread's chunks of a step.
+    func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %step: index, %t: index,
+        %gamma_held: !forward_gamma_held, %beta_held: !forward_beta_held) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %chunks = arith.constant #forward_chunks
+      %scales = arith.constant #scales
+      %adds_bias = arith.constant #adds_bias
+      scf.for %k = %c0 to %chunks step %c1 {
+        %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+        %col_in = arith.select %inside, %col, %c0 : index
+        scf.if %scales {
+          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !forward_gamma
+          memref.store %gamma_k, %gamma_held[%k] : !forward_gamma_held
+        }
+        scf.if %adds_bias {
+          %beta_k = vector.load %beta[%col_in] : !beta_row, !forward_beta
+          memref.store %beta_k, %beta_held[%k] : !forward_beta_held
+        }
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    // The values to normalize, from what @load has loaded. Those of s are rounded and stored first.
+    func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_residual_held, %again: i1,
+        %s: !residual_rows, %row: index, %exists: i1, %step: index, %t: index, %values: !forward_held) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %chunks = arith.constant #forward_chunks
+      %adds_residual = arith.constant #adds_residual
+      scf.for %k = %c0 to %chunks step %c1 {
+        %value = scf.if %adds_residual -> !forward_chunk {
+          %residual_k = memref.load %residual_held[%k] : !forward_residual_held
+          %s_k = scf.if %again -> !forward_residual {
+            scf.yield %residual_k : !forward_residual
+          } else {
+            %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+            %x_k = memref.load %x_held[%k] : !forward_x_held
+            %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
+            %ra = func.call @widen_of_residual(%residual_k) : (!forward_residual) -> !forward_chunk
+            %sum = arith.addf %xa, %ra : !forward_chunk
+            %rounded = func.call @round_of_residual(%sum) : (!forward_chunk) -> !forward_residual
+            %stores = arith.andi %inside, %exists : i1
+            scf.if %stores {
+              vector.store %rounded, %s[%row, %col] : !residual_rows, !forward_residual
+            }
+            scf.yield %rounded : !forward_residual
+          }
+          %sa = func.call @widen_of_residual(%s_k) : (!forward_residual) -> !forward_chunk
+          scf.yield %sa : !forward_chunk
+        } else {
+          %x_k = memref.load %x_held[%k] : !forward_x_held
+          %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
+          scf.yield %xa : !forward_chunk
+        }
+        memref.store %value, %values[%k] : !forward_held
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    // The values of a step of a row that is not kept.
+    func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %row: index, %exists: i1,
+        %step: index, %t: index, %again: i1, %values: !forward_held) {
+      %keeps = arith.constant #forward_keeps
+      scf.if %keeps {
+      } else {
+        %x_held = memref.alloca() : !forward_x_held
+        %residual_held = memref.alloca() : !forward_residual_held
+        func.call @load(%x, %residual, %s, %row, %step, %t, %again, %x_held, %residual_held)
+            : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        func.call @take(%x_held, %residual_held, %again, %s, %row, %exists, %step, %t, %values)
+            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, index, i1, index, index, !forward_held) -> ()
+      }
+      return
+    }
+
+    // A thread's share of a row's sum: of the values, or of the squares of the values without %centre.
+    func.func private @share(%squares: i1, %centre: !acc, %x: !x_rows, %residual: !residual_rows, %s: !residual_rows,
+        %row: index, %exists: i1, %t: index, %again: i1, %values: !forward_held) -> !acc {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %chunks = arith.constant #forward_chunks
+      %steps = arith.constant #forward_steps
+      %span = arith.constant #forward_span
+      %minus_zeros = arith.constant dense<-0.0> : !forward_chunk  // adding -0.0 changes no number
+      %centre_v = vector.broadcast %centre : !acc to !forward_chunk
+      %sum = scf.for %span_first = %c0 to %steps step %span iter_args(%spans_before = %minus_zeros) -> (!forward_chunk) {
+        %span_after = arith.addi %span_first, %span : index
+        %span_end = arith.minui %span_after, %steps : index
+        %span_sum = scf.for %step = %span_first to %span_end step %c1 iter_args(%steps_before = %minus_zeros) -> (!forward_chunk) {
+          func.call @reread(%x, %residual, %s, %row, %exists, %step, %t, %again, %values)
+              : (!x_rows, !residual_rows, !residual_rows, index, i1, index, index, i1, !forward_held) -> ()
+          %step_sum = scf.for %k = %c0 to %chunks step %c1 iter_args(%before = %steps_before) -> (!forward_chunk) {
+            %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+            %value = memref.load %values[%k] : !forward_held
+            %more = scf.if %squares -> !forward_chunk {
+              %centred = arith.subf %value, %centre_v : !forward_chunk
+              %with_square = math.fma %centred, %centred, %before : !forward_chunk
+              scf.yield %with_square : !forward_chunk
+            } else {
+              %with_value = arith.addf %before, %value : !forward_chunk
+              scf.yield %with_value : !forward_chunk
+            }
+            %after = arith.select %inside, %more, %before : !forward_chunk
+            scf.yield %after : !forward_chunk
+          } {llvm.loop_annotation = #unrolled}
+          scf.yield %step_sum : !forward_chunk
+        }
+        %spans = arith.addf %spans_before, %span_sum : !forward_chunk
+        scf.yield %spans : !forward_chunk
+      }
+      // Any order of these additions will do, as long as it is always the same order.
+      %thread_sum = vector.reduction <add>, %sum fastmath<reassoc> : !forward_chunk into !acc
+      return %thread_sum : !acc
+    }
+
+    // The sum over a group's threads, for all of them. Subgroups exchange their sums through two buffers
+    // in turn, so one barrier for each sum is enough.
+    func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: index, %group: index, %t: index) -> !acc {
+      %c0 = arith.constant 0 : index
+      %lanes = arith.constant #subgroup
+      %alone = arith.constant #forward_alone
+      %zero = arith.constant 0.0 : !acc
+      %warp_sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
+      %total = scf.if %alone -> !acc {
+        scf.yield %warp_sum : !acc
+      } else {
+        %lane = arith.remui %t, %lanes : index
+        %warp = arith.divui %t, %lanes : index
+        %leads = arith.cmpi eq, %lane, %c0 : index
+        scf.if %leads {
+          memref.store %warp_sum, %exchange[%buffer, %group, %warp] : !forward_exchange
+        }
+        gpu.barrier
+        %warp_sums = vector.transfer_read %exchange[%buffer, %group, %c0], %zero {in_bounds = [true]} : !forward_exchange, !forward_warps
+        %group_sum = vector.reduction <add>, %warp_sums fastmath<reassoc> : !forward_warps into !acc
+        scf.yield %group_sum : !acc
+      }
+      return %total : !acc
+    }
+
+    func.func @normalize() attributes {translation_info = #forward_kernel, nvvm.minctasm = #forward_resident} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c2 = arith.constant 2 : index
+      %first_time = arith.constant false
+      %t_count = arith.constant #forward_threads
+      %rows = arith.constant #forward_rows
+      %chunks = arith.constant #forward_chunks
+      %steps = arith.constant #forward_steps
+      %workgroups = arith.constant #forward_workgroups
+      %keeps = arith.constant #forward_keeps
+      %ahead = arith.constant #forward_ahead
+      %centres = arith.constant #centres
+      %adds_residual = arith.constant #adds_residual
+      %scales = arith.constant #scales
+      %adds_bias = arith.constant #adds_bias
+      %writes_output = arith.constant #writes_output
+      %zero = arith.constant 0.0 : !acc
+      %inv_n = arith.constant #inv_n
+      %offset = arith.constant #weight_offset
+      %offset_v = vector.broadcast %offset : !acc to !forward_chunk
+      %ones = arith.constant dense<1.0> : !forward_chunk
+      %minus_zeros = arith.constant dense<-0.0> : !forward_chunk  // adding -0.0 changes no number
+
+      // A spec without a tensor has another in its place. That is neither read nor written in its name.
+      %m_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(0) : i32
+      %m = arith.index_castui %m_i32 : i32 to index
+      %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) alignment(64) offset(%c0) : !x_rows{%m}
+      %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !residual_rows{%m}
+      %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row
+      %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !x_rows{%m}
+      %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !acc_column{%m}
+      %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
+      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !residual_rows{%m}
+
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %thread = gpu.thread_id x
+      %group = arith.divui %thread, %t_count : index
+      %t = arith.remui %thread, %t_count : index
+      %is_first = arith.cmpi eq, %t, %c0 : index
+      %exchange = memref.alloc() : !forward_exchange  // [buffers, groups, warps]
+
+      // Registers, with a place for each of a thread's chunks.
+      %x_held = memref.alloca() : !forward_x_held
+      %residual_held = memref.alloca() : !forward_residual_held
+      %x_next = memref.alloca() : !forward_x_held  // the row that is fetched meanwhile
+      %residual_next = memref.alloca() : !forward_residual_held
+      %gamma_held = memref.alloca() : !forward_gamma_held
+      %beta_held = memref.alloca() : !forward_beta_held
+      %values = memref.alloca() : !forward_held
+
+      // Sets of rows, one row for each group. All groups of a workgroup take as many, because they wait
+      // together. Groups past the last row read the last row, and store nothing.
+      %walks = arith.cmpi ne, %workgroups, %c0 : index
+      %last_row = arith.subi %m, %c1 : index
+      %sets = arith.ceildivui %m, %rows : index
+      %sets_left = arith.subi %sets, %workgroup : index
+      %at_least_one = arith.maxui %workgroups, %c1 : index
+      %turns_of_walkers = arith.ceildivui %sets_left, %at_least_one : index
+      %turns = arith.select %walks, %turns_of_walkers, %c1 : index
+      %stride = arith.muli %workgroups, %rows : index
+      %one_row = arith.cmpi eq, %rows, %c1 : index
+      %set_first = arith.muli %workgroup, %rows : index
+      %row_first = arith.addi %set_first, %group : index
+      %row_first_in = arith.minui %row_first, %last_row : index
+
+      // What a row needs is loaded before anything is waited for.
+      scf.if %keeps {
+        func.call @load(%x, %residual, %s, %row_first_in, %c0, %t, %first_time, %x_held, %residual_held)
+            : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        scf.if %writes_output {
+          func.call @load_weights(%gamma, %beta, %c0, %t, %gamma_held, %beta_held)
+              : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+        }
+      }
+
+      %end = scf.for %turn = %c0 to %turns step %c1 iter_args(%row_mine = %row_first) -> (index) {
+        %row = arith.minui %row_mine, %last_row : index
+        %before_end = arith.cmpi ule, %row_mine, %last_row : index
+        %exists = arith.ori %one_row, %before_end : i1
+        %row_next = arith.addi %row_mine, %stride : index
+        %row_next_in = arith.minui %row_next, %last_row : index
+        %turn_next = arith.addi %turn, %c1 : index
+        %more_turns = arith.cmpi ult, %turn_next, %turns : index
+        %keeps_more = arith.andi %keeps, %more_turns : i1
+        %loads_early = arith.andi %keeps_more, %ahead : i1
+        scf.if %loads_early {
+          func.call @load(%x, %residual, %s, %row_next_in, %c0, %t, %first_time, %x_next, %residual_next)
+              : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        }
+        scf.if %keeps {
+          func.call @take(%x_held, %residual_held, %first_time, %s, %row, %exists, %c0, %t, %values)
+              : (!forward_x_held, !forward_residual_held, i1, !residual_rows, index, i1, index, index, !forward_held) -> ()
+        }
+
+        // The variance is biased and is computed from centred values: the mean of squares minus the square
+        // of the mean would cancel. Without a mean, the one sum of a row takes the two buffers in turn.
+        %values_sum = arith.constant false
+        %squares_sum = arith.constant true
+        %mean_row = scf.if %centres -> !acc {
+          %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %row, %exists, %t, %first_time, %values)
+              : (i1, !acc, !x_rows, !residual_rows, !residual_rows, index, i1, index, i1, !forward_held) -> !acc
+          %sum = func.call @total(%share, %exchange, %c0, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+          %mean_of_row = arith.mulf %sum, %inv_n : !acc
+          scf.yield %mean_of_row : !acc
+        } else {
+          scf.yield %zero : !acc
+        }
+        %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %row, %exists, %t, %centres, %values)
+            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, index, i1, index, i1, !forward_held) -> !acc
+        %parity = arith.remui %turn, %c2 : index
+        %buffer = arith.select %centres, %c1, %parity : index
+        %sum_squares = func.call @total(%share_squares, %exchange, %buffer, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+        %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
+        %stores_statistics = arith.andi %is_first, %exists : i1
+        scf.if %stores_statistics {
+          scf.if %centres {
+            memref.store %mean_row, %mean[%row] : !acc_column
+          }
+          memref.store %rstd_row, %rstd[%row] : !acc_column
+        }
+
+        %again = arith.constant true
+        scf.if %writes_output {
+          scf.for %step = %c0 to %steps step %c1 {
+            scf.if %keeps {
+            } else {
+              func.call @load_weights(%gamma, %beta, %step, %t, %gamma_held, %beta_held)
+                  : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+            }
+            func.call @reread(%x, %residual, %s, %row, %exists, %step, %t, %again, %values)
+                : (!x_rows, !residual_rows, !residual_rows, index, i1, index, index, i1, !forward_held) -> ()
+            scf.for %k = %c0 to %chunks step %c1 {
+              %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+              %value = memref.load %values[%k] : !forward_held
+              %xhat = func.call @xhat(%value, %mean_row, %rstd_row) : (!forward_chunk, !acc, !acc) -> !forward_chunk
+              %g = scf.if %scales -> !forward_chunk {
+                %gamma_k = memref.load %gamma_held[%k] : !forward_gamma_held
+                %ga = func.call @widen_of_gamma(%gamma_k) : (!forward_gamma) -> !forward_chunk
+                %weight = arith.addf %ga, %offset_v : !forward_chunk
+                scf.yield %weight : !forward_chunk
+              } else {
+                scf.yield %ones : !forward_chunk
+              }
+              %b = scf.if %adds_bias -> !forward_chunk {
+                %beta_k = memref.load %beta_held[%k] : !forward_beta_held
+                %ba = func.call @widen_of_beta(%beta_k) : (!forward_beta) -> !forward_chunk
+                scf.yield %ba : !forward_chunk
+              } else {
+                scf.yield %minus_zeros : !forward_chunk
+              }
+              %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
+              %y_k = func.call @round_of_x(%ya) : (!forward_chunk) -> !forward_x
+              %stores = arith.andi %inside, %exists : i1
+              scf.if %stores {
+                vector.store %y_k, %y[%row, %col] : !x_rows, !forward_x
+              }
+            } {llvm.loop_annotation = #unrolled}
+          }
+        }
+
+        scf.if %keeps_more {
+          scf.if %ahead {
+          } else {
+            func.call @load(%x, %residual, %s, %row_next_in, %c0, %t, %first_time, %x_next, %residual_next)
+                : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+          }
+          scf.for %k = %c0 to %chunks step %c1 {
+            %x_fetched = memref.load %x_next[%k] : !forward_x_held
+            memref.store %x_fetched, %x_held[%k] : !forward_x_held
+            scf.if %adds_residual {
+              %residual_fetched = memref.load %residual_next[%k] : !forward_residual_held
+              memref.store %residual_fetched, %residual_held[%k] : !forward_residual_held
+            }
+          } {llvm.loop_annotation = #unrolled}
+        }
+        scf.yield %row_next : index
+      }
+
+      // This branch is never taken. Without a store, LLVM finds that these bindings are read-only. ptxas
+      // then moves the loads, which are meant to overlap with the barriers, to behind them.
+      %never = arith.cmpi eq, %m, %c0 : index
+      scf.if %never {
+        %zero_x = arith.constant dense<0.0> : !forward_x
+        vector.store %zero_x, %x[%c0, %c0] : !x_rows, !forward_x
+        scf.if %adds_residual {
+          %zero_residual = arith.constant dense<0.0> : !forward_residual
+          vector.store %zero_residual, %residual[%c0, %c0] : !residual_rows, !forward_residual
+        }
+        %weighs = arith.andi %scales, %writes_output : i1
+        scf.if %weighs {
+          %zero_gamma = arith.constant dense<0.0> : !forward_gamma
+          vector.store %zero_gamma, %gamma[%c0] : !gamma_row, !forward_gamma
+        }
+        %shifts = arith.andi %adds_bias, %writes_output : i1
+        scf.if %shifts {
+          %zero_beta = arith.constant dense<0.0> : !forward_beta
+          vector.store %zero_beta, %beta[%c0] : !beta_row, !forward_beta
+        }
+      }
+      return
+    }
+  }
+}

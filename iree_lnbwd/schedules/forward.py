@@ -1,0 +1,155 @@
+"""The schedule of the forwards on a GPU, and of statistics that a backward recomputes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import RESIDUAL
+from iree_lnbwd.products import Product
+from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
+from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
+from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.targets import Target
+
+# Rules of thumb.
+_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums, if rows are not wide
+_MOST_WARPS = 16  # subgroups that share a row
+_THREADS = 256  # of a workgroup whose rows are narrow
+_LEAST_THREADS = 2  # of a row: a sum over one thread is none
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One kernel that normalizes rows, and saves their statistics (``ir/forward.mlir``).
+
+    Attributes:
+        workgroups: The number that walk over the rows; 0 if each has one set of ``rows``.
+        rows: Rows of a workgroup at once; each has a group of threads.
+        threads: Of a group: several subgroups, or a power of 2 of threads of one subgroup.
+        vector: Neighbouring elements that a thread handles together.
+        chunks: Vectors of a row that a thread loads at once.
+        keeps: Rows stay in registers; otherwise they are read again for each sum and for the
+            output.
+        ahead: 1 if walkers load a row before they wait for the sums of the row before; or 0.
+        resident: Workgroups that a multiprocessor must hold at once; caps their registers.
+    """
+
+    workgroups: int
+    rows: int
+    threads: int
+    vector: int
+    chunks: int
+    keeps: bool
+    ahead: int = 0
+    resident: int = 1
+
+    @property
+    def path(self) -> str:
+        """Its use of memory, in words."""
+        read = "once" if self.keeps else "again for each sum and for the output"
+        walkers = f"{self.workgroups} workgroups" if self.workgroups else "workgroups"
+        ahead = ", the next row ahead" if self.ahead else ""
+        return (
+            f"one kernel: rows are read {read}{ahead}; {walkers} of {self.rows} x {self.threads} "
+            f"threads, {self.vector} elements an access"
+        )
+
+    def steps(self, spec: NormSpec) -> int:
+        """How many times the threads of a row load ``chunks`` vectors each to see all of it."""
+        return -(-spec.columns // (self.vector * self.threads * self.chunks))
+
+    def span(self, spec: NormSpec) -> int:
+        """Steps that are summed at a time, so that a sum has about as many terms as there are."""
+        return max(1, math.isqrt(self.steps(spec) // self.chunks))
+
+    def whole(self, spec: NormSpec) -> bool:
+        """Whether every thread has all of its vectors in every step."""
+        return spec.columns % (self.vector * self.threads * self.chunks) == 0
+
+    def warps(self, target: Target) -> int:
+        """Subgroups that share a row."""
+        return -(-self.threads // target.subgroup_size)
+
+    def cluster(self, target: Target) -> int:
+        """Threads of a subgroup that share a row."""
+        return min(self.threads, target.subgroup_size)
+
+    def shared_bytes(self, spec: NormSpec, target: Target) -> int:
+        """Shared memory (LDS) of a workgroup."""
+        warps = self.warps(target)
+        return 2 * self.rows * warps * DTYPES[spec.acc_dtype].numpy.itemsize if warps > 1 else 0
+
+    def illegal(self, spec: NormSpec, target: Target) -> str | None:
+        """Why it cannot be compiled for a spec and a target; None where it can."""
+        least = min(self.rows, self.threads, self.vector, self.chunks, self.resident)
+        if least < 1 or min(self.workgroups, self.ahead) < 0:
+            return BELOW_ONE
+        lanes, threads = target.subgroup_size, self.rows * self.threads
+        shared = self.shared_bytes(spec, target)
+        rules = (
+            (target.backend == "cpu", "workgroups of threads need a GPU"),
+            (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
+            (threads % lanes != 0, f"{threads} threads, in subgroups of {lanes}"),
+            (self.threads < _LEAST_THREADS, "a row has at least two threads"),
+            (
+                self.threads % lanes != 0
+                and (self.threads > lanes or self.threads & (self.threads - 1) != 0),
+                f"{self.threads} threads are neither subgroups nor a power of 2 of a subgroup's",
+            ),
+            (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
+            (
+                self.chunks * self.vector > most_elements(spec),
+                f"more than {most_elements(spec)} elements of a row to a thread at once",
+            ),
+            (self.keeps and self.steps(spec) > 1, "the threads of a row cannot keep it"),
+            (not self.keeps and self.rows > 1, "several rows of a workgroup are kept"),
+            (self.ahead > 1, "at most one row ahead"),
+            (self.ahead > 0 and not self.keeps, "a row that is loaded ahead is kept"),
+            (self.ahead > 0 and not self.workgroups, "only workgroups that walk load ahead"),
+            (
+                shared > target.shared_bytes,
+                f"{shared} bytes of shared memory, at most {target.shared_bytes}",
+            ),
+        )
+        return first_broken(rules)
+
+
+def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
+    """A schedule that follows from rules: for any N, and for a backward's statistics, too.
+
+    A thread has the elements of a few accesses. A wide row takes more subgroups, and then more
+    elements of each thread, as long as registers hold them. No workgroup walks: several of them on
+    a multiprocessor overlap, and a call of few rows is over after one trip to memory.
+
+    Args:
+        spec: What is computed; a forward, or a backward that recomputes its statistics.
+        target: The GPU target to run on.
+        product: One of the target's products: a fixed number of rows is spread over its processors.
+    """
+    dtypes = [spec.dtype]
+    if spec.has(RESIDUAL):
+        dtypes.append(spec.element_type(RESIDUAL.element))
+    vector = widest_vector(spec.columns, dtypes)
+    lanes, vectors = target.subgroup_size, spec.columns // vector
+    threads = -(-vectors // max(1, _WORDS // words(spec) // vector))
+    if threads <= lanes:
+        threads = max(_LEAST_THREADS, 1 << (threads - 1).bit_length())
+    else:
+        threads = lanes * min(_MOST_WARPS, -(-threads // lanes))
+    most_chunks = most_elements(spec) // vector
+    chunks = -(-vectors // threads)
+    keeps = chunks <= most_chunks
+    rows = max(1, _THREADS // threads)
+    if spec.rows is not None:
+        rows = min(rows, -(-spec.rows // product.processors))
+    fill = max(1, lanes // threads)  # a subgroup
+    return Forward(
+        workgroups=0,
+        rows=-(-rows // fill) * fill if keeps else 1,
+        threads=threads,
+        vector=vector,
+        chunks=chunks if keeps else most_chunks,
+        keeps=keeps,
+    )
