@@ -17,6 +17,13 @@ func.func private @xhat(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chunk {
   return %xhat : !chunk
 }
 
+// xhat = x * rstd, for an op that does not centre.
+func.func private @xhat_uncentred(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chunk {
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %xhat = arith.mulf %x, %rstd_v : !chunk
+  return %xhat : !chunk
+}
+
 // dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)) on a GPU, from the row's sums of h and of h * xhat.
 // The formula is expanded, so that an element takes two multiply-adds:
 //    = rstd * h - rstd * mean_N(h) - xhat * rstd * mean_N(h * xhat)
@@ -31,6 +38,19 @@ func.func private @dx(%h: !chunk, %xhat: !chunk, %rstd: !acc, %sum_h: !acc, %sum
   %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
   %shifted = math.fma %h, %rstd_v, %shift_h_v : !chunk
   %dx = math.fma %xhat, %shift_hx_v, %shifted : !chunk
+  return %dx : !chunk
+}
+
+// dx = rstd * (h - xhat * mean_N(h * xhat)) on a GPU, for an op that does not centre. It is expanded, too.
+func.func private @dx_uncentred(%h: !chunk, %xhat: !chunk, %rstd: !acc, %sum_h: !acc, %sum_hx: !acc) -> !chunk {
+  %inv_n = arith.constant #inv_n
+  %scale = arith.mulf %rstd, %inv_n : !acc
+  %minus_scale = arith.negf %scale : !acc
+  %shift_hx = arith.mulf %sum_hx, %minus_scale : !acc
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %shift_hx_v = vector.broadcast %shift_hx : !acc to !chunk
+  %scaled = arith.mulf %h, %rstd_v : !chunk
+  %dx = math.fma %xhat, %shift_hx_v, %scaled : !chunk
   return %dx : !chunk
 }
 
@@ -54,4 +74,21 @@ func.func private @dx_from_means(%h: !chunk, %xhat: !chunk, %rstd: !acc, %mean_h
   %rest = arith.subf %less_mean, %along_xhat : !chunk
   %dx = arith.mulf %rest, %rstd_v : !chunk
   return %dx : !chunk
+}
+
+// dx on any CPU, for an op that does not centre.
+func.func private @dx_from_means_uncentred(%h: !chunk, %xhat: !chunk, %rstd: !acc, %mean_h: !acc, %mean_hx: !acc) -> !chunk {
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
+  %along_xhat = arith.mulf %xhat, %mean_hx_v : !chunk
+  %rest = arith.subf %h, %along_xhat : !chunk
+  %dx = arith.mulf %rest, %rstd_v : !chunk
+  return %dx : !chunk
+}
+
+// y = xhat * g + beta on any CPU: without multiply-adds, as dx.
+func.func private @y_on_cpu(%xhat: !chunk, %g: !chunk, %beta: !chunk) -> !chunk {
+  %scaled = arith.mulf %xhat, %g : !chunk
+  %y = arith.addf %scaled, %beta : !chunk
+  return %y : !chunk
 }
