@@ -2,21 +2,24 @@
 // schedule. The tensors have M rows of N columns.
 //
 //   xhat   = (x - mean) * rstd
-//   h      = dy * gamma
-//   dx     = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat))     row sums
-//   dgamma = sum_M(dy * xhat)                                     column sums
+//   h      = dy * (gamma + weight_offset)
+//   dx     = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)) + dresidual     row sums
+//   dgamma = sum_M(dy * xhat)                                                 column sums
 //   dbeta  = sum_M(dy)
 //
-// Every sum is an !acc, for data of any type.
+// Every sum is an !acc, for data of any type. A spec without dresidual gives another tensor in its place,
+// and does not add it.
 
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16
 !x = bf16
 !gamma = bf16
 !beta = bf16
+!residual = bf16
 !acc = f32
 !dy_mn = tensor<?x4096x!dy>
 !x_mn = tensor<?x4096x!x>
+!residual_mn = tensor<?x4096x!residual>
 !acc_mn = tensor<?x4096x!acc>
 !acc_m = tensor<?x!acc>
 !acc_n = tensor<4096x!acc>
@@ -24,6 +27,8 @@
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
+#weight_offset = -0.0 : !acc  // added to gamma; -0.0 changes no number
+#adds_residual = false        // dresidual is added
 // End of what is replaced.
 
 #mn = affine_map<(m, n) -> (m, n)>
@@ -35,10 +40,12 @@
 #nm_n  = affine_map<(n, m) -> (n)>
 #id = affine_map<(m) -> (m)>
 
-func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
+func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
     -> (!x_mn, !gamma_n, !beta_n) {
   %zero = arith.constant 0.0 : !acc
   %inv_n = arith.constant #inv_n
+  %offset = arith.constant #weight_offset
+  %adds_residual = arith.constant #adds_residual
   %c0 = arith.constant 0 : index
   %rows = tensor.dim %x, %c0 : !x_mn
 
@@ -47,7 +54,16 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %empty_n = tensor.empty() : !acc_n
   %dya = linalg.copy ins(%dy : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
   %xa = linalg.copy ins(%x : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
-  %ga = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
+  %gamma_acc = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
+  %dra = linalg.copy ins(%dresidual : !residual_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+
+  // The weight.
+  %ga = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%gamma_acc : !acc_n) outs(%empty_n : !acc_n) {
+  ^bb0(%gamma_: !acc, %unused: !acc):
+    %g = arith.addf %gamma_, %offset : !acc
+    linalg.yield %g : !acc
+  } -> !acc_n
 
   // Row sums: sum_N(h) and sum_N(h * xhat).
   %empty_m = tensor.empty(%rows) : !acc_m
@@ -56,10 +72,10 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
       indexing_maps = [#mn, #mn, #m, #m, #n, #m, #m], iterator_types = ["parallel", "reduction"]}
       ins(%dya, %xa, %mean, %rstd, %ga : !acc_mn, !acc_mn, !acc_m, !acc_m, !acc_n)
       outs(%zeros_m, %zeros_m : !acc_m, !acc_m) {
-  ^bb0(%dy_: !acc, %x_: !acc, %mean_: !acc, %rstd_: !acc, %gamma_: !acc, %h_: !acc, %hx_: !acc):
+  ^bb0(%dy_: !acc, %x_: !acc, %mean_: !acc, %rstd_: !acc, %g: !acc, %h_: !acc, %hx_: !acc):
     %centred = arith.subf %x_, %mean_ : !acc
     %xhat = arith.mulf %centred, %rstd_ : !acc
-    %h = arith.mulf %dy_, %gamma_ : !acc
+    %h = arith.mulf %dy_, %g : !acc
     %hx = arith.mulf %h, %xhat : !acc
     %h1 = arith.addf %h_, %h : !acc
     %hx1 = arith.addf %hx_, %hx : !acc
@@ -68,19 +84,22 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
 
   // dx, from the row sums.
   %dx_acc = linalg.generic {
-      indexing_maps = [#mn, #mn, #m, #m, #n, #m, #m, #mn], iterator_types = ["parallel", "parallel"]}
-      ins(%dya, %xa, %mean, %rstd, %ga, %sum_h, %sum_hx : !acc_mn, !acc_mn, !acc_m, !acc_m, !acc_n, !acc_m, !acc_m)
+      indexing_maps = [#mn, #mn, #m, #m, #n, #m, #m, #mn, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%dya, %xa, %mean, %rstd, %ga, %sum_h, %sum_hx, %dra
+          : !acc_mn, !acc_mn, !acc_m, !acc_m, !acc_n, !acc_m, !acc_m, !acc_mn)
       outs(%empty_mn : !acc_mn) {
-  ^bb0(%dy_: !acc, %x_: !acc, %mean_: !acc, %rstd_: !acc, %gamma_: !acc, %h_: !acc, %hx_: !acc, %unused: !acc):
+  ^bb0(%dy_: !acc, %x_: !acc, %mean_: !acc, %rstd_: !acc, %g: !acc, %h_: !acc, %hx_: !acc, %dr_: !acc, %unused: !acc):
     %centred = arith.subf %x_, %mean_ : !acc
     %xhat = arith.mulf %centred, %rstd_ : !acc
-    %h = arith.mulf %dy_, %gamma_ : !acc
+    %h = arith.mulf %dy_, %g : !acc
     %mean_h = arith.mulf %h_, %inv_n : !acc
     %mean_hx = arith.mulf %hx_, %inv_n : !acc
     %t0 = arith.subf %h, %mean_h : !acc
     %t1 = arith.mulf %xhat, %mean_hx : !acc
     %t2 = arith.subf %t0, %t1 : !acc
-    %dxa = arith.mulf %t2, %rstd_ : !acc
+    %through = arith.mulf %t2, %rstd_ : !acc
+    %with_residual = arith.addf %through, %dr_ : !acc
+    %dxa = arith.select %adds_residual, %with_residual, %through : !acc
     linalg.yield %dxa : !acc
   } -> !acc_mn
 

@@ -8,9 +8,11 @@
 !x = bf16
 !gamma = bf16
 !beta = bf16
+!residual = bf16
 !acc = f32
 !dy_mn = tensor<64x4096x!dy>
 !x_mn = tensor<64x4096x!x>
+!residual_mn = tensor<64x4096x!residual>
 !acc_mn = tensor<64x4096x!acc>
 !acc_m = tensor<64x!acc>
 !acc_n = tensor<4096x!acc>
@@ -18,25 +20,32 @@
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
+#weight_offset = -0.0 : !acc
+#adds_residual = false
 // End of what is replaced.
 
 !scalar = tensor<!acc>
+!choice = tensor<i1>
 
-func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
+func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
     -> (!x_mn, !gamma_n, !beta_n) {
   %zero = stablehlo.constant dense<0.0> : !scalar
 
   %dy_acc = stablehlo.convert %dy : (!dy_mn) -> !acc_mn
   %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
   %gamma_acc = stablehlo.convert %gamma : (!gamma_n) -> !acc_n
-  %gamma_mn = stablehlo.broadcast_in_dim %gamma_acc, dims = [1] : (!acc_n) -> !acc_mn
+  %offset = arith.constant #weight_offset
+  %offset_0 = tensor.from_elements %offset : !scalar
+  %offset_n = stablehlo.broadcast_in_dim %offset_0, dims = [] : (!scalar) -> !acc_n
+  %weight = stablehlo.add %gamma_acc, %offset_n : !acc_n
+  %weight_mn = stablehlo.broadcast_in_dim %weight, dims = [1] : (!acc_n) -> !acc_mn
   %mean_mn = stablehlo.broadcast_in_dim %mean, dims = [0] : (!acc_m) -> !acc_mn
   %rstd_mn = stablehlo.broadcast_in_dim %rstd, dims = [0] : (!acc_m) -> !acc_mn
 
-  // xhat = (x - mean) * rstd,  h = dy * gamma
+  // xhat = (x - mean) * rstd,  h = dy * (gamma + weight_offset)
   %centred = stablehlo.subtract %x_acc, %mean_mn : !acc_mn
   %xhat = stablehlo.multiply %centred, %rstd_mn : !acc_mn
-  %h = stablehlo.multiply %dy_acc, %gamma_mn : !acc_mn
+  %h = stablehlo.multiply %dy_acc, %weight_mn : !acc_mn
   %h_xhat = stablehlo.multiply %h, %xhat : !acc_mn
 
   // mean_N(h), mean_N(h * xhat)
@@ -45,11 +54,16 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %mean_h_mn = stablehlo.broadcast_in_dim %mean_h, dims = [0] : (!acc_m) -> !acc_mn
   %mean_h_xhat_mn = stablehlo.broadcast_in_dim %mean_h_xhat, dims = [0] : (!acc_m) -> !acc_mn
 
-  // dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat))
+  // dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)) + dresidual
   %projected = stablehlo.multiply %xhat, %mean_h_xhat_mn : !acc_mn
   %without_mean = stablehlo.subtract %h, %mean_h_mn : !acc_mn
   %orthogonal = stablehlo.subtract %without_mean, %projected : !acc_mn
-  %dx_acc = stablehlo.multiply %orthogonal, %rstd_mn : !acc_mn
+  %scaled = stablehlo.multiply %orthogonal, %rstd_mn : !acc_mn
+  %dresidual_acc = stablehlo.convert %dresidual : (!residual_mn) -> !acc_mn
+  %joined = stablehlo.add %scaled, %dresidual_acc : !acc_mn
+  %adds_residual = arith.constant #adds_residual
+  %adds_residual_0 = tensor.from_elements %adds_residual : !choice
+  %dx_acc = stablehlo.select %adds_residual_0, %joined, %scaled : !choice, !acc_mn
   %dx = stablehlo.convert %dx_acc : (!acc_mn) -> !x_mn
 
   // dgamma = sum_M(dy * xhat),  dbeta = sum_M(dy)

@@ -1,4 +1,4 @@
-// Layer normalization, backward, in one pass over memory: how the algorithm runs on a CPU.
+// Layer and RMS normalization, backward, in one pass over memory: how the algorithms run on a CPU.
 //
 // x and dy have M rows of N columns. Each of P workgroups has a share of neighbouring rows, and one thread
 // takes them in blocks of a few rows. A block is read from memory once, for the two sums of its rows. When
@@ -13,6 +13,9 @@
 // No sum is long, because rounding errors of the same sign, such as those of equal numbers, grow with the
 // number of terms. So more workgroups share many rows, and a wide row is summed by spans of columns.
 //
+// RMS normalization does not centre (#centres = false): it has no mean, no sum of h and no dbeta. A spec
+// without some operand gives another one in its place, which the kernels do not use.
+//
 // Elements of the caller's memory are aligned to their own size. Nothing more is assumed, so bindings have
 // no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rule instead
 // (llvm.reset.fpenv), and restores theirs at its end.
@@ -23,14 +26,19 @@
 !x = bf16
 !gamma = bf16
 !beta = bf16
+!residual = bf16
 !acc = f32
 !dy_mn = tensor<?x4096x!dy>
 !x_mn = tensor<?x4096x!x>
+!residual_mn = tensor<?x4096x!residual>
 !acc_m = tensor<?x!acc>
 !gamma_n = tensor<4096x!gamma>
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
-#eps = 1.0e-5 : !acc
+#weight_offset = -0.0 : !acc // added to gamma; -0.0 changes no number
+#centres = true              // the op subtracts the mean
+#sums_dbeta = true           // the op has dbeta
+#adds_residual = false       // dresidual is added to dx
 #columns = 4096 : index      // N
 #vector = 64 : index         // V
 #span = 8192 : index         // columns of a row that are summed at a time
@@ -43,6 +51,7 @@
 !acc_pn = tensor<?x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -50,6 +59,7 @@
 !means = memref<4x2x!acc>
 !dy_chunk = vector<64x!dy>
 !x_chunk = vector<64x!x>
+!residual_chunk = vector<64x!residual>
 !gamma_chunk = vector<64x!gamma>
 !beta_chunk = vector<64x!beta>
 !chunk = vector<64x!acc>
@@ -64,6 +74,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
@@ -80,6 +91,7 @@ hal.executable.source private @rows {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
@@ -94,6 +106,11 @@ hal.executable.source private @rows {
       %zeros = arith.constant dense<0.0> : !chunk
       %span = arith.constant #span
       %inv_n = arith.constant #inv_n
+      %offset = arith.constant #weight_offset
+      %offset_v = vector.broadcast %offset : !acc to !chunk
+      %centres = arith.constant #centres
+      %sums_dbeta = arith.constant #sums_dbeta
+      %adds_residual = arith.constant #adds_residual
       %wants_dx = arith.constant #wants_dx
       %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
       llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
@@ -107,10 +124,11 @@ hal.executable.source private @rows {
       %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) offset(%c0) flags(ReadOnly) : !gamma_row
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(5) offset(%c0) : !x_rows{%m}
+      %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) : !x_rows{%m}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) offset(%c0) : !acc_rows{%p}
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %first = arith.muli %workgroup, %share : index
@@ -121,7 +139,9 @@ hal.executable.source private @rows {
       scf.for %chunk = %c0 to %n step %v {
         %col = arith.minui %chunk, %last_chunk : index
         vector.store %zeros, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
-        vector.store %zeros, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+        scf.if %sums_dbeta {
+          vector.store %zeros, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+        }
       }
 
       scf.for %block_row = %first to %end step %block {
@@ -149,17 +169,20 @@ hal.executable.source private @rows {
                 %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
                 %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
                 %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
+                %g = arith.addf %ga, %offset_v : !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
                 %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-                %h = arith.mulf %dy_new, %ga : !chunk
+                %h = arith.mulf %dy_new, %g : !chunk
                 %hx = arith.mulf %h, %xhat : !chunk
                 %h1 = arith.addf %h_, %h : !chunk
                 %hx1 = arith.addf %hx_, %hx : !chunk
-                scf.yield %h1, %hx1 : !chunk, !chunk
+                %h_next = arith.select %centres, %h1, %h_ : !chunk
+                scf.yield %h_next, %hx1 : !chunk, !chunk
               }
               %h_after = arith.addf %h_before, %span_h : !chunk
               %hx_after = arith.addf %hx_before, %span_hx : !chunk
-              scf.yield %h_after, %hx_after : !chunk, !chunk
+              %h_after_next = arith.select %centres, %h_after, %h_before : !chunk
+              scf.yield %h_after_next, %hx_after : !chunk, !chunk
             }
             // Any order of these additions will do, as long as it is always the same order.
             %row_h = vector.reduction <add>, %sum_h fastmath<reassoc> : !chunk into !acc
@@ -178,8 +201,14 @@ hal.executable.source private @rows {
           %again = vector.create_mask %seen : !lanes
           %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
           %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
+          %g = arith.addf %ga, %offset_v : !chunk
           %dgamma_sum = vector.load %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
-          %dbeta_sum = vector.load %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+          %dbeta_sum = scf.if %sums_dbeta -> !chunk {
+            %dbeta_ = vector.load %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+            scf.yield %dbeta_ : !chunk
+          } else {
+            scf.yield %zeros : !chunk
+          }
           %dgamma, %dbeta = scf.for %i = %c0 to %rows step %c1
               iter_args(%dgamma_ = %dgamma_sum, %dbeta_ = %dbeta_sum) -> (!chunk, !chunk) {
             %row = arith.addi %block_row, %i : index
@@ -193,19 +222,30 @@ hal.executable.source private @rows {
             scf.if %wants_dx {
               %mean_h = memref.load %means[%i, %c0] : !means
               %mean_hx = memref.load %means[%i, %c1] : !means
-              %h = arith.mulf %dya, %ga : !chunk
+              %h = arith.mulf %dya, %g : !chunk
               %dxa = func.call @dx_from_means(%h, %xhat, %rstd_row, %mean_h, %mean_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-              %dx_ = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+              %dx_sum = scf.if %adds_residual -> !chunk {
+                %dresidual_ = vector.load %dresidual[%row, %col] : !residual_rows, !residual_chunk
+                %dra = func.call @widen_of_residual(%dresidual_) : (!residual_chunk) -> !chunk
+                %with_residual = arith.addf %dxa, %dra : !chunk
+                scf.yield %with_residual : !chunk
+              } else {
+                scf.yield %dxa : !chunk
+              }
+              %dx_ = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
               vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
             }
             %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
             %dg = arith.mulf %dy_new, %xhat : !chunk
             %dgamma1 = arith.addf %dgamma_, %dg : !chunk
             %dbeta1 = arith.addf %dbeta_, %dy_new : !chunk
-            scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
+            %dbeta_next = arith.select %sums_dbeta, %dbeta1, %dbeta_ : !chunk
+            scf.yield %dgamma1, %dbeta_next : !chunk, !chunk
           }
           vector.store %dgamma, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
-          vector.store %dbeta, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+          scf.if %sums_dbeta {
+            vector.store %dbeta, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+          }
         }
       }
       llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
@@ -244,6 +284,7 @@ hal.executable.source private @finalize {
       %v = arith.constant #vector
       %last_chunk = arith.subi %n, %v : index
       %zeros = arith.constant dense<0.0> : !chunk
+      %sums_dbeta = arith.constant #sums_dbeta
       %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
       llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
 
@@ -260,15 +301,22 @@ hal.executable.source private @finalize {
       %dgamma_sum, %dbeta_sum = scf.for %i = %c0 to %p step %c1
           iter_args(%dgamma_ = %zeros, %dbeta_ = %zeros) -> (!chunk, !chunk) {
         %dgamma_i = vector.load %dgamma_partials[%i, %col] : !acc_rows, !chunk
-        %dbeta_i = vector.load %dbeta_partials[%i, %col] : !acc_rows, !chunk
         %dgamma1 = arith.addf %dgamma_, %dgamma_i : !chunk
-        %dbeta1 = arith.addf %dbeta_, %dbeta_i : !chunk
+        %dbeta1 = scf.if %sums_dbeta -> !chunk {
+          %dbeta_i = vector.load %dbeta_partials[%i, %col] : !acc_rows, !chunk
+          %dbeta_more = arith.addf %dbeta_, %dbeta_i : !chunk
+          scf.yield %dbeta_more : !chunk
+        } else {
+          scf.yield %dbeta_ : !chunk
+        }
         scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
       }
       %dgamma_total = func.call @round_of_gamma(%dgamma_sum) : (!chunk) -> !gamma_chunk
-      %dbeta_total = func.call @round_of_beta(%dbeta_sum) : (!chunk) -> !beta_chunk
       vector.store %dgamma_total, %dgamma[%col] : !gamma_row, !gamma_chunk
-      vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
+      scf.if %sums_dbeta {
+        %dbeta_total = func.call @round_of_beta(%dbeta_sum) : (!chunk) -> !beta_chunk
+        vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
+      }
       llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
       return
     }
@@ -286,7 +334,7 @@ func.func private @shares(%m: index) -> (index, index) {
   return %share, %p : index, index
 }
 
-func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n)
+func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
     -> (!x_mn, !gamma_n, !beta_n) {
   %c0 = arith.constant 0 : index
   %m = tensor.dim %x, %c0 : !x_mn
@@ -296,117 +344,21 @@ func.func private @backward(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m
   %p_i32 = arith.index_cast %p : index to i32
   %wants_dx = arith.constant #wants_dx
   %dx_m = arith.select %wants_dx, %m, %c0 : index
-  %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%p](%m_i32, %share_i32, %dy, %x, %mean, %rstd, %gamma)
-      : (i32, i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n)
-      -> (!x_mn{%dx_m}, !acc_pn{%p}, !acc_pn{%p})
+  %sums_dbeta = arith.constant #sums_dbeta
+  %dbeta_p = arith.select %sums_dbeta, %p, %c0 : index
+  %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%p](
+      %m_i32, %share_i32, %dy, %x, %mean, %rstd, %gamma, %dresidual)
+      : (i32, i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n, !residual_mn{%m})
+      -> (!x_mn{%dx_m}, !acc_pn{%p}, !acc_pn{%dbeta_p})
   %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
-      : (i32, !acc_pn{%p}, !acc_pn{%p}) -> (!gamma_n, !beta_n)
+      : (i32, !acc_pn{%p}, !acc_pn{%dbeta_p}) -> (!gamma_n, !beta_n)
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
-#statistics_layout = #hal.pipeline.layout<constants = 2, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
-  #hal.pipeline.binding<storage_buffer>,            // mean [M]
-  #hal.pipeline.binding<storage_buffer>             // rstd [M]
-]>
-
-// mean and rstd = 1 / sqrt(var + eps) of every row, for a caller that has none. The variance is biased
-// and is computed from centred values; the row is still in the cache then.
-hal.executable.source private @row_statistics {
-  hal.executable.export public @row_statistics ordinal(0) layout(#statistics_layout)
-      count(%device: !hal.device, %p: index) -> (index, index, index) {
-    %one = arith.constant 1 : index
-    hal.return %p, %one, %one : index, index, index
-  }
-  builtin.module {
-    // From ir/math/.
-    func.func private @widen_of_x(!x_chunk) -> !chunk
-
-    func.func @row_statistics() attributes {translation_info = #worker} {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %n = arith.constant #columns
-      %v = arith.constant #vector
-      %last_chunk = arith.subi %n, %v : index
-      %one = arith.constant 1.0 : !acc
-      %zeros = arith.constant dense<0.0> : !chunk
-      %span = arith.constant #span
-      %inv_n = arith.constant #inv_n
-      %eps = arith.constant #eps
-      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
-      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
-
-      %m_i32 = hal.interface.constant.load layout(#statistics_layout) ordinal(0) : i32
-      %m = arith.index_castui %m_i32 : i32 to index
-      %share_i32 = hal.interface.constant.load layout(#statistics_layout) ordinal(1) : i32
-      %share = arith.index_castui %share_i32 : i32 to index
-      %x = hal.interface.binding.subspan layout(#statistics_layout) binding(0) offset(%c0) flags(ReadOnly) : !x_rows{%m}
-      %mean = hal.interface.binding.subspan layout(#statistics_layout) binding(1) offset(%c0) : !acc_column{%m}
-      %rstd = hal.interface.binding.subspan layout(#statistics_layout) binding(2) offset(%c0) : !acc_column{%m}
-
-      %workgroup = hal.interface.workgroup.id[0] : index
-      %first = arith.muli %workgroup, %share : index
-      %first_after = arith.addi %first, %share : index
-      %end = arith.minui %first_after, %m : index
-      scf.for %row = %first to %end step %c1 {
-        %sum_x = scf.for %span_first = %c0 to %n step %span iter_args(%before = %zeros) -> (!chunk) {
-          %span_after = arith.addi %span_first, %span : index
-          %span_end = arith.minui %span_after, %n : index
-          %span_sum = scf.for %chunk = %span_first to %span_end step %v iter_args(%sum_ = %zeros) -> (!chunk) {
-            %col = arith.minui %chunk, %last_chunk : index
-            %seen = arith.subi %chunk, %col : index
-            %again = vector.create_mask %seen : !lanes
-            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-            %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
-            %x_new = arith.select %again, %zeros, %xa : !lanes, !chunk
-            %sum1 = arith.addf %sum_, %x_new : !chunk
-            scf.yield %sum1 : !chunk
-          }
-          %after = arith.addf %before, %span_sum : !chunk
-          scf.yield %after : !chunk
-        }
-        %row_x = vector.reduction <add>, %sum_x fastmath<reassoc> : !chunk into !acc
-        %mean_row = arith.mulf %row_x, %inv_n : !acc
-        %mean_v = vector.broadcast %mean_row : !acc to !chunk
-        %sum_xx = scf.for %span_first = %c0 to %n step %span iter_args(%before = %zeros) -> (!chunk) {
-          %span_after = arith.addi %span_first, %span : index
-          %span_end = arith.minui %span_after, %n : index
-          %span_sum = scf.for %chunk = %span_first to %span_end step %v iter_args(%sum_ = %zeros) -> (!chunk) {
-            %col = arith.minui %chunk, %last_chunk : index
-            %seen = arith.subi %chunk, %col : index
-            %again = vector.create_mask %seen : !lanes
-            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-            %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
-            %centred = arith.subf %xa, %mean_v : !chunk
-            %centred_new = arith.select %again, %zeros, %centred : !lanes, !chunk
-            %square = arith.mulf %centred_new, %centred_new : !chunk
-            %sum1 = arith.addf %sum_, %square : !chunk
-            scf.yield %sum1 : !chunk
-          }
-          %after = arith.addf %before, %span_sum : !chunk
-          scf.yield %after : !chunk
-        }
-        %row_xx = vector.reduction <add>, %sum_xx fastmath<reassoc> : !chunk into !acc
-        %var = arith.mulf %row_xx, %inv_n : !acc
-        %var_eps = arith.addf %var, %eps : !acc
-        %std = math.sqrt %var_eps : !acc
-        %rstd_row = arith.divf %one, %std : !acc
-        memref.store %mean_row, %mean[%row] : !acc_column
-        memref.store %rstd_row, %rstd[%row] : !acc_column
-      }
-      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
-      return
-    }
-  }
-}
-
-func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
-  %c0 = arith.constant 0 : index
-  %m = tensor.dim %x, %c0 : !x_mn
-  %share, %p = call @shares(%m) : (index) -> (index, index)
-  %m_i32 = arith.index_cast %m : index to i32
-  %share_i32 = arith.index_cast %share : index to i32
-  %mean, %rstd = flow.dispatch @row_statistics::@row_statistics[%p](%m_i32, %share_i32, %x)
-      : (i32, i32, !x_mn{%m}) -> (!acc_m{%m}, !acc_m{%m})
-  return %mean, %rstd : !acc_m, !acc_m
+// For RMS normalization: its operands, in its order. No mean is read, and no dbeta written.
+func.func private @algorithm_uncentred(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+    -> (!x_mn, !gamma_n) {
+  %dx, %dgamma, %none = call @algorithm(%dy, %x, %rstd, %rstd, %gamma, %dresidual)
+      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !residual_mn) -> (!x_mn, !gamma_n, !beta_n)
+  return %dx, %dgamma : !x_mn, !gamma_n
 }

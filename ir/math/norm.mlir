@@ -114,3 +114,20 @@ func.func private @dx_from_means(%h: !chunk, %xhat: !chunk, %rstd: !acc, %mean_h
   %dx = arith.mulf %rest, %rstd_v : !chunk
   return %dx : !chunk
 }
+
+// dx on any CPU, for an op that does not centre.
+func.func private @dx_from_means_uncentred(%h: !chunk, %xhat: !chunk, %rstd: !acc, %mean_h: !acc, %mean_hx: !acc) -> !chunk {
+  %rstd_v = vector.broadcast %rstd : !acc to !chunk
+  %mean_hx_v = vector.broadcast %mean_hx : !acc to !chunk
+  %along_xhat = arith.mulf %xhat, %mean_hx_v : !chunk
+  %rest = arith.subf %h, %along_xhat : !chunk
+  %dx = arith.mulf %rest, %rstd_v : !chunk
+  return %dx : !chunk
+}
+
+// y = xhat * g + beta on any CPU: without multiply-adds, as dx.
+func.func private @y_on_cpu(%xhat: !chunk, %g: !chunk, %beta: !chunk) -> !chunk {
+  %scaled = arith.mulf %xhat, %g : !chunk
+  %y = arith.addf %scaled, %beta : !chunk
+  return %y : !chunk
+}

@@ -1,0 +1,293 @@
+// Layer and RMS normalization, forward, in one pass over memory: how the algorithms run on a CPU. The same
+// kernel, without an output, recomputes the statistics for row_blocks.mlir.
+//
+// x has M rows of N columns. Each of P workgroups has a share of neighbouring rows, and one thread takes
+// them one at a time. A row is read from memory once. It is still in the cache when its centred squares are
+// added up, and when y is computed from it. With a residual, the row that is normalized is s, as it was
+// rounded and stored. A row's results do not depend on other rows: the bits are the same for any number of
+// rows and of threads.
+//
+// A row is divided into chunks of V neighbouring columns. Where V does not divide N, the last chunk begins
+// V columns before the end. The columns that it shares with the chunk before count for nothing in sums, and
+// are stored twice with the same values. (No output overlaps an input.)
+//
+// No sum is long, because rounding errors of the same sign, such as those of equal numbers, grow with the
+// number of terms. So a wide row is summed by spans of columns.
+//
+// RMS normalization does not centre (#centres = false): it has no mean and no beta. A spec without some
+// operand gives another one in its place, which the kernel does not use.
+//
+// Elements of the caller's memory are aligned to their own size. Nothing more is assumed, so bindings have
+// no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rule instead
+// (llvm.reset.fpenv), and restores theirs at its end.
+
+// What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
+// of README.md.
+!x = bf16
+!gamma = bf16
+!beta = bf16
+!residual = bf16
+!acc = f32
+!x_mn = tensor<?x4096x!x>
+!residual_mn = tensor<?x4096x!residual>
+!acc_m = tensor<?x!acc>
+!gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+#weight_offset = -0.0 : !acc // added to gamma; -0.0 changes no number
+#centres = true              // the op subtracts the mean
+#adds_residual = false       // residual is added to x
+#adds_bias = true            // beta is added
+#writes_output = true        // not the statistics of x alone
+#columns = 4096 : index      // N
+#vector = 64 : index         // V
+#span = 8192 : index         // columns of a row that are summed at a time
+#forward_share = affine_map<()[m] -> (m ceildiv 64)>  // rows of a workgroup
+!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
+!gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
+!x_chunk = vector<64x!x>
+!residual_chunk = vector<64x!residual>
+!gamma_chunk = vector<64x!gamma>
+!beta_chunk = vector<64x!beta>
+!chunk = vector<64x!acc>
+!lanes = vector<64xi1>
+// End of what is replaced.
+
+#forward_worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
+
+#normalize_layout = #hal.pipeline.layout<constants = 2, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // residual [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer>,            // y [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // mean [M]
+  #hal.pipeline.binding<storage_buffer>,            // rstd [M]
+  #hal.pipeline.binding<storage_buffer>             // s [M, N]
+]>
+
+hal.executable.source private @normalize {
+  hal.executable.export public @normalize ordinal(0) layout(#normalize_layout)
+      count(%device: !hal.device, %p: index) -> (index, index, index) {
+    %one = arith.constant 1 : index
+    hal.return %p, %one, %one : index, index, index
+  }
+  builtin.module {
+    // From ir/math/.
+    func.func private @widen_of_x(!x_chunk) -> !chunk
+    func.func private @widen_of_residual(!residual_chunk) -> !chunk
+    func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @widen_of_beta(!beta_chunk) -> !chunk
+    func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @y_on_cpu(!chunk, !chunk, !chunk) -> !chunk
+    func.func private @round_of_x(!chunk) -> !x_chunk
+    func.func private @round_of_residual(!chunk) -> !residual_chunk
+
+    func.func @normalize() attributes {translation_info = #forward_worker} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %last_chunk = arith.subi %n, %v : index
+      %one = arith.constant 1.0 : !acc
+      %zeros = arith.constant dense<0.0> : !chunk
+      %nothing = arith.constant dense<-0.0> : !chunk  // adding it changes no number
+      %span = arith.constant #span
+      %inv_n = arith.constant #inv_n
+      %eps = arith.constant #eps
+      %offset = arith.constant #weight_offset
+      %offset_v = vector.broadcast %offset : !acc to !chunk
+      %centres = arith.constant #centres
+      %adds_bias = arith.constant #adds_bias
+      %writes_output = arith.constant #writes_output
+      %has_residual = arith.constant #adds_residual
+      %adds_residual = arith.andi %has_residual, %writes_output : i1  // the statistics alone are those of x
+      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
+      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
+
+      %m_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(0) : i32
+      %m = arith.index_castui %m_i32 : i32 to index
+      %share_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(1) : i32
+      %share = arith.index_castui %share_i32 : i32 to index
+      %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) offset(%c0) flags(ReadOnly) : !x_rows{%m}
+      %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
+      %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) offset(%c0) flags(ReadOnly) : !gamma_row
+      %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) offset(%c0) flags(ReadOnly) : !beta_row
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) offset(%c0) : !x_rows{%m}
+      %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(5) offset(%c0) : !acc_column{%m}
+      %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(6) offset(%c0) : !acc_column{%m}
+      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(7) offset(%c0) : !residual_rows{%m}
+
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %first = arith.muli %workgroup, %share : index
+      %first_after = arith.addi %first, %share : index
+      %end = arith.minui %first_after, %m : index
+      scf.for %row = %first to %end step %c1 {
+        // The row's mean, or its mean of squares where nothing is centred. s is stored on the way.
+        %sum = scf.for %span_first = %c0 to %n step %span iter_args(%before = %zeros) -> (!chunk) {
+          %span_after = arith.addi %span_first, %span : index
+          %span_end = arith.minui %span_after, %n : index
+          %span_sum = scf.for %chunk = %span_first to %span_end step %v iter_args(%sum_ = %zeros) -> (!chunk) {
+            %col = arith.minui %chunk, %last_chunk : index
+            %seen = arith.subi %chunk, %col : index
+            %again = vector.create_mask %seen : !lanes
+            %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+            %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
+            %sa = scf.if %adds_residual -> !chunk {
+              %residual_ = vector.load %residual[%row, %col] : !residual_rows, !residual_chunk
+              %ra = func.call @widen_of_residual(%residual_) : (!residual_chunk) -> !chunk
+              %exact = arith.addf %xa, %ra : !chunk
+              %s_ = func.call @round_of_residual(%exact) : (!chunk) -> !residual_chunk
+              vector.store %s_, %s[%row, %col] : !residual_rows, !residual_chunk
+              // Read back, because IREE undoes a rounding to bf16 that is widened at once.
+              %stored = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
+              %rounded = func.call @widen_of_residual(%stored) : (!residual_chunk) -> !chunk
+              scf.yield %rounded : !chunk
+            } else {
+              scf.yield %xa : !chunk
+            }
+            %s_new = arith.select %again, %zeros, %sa : !lanes, !chunk
+            %square = arith.mulf %s_new, %s_new : !chunk
+            %term = arith.select %centres, %s_new, %square : !chunk
+            %sum1 = arith.addf %sum_, %term : !chunk
+            scf.yield %sum1 : !chunk
+          }
+          %after = arith.addf %before, %span_sum : !chunk
+          scf.yield %after : !chunk
+        }
+        // Any order of these additions will do, as long as it is always the same order.
+        %row_sum = vector.reduction <add>, %sum fastmath<reassoc> : !chunk into !acc
+        %first_mean = arith.mulf %row_sum, %inv_n : !acc
+
+        // The mean of squares: of centred values, if the op centres. Then it is the biased variance.
+        %mean_square = scf.if %centres -> !acc {
+          %mean_v = vector.broadcast %first_mean : !acc to !chunk
+          %sum_squares = scf.for %span_first = %c0 to %n step %span iter_args(%before = %zeros) -> (!chunk) {
+            %span_after = arith.addi %span_first, %span : index
+            %span_end = arith.minui %span_after, %n : index
+            %span_sum = scf.for %chunk = %span_first to %span_end step %v iter_args(%sum_ = %zeros) -> (!chunk) {
+              %col = arith.minui %chunk, %last_chunk : index
+              %seen = arith.subi %chunk, %col : index
+              %again = vector.create_mask %seen : !lanes
+              %sa = scf.if %adds_residual -> !chunk {
+                %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
+                %rounded = func.call @widen_of_residual(%s_) : (!residual_chunk) -> !chunk
+                scf.yield %rounded : !chunk
+              } else {
+                %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+                %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
+                scf.yield %xa : !chunk
+              }
+              %centred = arith.subf %sa, %mean_v : !chunk
+              %centred_new = arith.select %again, %zeros, %centred : !lanes, !chunk
+              %square = arith.mulf %centred_new, %centred_new : !chunk
+              %sum1 = arith.addf %sum_, %square : !chunk
+              scf.yield %sum1 : !chunk
+            }
+            %after = arith.addf %before, %span_sum : !chunk
+            scf.yield %after : !chunk
+          }
+          %row_squares = vector.reduction <add>, %sum_squares fastmath<reassoc> : !chunk into !acc
+          %var = arith.mulf %row_squares, %inv_n : !acc
+          memref.store %first_mean, %mean[%row] : !acc_column
+          scf.yield %var : !acc
+        } else {
+          scf.yield %first_mean : !acc
+        }
+        %with_eps = arith.addf %mean_square, %eps : !acc
+        %root = math.sqrt %with_eps : !acc
+        %rstd_row = arith.divf %one, %root : !acc
+        memref.store %rstd_row, %rstd[%row] : !acc_column
+
+        scf.if %writes_output {
+          scf.for %chunk = %c0 to %n step %v {
+            %col = arith.minui %chunk, %last_chunk : index
+            %sa = scf.if %adds_residual -> !chunk {
+              %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
+              %rounded = func.call @widen_of_residual(%s_) : (!residual_chunk) -> !chunk
+              scf.yield %rounded : !chunk
+            } else {
+              %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
+              %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
+              scf.yield %xa : !chunk
+            }
+            %xhat = func.call @xhat(%sa, %first_mean, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
+            %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
+            %g = arith.addf %ga, %offset_v : !chunk
+            %ba = scf.if %adds_bias -> !chunk {
+              %beta_ = vector.load %beta[%col] : !beta_row, !beta_chunk
+              %wide = func.call @widen_of_beta(%beta_) : (!beta_chunk) -> !chunk
+              scf.yield %wide : !chunk
+            } else {
+              scf.yield %nothing : !chunk
+            }
+            %ya = func.call @y_on_cpu(%xhat, %g, %ba) : (!chunk, !chunk, !chunk) -> !chunk
+            %y_ = func.call @round_of_x(%ya) : (!chunk) -> !x_chunk
+            vector.store %y_, %y[%row, %col] : !x_rows, !x_chunk
+          }
+        }
+      }
+      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
+      return
+    }
+  }
+}
+
+// The number of rows of a workgroup, and the number of workgroups.
+func.func private @forward_shares(%m: index) -> (index, index) {
+  %least = arith.constant 1 : index
+  %of_any = affine.apply #forward_share()[%m]
+  %share = arith.maxui %of_any, %least : index
+  %p = arith.ceildivui %m, %share : index
+  return %share, %p : index, index
+}
+
+func.func private @forward(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n, %beta: !beta_n)
+    -> (!x_mn, !acc_m, !acc_m, !residual_mn) {
+  %c0 = arith.constant 0 : index
+  %m = tensor.dim %x, %c0 : !x_mn
+  %share, %p = call @forward_shares(%m) : (index) -> (index, index)
+  %m_i32 = arith.index_cast %m : index to i32
+  %share_i32 = arith.index_cast %share : index to i32
+  %adds_residual = arith.constant #adds_residual
+  %s_m = arith.select %adds_residual, %m, %c0 : index
+  %y, %mean, %rstd, %s = flow.dispatch @normalize::@normalize[%p](
+      %m_i32, %share_i32, %x, %residual, %gamma, %beta)
+      : (i32, i32, !x_mn{%m}, !residual_mn{%m}, !gamma_n, !beta_n)
+      -> (!x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !residual_mn{%s_m})
+  return %y, %mean, %rstd, %s : !x_mn, !acc_m, !acc_m, !residual_mn
+}
+
+// For RMS normalization: its operands, in its order. No beta is read, and no mean written.
+func.func private @forward_uncentred(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n)
+    -> (!x_mn, !acc_m, !residual_mn) {
+  %unread = tensor.empty() : !beta_n
+  %y, %unwritten, %rstd, %s = call @forward(%x, %residual, %gamma, %unread)
+      : (!x_mn, !residual_mn, !gamma_n, !beta_n) -> (!x_mn, !acc_m, !acc_m, !residual_mn)
+  return %y, %rstd, %s : !x_mn, !acc_m, !residual_mn
+}
+
+// The statistics of x, for a backward whose caller has none (#writes_output = false). The kernel uses x
+// alone and writes neither y nor s; a row of gamma's type stands for each of them.
+func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
+  %c0 = arith.constant 0 : index
+  %m = tensor.dim %x, %c0 : !x_mn
+  %share, %p = call @forward_shares(%m) : (index) -> (index, index)
+  %m_i32 = arith.index_cast %m : index to i32
+  %share_i32 = arith.index_cast %share : index to i32
+  %y, %mean, %rstd, %s = flow.dispatch @normalize::@normalize[%p](
+      %m_i32, %share_i32, %x, %x, %x, %x)
+      : (i32, i32, !x_mn{%m}, !x_mn{%m}, !x_mn{%m}, !x_mn{%m})
+      -> (!gamma_n, !acc_m{%m}, !acc_m{%m}, !gamma_n)
+  return %mean, %rstd : !acc_m, !acc_m
+}
+
+func.func private @statistics_uncentred(%x: !x_mn) -> !acc_m {
+  %unwritten, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)
+  return %rstd : !acc_m
+}

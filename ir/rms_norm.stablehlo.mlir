@@ -1,0 +1,72 @@
+// RMS normalization, in StableHLO: the same op as rms_norm.mlir, written again from the formula with whole-tensor
+// operations. The two files share no line of code. This one is the oracle that the tests compile and run
+// beside the product. The tensors have M rows of N columns; M is fixed here, and the spec decides N and
+// the types.
+
+// What a NormSpec decides. These lines are replaced; nothing below them is.
+!x = bf16
+!gamma = bf16
+!residual = bf16
+!acc = f32
+!x_mn = tensor<64x4096x!x>
+!residual_mn = tensor<64x4096x!residual>
+!acc_mn = tensor<64x4096x!acc>
+!acc_m = tensor<64x!acc>
+!acc_n = tensor<4096x!acc>
+!gamma_n = tensor<4096x!gamma>
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+#weight_offset = -0.0 : !acc
+#adds_residual = false
+// End of what is replaced.
+
+!scalar = tensor<!acc>
+!choice = tensor<i1>
+
+func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n)
+    -> (!x_mn, !acc_m, !residual_mn) {
+  // s = x + residual, rounded
+  %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
+  %residual_acc = stablehlo.convert %residual : (!residual_mn) -> !acc_mn
+  %joined = stablehlo.add %x_acc, %residual_acc : !acc_mn
+  %adds_residual = arith.constant #adds_residual
+  %adds_residual_0 = tensor.from_elements %adds_residual : !choice
+  %unrounded = stablehlo.select %adds_residual_0, %joined, %x_acc : !choice, !acc_mn
+  %s = stablehlo.convert %unrounded : (!acc_mn) -> !residual_mn
+  %s_acc = stablehlo.convert %s : (!residual_mn) -> !acc_mn
+
+  // mean_N(s^2)
+  %square = stablehlo.multiply %s_acc, %s_acc : !acc_mn
+  %mean_square = call @row_mean(%square) : (!acc_mn) -> !acc_m
+
+  // rstd = 1 / sqrt(mean_N(s^2) + eps),  xhat = s * rstd
+  %eps = arith.constant #eps
+  %eps_0 = tensor.from_elements %eps : !scalar
+  %eps_m = stablehlo.broadcast_in_dim %eps_0, dims = [] : (!scalar) -> !acc_m
+  %mean_square_eps = stablehlo.add %mean_square, %eps_m : !acc_m
+  %rstd = stablehlo.rsqrt %mean_square_eps : !acc_m
+  %rstd_mn = stablehlo.broadcast_in_dim %rstd, dims = [0] : (!acc_m) -> !acc_mn
+  %xhat = stablehlo.multiply %s_acc, %rstd_mn : !acc_mn
+
+  // y = xhat * (gamma + weight_offset)
+  %gamma_acc = stablehlo.convert %gamma : (!gamma_n) -> !acc_n
+  %offset = arith.constant #weight_offset
+  %offset_0 = tensor.from_elements %offset : !scalar
+  %offset_n = stablehlo.broadcast_in_dim %offset_0, dims = [] : (!scalar) -> !acc_n
+  %weight = stablehlo.add %gamma_acc, %offset_n : !acc_n
+  %weight_mn = stablehlo.broadcast_in_dim %weight, dims = [1] : (!acc_n) -> !acc_mn
+  %y_acc = stablehlo.multiply %xhat, %weight_mn : !acc_mn
+  %y = stablehlo.convert %y_acc : (!acc_mn) -> !x_mn
+  return %y, %rstd, %s : !x_mn, !acc_m, !residual_mn
+}
+
+func.func private @row_mean(%v: !acc_mn) -> !acc_m {
+  %zero = stablehlo.constant dense<0.0> : !scalar
+  %inv_n = arith.constant #inv_n
+  %inv_n_0 = tensor.from_elements %inv_n : !scalar
+  %inv_n_m = stablehlo.broadcast_in_dim %inv_n_0, dims = [] : (!scalar) -> !acc_m
+  %sum = stablehlo.reduce(%v init: %zero) applies stablehlo.add across dimensions = [1]
+      : (!acc_mn, !scalar) -> !acc_m
+  %mean = stablehlo.multiply %sum, %inv_n_m : !acc_m
+  return %mean : !acc_m
+}

@@ -1,0 +1,146 @@
+// RMS normalization, backward: the algorithm on whole tensors, for no particular target and without a
+// schedule. The tensors have M rows of N columns.
+//
+//   xhat   = x * rstd
+//   h      = dy * (gamma + weight_offset)
+//   dx     = rstd * (h - xhat * mean_N(h * xhat)) + dresidual     a row sum
+//   dgamma = sum_M(dy * xhat)                                     a column sum
+//
+// Every sum is an !acc, for data of any type. A spec without dresidual gives another tensor in its place,
+// and does not add it.
+
+// What a NormSpec decides. These lines are replaced; nothing below them is.
+!dy = bf16
+!x = bf16
+!gamma = bf16
+!residual = bf16
+!acc = f32
+!dy_mn = tensor<?x4096x!dy>
+!x_mn = tensor<?x4096x!x>
+!residual_mn = tensor<?x4096x!residual>
+!acc_mn = tensor<?x4096x!acc>
+!acc_m = tensor<?x!acc>
+!acc_n = tensor<4096x!acc>
+!gamma_n = tensor<4096x!gamma>
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+#weight_offset = -0.0 : !acc  // added to gamma; -0.0 changes no number
+#adds_residual = false        // dresidual is added
+// End of what is replaced.
+
+#mn = affine_map<(m, n) -> (m, n)>
+#m  = affine_map<(m, n) -> (m)>
+#n  = affine_map<(m, n) -> (n)>
+// Column sums: IREE wants a reduction's parallel dimensions first.
+#nm_mn = affine_map<(n, m) -> (m, n)>
+#nm_m  = affine_map<(n, m) -> (m)>
+#nm_n  = affine_map<(n, m) -> (n)>
+#id = affine_map<(m) -> (m)>
+
+func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+    -> (!x_mn, !gamma_n) {
+  %zero = arith.constant 0.0 : !acc
+  %inv_n = arith.constant #inv_n
+  %offset = arith.constant #weight_offset
+  %adds_residual = arith.constant #adds_residual
+  %c0 = arith.constant 0 : index
+  %rows = tensor.dim %x, %c0 : !x_mn
+
+  // The operands in the type of sums. (A copy casts where types differ, and vanishes where they are equal.)
+  %empty_mn = tensor.empty(%rows) : !acc_mn
+  %empty_n = tensor.empty() : !acc_n
+  %dya = linalg.copy ins(%dy : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %xa = linalg.copy ins(%x : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %gamma_acc = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
+  %dra = linalg.copy ins(%dresidual : !residual_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+
+  // The weight.
+  %ga = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%gamma_acc : !acc_n) outs(%empty_n : !acc_n) {
+  ^bb0(%gamma_: !acc, %unused: !acc):
+    %g = arith.addf %gamma_, %offset : !acc
+    linalg.yield %g : !acc
+  } -> !acc_n
+
+  // The row sum: sum_N(h * xhat).
+  %empty_m = tensor.empty(%rows) : !acc_m
+  %zeros_m = linalg.fill ins(%zero : !acc) outs(%empty_m : !acc_m) -> !acc_m
+  %sum_hx = linalg.generic {
+      indexing_maps = [#mn, #mn, #m, #n, #m], iterator_types = ["parallel", "reduction"]}
+      ins(%dya, %xa, %rstd, %ga : !acc_mn, !acc_mn, !acc_m, !acc_n) outs(%zeros_m : !acc_m) {
+  ^bb0(%dy_: !acc, %x_: !acc, %rstd_: !acc, %g: !acc, %hx_: !acc):
+    %xhat = arith.mulf %x_, %rstd_ : !acc
+    %h = arith.mulf %dy_, %g : !acc
+    %hx = arith.mulf %h, %xhat : !acc
+    %hx1 = arith.addf %hx_, %hx : !acc
+    linalg.yield %hx1 : !acc
+  } -> !acc_m
+
+  // dx, from the row sum.
+  %dx_acc = linalg.generic {
+      indexing_maps = [#mn, #mn, #m, #n, #m, #mn, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%dya, %xa, %rstd, %ga, %sum_hx, %dra : !acc_mn, !acc_mn, !acc_m, !acc_n, !acc_m, !acc_mn)
+      outs(%empty_mn : !acc_mn) {
+  ^bb0(%dy_: !acc, %x_: !acc, %rstd_: !acc, %g: !acc, %hx_: !acc, %dr_: !acc, %unused: !acc):
+    %xhat = arith.mulf %x_, %rstd_ : !acc
+    %h = arith.mulf %dy_, %g : !acc
+    %mean_hx = arith.mulf %hx_, %inv_n : !acc
+    %t0 = arith.mulf %xhat, %mean_hx : !acc
+    %t1 = arith.subf %h, %t0 : !acc
+    %through = arith.mulf %t1, %rstd_ : !acc
+    %with_residual = arith.addf %through, %dr_ : !acc
+    %dxa = arith.select %adds_residual, %with_residual, %through : !acc
+    linalg.yield %dxa : !acc
+  } -> !acc_mn
+
+  // The column sum: dgamma, in !acc.
+  %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
+  %dgamma_acc = linalg.generic {
+      indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_n], iterator_types = ["parallel", "reduction"]}
+      ins(%dya, %xa, %rstd : !acc_mn, !acc_mn, !acc_m) outs(%zeros_n : !acc_n) {
+  ^bb0(%dy_: !acc, %x_: !acc, %rstd_: !acc, %dg_: !acc):
+    %xhat = arith.mulf %x_, %rstd_ : !acc
+    %dg = arith.mulf %dy_, %xhat : !acc
+    %dg1 = arith.addf %dg_, %dg : !acc
+    linalg.yield %dg1 : !acc
+  } -> !acc_n
+
+  // Results are rounded once, at the end, to the types of the caller's arrays.
+  %empty_dx = tensor.empty(%rows) : !x_mn
+  %empty_dgamma = tensor.empty() : !gamma_n
+  %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
+  %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
+  return %dx, %dgamma : !x_mn, !gamma_n
+}
+
+// rstd = 1 / sqrt(mean_N(x^2) + eps) of every row, for a caller that has none.
+func.func private @statistics(%x: !x_mn) -> !acc_m {
+  %zero = arith.constant 0.0 : !acc
+  %one = arith.constant 1.0 : !acc
+  %inv_n = arith.constant #inv_n
+  %eps = arith.constant #eps
+  %c0 = arith.constant 0 : index
+  %rows = tensor.dim %x, %c0 : !x_mn
+  %empty_m = tensor.empty(%rows) : !acc_m
+  %zeros_m = linalg.fill ins(%zero : !acc) outs(%empty_m : !acc_m) -> !acc_m
+  %empty_mn = tensor.empty(%rows) : !acc_mn
+  %xa = linalg.copy ins(%x : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+
+  %sum_xx = linalg.generic {indexing_maps = [#mn, #m], iterator_types = ["parallel", "reduction"]}
+      ins(%xa : !acc_mn) outs(%zeros_m : !acc_m) {
+  ^bb0(%x_: !acc, %sum_: !acc):
+    %square = arith.mulf %x_, %x_ : !acc
+    %sum1 = arith.addf %sum_, %square : !acc
+    linalg.yield %sum1 : !acc
+  } -> !acc_m
+  %rstd = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%sum_xx : !acc_m) outs(%empty_m : !acc_m) {
+  ^bb0(%sum_: !acc, %unused: !acc):
+    %mean_square = arith.mulf %sum_, %inv_n : !acc
+    %square_eps = arith.addf %mean_square, %eps : !acc
+    %root = math.sqrt %square_eps : !acc
+    %rstd_ = arith.divf %one, %root : !acc
+    linalg.yield %rstd_ : !acc
+  } -> !acc_m
+  return %rstd : !acc_m
+}

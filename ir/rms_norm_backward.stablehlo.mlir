@@ -1,0 +1,91 @@
+// RMS normalization, backward, in StableHLO: the same op as rms_norm_backward.mlir, written again from the
+// formula with whole-tensor operations. The two files share no line of code. This one is the oracle that
+// the tests compile and run beside the product. The tensors have M rows of N columns; M is fixed here, and
+// the spec decides N and the types.
+
+// What a NormSpec decides. These lines are replaced; nothing below them is.
+!dy = bf16
+!x = bf16
+!gamma = bf16
+!residual = bf16
+!acc = f32
+!dy_mn = tensor<64x4096x!dy>
+!x_mn = tensor<64x4096x!x>
+!residual_mn = tensor<64x4096x!residual>
+!acc_mn = tensor<64x4096x!acc>
+!acc_m = tensor<64x!acc>
+!acc_n = tensor<4096x!acc>
+!gamma_n = tensor<4096x!gamma>
+#inv_n = 2.44140625e-4 : !acc
+#eps = 1.0e-5 : !acc
+#weight_offset = -0.0 : !acc
+#adds_residual = false
+// End of what is replaced.
+
+!scalar = tensor<!acc>
+!choice = tensor<i1>
+
+func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+    -> (!x_mn, !gamma_n) {
+  %zero = stablehlo.constant dense<0.0> : !scalar
+
+  %dy_acc = stablehlo.convert %dy : (!dy_mn) -> !acc_mn
+  %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
+  %gamma_acc = stablehlo.convert %gamma : (!gamma_n) -> !acc_n
+  %offset = arith.constant #weight_offset
+  %offset_0 = tensor.from_elements %offset : !scalar
+  %offset_n = stablehlo.broadcast_in_dim %offset_0, dims = [] : (!scalar) -> !acc_n
+  %weight = stablehlo.add %gamma_acc, %offset_n : !acc_n
+  %weight_mn = stablehlo.broadcast_in_dim %weight, dims = [1] : (!acc_n) -> !acc_mn
+  %rstd_mn = stablehlo.broadcast_in_dim %rstd, dims = [0] : (!acc_m) -> !acc_mn
+
+  // xhat = x * rstd,  h = dy * (gamma + weight_offset)
+  %xhat = stablehlo.multiply %x_acc, %rstd_mn : !acc_mn
+  %h = stablehlo.multiply %dy_acc, %weight_mn : !acc_mn
+
+  // mean_N(h * xhat)
+  %h_xhat = stablehlo.multiply %h, %xhat : !acc_mn
+  %mean_h_xhat = call @row_mean(%h_xhat) : (!acc_mn) -> !acc_m
+  %mean_h_xhat_mn = stablehlo.broadcast_in_dim %mean_h_xhat, dims = [0] : (!acc_m) -> !acc_mn
+
+  // dx = rstd * (h - xhat * mean_N(h * xhat)) + dresidual
+  %projected = stablehlo.multiply %xhat, %mean_h_xhat_mn : !acc_mn
+  %orthogonal = stablehlo.subtract %h, %projected : !acc_mn
+  %scaled = stablehlo.multiply %orthogonal, %rstd_mn : !acc_mn
+  %dresidual_acc = stablehlo.convert %dresidual : (!residual_mn) -> !acc_mn
+  %joined = stablehlo.add %scaled, %dresidual_acc : !acc_mn
+  %adds_residual = arith.constant #adds_residual
+  %adds_residual_0 = tensor.from_elements %adds_residual : !choice
+  %dx_acc = stablehlo.select %adds_residual_0, %joined, %scaled : !choice, !acc_mn
+  %dx = stablehlo.convert %dx_acc : (!acc_mn) -> !x_mn
+
+  // dgamma = sum_M(dy * xhat)
+  %dy_xhat = stablehlo.multiply %dy_acc, %xhat : !acc_mn
+  %dgamma_acc = stablehlo.reduce(%dy_xhat init: %zero) applies stablehlo.add across dimensions = [0]
+      : (!acc_mn, !scalar) -> !acc_n
+  %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
+  return %dx, %dgamma : !x_mn, !gamma_n
+}
+
+func.func private @statistics(%x: !x_mn) -> !acc_m {
+  %eps = arith.constant #eps
+  %eps_0 = tensor.from_elements %eps : !scalar
+  %eps_m = stablehlo.broadcast_in_dim %eps_0, dims = [] : (!scalar) -> !acc_m
+  %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
+  %square = stablehlo.multiply %x_acc, %x_acc : !acc_mn
+  %mean_square = call @row_mean(%square) : (!acc_mn) -> !acc_m
+  %square_eps = stablehlo.add %mean_square, %eps_m : !acc_m
+  %rstd = stablehlo.rsqrt %square_eps : !acc_m
+  return %rstd : !acc_m
+}
+
+func.func private @row_mean(%v: !acc_mn) -> !acc_m {
+  %zero = stablehlo.constant dense<0.0> : !scalar
+  %inv_n = arith.constant #inv_n
+  %inv_n_0 = tensor.from_elements %inv_n : !scalar
+  %inv_n_m = stablehlo.broadcast_in_dim %inv_n_0, dims = [] : (!scalar) -> !acc_m
+  %sum = stablehlo.reduce(%v init: %zero) applies stablehlo.add across dimensions = [1]
+      : (!acc_mn, !scalar) -> !acc_m
+  %mean = stablehlo.multiply %sum, %inv_n_m : !acc_m
+  return %mean : !acc_m
+}
