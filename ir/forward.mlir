@@ -26,7 +26,7 @@
 #columns = 4096 : index          // N
 #subgroup = 32 : index
 #centres = true                  // the mean is subtracted
-#adds_residual = true
+#takes_residual = true           // s is normalized, not x
 #scales = true                   // gamma is given
 #weight_offset = -0.0 : !acc     // added to gamma; -0.0 changes no number
 #adds_bias = true
@@ -121,7 +121,7 @@ hal.executable.source private @normalize {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
-      %adds_residual = arith.constant #adds_residual
+      %adds_residual = arith.constant #takes_residual
       %no_residual = arith.constant dense<0.0> : !forward_residual
       %reads_s = arith.andi %adds_residual, %again : i1
       scf.for %k = %c0 to %chunks step %c1 {
@@ -176,7 +176,7 @@ hal.executable.source private @normalize {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
-      %adds_residual = arith.constant #adds_residual
+      %adds_residual = arith.constant #takes_residual
       scf.for %k = %c0 to %chunks step %c1 {
         %value = scf.if %adds_residual -> !forward_chunk {
           %residual_k = memref.load %residual_held[%k] : !forward_residual_held
@@ -301,7 +301,7 @@ hal.executable.source private @normalize {
       %keeps = arith.constant #forward_keeps
       %ahead = arith.constant #forward_ahead
       %centres = arith.constant #centres
-      %adds_residual = arith.constant #adds_residual
+      %adds_residual = arith.constant #takes_residual
       %scales = arith.constant #scales
       %adds_bias = arith.constant #adds_bias
       %writes_output = arith.constant #writes_output

@@ -37,7 +37,7 @@
 #eps = 1.0e-5 : !acc
 #weight_offset = -0.0 : !acc // added to gamma; -0.0 changes no number
 #centres = true              // the op subtracts the mean
-#adds_residual = false       // residual is added to x
+#takes_residual = false      // s is normalized, not x
 #adds_bias = true            // beta is added
 #writes_output = true        // not the statistics of x alone
 #columns = 4096 : index      // N
@@ -104,7 +104,7 @@ hal.executable.source private @normalize {
       %centres = arith.constant #centres
       %adds_bias = arith.constant #adds_bias
       %writes_output = arith.constant #writes_output
-      %has_residual = arith.constant #adds_residual
+      %has_residual = arith.constant #takes_residual
       %adds_residual = arith.andi %has_residual, %writes_output : i1  // the statistics alone are those of x
       %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
       llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
@@ -254,7 +254,7 @@ func.func private @forward(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n,
   %share, %p = call @forward_shares(%m) : (index) -> (index, index)
   %m_i32 = arith.index_cast %m : index to i32
   %share_i32 = arith.index_cast %share : index to i32
-  %adds_residual = arith.constant #adds_residual
+  %adds_residual = arith.constant #takes_residual
   %s_m = arith.select %adds_residual, %m, %c0 : index
   %y, %mean, %rstd, %s = flow.dispatch @normalize::@normalize[%p](
       %m_i32, %share_i32, %x, %residual, %gamma, %beta)

@@ -49,19 +49,25 @@ def launched(text: str, plans: LaunchPlans) -> str:
     return _BINDING.sub(numbered, text)
 
 
-def entry(spec: NormSpec, plans: LaunchPlans | None, reflection: Mapping[str, str]) -> str:
+def entry(
+    spec: NormSpec,
+    plans: LaunchPlans | None,
+    reflection: Mapping[str, str],
+    algorithm: tuple[str, str],
+) -> str:
     """The public function: arguments in, the asked results out.
 
     Args:
         spec: What the module computes.
-        plans: What it launches. None if IREE decides that: then the text has a function
-            @algorithm, and @statistics if statistics are recomputed.
+        plans: What it launches. None if IREE decides that.
         reflection: The module's description of itself.
+        algorithm: Without plans, the functions in the text that compute the op, and recompute
+            statistics.
     """
     branches = plans is not None and len(plans.plans) > 1
     body = [] if spec.has_weight else ["%gamma = arith.constant dense<1.0> : !gamma_n"]
     if plans is None:
-        body += _calls(spec)
+        body += _calls(spec, *algorithm)
     elif branches:
         body += _branches(spec, plans)
     else:
@@ -102,7 +108,7 @@ def _return(spec: NormSpec, values: Mapping[str, str]) -> str:
     return f"return {', '.join(values[result.name] for result in results)} : {types}"
 
 
-def _calls(spec: NormSpec) -> list[str]:
+def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
     """Calls of what a file of ``ir/`` defines."""
     family = spec.family
     lines = []
@@ -110,12 +116,12 @@ def _calls(spec: NormSpec) -> list[str]:
         saved = family.statistics
         computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
         types = ", ".join(statistic.alias for statistic in saved)
-        lines.append(f"{computed} = call @statistics(%x) : (!x_mn) -> ({types})")
+        lines.append(f"{computed} = call @{statistics}(%x) : (!x_mn) -> ({types})")
     results = ", ".join(f"%{result.symbol}" for result in family.results)
     read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
     types = ", ".join(given.alias for given in family.inputs)
     computed = ", ".join(result.alias for result in family.results)
-    lines.append(f"{results} = call @algorithm({read})\n      : ({types}) -> ({computed})")
+    lines.append(f"{results} = call @{algorithm}({read})\n      : ({types}) -> ({computed})")
     return [*lines, _return(spec, {result.name: f"%{result.symbol}" for result in _results(spec)})]
 
 

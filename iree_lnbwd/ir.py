@@ -24,8 +24,8 @@ from iree_lnbwd.schedules import (
     Schedule,
     TwoPass,
     WholeTensors,
+    choose_statistics,
     forms,
-    forward,
     schedule_to_dict,
 )
 from iree_lnbwd.spec import NormSpec
@@ -127,7 +127,15 @@ def module(
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
-    return text + host_program.entry(spec, plans, reflection)
+    return text + host_program.entry(spec, plans, reflection, _algorithm(spec, schedule))
+
+
+def _algorithm(spec: NormSpec, schedule: Schedule) -> tuple[str, str]:
+    """The functions of a text without a plan that compute the op, and statistics."""
+    if not isinstance(schedule, RowBlocks):
+        return "algorithm", "statistics"
+    suffix = "" if spec.family.centres else "_uncentred"
+    return ("algorithm" if spec.family.is_backward else "forward") + suffix, "statistics" + suffix
 
 
 def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
@@ -187,7 +195,9 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "#centres": _flag(spec.family.centres),
         "#sums_dbeta": _flag(GRAD_BIAS in spec.family.rows),
         "#adds_residual": _flag(spec.residual_dtype is not None),
+        "#takes_residual": _flag(spec.has(RESIDUAL)),
         "#adds_bias": _flag(bool(spec.has_bias)),
+        "#writes_output": _flag(not spec.family.is_backward),
     }
 
 
@@ -262,7 +272,7 @@ def _gpu_aliases(
 
 def _forward(spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forward) -> Forward:
     """How rows are normalized, or how a backward recomputes their statistics."""
-    return schedule if isinstance(schedule, Forward) else forward(spec, target)
+    return schedule if isinstance(schedule, Forward) else choose_statistics(spec, target)
 
 
 def _partial_rows_aliases(
@@ -304,6 +314,7 @@ def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
         "#block": f"{block} : index",
         "#of_few": f"affine_map<()[m] -> ({rows_of_each(schedule.workgroups)})>",
         "#of_many": f"affine_map<()[m] -> ({of_many})>",
+        "#forward_share": f"affine_map<()[m] -> (m ceildiv {schedule.workgroups})>",
         "#wants_dx": _flag(spec.has(GRAD_INPUT)),
         "#single_column": _flag(cols == 1),
         "!acc_pn": f"tensor<?x{cols}x!acc>",
@@ -432,8 +443,6 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_ahead": _flag(how.ahead > 0),
         "#forward_alone": _flag(warps == 1),
         "#forward_resident": f"{how.resident} : i32",
-        "#forward_residual": _flag(spec.has(RESIDUAL)),
-        "#writes_output": _flag(is_forward),
         "#scales": _flag(spec.has_weight and is_forward),
         "#forward_kernel": _kernel(how.rows * how.threads, target),
         "!forward_exchange": _shared(f"2x{how.rows}x{warps}x!acc"),

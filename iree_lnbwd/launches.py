@@ -14,6 +14,7 @@ from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import (
+    ADDED_BIAS,
     GRAD_BIAS,
     GRAD_INPUT,
     GRAD_OUTPUT,
@@ -21,8 +22,11 @@ from iree_lnbwd.operands import (
     GRAD_WEIGHT,
     INPUT,
     MEAN,
+    OUTPUT,
     PARTIAL_DBETA,
     PARTIAL_DGAMMA,
+    RESIDUAL,
+    RESIDUAL_OUTPUT,
     RSTD,
     SUM_H,
     SUM_HX,
@@ -31,7 +35,15 @@ from iree_lnbwd.operands import (
     Operand,
     When,
 )
-from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass, forms, row_statistics
+from iree_lnbwd.schedules import (
+    FewRows,
+    Forward,
+    OnePass,
+    Schedule,
+    TwoPass,
+    choose_statistics,
+    forms,
+)
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -69,10 +81,14 @@ _FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL), _GRADIENTS)
 _ROW_SUMS = Kernel("row_sums", _READ, _SUMS)
 _COLUMNS = Kernel("columns", (*_READ, *_SUMS, GRAD_RESIDUAL), (GRAD_INPUT, *_PARTIALS))
 _FINALIZE = Kernel("finalize", _PARTIALS, (GRAD_WEIGHT, GRAD_BIAS))
-_ROW_STATISTICS = Kernel("row_statistics", (INPUT,), (MEAN, RSTD))
+_NORMALIZE = Kernel(
+    "normalize",
+    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
+    (OUTPUT, MEAN, RSTD, RESIDUAL_OUTPUT),
+    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
+)
 KERNELS = {
-    kernel.name: kernel
-    for kernel in (_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE, _ROW_STATISTICS)
+    kernel.name: kernel for kernel in (_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE, _NORMALIZE)
 }
 
 
@@ -194,6 +210,8 @@ def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans 
 
     That is the case if IREE itself makes the kernels, from whole tensors.
     """
+    if isinstance(schedule, Forward):
+        return LaunchPlans((Plan((), (_normalize(_NORMALIZE, spec, schedule),)),))
     if not isinstance(schedule, OnePass | TwoPass):
         return None
     plans = []
@@ -230,11 +248,17 @@ def _takes(spec: NormSpec, operand: Operand) -> bool:
     return spec.has(own) or not may_lack
 
 
+def _normalize(kernel: Kernel, spec: NormSpec, how: Forward) -> PlannedLaunch:
+    """The kernel of a forward."""
+    workgroups = RowCount(how.rows, how.workgroups or None)
+    return _launch(kernel, spec, workgroups, constant=RowCount())
+
+
 def _with_statistics(plan: Plan, spec: NormSpec, target: Target) -> Plan:
     """The same, after a kernel that recomputes the statistics."""
     rows = RowCount()
-    workgroups = RowCount(row_statistics(spec, target).rows)
-    launch = _launch(_ROW_STATISTICS, spec, workgroups, constant=rows)
+    statistics_alone = replace(_NORMALIZE, reads=(INPUT,), ahead=(INPUT,), writes=(MEAN, RSTD))
+    launch = _normalize(statistics_alone, spec, choose_statistics(spec, target))
     statistics = (_scratch(spec, name, rows) for name in launch.writes)
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(launch, *plan.kernels))
 

@@ -5,13 +5,13 @@ illegal one is not compiled. `choose` takes the schedule that was measured to be
 product (``data``), or one that follows from rules.
 """
 
-from iree_lnbwd.schedules.choosing import choose
+from iree_lnbwd.schedules.choosing import choose, choose_statistics
 from iree_lnbwd.schedules.elements import vector_of
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
+from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
-from iree_lnbwd.schedules.row_statistics import RowStatistics, row_statistics
 from iree_lnbwd.schedules.schedule import (
     Form,
     Schedule,
@@ -27,17 +27,17 @@ from iree_lnbwd.schedules.whole_tensors import WholeTensors
 __all__ = [
     "FewRows",
     "Form",
+    "Forward",
     "OnePass",
     "RowBlocks",
-    "RowStatistics",
     "Schedule",
     "TwoPass",
     "WholeTensors",
     "choose",
+    "choose_statistics",
     "forms",
     "host_alignment",
     "paths",
-    "row_statistics",
     "schedule_from_dict",
     "schedule_to_dict",
     "vector_of",

@@ -10,6 +10,7 @@ from iree_lnbwd.products import Product, standing_for
 from iree_lnbwd.schedules.elements import most_elements, vector_of, words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
+from iree_lnbwd.schedules.forward import Forward, choose_forward
 from iree_lnbwd.schedules.measured_files import fastest
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
@@ -84,6 +85,8 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
     if target.backend == "cpu":
         return _row_blocks(spec, target)
     product = product or standing_for(target.name)
+    if not spec.family.is_backward:
+        return choose_forward(spec, target, product)
     reasoned = (*_staged(spec, target, product), *_direct(spec, target, product))
     for candidate in (
         *_measured(spec, product),
@@ -94,6 +97,11 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
             with_few = replace(one, few_rows=_few_rows(spec, target, product, one.vector))
             return with_few if with_few.illegal(spec, target) is None else one
     return with_finalize(_two_pass(spec, target, product), spec, target, product)
+
+
+def choose_statistics(spec: NormSpec, target: Target) -> Forward:
+    """How a backward recomputes its statistics on a GPU."""
+    return choose_forward(spec, target, standing_for(target.name))
 
 
 def _measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:

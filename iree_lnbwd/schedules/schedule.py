@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from iree_lnbwd.schedules.few_rows import FewRows
+from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.two_pass import TwoPass
@@ -16,7 +17,7 @@ from iree_lnbwd.spec import NormSpec
 _IREE_ALIGNMENT = 64
 
 
-Schedule = WholeTensors | OnePass | TwoPass | RowBlocks
+Schedule = WholeTensors | OnePass | TwoPass | RowBlocks | Forward
 Form = Schedule | FewRows
 
 
@@ -54,7 +55,7 @@ def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
 
 def schedule_from_dict(values: dict[str, Any]) -> Schedule:
     """The inverse of `schedule_to_dict`."""
-    forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass, RowBlocks)}
+    forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass, RowBlocks, Forward)}
     fields = dict(values)
     if few_rows := fields.get("few_rows"):
         fields["few_rows"] = FewRows(**few_rows)
