@@ -17,6 +17,7 @@ from iree_lnbwd.targets import Target
 _WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums, if rows are not wide
 _MOST_WARPS = 16  # subgroups that share a row
 _THREADS = 256  # of a workgroup whose rows are narrow
+_STEP_CHUNKS = 8  # that a thread loads at once of a row that it cannot keep; with 32, it spills
 _LEAST_THREADS = 2  # of a row: a sum over one thread is none
 
 
@@ -150,6 +151,6 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         rows=-(-rows // fill) * fill if keeps else 1,
         threads=threads,
         vector=vector,
-        chunks=chunks if keeps else most_chunks,
+        chunks=chunks if keeps else min(_STEP_CHUNKS, most_chunks),
         keeps=keeps,
     )
