@@ -260,20 +260,22 @@ def test_the_sum_has_to_match_to_the_bit(op: str, dtype: str, residual_dtype: st
     assert missed(right | {"residual_output": wrong}, call) == {"residual_output"}
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("op", FORWARDS)
-def test_the_sum_is_rounded_to_the_type_of_sums_first(op: str) -> None:
-    """1 + 2**-8 + 2**-30 is a tie in bf16 once it was rounded to f32, and goes to the even 1."""
-    spec = residual_spec(op, "f32", "bf16", columns=2)
+def test_the_sum_is_rounded_to_the_type_of_sums_first(op: str, dtype: str) -> None:
+    """Half a step above 1 and a little more is a tie in f32, and goes to the even 1."""
+    half_step = DTYPES[dtype].unit_roundoff
+    spec = residual_spec(op, "f32", dtype, columns=2)
     call = rebound(
         matrix.random_call(spec, 1, random_generator()),
-        input=np.array([[2**-8 + 2**-30, 3]], np.float32),
-        residual=np.ones((1, 2), DTYPES["bf16"].numpy),
+        input=np.array([[half_step + 2**-30, 3]], np.float32),
+        residual=np.ones((1, 2), DTYPES[dtype].numpy),
     )
     right = computed(call)
     assert right["residual_output"].astype(np.float64).tolist() == [[1, 4]]
     assert missed(right, call) == set()
     once = right["residual_output"].copy()
-    once[0, 0] = 1 + 2**-7
+    once[0, 0] = 1 + 2 * half_step
     assert missed(right | {"residual_output": once}, call) == {"residual_output"}
 
 
@@ -358,15 +360,30 @@ def test_a_negative_eps_that_almost_cancels_the_variance_passes(op: str) -> None
     assert missed(computed(shrunk), shrunk) == set()
 
 
-@pytest.mark.parametrize("op", FORWARDS)
-def test_subnormal_numbers_pass(op: str) -> None:
+@pytest.mark.parametrize("op", OPS)
+def test_an_offset_that_the_weight_cancels_passes(op: str) -> None:
+    """f32 has no 0.1; beside what is left of it, its error is large."""
     rng = random_generator()
-    spec = NormSpec((64,), "f32", op=op, eps=1e-38, has_weight=True)
-    call = matrix.random_call(spec, 100, rng)
-    scale = 10 ** rng.uniform(-44, -15, (100, 1))
-    x = call.arrays["input"] * scale
-    weight = call.arrays["weight"] * 10 ** rng.uniform(-44, -20, 64)
+    spec = NormSpec((64,), "f32", op=op, eps=EPS, weight_offset=0.1)
+    weight = np.float32(-0.1) + 1e-7 * rng.standard_normal(64, np.float32)
+    call = rebound(matrix.random_call(spec, 100, rng), weight=weight)
+    if "bias" in call.arrays:
+        call = rebound(call, bias=np.zeros(64, np.float32))
+    for name, way in RIGHT.items():
+        assert missed(computed(call, way), call) == set(), name
+
+
+@pytest.mark.parametrize("eps", [1e-38, 1.0, 1e20])
+@pytest.mark.parametrize("op", FORWARDS)
+def test_subnormal_numbers_pass(op: str, eps: float) -> None:
+    """In some places the rows are, or the weight, xhat, rstd * gamma, or the output."""
+    rng = random_generator()
+    call = matrix.random_call(NormSpec((64,), "f32", op=op, eps=eps), 300, rng)
+    x = call.arrays["input"] * 10 ** rng.uniform(-44, 10, (300, 1))
+    weight = call.arrays["weight"] * 10 ** rng.uniform(-44, 6, 64)
     call = rebound(call, input=x.astype(np.float32), weight=weight.astype(np.float32))
+    if "bias" in call.arrays:
+        call = rebound(call, bias=np.zeros(64, np.float32))
     for name, way in RIGHT.items():
         assert missed(computed(call, way), call) == set(), name
 
@@ -523,6 +540,19 @@ def test_a_small_part_of_any_result_misses(
     assert compare(wrong, want, tolerance).passed
     wrong.flat[np.argmax(np.abs(want))] *= 1 + resolved
     assert not compare(wrong, want, tolerance).passed
+
+
+@pytest.mark.parametrize(("dtype", "resolved"), [("f32", 2e-6), ("f64", 4e-15)])
+@pytest.mark.parametrize("op", FORWARDS)
+def test_a_row_whose_rstd_is_a_few_roundings_off_misses(
+    op: str, dtype: str, resolved: float
+) -> None:
+    """The root halves the error of its sum."""
+    call = matrix.random_call(NormSpec((64,), dtype, op=op, eps=EPS), 128, random_generator())
+    judgement = judge(call)
+    want, tolerance = judgement.expected["rstd"], judgement.tolerance["rstd"]
+    assert (tolerance < resolved * want).all()
+    assert (tolerance > resolved / 4 * want).all()
 
 
 # --- rows and shapes -------------------------------------------------------------------------
