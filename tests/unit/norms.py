@@ -1,0 +1,192 @@
+"""The family's ops computed plainly in NumPy, in the types that our code has; or with a mistake.
+
+They are what the judge is tried on: right ways have to pass, and mistakes have to miss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from iree_lnbwd.arguments import Array, BoundCall
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.spec import Element
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a norm is computed. Any of the first three is right; the rest are mistakes.
+
+    Attributes:
+        spans: Spans of 64 terms are added one after the other, and then their sums pairwise. (No
+            sum of ours is longer: errors of like numbers do not walk at random.)
+        fused: Products are added unrounded (almost: they are rounded to f64).
+        rstd_first: Products begin with rstd, as on GPUs.
+        half_sums: Sums are in f16.
+        unbiased: The variance is divided by N - 1.
+        expanded: The variance is the mean of squares minus the mean's square.
+        centring: The other op's: rows are centred, or not.
+        eps: Where it is: "in the root", "outside the root", "in the sum" or "nowhere".
+        no_mean_h: dx without the mean of h; for RMS norm with it.
+        no_mean_hx: dx without the part along xhat.
+        no_offset: The weight's offset is forgotten.
+        offset_added: xhat * weight + offset.
+        no_bias: The bias is forgotten.
+        exact_sum: What is normalized is the sum with the residual before it is stored.
+        no_residual: What is normalized is the input alone.
+        half_xhat: xhat is rounded to the output's type before the weight.
+        no_grad_residual: It is forgotten.
+        late_grad_residual: It is added to what is rounded.
+        scaled_grad_residual: It is added before rstd.
+    """
+
+    spans: bool = False
+    fused: bool = False
+    rstd_first: bool = False
+    half_sums: bool = False
+    unbiased: bool = False
+    expanded: bool = False
+    centring: bool = False
+    eps: str = "in the root"
+    no_mean_h: bool = False
+    no_mean_hx: bool = False
+    no_offset: bool = False
+    offset_added: bool = False
+    no_bias: bool = False
+    exact_sum: bool = False
+    no_residual: bool = False
+    half_xhat: bool = False
+    no_grad_residual: bool = False
+    late_grad_residual: bool = False
+    scaled_grad_residual: bool = False
+
+
+def computed(call: BoundCall, way: Way | None = None) -> dict[str, Array]:
+    """The results of a call, by ATen's name, of their types, as [M, N], [M] or [N]."""
+    assert call.spec is not None
+    with np.errstate(all="ignore"):
+        run = _Run(call, way or Way())
+        values = run.backward() if call.spec.family.is_backward else run.forward()
+        return {
+            result.name: values[result.name].astype(DTYPES[result.dtype].numpy)
+            for result in call.spec.results
+        }
+
+
+class _Run:
+    def __init__(self, call: BoundCall, way: Way) -> None:
+        assert call.spec is not None
+        self.spec, self.way, self.arrays = call.spec, way, call.arrays
+        self.acc = DTYPES[self.spec.acc_dtype].numpy
+        self.n = self.acc.type(self.spec.columns)
+        self.centres = self.spec.family.centres != way.centring
+
+    def wide(self, name: str) -> Array:
+        array: Array = self.arrays[name].astype(self.acc)
+        return array
+
+    def total(self, terms: Array, axis: int) -> Array:
+        """Sums in the accumulator's type; over columns they keep their dimension."""
+        lines = np.ascontiguousarray(terms if axis == 1 else terms.T)
+        if self.way.half_sums:
+            half = np.dtype(np.float16)
+            sums = np.cumsum(lines.astype(half), axis=1, dtype=half)[:, -1].astype(self.acc)
+        else:
+            if self.way.spans:
+                lines = np.pad(lines, ((0, 0), (0, -lines.shape[1] % 64)))
+                spans = lines.reshape(len(lines), -1, 64)
+                lines = np.cumsum(spans, axis=2, dtype=self.acc)[:, :, -1]
+            sums = lines.sum(axis=1, dtype=self.acc)
+        return sums[:, None] if axis == 1 else sums
+
+    def product_sum(self, a: Array, b: Array | float, c: Array | float) -> Array:
+        """a * b + c."""
+        if not self.way.fused:
+            return np.asarray(a * b + c)
+        exact = np.asarray(a, np.float64) * b + c
+        return exact.astype(self.acc)
+
+    @property
+    def gamma(self) -> Array:
+        if "weight" not in self.arrays:
+            return np.ones(self.spec.columns, self.acc)
+        offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
+        return self.wide("weight") + self.acc.type(offset)
+
+    def statistics(self, x: Array) -> tuple[Array, Array]:
+        """Mean and rstd as columns: those of the call, else the rows' own."""
+        if "rstd" in self.arrays:
+            rstd = self.wide("rstd")[:, None]
+            return self.wide("mean")[:, None] if self.centres else np.zeros_like(rstd), rstd
+        mean = self.total(x, 1) / self.n if self.centres else np.zeros((len(x), 1), self.acc)
+        if self.way.expanded:
+            squares = self.total(x * x, 1)
+        else:
+            centred = x - mean
+            squares = self.total(centred * centred, 1)
+        eps = self.acc.type(self.spec.eps)
+        if self.way.eps == "in the sum":
+            squares = squares + eps
+        square = squares / (self.n - self.way.unbiased)
+        if self.way.expanded:
+            square = square - mean * mean
+        if self.way.eps == "in the root":
+            square = square + eps
+        root = np.sqrt(square)
+        if self.way.eps == "outside the root":
+            root = root + eps
+        return mean, 1 / root
+
+    def forward(self) -> dict[str, Array]:
+        x = self.wide("input")
+        results = {}
+        if "residual" in self.arrays:
+            total = x + self.wide("residual")
+            stored = total.astype(DTYPES[self.spec.element_type(Element.RESIDUAL)].numpy)
+            results["residual_output"] = stored
+            if not self.way.no_residual:
+                x = total if self.way.exact_sum else stored.astype(self.acc)
+        mean, rstd = self.statistics(x)
+        bias = (
+            self.wide("bias")
+            if "bias" in self.arrays and not self.way.no_bias
+            else self.acc.type(0)
+        )
+        if self.way.offset_added:
+            bias = bias + self.acc.type(self.spec.weight_offset)
+        if self.way.rstd_first:
+            y = self.product_sum(x - mean, rstd * self.gamma, bias)
+        else:
+            xhat = (x - mean) * rstd
+            if self.way.half_xhat:
+                xhat = xhat.astype(DTYPES[self.spec.dtype].numpy).astype(self.acc)
+            y = self.product_sum(xhat, self.gamma, bias)
+        return results | {"output": y, "mean": mean[:, 0], "rstd": rstd[:, 0]}
+
+    def backward(self) -> dict[str, Array]:
+        dy, x = self.wide("grad_output"), self.wide("input")
+        mean, rstd = self.statistics(x)
+        xhat = (x - mean) * rstd
+        h = dy * self.gamma
+        zeros = np.zeros_like(rstd)
+        sum_h = self.total(h, 1) if self.centres != self.way.no_mean_h else zeros
+        sum_hx = zeros if self.way.no_mean_hx else self.total(h * xhat, 1)
+        more = self.wide("grad_residual") if "grad_residual" in self.arrays else self.acc.type(0)
+        if self.way.no_grad_residual:
+            more = self.acc.type(0)
+        early = more if self.way.scaled_grad_residual else self.acc.type(0)
+        if self.way.rstd_first:
+            scale = rstd * (1 / self.n)
+            dx = self.product_sum(h, rstd, -(sum_h * scale))
+            dx = self.product_sum(xhat, -(sum_hx * scale), dx)
+        else:
+            rest = self.product_sum(xhat, -(sum_hx / self.n), h - sum_h / self.n)
+            dx = rstd * (rest + early)
+        if self.way.late_grad_residual:
+            dx = dx.astype(DTYPES[self.spec.dtype].numpy).astype(self.acc)
+        return {
+            "grad_input": dx if self.way.scaled_grad_residual else dx + more,
+            "grad_weight": self.total(dy * xhat, 0),
+            "grad_bias": self.total(dy, 0),
+        }
