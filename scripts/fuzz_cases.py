@@ -241,7 +241,7 @@ def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -
             true["rstd"] = case.rng.standard_normal(leading)
         for statistic in op.statistics:
             values = np.asarray(true[statistic.name], DTYPES[spec.acc_dtype].numpy)
-            given[statistic.name] = values.reshape(*leading, *ones)
+            given[statistic.name] = values.reshape((*leading, *ones))
     case.said += [spec.name, f"input {given['input'].shape}"]
     return given
 
