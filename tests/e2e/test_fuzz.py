@@ -42,7 +42,7 @@ def test_a_short_run_finds_nothing(where: str, cases: int) -> None:
 
 
 # How often a kind of case is run, so that it meets each argument, good and bad.
-OFTEN = {"values": 10, "storage": 15, "junk": 150, "specs": 60, "compile": 60, "torch_junk": 60}
+OFTEN = {"values": 25, "storage": 25, "junk": 500, "specs": 60, "compile": 60, "torch_junk": 60}
 
 
 def test_every_public_argument_is_tried_good_and_bad() -> None:
