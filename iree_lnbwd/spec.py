@@ -152,7 +152,7 @@ class NormSpec:
         gradients = self.family.masked
         mask = (
             (True,) * len(gradients)
-            if self.output_mask == ()
+            if isinstance(self.output_mask, tuple) and not self.output_mask
             else check_output_mask(self.output_mask, self.family)
         )
         asked = tuple(

@@ -1,6 +1,6 @@
 """The cases of `scripts/fuzz`, one for each seed and number, and their expected results.
 
-A case calls a public function with random arguments. There are two good results. The gradients are
+A case calls a public function with random arguments. There are two good outcomes. The results are
 right by the f64 reference, for any layout, library or storage. Or the call is refused in one line
 that begins with the name of an argument, and nothing has changed. All else is a failure.
 """
@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import math
 import sys
 import tempfile
@@ -25,16 +26,17 @@ import numpy as np
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, NormSpec, compiler, reference, schedules
-from iree_lnbwd.arguments import Array, BoundCall, bind
+from iree_lnbwd.arguments import Array, BoundCall, Results, bind, results_type, rms_eps
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, OPS, Access, Kind, Op, names
+from iree_lnbwd.runtime import Norm
+from iree_lnbwd.runtime.ops import CLASSES
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass
-from iree_lnbwd.spec import GRADIENTS
 from iree_lnbwd.targets import Target, targets
 
 torch: Any = None
@@ -42,7 +44,6 @@ with contextlib.suppress(ImportError):
     torch = importlib.import_module("torch")
 
 REFUSALS = (TypeError, ValueError, ArtifactError, CompileError, DeviceError)
-ARRAYS = ("grad_output", "input", "mean", "rstd", "weight", "bias")
 DEVICES: Mapping[str, str] = MappingProxyType({"cpu": "local-task", "gpu": "cuda"})
 EMULATED = tuple(t for t in targets() if t.backend != "cpu")
 
@@ -50,7 +51,7 @@ _CASES_OF_A_SPEC = 6  # about: a new spec takes a compilation
 _MOST_ELEMENTS = 1 << 17
 _MOST_EMULATED = 1 << 13
 _LONGEST_MESSAGE = 2000
-_UNTOUCHED = -77.0  # what storage holds before a call; no gradient does
+_UNTOUCHED = -77.0  # what storage holds before a call; no result does
 
 
 class Failure(Exception):  # noqa: N818 - of what is tried, not of the script
@@ -91,22 +92,21 @@ class Case:
             self.tried.add((name, argument, "bad" if argument == bad else "good"))
         return PUBLIC[name](**arguments)
 
-    def judge(self, gradients: LayerNormGrads, call: BoundCall) -> None:
-        """The gradients are those of a call."""
+    def judge(self, results: Results, call: BoundCall) -> None:
+        """The results are those of a call."""
         judgement = reference.judge(call)
-        results = {} if call.spec is None else {r.name: r for r in call.spec.results}
-        for name, got, expected, tolerance in zip(
-            GRADIENTS, gradients, judgement.expected, judgement.tolerance, strict=True
-        ):
-            if expected is None or tolerance is None:
+        types = {} if call.spec is None else {r.name: r.dtype for r in call.spec.results}
+        for name, got in results._asdict().items():
+            if name not in types:
                 if got is not None:
                     raise Failure(f"{name} was not asked for")
                 continue
+            expected = judgement.expected[name]
             if got is None or got.shape != expected.shape:
                 raise Failure(f"{name}: {None if got is None else got.shape}, not {expected.shape}")
-            if got.dtype != DTYPES[results[name].dtype].numpy:
-                raise Failure(f"{name}: {got.dtype}, not {results[name].dtype}")
-            comparison = reference.compare(got, expected, tolerance)
+            if got.dtype != DTYPES[types[name]].numpy:
+                raise Failure(f"{name}: {got.dtype}, not {types[name]}")
+            comparison = reference.compare(got, expected, judgement.tolerance[name])
             if not comparison.passed:
                 raise Failure(f"{name} is wrong: {comparison}")
 
@@ -134,8 +134,8 @@ def run(where: str, seed: int, number: int, kind: str | None = None) -> Case:
 # --- what is drawn ------------------------------------------------------------------------------
 
 
-def draw_spec(case: Case) -> NormSpec:
-    """Widths of every kind, types and their mixtures, masks and options."""
+def draw_spec(case: Case, *ops: Op) -> NormSpec:
+    """Widths of every kind, types and their mixtures, masks and options; of any op, or of these."""
     rng = case.spec_rng
 
     def pick(*choices: Any) -> Any:
@@ -151,31 +151,33 @@ def draw_spec(case: Case) -> NormSpec:
     dims = (width,)
     if width % 6 == 0 and rng.random() < 0.3:
         dims = pick((6, width // 6), (2, 3, width // 6), (width, 1))
+    op = pick(*(ops or OPS.values()))
     dtype = pick("f32", "f32", "bf16", "f16", "f64")
     narrow = [None] if dtype == "f64" else [None, None, "f32", "bf16", "f16"]
     has_weight = bool(rng.random() < 0.8)
-    mask = pick((True, True, True), (True, True, True), *_MASKS)
-    if not (mask[0] or mask[2] or (mask[1] and has_weight)):
-        mask = (True, True, True)
+    gradients = names(op.masked)
+    masks = [
+        mask
+        for mask in itertools.product((True, False), repeat=len(gradients))
+        if any(
+            mask[i] and (has_weight or name != "grad_weight") for i, name in enumerate(gradients)
+        )
+    ]
+    statistics = [None, None] if op.is_backward else [rms_eps(dtype)]
     return NormSpec(
         dims,
         dtype,
-        grad_output_dtype=pick(*narrow),
+        grad_output_dtype=pick(*narrow) if op.is_backward else None,
         weight_dtype=pick(*narrow) if has_weight else None,
         bias_dtype=pick(*narrow),
         has_weight=has_weight,
-        output_mask=mask,
-        eps=pick(None, None, 1e-5, 0.5, 1e-12),
+        output_mask=pick((), (), *masks),
+        eps=pick(*statistics, 1e-5, 0.5, 1e-12),
+        op=op.name,
+        has_bias=pick(None, True, False) if op is LAYER_NORM else None,
+        residual_dtype=pick(None, None, dtype, *narrow),
+        weight_offset=pick(0.0, 0.0, 1.0, -0.25) if has_weight else 0.0,
     )
-
-
-_MASKS = [
-    (dx, dgamma, dbeta)
-    for dx in (True, False)
-    for dgamma in (True, False)
-    for dbeta in (True, False)
-    if dx or dgamma or dbeta
-]
 
 
 def draw_rows(case: Case, spec: NormSpec, most_elements: int = _MOST_ELEMENTS) -> int:
@@ -213,29 +215,34 @@ def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -
         leading = (divisor, rows // divisor)
     if rows == 1 and case.chance(0.3):
         leading = ()
-    dims, acc = spec.normalized_shape, spec.acc_dtype
-    x = draw_values(case, spec.dtype, (*leading, *dims), plain=plain)
-    given: dict[str, Any] = {
-        "grad_output": draw_values(case, spec.dy_dtype, x.shape, plain=plain),
-        "input": x,
-        "mean": None,
-        "rstd": None,
-        "weight": (
-            draw_values(case, spec.gamma_dtype, dims, plain=plain) if spec.has_weight else None
-        ),
-        "bias": draw_values(case, spec.beta_dtype, dims, plain=True),
-    }
-    if spec.eps is None:
+    op, dims = spec.family, spec.normalized_shape
+    shapes = {Kind.CELLS: (*leading, *dims), Kind.COLUMNS: dims}
+    given: dict[str, Any] = {}
+    for operand in op.arguments:
+        only_its_type = operand.access is Access.TYPE_ALONE
+        there = operand.kind in shapes and (only_its_type or spec.has(operand))
+        given[operand.name] = (
+            draw_values(
+                case,
+                spec.element_type(operand.element),
+                shapes[operand.kind],
+                plain=plain or only_its_type,
+            )
+            if there
+            else None
+        )
+    if op.is_backward and spec.eps is None:
         ones = (1,) * len(dims) if case.chance(0.5) else ()
-        flat = x.reshape(*leading, spec.columns).astype(np.float64)
+        flat = given["input"].reshape(*leading, spec.columns).astype(np.float64)
         with np.errstate(all="ignore"):
-            mean, rstd = flat.mean(axis=-1), 1 / np.sqrt(flat.var(axis=-1) + 1e-5)
+            square = flat.var(axis=-1) if op.centres else (flat * flat).mean(axis=-1)
+            true = {"mean": flat.mean(axis=-1), "rstd": 1 / np.sqrt(square + 1e-5)}
         if case.chance(0.2):  # the caller's affair
-            rstd = case.rng.standard_normal(leading)
-        shape = (*leading, *ones)
-        given["mean"] = np.asarray(mean, DTYPES[acc].numpy).reshape(shape)
-        given["rstd"] = np.asarray(rstd, DTYPES[acc].numpy).reshape(shape)
-    case.said += [spec.name, f"input {x.shape}"]
+            true["rstd"] = case.rng.standard_normal(leading)
+        for statistic in op.statistics:
+            values = np.asarray(true[statistic.name], DTYPES[spec.acc_dtype].numpy)
+            given[statistic.name] = values.reshape((*leading, *ones))
+    case.said += [spec.name, f"input {given['input'].shape}"]
     return given
 
 
@@ -245,10 +252,12 @@ def bound(spec: NormSpec, given: Mapping[str, Any]) -> BoundCall:
         name: None if array is None else np.array(array) for name, array in given.items()
     }
     return bind(
-        normalized_shape=spec.normalized_shape,
-        output_mask=spec.output_mask,
+        spec.op,
+        copies,
+        spec.normalized_shape,
+        spec.output_mask,
         eps=spec.eps or 0.0,
-        **copies,
+        weight_offset=spec.weight_offset,
     )
 
 
@@ -372,9 +381,9 @@ def array_of(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else np.asarray(array)
 
 
-def on_host(gradients: Any) -> LayerNormGrads:
-    """Gradients of any library as NumPy's."""
-    return LayerNormGrads(*map(array_of, gradients))
+def on_host(results: Results) -> Results:
+    """Results of any library as NumPy's."""
+    return type(results)(*map(array_of, results))
 
 
 @functools.cache
@@ -397,49 +406,61 @@ def libraries(where: str) -> tuple[str, ...]:
 
 
 def values(case: Case) -> None:
-    """Good arguments, of any values, layouts and libraries: the gradients are right."""
+    """Good arguments, of any values, layouts and libraries: the results are right."""
     spec = draw_spec(case)
     given = draw_arrays(case, spec, draw_rows(case, spec))
     library = case.pick(*libraries(case.where))
     if spec.dtype == "bf16" and library in ("cupy", "dlpack"):
         library = "numpy"
-    if library == "cupy" and "bf16" in (spec.dy_dtype, spec.gamma_dtype, spec.beta_dtype):
+    bf16 = DTYPES["bf16"].numpy
+    if library == "cupy" and any(a is not None and a.dtype == bf16 for a in given.values()):
         library = "numpy"
     case.said.append(library)
     call = bound(spec, given)
     arrays = {name: lay_out(case, library, array) for name, array in given.items()}
     before = on_host_all(arrays)
     device = None if library not in ("numpy", "dlpack") else DEVICES[case.where]
+    op, options = spec.family, {}
     if case.chance(0.5) and call.spec is not None:
-        op = loaded(call.spec, DeviceUri.parse(DEVICES[case.where]))
-        mask = case.pick(None, spec.output_mask)
+        module = loaded(call.spec, DeviceUri.parse(DEVICES[case.where]))
+        if op.is_backward:
+            options["output_mask"] = case.pick(None, spec.output_mask)
         eps = case.pick(None, spec.eps)
-        gradients = case.call("module", self=op, output_mask=mask, eps=eps, out=None, **arrays)
+        results = case.call(name_of(module), self=module, eps=eps, out=None, **options, **arrays)
     else:
-        gradients = case.call(
-            "layer_norm_backward",
+        if op.is_backward:
+            options["output_mask"] = spec.output_mask
+        is_default = not op.centres and spec.eps == rms_eps(spec.dtype)
+        results = case.call(
+            spec.op,
             normalized_shape=spec.normalized_shape,
-            output_mask=spec.output_mask,
-            eps=spec.eps or 0.0,
+            eps=None if is_default and case.chance(0.5) else spec.eps or 0.0,
+            weight_offset=spec.weight_offset,
             device=device,
+            **options,
             **arrays,
         )
-    for gradient in gradients:
-        if library in ("numpy", "torch") and gradient is not None:
-            _expect_kind(gradient, arrays["input"])
-    case.judge(on_host(gradients), call)
+    for result in results:
+        if library in ("numpy", "torch") and result is not None:
+            _expect_kind(result, arrays["input"])
+    case.judge(on_host(results), call)
     if on_host_all(arrays) != before:
         raise Failure("an argument was written to")
 
 
-def _expect_kind(gradient: Any, like: Any) -> None:
+def name_of(module: Norm) -> str:
+    """By which its call is `PUBLIC`."""
+    return type(module).__name__
+
+
+def _expect_kind(result: Any, like: Any) -> None:
     """A contiguous array of the caller's library."""
     is_tensor = torch is not None and isinstance(like, torch.Tensor)
-    if not isinstance(gradient, torch.Tensor if is_tensor else np.ndarray):
-        raise Failure(f"a gradient is {type(gradient)}")
-    made: Any = gradient
+    if not isinstance(result, torch.Tensor if is_tensor else np.ndarray):
+        raise Failure(f"a result is {type(result)}")
+    made: Any = result
     if not (made.is_contiguous() if is_tensor else made.flags.c_contiguous):
-        raise Failure("a gradient is not contiguous")
+        raise Failure("a result is not contiguous")
 
 
 def on_host_all(arrays: Mapping[str, Any]) -> dict[str, bytes]:
@@ -451,14 +472,15 @@ def storage(case: Case) -> None:
     """Storage of any layout, that may overlap anything: filled with what is right, or refused."""
     spec = draw_spec(case)
     given = draw_arrays(case, spec, draw_rows(case, spec))
-    if bound(spec, given).spec is None:
+    call = bound(spec, given)
+    if call.spec is None:
         return
     library = case.pick(*(name for name in libraries(case.where) if name in ("numpy", "torch")))
     case.said.append(library)
-    shapes = {"grad_input": given["input"].shape}
-    stored: dict[str, Any] = dict.fromkeys(GRADIENTS)
+    grouped = results_type(spec.family)
+    stored: dict[str, Any] = dict.fromkeys(grouped._fields)
     for result in spec.results:
-        shape = shapes.get(result.name, spec.normalized_shape)
+        shape = call.shape_of(spec.family.named(result.name))
         stored[result.name] = np.full(shape, _UNTOUCHED, DTYPES[result.dtype].numpy)
     device = "cuda" if case.where == "gpu" else "cpu"
     if library == "torch":
@@ -479,10 +501,10 @@ def storage(case: Case) -> None:
         good = False
     call = bound(spec, {name: array_of(array) for name, array in given.items()})
     before = on_host_all(given), on_host_all(stored)
-    op = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
-    out = case.pick(LayerNormGrads, lambda **named: tuple(named.values()))(**stored)
+    module = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
+    out = case.pick(grouped, lambda **named: tuple(named.values()))(**stored)
     try:
-        case.call("module", self=op, out=out, bad="" if good else "out", **given)
+        case.call(name_of(module), self=module, out=out, bad="" if good else "out", **given)
     except (TypeError, ValueError) as error:
         case.refused = expect_refusal(error, ("out",))
         if good:
@@ -490,11 +512,11 @@ def storage(case: Case) -> None:
         if (on_host_all(given), on_host_all(stored)) != before:
             raise Failure(f"refused, and something has changed: {error}") from error
         return
-    case.judge(on_host(LayerNormGrads(**stored)), call)
+    case.judge(on_host(grouped(**stored)), call)
 
 
 def _overlap(case: Case, result: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
-    """Puts a gradient's storage into the memory of something else of the call, or near it."""
+    """Puts a result's storage into the memory of something else of the call, or near it."""
     others = {f"out.{n}": a for n, a in stored.items() if a is not None and n != result}
     others |= {name: array for name, array in given.items() if array is not None}
     name = case.pick(*others)
@@ -569,45 +591,49 @@ def draw_junk(case: Case) -> Any:
 
 def junk(case: Case) -> None:
     """Good arguments but for one: refused by name, or what it means is right."""
+    op = case.pick(*OPS.values())
+    shapes = {Kind.CELLS: (3, 8), Kind.ROWS: (3,), Kind.COLUMNS: (8,)}
     given: dict[str, Any] = {
-        "grad_output": np.ones((3, 8), np.float32),
-        "input": np.ones((3, 8), np.float32),
-        "normalized_shape": 8,
-        "mean": np.ones(3, np.float32),
-        "rstd": np.ones(3, np.float32),
-        "weight": np.ones(8, np.float32),
-        "bias": np.ones(8, np.float32),
-        "output_mask": (True, True, True),
-        "eps": 1e-5,
-        "device": DEVICES[case.where],
+        operand.name: np.ones(shapes[operand.kind], np.float32) for operand in op.arguments
     }
-    name = case.pick("layer_norm_backward", "module", "reference.layer_norm_backward")
-    if name == "module":
-        op = loaded(NormSpec((8,)), DeviceUri.parse(DEVICES[case.where]))
-        del given["normalized_shape"], given["device"]
-        given |= {"self": op, "out": None, "eps": None}
-    if name == "reference.layer_norm_backward":
-        del given["device"]
+    added = "grad_residual" if op.is_backward else "residual"
+    if case.chance(0.5):
+        given[added] = None
+    eps = None if op.is_backward else 1e-5
+    mask = (True,) * len(op.masked)
+    if op.is_backward:
+        given["output_mask"] = mask
+    name = case.pick(op.name, CLASSES[op.name].__name__, f"reference.{op.name}")
+    is_module = name == CLASSES[op.name].__name__
+    if is_module:
+        residual = None if given[added] is None else "f32"
+        spec = NormSpec((8,), op=op.name, eps=eps, residual_dtype=residual)
+        module = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
+        given |= {"self": module, "out": None, "eps": eps}
+    else:
+        given |= {"normalized_shape": 8, "eps": 1e-5, "weight_offset": case.pick(0.0, 1.0)}
+        if name == op.name:
+            given["device"] = DEVICES[case.where]
     bad = case.pick(*(argument for argument in given if argument != "self"))
     given[bad] = draw_junk(case)
     case.said += [name, bad, repr(given[bad])[:80]]
-    names = tuple(given) if name != "module" else (*given, "output_mask")
     try:
-        gradients = case.call(name, bad=bad, **given)
+        results = case.call(name, bad=bad, **given)
     except REFUSALS as error:
-        case.refused = expect_refusal(error, names)
+        case.refused = expect_refusal(error, tuple(given))
         return
-    known = {name: array_of(given[name]) for name in ARRAYS}  # a tensor among arrays is one, too
-    mask = given["output_mask"]
-    eps = given["eps"]
+    # A tensor among arrays is one, too.
+    known = {argument: array_of(given[argument]) for argument in names(op.arguments)}
     call = bind(
-        normalized_shape=given.get("normalized_shape", 8),
-        output_mask=(True, True, True) if mask is None else mask,
-        eps=1e-5 if eps is None else eps,
-        **known,
+        op.name,
+        known,
+        given.get("normalized_shape", 8),
+        mask if given.get("output_mask") is None else given["output_mask"],
+        eps=1e-5 if is_module else given["eps"],
+        weight_offset=given.get("weight_offset", 0.0),
     )
-    if name != "reference.layer_norm_backward":
-        case.judge(on_host(gradients), call)
+    if not name.startswith("reference."):
+        case.judge(on_host(results), call)
 
 
 def specs(case: Case) -> None:
@@ -666,7 +692,7 @@ def compiles(case: Case) -> None:
 
 
 def _loads(case: Case, path: Path, spec: NormSpec) -> None:
-    """What was compiled, loaded: its gradients are right."""
+    """What was compiled, loaded: its results are right."""
     given = draw_arrays(case, spec, spec.rows or draw_rows(case, spec))
     bad = case.pick("", "path", "device")
     words: dict[str, Any] = {"path": case.pick(path, str(path)), "device": "local-sync"}
@@ -675,18 +701,18 @@ def _loads(case: Case, path: Path, spec: NormSpec) -> None:
         if isinstance(words["path"], str | Path) and bad == "path":
             words["path"] = path.parent / f"no{str(words['path']).replace('/', '')[:9]}"
     try:
-        op = case.call("load", bad=bad, **words)
+        module = case.call("load", bad=bad, **words)
     except REFUSALS as error:
         case.refused = str(error)
         if not bad or "\n" in case.refused:
             raise
         return
-    case.judge(case.call("module", self=op, **given), bound(spec, given))
+    case.judge(case.call(name_of(module), self=module, **given), bound(spec, given))
 
 
 def autograd(case: Case) -> None:
     """PyTorch's operator, forward and backward, of any layouts and with any gradients asked for."""
-    spec = draw_spec(case)
+    spec = draw_spec(case, LAYER_NORM_BACKWARD)
     given = draw_arrays(case, spec, max(1, draw_rows(case, spec)), plain=True)
     if case.chance(0.3):
         given["bias"] = None
@@ -696,9 +722,9 @@ def autograd(case: Case) -> None:
         laid_out = _lay_out_tensor(case, _tensor(array, device)).detach()
         return laid_out.clone() if laid_out.is_inference() else laid_out
 
-    names = [name for name in ("input", "weight", "bias") if given[name] is not None]
-    tensors: dict[str, Any] = {name: tensor(given[name]) for name in names}
-    asked = [name for name in names if case.chance(0.7)] or ["input"]
+    names_given = [name for name in ("input", "weight", "bias") if given[name] is not None]
+    tensors: dict[str, Any] = {name: tensor(given[name]) for name in names_given}
+    asked = [name for name in names_given if case.chance(0.7)] or ["input"]
     for name in asked:
         tensors[name].requires_grad_()
     grad_output = tensor(given["grad_output"].astype(given["input"].dtype))
@@ -709,17 +735,13 @@ def autograd(case: Case) -> None:
     gradients = dict(zip(asked, found, strict=True))
     of_input, of_weight, of_bias = (gradients.get(n) for n in ("input", "weight", "bias"))
     call = bind(
-        array_of(grad_output),
-        given["input"],
+        LAYER_NORM_BACKWARD.name,
+        {name: given[name] for name in names_given} | {"grad_output": array_of(grad_output)},
         dims,
-        None,
-        None,
-        given["weight"],
-        given["bias"],
         ("input" in asked, "weight" in asked, "bias" in asked),
-        eps,
+        eps=eps,
     )
-    case.judge(on_host((of_input, of_weight, of_bias)), call)
+    case.judge(on_host(LayerNormGrads(of_input, of_weight, of_bias)), call)
 
 
 def torch_junk(case: Case) -> None:
@@ -765,9 +787,9 @@ def emulated(case: Case) -> None:
 
 
 def draw_schedule(case: Case, spec: NormSpec, target: Target) -> Schedule:
-    """The chosen one, or one of random numbers that is legal."""
+    """The chosen one, or for a backward, one of random numbers that is legal."""
     chosen = schedules.choose(spec, target)
-    if case.chance(0.3) or spec.acc_dtype == "f64":
+    if case.chance(0.3) or spec.acc_dtype == "f64" or not spec.family.is_backward:
         return chosen
     for one in _schedules(case, spec, target):
         if one.illegal(spec, target) is None:
@@ -824,13 +846,13 @@ def lnbwd_torch() -> Any:
 
 def _public() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {
-        "layer_norm_backward": lnbwd.layer_norm_backward,
-        "module": LayerNormBackward.__call__,
         "NormSpec": NormSpec,
         "compile": lnbwd.compile,
         "load": lnbwd.load,
-        "reference.layer_norm_backward": reference.layer_norm_backward,
     }
+    for op in OPS:
+        found |= {op: getattr(lnbwd, op), f"reference.{op}": getattr(reference, op)}
+        found[CLASSES[op].__name__] = CLASSES[op].__call__
     if torch is not None:
         ours = lnbwd_torch()
         functions = (ours.layer_norm, ours.warmup, ours.replace_layer_norm)

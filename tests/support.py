@@ -175,6 +175,12 @@ def assert_same_bits(actual: Results, expected: Results) -> None:
             assert a.tobytes() == b.tobytes(), name
 
 
+def gradients_of(results: Results) -> LayerNormGrads:
+    """The results of a layer-norm backward."""
+    assert isinstance(results, LayerNormGrads)
+    return results
+
+
 def present(gradient: Array | None) -> Array:
     """A gradient that was asked for."""
     assert gradient is not None

@@ -321,7 +321,7 @@ def test_verify_passes_on_the_captured_tensors() -> None:
         assert tolerance > 0
         assert 0 <= ratio <= 1
         assert row[-1] == "ok"
-    assert re.search(rf"^passed: {len(rows)} of {len(rows)} gradients within tolerance", said, re.M)
+    assert re.search(rf"^passed: {len(rows)} of {len(rows)} results within tolerance", said, re.M)
     assert "Higham and Mary" in said  # where the tolerance comes from
 
 
@@ -413,7 +413,7 @@ def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
     spoiled = WRONG[mistake][2]
     assert {row[3] for row in rows if row[-1] == "MISS"} == spoiled
     assert {row[3] for row in rows if row[-1] == "ok"} == {*LayerNormGrads._fields} - spoiled
-    assert re.search(r"^FAILED: 2 of 3 gradients within tolerance", ended.stdout, re.MULTILINE)
+    assert re.search(r"^FAILED: 2 of 3 results within tolerance", ended.stdout, re.MULTILINE)
     # The same data, and the module of the package.
     assert "passed: 3 of 3" in succeeded(*words[:-2])
 

@@ -52,7 +52,7 @@ def passes(
         print(fault)
         return False
     for result in results:
-        print(result.case, result.gradient, result.comparison.ratio)
+        print(result.case, result.result, result.comparison.ratio)
     return all(result.comparison.ratio <= 1 for result in results)
 
 

@@ -23,7 +23,6 @@ from iree_lnbwd.launches import LaunchPlans, Plan, RowCount, Scratch, count_of
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.stream_module import StreamModule
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
-from iree_lnbwd.spec import ENTRY
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
 
@@ -62,7 +61,7 @@ def check(vmfb: bytes, planned: LaunchPlans, rows: int, *, captured: bool = Fals
     for result in spec.results:
         dtype = DTYPES[result.dtype].numpy
         views[result.name] = module.output(result.name, result.dims(rows), dtype)
-    module.call(ENTRY, *views.values())
+    module.call(spec.op, *views.values())
 
     driver = EmulatedDriver(target.backend)
     buffers = {

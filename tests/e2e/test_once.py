@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 from emulated_arrays import Namespace
 from emulated_driver import EmulatedDriver
-from support import Arguments, assert_matches_reference, random_arguments, random_generator
+from support import (
+    ARGUMENTS,
+    Arguments,
+    assert_matches_reference,
+    random_arguments,
+    random_generator,
+)
 
 from iree_lnbwd import (
     LayerNormGrads,
@@ -111,7 +117,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
 def on_gpu(arrays: Namespace, given: Arguments) -> tuple[Any, ...]:
     return tuple(
         None if (array := getattr(given, name)) is None else arrays.asarray(array)
-        for name in arguments.ARGUMENTS
+        for name in ARGUMENTS
     )
 
 
@@ -123,7 +129,7 @@ def call(gpu_arrays: tuple[Any, ...], **options: Any) -> LayerNormGrads:
 
 def test_a_call_on_a_gpu_is_bound_once_for_its_kind(gpu: Namespace) -> None:
     """Of the first call all is asked; of others like it, no more than whether they are like it."""
-    asked = (*CHECKS[1:], runtime.LayerNormBackward.learn, gpu_module.KnownCall.run)
+    asked = (*CHECKS[1:], runtime.Norm.learn, gpu_module.KnownCall.run)
     first, second = (random_arguments(random_generator(), SPEC, (rows,)) for rows in (7, 7))
     for given, once in ((first, 1), (second, 0), (first, 0)):
         with counted(*asked, loaded.__wrapped__) as entered:

@@ -9,29 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Arguments, assert_same_bits, present, random_arguments, random_generator
+from support import (
+    ARGUMENTS,
+    Arguments,
+    assert_same_bits,
+    present,
+    random_arguments,
+    random_generator,
+)
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime import Norm
 
 HOST = DeviceUri.parse("local-task")
 WIDTHS = (7, 8, 1023)
 
 
-def call(op: LayerNormBackward, arguments: Arguments, out: Any) -> LayerNormGrads:
-    return op(
-        arguments.grad_output,
-        arguments.input,
-        arguments.mean,
-        arguments.rstd,
-        arguments.weight,
-        arguments.bias,
-        out=out,
-    )
+def call(op: Norm, arguments: Arguments, out: Any) -> LayerNormGrads:
+    gradients: LayerNormGrads = op(*(getattr(arguments, name) for name in ARGUMENTS), out=out)
+    return gradients
 
 
 def storage_like(gradients: LayerNormGrads) -> dict[str, Array]:
@@ -413,4 +413,4 @@ def test_a_modules_options_in_other_words() -> None:
     x = np.ones((3, 8), np.float32)
     expected = op(x, x, weight=x[0])
     for mask, eps in (([True, True, True], 0.5), ((np.True_,) * 3, np.float32(0.5))):
-        assert_same_bits(op(x, x, weight=x[0], output_mask=mask, eps=eps), expected)  # type: ignore[arg-type]
+        assert_same_bits(op(x, x, weight=x[0], output_mask=mask, eps=eps), expected)

@@ -13,6 +13,7 @@ import pytest
 from emulated_arrays import EmulatedArray, Namespace
 from emulated_driver import EmulatedDriver
 from support import (
+    ARGUMENTS,
     Arguments,
     assert_matches_reference,
     assert_same_bits,
@@ -21,7 +22,6 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, NormSpec, compiler, runtime
-from iree_lnbwd.arguments import ARGUMENTS
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import dlpack_arrays

@@ -19,7 +19,7 @@ from support import (
 from iree_lnbwd import LayerNormGrads, NormSpec, layer_norm_backward, runtime
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.runtime import LayerNormBackward
+from iree_lnbwd.runtime import Norm
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.gpu
@@ -70,7 +70,7 @@ def on_host(gradients: LayerNormGrads) -> LayerNormGrads:
 
 def op_and_tensors(
     gpu: DeviceUri, spec: NormSpec, rows: int
-) -> tuple[LayerNormBackward, dict[str, Any], Arguments]:
+) -> tuple[Norm, dict[str, Any], Arguments]:
     arguments = random_arguments(random_generator(), spec, (rows,))
     return loaded(spec, gpu), tensors(arguments), arguments
 
@@ -90,7 +90,7 @@ def test_tensors_give_what_arrays_give(gpu: DeviceUri, spec: NormSpec) -> None:
         given["rstd"],
         given["weight"],
         given["bias"],
-        spec.output_mask,
+        spec.output_mask,  # type: ignore[arg-type]
     )
     assert_same_bits(on_host(function), gradients)
 
@@ -250,7 +250,7 @@ def test_code_stays_until_the_queue_is_done_with_it(gpu: DeviceUri) -> None:
     assert_matches_reference(on_host(gradients), arguments)
 
 
-def _of_its_own(spec: NormSpec, gpu: DeviceUri) -> LayerNormBackward:
+def _of_its_own(spec: NormSpec, gpu: DeviceUri) -> Norm:
     """A module that nobody else keeps."""
     from iree_lnbwd import cache
     from iree_lnbwd.devices import target_of

@@ -12,6 +12,7 @@ from support import random_generator
 
 from iree_lnbwd import NormSpec
 from iree_lnbwd.arguments import Array, BoundCall, bind
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD
 
 
 def arrays_of(leading: tuple[int, ...], dims: tuple[int, ...]) -> dict[str, Array]:
@@ -22,9 +23,7 @@ def arrays_of(leading: tuple[int, ...], dims: tuple[int, ...]) -> dict[str, Arra
 
 
 def bound(arrays: dict[str, Array], dims: tuple[int, ...], **others: Any) -> BoundCall:
-    names = ("grad_output", "input", "mean", "rstd", "weight", "bias")
-    values = {name: arrays.get(name) for name in names} | others
-    return bind(normalized_shape=dims, **values)
+    return bind(LAYER_NORM_BACKWARD.name, arrays, dims, **others)
 
 
 def spec_of(call: BoundCall) -> NormSpec:

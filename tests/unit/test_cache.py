@@ -27,7 +27,6 @@ from iree_lnbwd import (
 )
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.spec import ENTRY
 from iree_lnbwd.targets import find_target
 
 SPEC, TARGET = NormSpec((8,)), find_target("generic")
@@ -111,7 +110,7 @@ def test_a_manifest_that_says_more_is_not_ours(folder: Path, built: tuple[bytes,
     _, manifest = entry(folder)
     values: dict[str, Any] = json.loads(manifest.read_text())
     del values["manifest_sha256"]
-    values["more"] = ENTRY
+    values["more"] = SPEC.op
     digest = artifact.digest(json.dumps(values, sort_keys=True).encode())
     manifest.write_text(json.dumps(values | {"manifest_sha256": digest}))
     assert cache.Entry(SPEC, TARGET).kept is None

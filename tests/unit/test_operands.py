@@ -1,46 +1,64 @@
-"""The table of operands: what is written out elsewhere agrees with it, and another op fits it."""
+"""The tables of operands: what is written out elsewhere agrees with them."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import iree_lnbwd
-from iree_lnbwd import LayerNormBackward, LayerNormGrads, NormSpec, layer_norm_backward
-from iree_lnbwd.arguments import ARGUMENTS
+from iree_lnbwd import NormSpec, reference, runtime
+from iree_lnbwd.arguments import results_type
 from iree_lnbwd.operands import (
-    BACKWARD,
     BIAS,
-    INPUT,
-    MEAN,
-    RSTD,
-    WEIGHT,
+    GRAD_RESIDUAL,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
     Access,
     Element,
-    Kind,
-    Operand,
-    Operands,
-    When,
+    Op,
     names,
 )
-from iree_lnbwd.spec import GRADIENTS
+from iree_lnbwd.runtime.ops import CLASSES
 
 PACKAGE = Path(iree_lnbwd.__file__).parent
 
+every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+# A spec of an op with all that it can have.
+FULL = {
+    op.name: NormSpec((8,), op=op.name, residual_dtype="f32", eps=None if op.is_backward else 1e-5)
+    for op in OPS.values()
+}
 
-def test_gradients_are_the_results() -> None:
-    assert LayerNormGrads._fields == GRADIENTS
+
+@every_op
+def test_results_are_the_fields_of_what_a_call_returns(op: Op) -> None:
+    """In order; a forward without a mean returns None in its place."""
+    fields = results_type(op)._fields
+    results = names(op.results)
+    assert tuple(field for field in fields if field in results) == results
+    assert set(fields) - set(results) == ({"mean"} if op is RMS_NORM else set())
 
 
-@pytest.mark.parametrize("call", [layer_norm_backward, LayerNormBackward.__call__])
-def test_arguments_are_what_callers_give(call: object) -> None:
-    assert callable(call)
-    parameters = tuple(inspect.signature(call).parameters)
-    assert tuple(name for name in parameters if name in ARGUMENTS) == ARGUMENTS
+@every_op
+def test_arguments_are_what_callers_give(op: Op) -> None:
+    """In the order of the op's table, but for the last ones, which are given by name."""
+    own, module = getattr(iree_lnbwd, op.name), CLASSES[op.name].__call__
+    for call in (own, module, getattr(reference, op.name)):
+        parameters = inspect.signature(call).parameters
+        by_place = [name for name, p in parameters.items() if p.kind is not p.KEYWORD_ONLY]
+        by_name = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+        arguments = names(op.arguments)
+        taken = [name for name in arguments if name in by_place]
+        assert [name for name in by_place if name in arguments] == taken
+        added = "grad_residual" if op.is_backward else "residual"
+        assert {name for name in by_name if name in arguments} == {added} == {*arguments} - {*taken}
+    assert getattr(runtime, CLASSES[op.name].__name__) is CLASSES[op.name]
 
 
 def test_the_pointers_of_cpp_are_in_the_tables_order() -> None:
@@ -49,48 +67,79 @@ def test_the_pointers_of_cpp_are_in_the_tables_order() -> None:
     assert listed is not None
     taken = re.findall(r"address\((\w+)\)", listed[1])
     assert len(taken) == len(listed[1].splitlines())
-    results = [result.symbol for result in BACKWARD.results]
-    assert taken == [*names(BACKWARD.inputs), *results]
+    op = LAYER_NORM_BACKWARD
+    inputs = names(row for row in op.inputs if row is not GRAD_RESIDUAL)
+    assert taken == [*inputs, *(result.symbol for result in op.results)]
 
 
 def test_every_alias_of_a_type_is_in_the_ir() -> None:
     """The files of ``ir/`` speak of the tensors by what the table calls them."""
     text = (PACKAGE.parent / "ir" / "layer_norm_backward.mlir").read_text(encoding="utf-8")
-    for operand in (*BACKWARD.inputs, *BACKWARD.results):
-        assert re.search(rf"^{operand.alias} = ", text, re.MULTILINE), operand.name
-        assert f"!{operand.element.value}" in text
+    for operand in (*LAYER_NORM_BACKWARD.inputs, *LAYER_NORM_BACKWARD.results):
+        if operand is not GRAD_RESIDUAL:
+            assert re.search(rf"^{operand.alias} = ", text, re.MULTILINE), operand.name
+            assert f"!{operand.element.value}" in text
 
 
 def test_each_element_type_of_a_spec_is_its_own() -> None:
-    spec = NormSpec((8,), "f16", "bf16", "f32", "bf16")
+    spec = NormSpec((8,), "f16", "bf16", "f32", "bf16", residual_dtype="f32")
     types = {element: spec.element_type(element) for element in Element}
-    assert list(types.values()) == ["bf16", "f16", "f32", "f32", "bf16"]
+    assert list(types.values()) == ["bf16", "f16", "f32", "f32", "bf16", "f32"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "missing"),
+    ("op", "changes", "missing"),
     [
-        ({}, set()),
-        ({"eps": 1e-5}, {"mean", "rstd"}),
-        ({"has_weight": False}, {"weight", "grad_weight"}),
-        ({"output_mask": (False, True, False)}, {"grad_input", "grad_bias"}),
+        (LAYER_NORM_BACKWARD, {}, {"grad_residual"}),
+        (LAYER_NORM_BACKWARD, {"residual_dtype": "bf16"}, set()),
+        (LAYER_NORM_BACKWARD, {"eps": 1e-5}, {"mean", "rstd", "grad_residual"}),
+        (LAYER_NORM_BACKWARD, {"has_weight": False}, {"weight", "grad_weight", "grad_residual"}),
+        (
+            LAYER_NORM_BACKWARD,
+            {"output_mask": (False, True, False)},
+            {"grad_input", "grad_bias", "grad_residual"},
+        ),
+        (RMS_NORM_BACKWARD, {"residual_dtype": "f32"}, set()),
+        (RMS_NORM_BACKWARD, {"eps": 1e-6}, {"rstd", "grad_residual"}),
+        (RMS_NORM_BACKWARD, {"output_mask": (True, False)}, {"grad_weight", "grad_residual"}),
+        (LAYER_NORM, {"eps": 1e-5, "residual_dtype": "f32"}, set()),
+        (LAYER_NORM, {"eps": 1e-5}, {"residual", "residual_output"}),
+        (LAYER_NORM, {"eps": 1e-5, "has_bias": False}, {"bias", "residual", "residual_output"}),
+        (RMS_NORM, {"eps": 1e-6, "residual_dtype": "f32"}, set()),
+        (RMS_NORM, {"eps": 1e-6, "has_weight": False}, {"weight", "residual", "residual_output"}),
     ],
 )
-def test_a_spec_says_which_are_there(changes: dict[str, object], missing: set[str]) -> None:
-    spec = NormSpec((8,), **changes)  # type: ignore[arg-type]
+def test_a_spec_says_which_are_there(op: Op, changes: dict[str, object], missing: set[str]) -> None:
+    spec = NormSpec((8,), op=op.name, **changes)  # type: ignore[arg-type]
     there = {argument.name for argument in spec.arguments}
-    assert there == set(names(BACKWARD.rows)) - {BIAS.name} - missing
+    assert there == set(names(op.inputs + op.results)) - missing
 
 
-def test_other_ops_of_the_family_are_rows_and_a_list() -> None:
-    """RMS normalization's backward has no mean; a forward reads a bias and writes statistics."""
-    rms = Operands(tuple(row for row in BACKWARD.rows if row is not MEAN))
-    assert names(rms.statistics) == ("rstd",)
-    output = Operand("output", "y", Kind.CELLS, Element.X, Access.WRITTEN)
-    residual = Operand("residual", "r", Kind.CELLS, Element.X)
-    written = (replace(row, access=Access.WRITTEN, when=When.ALWAYS) for row in (MEAN, RSTD))
-    bias = replace(BIAS, access=Access.READ, when=When.WEIGHT_GIVEN)
-    forward = Operands((INPUT, residual, WEIGHT, bias, output, *written))
-    assert names(forward.inputs) == ("input", "residual", "weight", "bias")
-    assert [row.alias for row in forward.results] == ["!x_mn", "!acc_m", "!acc_m"]
-    assert forward.statistics == ()
+def test_every_row_of_a_table_is_read_or_written_or_counts_by_its_type() -> None:
+    for op in OPS.values():
+        others = [row for row in op.rows if row not in (*op.inputs, *op.results)]
+        assert others == ([BIAS] if op is LAYER_NORM_BACKWARD else [])
+        assert len(set(names(op.rows))) == len(op.rows)
+        there = [argument.name for argument in FULL[op.name].arguments]
+        assert there == [*names(op.inputs), *names(op.results)]
+
+
+def test_a_backward_takes_the_statistics_that_its_forward_saves() -> None:
+    for forward, backward in ((LAYER_NORM, LAYER_NORM_BACKWARD), (RMS_NORM, RMS_NORM_BACKWARD)):
+        assert names(forward.statistics) == names(backward.statistics)
+        assert {row.access for row in forward.statistics} == {Access.WRITTEN}
+        assert {row.access for row in backward.statistics} == {Access.READ}
+        assert forward.centres == backward.centres
+        assert (forward.is_backward, backward.is_backward) == (False, True)
+        gradients = {f"grad_{name}" for name in names(forward.inputs)} - {"grad_residual"}
+        assert set(names(backward.results)) == gradients
+    assert [names(op.masked) for op in (LAYER_NORM, RMS_NORM)] == [(), ()]
+    assert "mean" not in names(RMS_NORM.statistics)
+
+
+@every_op
+def test_a_kernels_operand_is_found_by_its_name(op: Op) -> None:
+    for row in (*op.rows, *op.scratch):
+        assert op.named(row.name) is row
+        assert op.knows(row.name)
+    assert op.knows("partial_dbeta") == (op is LAYER_NORM_BACKWARD)

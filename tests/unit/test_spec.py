@@ -14,9 +14,14 @@ from hypothesis import given
 
 from iree_lnbwd import NormSpec
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import LAYER_NORM, OPS, RMS_NORM, RMS_NORM_BACKWARD, Op
 from iree_lnbwd.spec import TensorType
 
 MASKS = tuple(mask for mask in itertools.product((True, False), repeat=3) if any(mask))
+TYPES = (None, *DTYPES)
+LAYER_NORM_FIELDS: dict[str, Any] = {"op": LAYER_NORM.name, "eps": 1e-5}
+RMS_NORM_FIELDS: dict[str, Any] = {"op": RMS_NORM.name, "eps": 1e-6}
+RMS_BACKWARD_FIELDS: dict[str, Any] = {"op": RMS_NORM_BACKWARD.name}
 
 
 def valid_spec(**fields: Any) -> NormSpec | None:
@@ -27,21 +32,37 @@ def valid_spec(**fields: Any) -> NormSpec | None:
         return None
 
 
-# Few values, chosen to collide in a careless name: 1x12 and 11x2, 1 row and 11, ...
-_fields = st.fixed_dictionaries(
-    {
-        "normalized_shape": st.lists(st.sampled_from((1, 2, 11, 12, 112)), min_size=1, max_size=3),
-        "dtype": st.sampled_from(tuple(DTYPES)),
-        "grad_output_dtype": st.sampled_from((None, *DTYPES)),
-        "weight_dtype": st.sampled_from((None, *DTYPES)),
-        "bias_dtype": st.sampled_from((None, *DTYPES)),
-        "has_weight": st.booleans(),
-        "output_mask": st.sampled_from(MASKS),
-        "rows": st.sampled_from((None, 1, 2, 11)),
-        "eps": st.sampled_from((None, 0.0, 1.0, 1e-5, 1e-12, 11.0)),
-    }
+def fields_of(op: Op, dtype: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Few values, chosen to collide in a careless name: 1x12 and 11x2, 1 row and 11, ..."""
+    types = [None, *(t for t in DTYPES if DTYPES[t].accumulator == DTYPES[dtype].accumulator)]
+    eps = (0.0, 1.0, 1e-5, 1e-12, 11.0)
+    shapes = st.lists(st.sampled_from((1, 2, 11, 12, 112)), min_size=1, max_size=3)
+    masks = st.tuples(*(st.booleans() for _ in op.masked))
+    return st.fixed_dictionaries(
+        {
+            "normalized_shape": shapes,
+            "dtype": st.just(dtype),
+            "grad_output_dtype": st.sampled_from(types if op.is_backward else [None]),
+            "weight_dtype": st.sampled_from(types),
+            "bias_dtype": st.sampled_from(types),
+            "has_weight": st.booleans(),
+            "output_mask": masks,
+            "rows": st.sampled_from((None, 1, 2, 11)),
+            "eps": st.sampled_from((None, *eps) if op.is_backward else eps),
+            "op": st.just(op.name),
+            "has_bias": st.sampled_from((None, False, True) if op is LAYER_NORM else (None, False)),
+            "residual_dtype": st.sampled_from(types),
+            "weight_offset": st.sampled_from((0.0, 1.0, -1.0, 1e-5)),
+        }
+    )
+
+
+specs = (
+    st.tuples(st.sampled_from(tuple(OPS.values())), st.sampled_from(tuple(DTYPES)))
+    .flatmap(lambda drawn: fields_of(*drawn))
+    .map(lambda fields: valid_spec(**fields))
+    .filter(lambda spec: spec is not None)
 )
-specs = _fields.map(lambda fields: valid_spec(**fields)).filter(lambda spec: spec is not None)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +84,22 @@ specs = _fields.map(lambda fields: valid_spec(**fields)).filter(lambda spec: spe
         ({"rows": np.int64(3)}, {"rows": 3}),
         ({"eps": 1}, {"eps": 1.0}),
         ({"eps": -0.0}, {"eps": 0.0}),
+        ({"op": "layer_norm_backward", "has_bias": False}, {}),
+        ({"weight_offset": 1}, {"weight_offset": 1.0}),
+        ({"weight_offset": -0.0}, {}),
+        ({"weight_offset": np.float32(-0.5)}, {"weight_offset": -0.5}),
+        (LAYER_NORM_FIELDS, LAYER_NORM_FIELDS | {"has_bias": True, "output_mask": ()}),
+        (
+            LAYER_NORM_FIELDS | {"has_bias": False, "bias_dtype": "bf16"},
+            LAYER_NORM_FIELDS | {"has_bias": False},
+        ),
+        (LAYER_NORM_FIELDS | {"bias_dtype": "f32"}, LAYER_NORM_FIELDS),
+        (RMS_NORM_FIELDS | {"bias_dtype": "bf16", "has_bias": False}, RMS_NORM_FIELDS),
+        (RMS_BACKWARD_FIELDS, RMS_BACKWARD_FIELDS | {"output_mask": (True, True)}),
+        (
+            RMS_BACKWARD_FIELDS | {"has_weight": False},
+            RMS_BACKWARD_FIELDS | {"has_weight": False, "output_mask": (True, False)},
+        ),
     ],
 )
 def test_same_meaning_is_equal(spelling: dict[str, Any], canonical: dict[str, Any]) -> None:
@@ -80,10 +117,9 @@ def test_names_are_as_different_as_specs(one: NormSpec, other: NormSpec) -> None
 
 
 def test_names_of_all_options_are_different() -> None:
-    types = (None, *DTYPES)
     distinct = {
         spec
-        for dtype, dy, weight, bias in itertools.product(DTYPES, types, types, types)
+        for dtype, dy, weight, bias in itertools.product(DTYPES, TYPES, TYPES, TYPES)
         for has_weight, mask in itertools.product((True, False), MASKS)
         for rows, eps in itertools.product((None, 1), (None, 1e-5))
         if (
@@ -105,9 +141,52 @@ def test_names_of_all_options_are_different() -> None:
     assert len({spec.name for spec in distinct}) == len(distinct)
 
 
+def test_names_of_the_familys_options_are_different() -> None:
+    """Among them a residual of the input's type and of its own, and a bias that is not there."""
+    distinct = {
+        spec
+        for op, dtype, residual, offset in itertools.product(OPS, DTYPES, TYPES, (0.0, 1.0, -0.5))
+        for has_weight, has_bias in itertools.product((True, False), (True, False))
+        for eps, bias_dtype in itertools.product((None, 1e-5), (None, "f32"))
+        if (
+            spec := valid_spec(
+                normalized_shape=8,
+                dtype=dtype,
+                op=op,
+                has_weight=has_weight,
+                has_bias=has_bias,
+                bias_dtype=bias_dtype,
+                residual_dtype=residual,
+                weight_offset=offset,
+                eps=eps,
+            )
+        )
+    }
+    assert {spec.op for spec in distinct} == set(OPS)
+    assert len(distinct) > 400
+    assert len({spec.name for spec in distinct}) == len(distinct)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "layer_norm_backward_n8_f32"),
+        ({"residual_dtype": "f32"}, "layer_norm_backward_n8_f32_residual"),
+        ({"residual_dtype": "bf16"}, "layer_norm_backward_n8_f32_residualbf16"),
+        ({"weight_offset": 1.0}, "layer_norm_backward_n8_f32_offset1.0"),
+        (LAYER_NORM_FIELDS, "layer_norm_n8_f32_eps1e-05"),
+        (LAYER_NORM_FIELDS | {"has_bias": False}, "layer_norm_n8_f32_nobias_eps1e-05"),
+        (RMS_NORM_FIELDS | {"has_weight": False}, "rms_norm_n8_f32_noweight_eps1e-06"),
+        (RMS_BACKWARD_FIELDS | {"output_mask": (True, False)}, "rms_norm_backward_n8_f32_mask10"),
+    ],
+)
+def test_names_say_what_is_not_usual(fields: dict[str, Any], name: str) -> None:
+    assert NormSpec((8,), **fields).name == name
+
+
 @given(specs)
 def test_name_is_a_file_name(spec: NormSpec) -> None:
-    assert re.fullmatch(r"layer_norm_backward_[a-z0-9_.+-]+", spec.name)
+    assert re.fullmatch(rf"{spec.op}_n[a-z0-9_.+-]+", spec.name)
 
 
 @given(specs)
@@ -121,6 +200,7 @@ def test_json_round_trip(spec: NormSpec) -> None:
         ({"normalized_shape": [8], "colour": "red"}, r"unknown fields \['colour'\]"),
         ({"dtype": "f32"}, "normalized_shape is missing"),
         ({"normalized_shape": [8], "dtype": "f8"}, "dtype: expected one of .*, got 'f8'"),
+        ({"normalized_shape": [8], "op": "batch_norm"}, "op: expected one of .*'batch_norm'"),
     ],
 )
 def test_from_dict_rejects(values: dict[str, Any], said: str) -> None:
@@ -152,6 +232,18 @@ def test_arguments_then_storage_for_the_results() -> None:
             {"output_mask": (False, True, False)},
             "grad_output input mean rstd weight grad_weight",
         ),
+        (
+            {"residual_dtype": "f32", "eps": 1e-5},
+            "grad_output input weight grad_residual grad_input grad_weight grad_bias",
+        ),
+        (RMS_BACKWARD_FIELDS, "grad_output input rstd weight grad_input grad_weight"),
+        (
+            LAYER_NORM_FIELDS | {"residual_dtype": "f32"},
+            "input residual weight bias output mean rstd residual_output",
+        ),
+        (LAYER_NORM_FIELDS | {"has_bias": False}, "input weight output mean rstd"),
+        (LAYER_NORM_FIELDS | {"has_weight": False}, "input bias output mean rstd"),
+        (RMS_NORM_FIELDS, "input weight output rstd"),
     ],
 )
 def test_arguments_are_what_the_options_leave(fields: dict[str, Any], names: str) -> None:
@@ -169,6 +261,17 @@ def test_element_types() -> None:
     )
     assert NormSpec((8,), "f64").acc_dtype == "f64"
     assert NormSpec((8,), "f16").acc_dtype == "f32"
+    forward = NormSpec((8,), "bf16", residual_dtype="f32", bias_dtype="f16", **LAYER_NORM_FIELDS)
+    assert [(t.name, t.dtype) for t in forward.arguments] == [
+        ("input", "bf16"),
+        ("residual", "f32"),
+        ("weight", "bf16"),
+        ("bias", "f16"),
+        ("output", "bf16"),
+        ("mean", "f32"),
+        ("rstd", "f32"),
+        ("residual_output", "f32"),
+    ]
 
 
 def test_fixed_rows_show_in_the_types() -> None:
@@ -221,6 +324,64 @@ def test_fixed_rows_show_in_the_types() -> None:
         ({"eps": 10**400}, ValueError, "eps: expected a finite number, got inf"),
         ({"eps": "1e-5"}, TypeError, "eps: expected a float, got str"),
         ({"eps": True}, TypeError, "eps: expected a float, got bool"),
+        ({"op": "batch_norm"}, ValueError, "op: expected one of layer_norm, .*got 'batch_norm'"),
+        ({"op": None}, ValueError, "op: expected one of layer_norm, rms_norm, .*got None"),
+        ({"op": LAYER_NORM}, ValueError, "op: expected one of layer_norm, .*got Op"),
+        ({"op": "layer_norm"}, ValueError, "eps: expected a number for layer_norm, got None"),
+        ({"op": "rms_norm"}, ValueError, "eps: expected a number for rms_norm, got None"),
+        (
+            LAYER_NORM_FIELDS | {"output_mask": (True, True, True)},
+            ValueError,
+            r"output_mask: expected none, got \(True, True, True\)",
+        ),
+        (
+            RMS_BACKWARD_FIELDS | {"output_mask": (True, True, True)},
+            ValueError,
+            r"output_mask: expected two bools, got \(True, True, True\)",
+        ),
+        (
+            RMS_BACKWARD_FIELDS | {"output_mask": (False, False)},
+            ValueError,
+            "output_mask: expected at least one",
+        ),
+        ({"output_mask": np.ones(3)}, ValueError, "output_mask: expected three bools, got array"),
+        (
+            RMS_NORM_FIELDS | {"grad_output_dtype": "f16"},
+            ValueError,
+            "grad_output_dtype: expected None for rms_norm, got 'f16'",
+        ),
+        (
+            LAYER_NORM_FIELDS | {"has_bias": 1},
+            TypeError,
+            "has_bias: expected a bool or None, got 1",
+        ),
+        ({"has_bias": True}, ValueError, "has_bias: expected .* for layer_norm_backward, got True"),
+        (
+            RMS_NORM_FIELDS | {"has_bias": True},
+            ValueError,
+            "has_bias: expected False or None for rms_norm, got True",
+        ),
+        ({"residual_dtype": "i8"}, ValueError, "residual_dtype: expected one of .*got 'i8'"),
+        ({"residual_dtype": True}, ValueError, "residual_dtype: expected one of .*got True"),
+        ({"residual_dtype": "f64"}, ValueError, "residual_dtype: expected .* of f32, got f64"),
+        (
+            LAYER_NORM_FIELDS | {"dtype": "f64", "residual_dtype": "f32"},
+            ValueError,
+            "residual_dtype: expected f64 beside an input of f64, got f32",
+        ),
+        ({"weight_offset": "1"}, TypeError, "weight_offset: expected a float, got str"),
+        ({"weight_offset": None}, TypeError, "weight_offset: expected a float, got NoneType"),
+        ({"weight_offset": True}, TypeError, "weight_offset: expected a float, got bool"),
+        (
+            {"weight_offset": float("nan")},
+            ValueError,
+            "weight_offset: expected a finite number, got nan",
+        ),
+        (
+            {"weight_offset": 1.0, "has_weight": False},
+            ValueError,
+            "weight_offset: expected 0.0 without a weight, got 1.0",
+        ),
     ],
 )
 def test_rejects(
