@@ -11,7 +11,7 @@ import numpy as np
 
 from iree_lnbwd.arguments import Array, BoundCall
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.spec import Element
+from iree_lnbwd.operands import Element
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Run:
         """a * b + c."""
         if not self.way.fused:
             return np.asarray(a * b + c)
-        exact = np.asarray(a, np.float64) * b + c
+        exact: Array = np.asarray(a, np.float64) * b + c
         return exact.astype(self.acc)
 
     @property

@@ -11,7 +11,15 @@ import pytest
 from iree_lnbwd import compiler, schedules
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.products import PRODUCTS, Product, find_product, standing_for
-from iree_lnbwd.schedules import FewRows, OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.schedules import (
+    FewRows,
+    Forward,
+    OnePass,
+    RowBlocks,
+    Schedule,
+    TwoPass,
+    WholeTensors,
+)
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target, targets
 
@@ -208,14 +216,19 @@ def test_what_falls_off_the_fast_path_says_why() -> None:
 
 
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
-def test_the_threads_of_recomputed_statistics_have_a_row_between_them(target: Target) -> None:
-    for columns in (1, 5, 64, 769, 1000, 4096, 65536, 1000003):
-        for dtype in ("f32", "bf16"):
-            how = schedules.row_statistics(NormSpec((columns,), dtype), target)
-            assert columns % how.vector == 0
-            assert how.rows * how.threads(target) <= target.max_threads
-            idle = how.threads(target) // 2 if how.warps > 1 else 0
-            assert columns > idle * how.vector
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
+    """Rows that fit registers stay there, and at least half of their threads have a chunk."""
+    for columns in (1, 5, 64, 128, 769, 1000, 4096, 16384, 65536, 1000003):
+        for dtype in ("f32", "bf16", "f64"):
+            for rows in (None, 1, 37, 100_000):
+                spec = NormSpec((columns,), dtype, op=op, eps=1e-5, rows=rows)
+                how = schedules.choose(spec, target)
+                assert isinstance(how, Forward)
+                assert how.illegal(spec, target) is None
+                assert how.keeps == (how.steps(spec) == 1)
+                assert how.threads == 2 or columns > how.threads // 2 * how.vector
+                assert how.keeps or columns > 4096
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
