@@ -105,7 +105,8 @@ class _Run:
         if not self.way.fused:
             return np.asarray(a * b + c)
         exact: Array = np.asarray(a, np.float64) * b + c
-        return exact.astype(self.acc)
+        rounded: Array = exact.astype(self.acc)
+        return rounded
 
     @property
     def gamma(self) -> Array:
