@@ -6,7 +6,7 @@ import numpy as np
 
 from iree_lnbwd.arguments import Array, BoundCall
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.spec import Element
+from iree_lnbwd.operands import Element
 from iree_lnbwd.verification.judged import Judged
 from iree_lnbwd.verification.rows import Arithmetic, Gamma, Normalized, blocks
 

@@ -113,8 +113,7 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
 
 def _spec_of(op: Op) -> Callable[..., NormSpec]:
     """A spec of an op; a forward needs an eps."""
-    more = {} if op.is_backward else {"eps": _eps(op)}
-    return functools.partial(NormSpec, op=op.name, **more)
+    return functools.partial(NormSpec, op=op.name, eps=None if op.is_backward else _eps(op))
 
 
 def _eps(op: Op) -> float:

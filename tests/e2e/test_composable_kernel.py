@@ -23,7 +23,7 @@ from support import (
 
 from iree_lnbwd import NormSpec, reference
 from iree_lnbwd.arguments import Array
-from iree_lnbwd.verification.judge import F64
+from iree_lnbwd.reference import F64
 
 # The driver line owns the lengths and init methods of Composable Kernel.
 DRIVER = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "layernorm2d_bwd"))

@@ -11,7 +11,7 @@ import numpy as np
 
 from iree_lnbwd.arguments import Array, BoundCall
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.spec import Element
+from iree_lnbwd.operands import Element
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,11 @@ class _Run:
 
     @property
     def gamma(self) -> Array:
-        if "weight" not in self.arrays:
-            return np.ones(self.spec.columns, self.acc)
-        offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
-        return self.wide("weight") + self.acc.type(offset)
+        gamma = np.ones(self.spec.columns, self.acc)
+        if "weight" in self.arrays:
+            offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
+            gamma = self.wide("weight") + self.acc.type(offset)
+        return gamma
 
     def statistics(self, x: Array) -> tuple[Array, Array]:
         """Mean and rstd as columns: those of the call, else the rows' own."""
