@@ -113,7 +113,9 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
 
 def _spec_of(op: Op) -> Callable[..., NormSpec]:
     """A spec of an op; a forward needs an eps."""
-    return functools.partial(NormSpec, op=op.name, eps=None if op.is_backward else _eps(op))
+    if op.is_backward:
+        return functools.partial(NormSpec, op=op.name)
+    return functools.partial(NormSpec, op=op.name, eps=_eps(op))
 
 
 def _eps(op: Op) -> float:

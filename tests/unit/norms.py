@@ -104,16 +104,16 @@ class _Run:
         """a * b + c."""
         if not self.way.fused:
             return np.asarray(a * b + c)
-        exact = np.asarray(a, np.float64) * b + c
-        return exact.astype(self.acc)
+        exact: Array = np.asarray(a, np.float64) * b + c
+        rounded: Array = exact.astype(self.acc)
+        return rounded
 
     @property
     def gamma(self) -> Array:
-        gamma = np.ones(self.spec.columns, self.acc)
-        if "weight" in self.arrays:
-            offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
-            gamma = self.wide("weight") + self.acc.type(offset)
-        return gamma
+        if "weight" not in self.arrays:
+            return np.ones(self.spec.columns, self.acc)
+        offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
+        return self.wide("weight") + self.acc.type(offset)
 
     def statistics(self, x: Array) -> tuple[Array, Array]:
         """Mean and rstd as columns: those of the call, else the rows' own."""

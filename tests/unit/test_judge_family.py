@@ -418,8 +418,7 @@ ROWS_AND_WEIGHT = {"grad_input", "grad_weight"}
 Data = Callable[[BoundCall], BoundCall]
 
 # Op, options, mistake, data where it matters, and the results that miss.
-Mistake = tuple[str, dict[str, object], Way, Data, set[str]]
-MISTAKES: list[Mistake] = []
+MISTAKES: list[tuple[str, Mapping[str, object], Way, Data, set[str]]] = []
 for op in FORWARDS:
     MISTAKES += [
         (op, {}, Way(unbiased=True), as_it_is, SCALED),
