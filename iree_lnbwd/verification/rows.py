@@ -20,6 +20,7 @@ F64 = npt.NDArray[np.float64]
 # Rounding errors of a sum of n terms add up like a random walk: at most LAMBDA * sqrt(n) * u times
 # the sum of the terms' magnitudes, but for a probability of 2 exp(-LAMBDA**2 / 2) for each sum.
 # Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SISC 41(5), 2019.
+# Errors of like numbers, added one after the other, do not: no sum of ours is long (ir/README.md).
 LAMBDA = 4.0
 
 # Square root, then division; each correctly rounded, or a GPU's approximation within two.

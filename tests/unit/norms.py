@@ -110,10 +110,11 @@ class _Run:
 
     @property
     def gamma(self) -> Array:
-        if "weight" not in self.arrays:
-            return np.ones(self.spec.columns, self.acc)
-        offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
-        return self.wide("weight") + self.acc.type(offset)
+        gamma: Array = np.ones(self.spec.columns, self.acc)
+        if "weight" in self.arrays:
+            offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
+            gamma = self.wide("weight") + self.acc.type(offset)
+        return gamma
 
     def statistics(self, x: Array) -> tuple[Array, Array]:
         """Mean and rstd as columns: those of the call, else the rows' own."""
