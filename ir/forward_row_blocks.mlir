@@ -160,7 +160,9 @@ hal.executable.source private @normalize {
           scf.yield %after : !chunk
         }
         // Any order of these additions will do, as long as it is always the same order.
-        %row_sum = vector.reduction <add>, %sum fastmath<reassoc> : !chunk into !acc
+        %unfenced = vector.reduction <add>, %sum fastmath<reassoc> : !chunk into !acc
+        // With a single column the sum is a square, which LLVM would round or not, as the code around it has it.
+        %row_sum = llvm.call_intrinsic "llvm.arithmetic.fence"(%unfenced) : (!acc) -> !acc
         %first_mean = arith.mulf %row_sum, %inv_n : !acc
 
         // The mean of squares: of centred values, if the op centres. Then it is the biased variance.
