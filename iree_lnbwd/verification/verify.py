@@ -17,7 +17,8 @@ error      largest |computed - reference|; the reference is NumPy in f64
 tolerance  what is allowed at the element that comes closest to missing it (err/tol of 1):
            half a unit in the last place of the output, plus roundings of the accumulator times
            the magnitudes they act on: a few for each product, 4*sqrt(length) for each sum
-           (random walk of rounding errors: Higham and Mary, SISC 41(5), 2019)"""
+           (random walk of rounding errors: Higham and Mary, SISC 41(5), 2019);
+           residual_output has to be right to the bit"""
 
 
 @dataclass(frozen=True)
