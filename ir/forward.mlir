@@ -77,6 +77,9 @@
 #normalize_x = affine_map<()[m] -> (m ceildiv 1)>
 // End of what is replaced.
 
+// Of the steps of a row that is not kept. LLVM would unroll a few of them, and keep the row all the same.
+#rolled = #llvm.loop_annotation<unroll = <disable = true>>
+
 hal.executable.source private @normalize {
   hal.executable.export public @normalize ordinal(0) layout(#normalize_layout)
       count(%device: !hal.device, %m: index) -> (index, index, index) {
@@ -254,10 +257,10 @@ hal.executable.source private @normalize {
             scf.yield %after : !forward_chunk
           } {llvm.loop_annotation = #unrolled}
           scf.yield %step_sum : !forward_chunk
-        }
+        } {llvm.loop_annotation = #rolled}
         %spans = arith.addf %spans_before, %span_sum : !forward_chunk
         scf.yield %spans : !forward_chunk
-      }
+      } {llvm.loop_annotation = #rolled}
       // Any order of these additions will do, as long as it is always the same order.
       %thread_sum = vector.reduction <add>, %sum fastmath<reassoc> : !forward_chunk into !acc
       return %thread_sum : !acc
@@ -447,7 +450,7 @@ hal.executable.source private @normalize {
                 vector.store %y_k, %y[%row, %col] : !x_rows, !forward_x
               }
             } {llvm.loop_annotation = #unrolled}
-          }
+          } {llvm.loop_annotation = #rolled}
         }
 
         scf.if %keeps_more {

@@ -15,9 +15,10 @@ from iree_lnbwd.targets import Target
 
 # Rules of thumb.
 _WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums, if rows are not wide
+# Such words that a thread keeps, and one for each access: with more, ptxas or LLVM spills some.
+_MOST_KEPT = 40
 _MOST_WARPS = 16  # subgroups that share a row
 _THREADS = 256  # of a workgroup whose rows are narrow
-_STEP_CHUNKS = 8  # that a thread loads at once of a row that it cannot keep; with 32, it spills
 _LEAST_THREADS = 2  # of a row: a sum over one thread is none
 
 
@@ -134,14 +135,14 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         dtypes.append(spec.element_type(RESIDUAL.element))
     vector = widest_vector(spec.columns, dtypes)
     lanes, vectors = target.subgroup_size, spec.columns // vector
-    threads = -(-vectors // max(1, _WORDS // words(spec) // vector))
+    few = max(1, _WORDS // words(spec) // vector)
+    threads = -(-vectors // few)
     if threads <= lanes:
         threads = max(_LEAST_THREADS, 1 << (threads - 1).bit_length())
     else:
         threads = lanes * min(_MOST_WARPS, -(-threads // lanes))
-    most_chunks = most_elements(spec) // vector
     chunks = -(-vectors // threads)
-    keeps = chunks <= most_chunks
+    keeps = chunks * (vector * words(spec) + 1) <= _MOST_KEPT
     rows = max(1, _THREADS // threads)
     if spec.rows is not None:
         rows = min(rows, -(-spec.rows // product.processors))
@@ -151,6 +152,6 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         rows=-(-rows // fill) * fill if keeps else 1,
         threads=threads,
         vector=vector,
-        chunks=chunks if keeps else min(_STEP_CHUNKS, most_chunks),
+        chunks=chunks if keeps else few,
         keeps=keeps,
     )
