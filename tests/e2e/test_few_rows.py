@@ -9,11 +9,12 @@ import pytest
 from support import (
     assert_matches_reference,
     assert_same_bits,
+    built,
     random_arguments,
     random_generator,
 )
 
-from iree_lnbwd import NormSpec, compiler, schedules
+from iree_lnbwd import NormSpec, schedules
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import FewRows, OnePass
@@ -32,8 +33,7 @@ def module(spec: NormSpec, target: str, most: int | None = None) -> tuple[Emulat
     assert how.few_rows is not None
     if most is not None:
         how = replace(how, few_rows=replace(how.few_rows, rows=most))
-    vmfb, _ = compiler.build(spec, find_target(target), how=how)
-    return EmulatedNorm(vmfb), how
+    return EmulatedNorm(built(spec, find_target(target), how)[0]), how
 
 
 def check(spec: NormSpec, target: str, rows: int, most: int | None = None) -> None:
@@ -110,7 +110,7 @@ def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
 def test_other_tiles(few: FewRows, target: str) -> None:
     spec, found = NormSpec((1000,), "bf16"), find_target(target)
     how = OnePass(4, groups=1, warps=4, vector=8, few_rows=few)
-    op = EmulatedNorm(compiler.build(spec, found, how=how)[0])
+    op = EmulatedNorm(built(spec, found, how)[0])
     for rows in (1, 37, 300):
         arguments = random_arguments(random_generator(), spec, (rows,))
         assert_matches_reference(op.run(arguments.call()), arguments)

@@ -12,11 +12,12 @@ from support import (
     Arguments,
     assert_matches_reference,
     assert_same_bits,
+    built,
     random_arguments,
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, NormSpec, compiler, runtime, schedules
+from iree_lnbwd import LayerNormGrads, NormSpec, runtime, schedules
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.runtime import Norm
@@ -46,7 +47,7 @@ MASKS = [mask for mask in itertools.product((True, False), repeat=3) if any(mask
 def op_for(
     spec: NormSpec, target: str, how: Schedule | None = None, device: str = "local-task"
 ) -> Norm:
-    vmfb, manifest = compiler.build(spec, find_target(target), how=how)
+    vmfb, manifest = built(spec, find_target(target), how)
     assert isinstance(manifest.schedule, RowBlocks) or how is not None
     return runtime.load_built(vmfb, device)
 
