@@ -51,8 +51,13 @@ def check(spec: NormSpec, target: str, rows: int, most: int | None = None) -> No
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("columns", [1, 769, 1000, 1024, 4096, 12288])
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [
+        *((columns, "bf16") for columns in (1, 769, 1000, 1024, 4096, 12288)),
+        *((columns, "f32") for columns in (769, 1000, 4096)),
+    ],
+)
 def test_both_sides_of_the_limit(columns: int, dtype: str, target: str) -> None:
     for rows in (1, 2, MOST, MOST + 1):
         check(NormSpec((columns,), dtype), target, rows, MOST)
@@ -72,11 +77,10 @@ def test_as_many_rows_as_count_as_few(columns: int, target: str) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        *(
-            NormSpec((columns,), "f32", output_mask=mask)
-            for columns in (769, 1024)
-            for mask in ((True, False, False), (False, True, True), (True, False, True))
-        ),
+        NormSpec((769,), "f32", output_mask=(True, False, False)),
+        NormSpec((769,), "f32", output_mask=(False, True, True)),
+        NormSpec((1024,), "f32", output_mask=(False, True, True)),
+        NormSpec((1024,), "f32", output_mask=(True, False, True)),
         NormSpec((192,), "f16"),
         NormSpec((769,), "bf16", weight_dtype="f32"),
         NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
