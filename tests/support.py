@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import secrets
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, NormSpec, reference, schedules
+from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, cache, compiler, reference, schedules
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD
@@ -36,6 +37,17 @@ def without_few_rows(spec: NormSpec, target: Target) -> Schedule:
     """What is chosen, but for any number of rows: so that a few of them test what many take."""
     chosen = schedules.choose(spec, target)
     return replace(chosen, few_rows=None) if isinstance(chosen, OnePass) else chosen
+
+
+@functools.cache
+def built(spec: NormSpec, target: Target, how: Schedule | None = None) -> tuple[bytes, Manifest]:
+    """As `compiler.build`, once for all tests of this process.
+
+    By the chosen schedule, it is once for all processes of the tests: from their cache on disk.
+    """
+    if how in (None, schedules.choose(spec, target)):
+        return cache.build(spec, target)
+    return compiler.build(spec, target, how=how)
 
 
 ARGUMENTS = ("grad_output", "input", "mean", "rstd", "weight", "bias")  # of a layer-norm backward

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from iree.compiler.tools import CompilerToolError, compile_str
+from support import built
 
-from iree_lnbwd import compiler
 from iree_lnbwd.emulator import Fault, executables
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import PROCESSORS, symbols
@@ -52,7 +52,7 @@ def assemble(text: str, target: str) -> dict[str, bytes]:
 
 
 def code_objects(spec: NormSpec, target: str) -> set[bytes]:
-    vmfb, _ = compiler.build(spec, find_target(target))
+    vmfb, _ = built(spec, find_target(target))
     return {export.code for export in executables.exports(vmfb)}
 
 

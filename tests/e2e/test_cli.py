@@ -1,7 +1,8 @@
-"""The command ``iree-lnbwd``, as a shell runs it."""
+"""The command ``iree-lnbwd``: as a shell runs it, and its many words by `cli.main`, in no time."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -68,6 +70,22 @@ def refused(*words: str | Path, cwd: Path | None = None) -> str:
     assert ended.returncode == 2, ended.stdout
     assert re.fullmatch(r"iree-lnbwd: error: [^\n]+\n", ended.stderr), ended.stderr
     return ended.stderr.removeprefix("iree-lnbwd: error: ").rstrip()
+
+
+def main(*words: str | Path) -> tuple[int, str, str]:
+    """The command in this process: its exit status, and what it printed to either stream."""
+    out, complaint = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(complaint):
+        status = cli.main(list(map(str, words)))
+    return status, out.getvalue(), complaint.getvalue()
+
+
+def refused_by_main(*words: str | Path) -> str:
+    """As `refused`, in this process and folder."""
+    status, printed, complaint = main(*words)
+    assert status == 2, printed
+    assert re.fullmatch(r"iree-lnbwd: error: [^\n]+\n", complaint), complaint
+    return complaint.removeprefix("iree-lnbwd: error: ").rstrip()
 
 
 def stored(arguments: Arguments) -> dict[str, Array]:
@@ -154,7 +172,9 @@ def test_compile_defaults_to_this_cpu_this_folder_and_f32(tmp_path: Path) -> Non
     ],
 )
 def test_compile_options_make_the_spec(options: list[str], spec: NormSpec, tmp_path: Path) -> None:
-    succeeded("compile", "--target=generic", "--normalized-shape=8", *options, "-o", tmp_path)
+    words = ("compile", "--target=generic", "--normalized-shape=8")
+    status, _, complaint = main(*words, *options, "-o", tmp_path)
+    assert (status, complaint) == (0, "")
     manifest = artifact.read(tmp_path / f"{spec.name}_generic.vmfb")[1]
     assert manifest is not None
     assert manifest.spec == spec
@@ -170,8 +190,10 @@ def test_flags_after_two_dashes_are_compiled_with_and_recorded(tmp_path: Path) -
     assert manifest["flags"][0].startswith("--iree-hal-target-device=")
 
 
-@pytest.mark.parametrize("target", ["generic", "sm_90", "gfx942"])
-@pytest.mark.parametrize("extra", [(), ("--", "--iree-opt-level=O1")])
+@pytest.mark.parametrize(
+    ("target", "extra"),
+    [("generic", ("--", "--iree-opt-level=O1")), ("generic", ()), ("sm_90", ()), ("gfx942", ())],
+)
 def test_printed_command_and_ir_make_the_same_module(
     target: str, extra: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -245,8 +267,11 @@ def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_compile_refuses_in_one_line(options: list[str], said: str, tmp_path: Path) -> None:
-    assert re.match(said, refused("compile", *options, cwd=tmp_path))
+def test_compile_refuses_in_one_line(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.match(said, refused_by_main("compile", *options))
     assert not list(tmp_path.iterdir())
 
 
@@ -266,11 +291,14 @@ def test_compile_refuses_in_one_line(options: list[str], said: str, tmp_path: Pa
         (["--normalized-shape=8", "a\nb"], r"unrecognized arguments: a\nb"),
     ],
 )
-def test_compile_explains_its_options(options: list[str], said: str, tmp_path: Path) -> None:
-    ended = run("compile", *options, cwd=tmp_path)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("usage: iree-lnbwd ")
-    assert said in ended.stderr.splitlines()[-1]
+def test_compile_explains_its_options(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, complaint = main("compile", *options)
+    assert status == 2
+    assert complaint.startswith("usage: iree-lnbwd ")
+    assert said in complaint.splitlines()[-1]
     assert not list(tmp_path.iterdir())
 
 
@@ -407,15 +435,15 @@ def wrong(tmp_path: Path) -> tuple[str | Path, ...]:
 @pytest.mark.parametrize("mistake", WRONG)
 def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
     words = verify_wrong(mistake, tmp_path)
-    ended = run(*words)
-    assert ended.returncode == 1, ended.stderr
-    rows = rows_of(ended.stdout)
+    status, printed, complaint = main(*words)
+    assert status == 1, complaint
+    rows = rows_of(printed)
     spoiled = WRONG[mistake][2]
     assert {row[3] for row in rows if row[-1] == "MISS"} == spoiled
     assert {row[3] for row in rows if row[-1] == "ok"} == {*LayerNormGrads._fields} - spoiled
-    assert re.search(r"^FAILED: 2 of 3 results within tolerance", ended.stdout, re.MULTILINE)
+    assert re.search(r"^FAILED: 2 of 3 results within tolerance", printed, re.MULTILINE)
     # The same data, and the module of the package.
-    assert "passed: 3 of 3" in succeeded(*words[:-2])
+    assert "passed: 3 of 3" in main(*words[:-2])[1]
 
 
 def test_verify_of_nothing_is_no_pass(tmp_path: Path) -> None:
@@ -497,8 +525,11 @@ def test_verify_without_the_device(target: str, device: str) -> None:
         ),
     ],
 )
-def test_verify_refuses_in_one_line(options: list[str], said: str, tmp_path: Path) -> None:
-    assert re.match(said, refused("verify", *options, cwd=tmp_path))
+def test_verify_refuses_in_one_line(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.match(said, refused_by_main("verify", *options))
 
 
 @pytest.mark.parametrize(
@@ -523,7 +554,7 @@ def test_verify_names_the_case_and_the_argument(
     arrays = stored(random_arguments(random_generator(), spec, (3,)))
     del arrays["bias"]
     npz.write(tmp_path / "x.npz", {f"case/{k}": v for k, v in arrays.items()} | change)
-    assert re.match(said, refused("verify", "--data", tmp_path / "x.npz"))
+    assert re.match(said, refused_by_main("verify", "--data", tmp_path / "x.npz"))
 
 
 # --- run -------------------------------------------------------------------------------------
@@ -585,15 +616,20 @@ def test_run_on_the_other_cpu_device(module: Path, tmp_path: Path) -> None:
     ],
 )
 def test_run_refuses_in_one_line(
-    options: list[str], said: str, module: Path, tmp_path: Path
+    options: list[str],
+    said: str,
+    module: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     arrays = stored(random_arguments(random_generator(), NormSpec((8,)), (3,)))
     npz.write(tmp_path / "in.npz", arrays)
     npz.write(tmp_path / "wrong.npz", {"input": arrays["input"]})
     npz.write(tmp_path / "bad.npz", arrays | {"input": arrays["input"][:, :4]})
     before = sorted(tmp_path.iterdir())
     words = [str(module) if word == "M" else word for word in options]
-    assert re.match(said, refused("run", *words, cwd=tmp_path))
+    assert re.match(said, refused_by_main("run", *words))
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -820,16 +856,20 @@ def test_a_pipe_is_not_waited_for(words: list[str], module: Path, tmp_path: Path
     assert sorted(tmp_path.iterdir()) == before
 
 
-EVERY_COMMAND = [
-    ["targets"],
+# Those that write in different ways.
+COMMANDS = [
     ["--help"],
-    ["--version"],
     ["compile", "--normalized-shape=8", "--target=generic"],
+    ["run", "M", "--input=in.npz", "--output=out.npz"],
+    ["run", "M", "--input=in.npz", "--output=-"],
+]
+EVERY_COMMAND = [
+    *COMMANDS,
+    ["targets"],
+    ["--version"],
     ["compile", "--normalized-shape=8", "--print-ir"],
     ["compile", "--normalized-shape=8", "--print-command"],
     ["verify", "--normalized-shape=8", "--rows=1"],
-    ["run", "M", "--input=in.npz", "--output=out.npz"],
-    ["run", "M", "--input=in.npz", "--output=-"],
     ["inspect", "M"],
 ]
 
@@ -867,9 +907,12 @@ def test_a_full_standard_output_is_not_to_blame_for_what_is_not_written_to_it() 
     assert "--normalized-shape" in ended.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", EVERY_COMMAND, ids=" ".join)
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_closed_standard_output(words: list[str], module: Path, tmp_path: Path) -> None:
-    """What was asked for can reach nobody; and no file of ours gets the number."""
+    """What was asked for can reach nobody; and no file of ours gets the number.
+
+    That is found out before any command is read.
+    """
     before = sorted([arguments_file(tmp_path)])
     ended = subprocess.run(
         ["bash", "-c", f"{shlex.join(map(str, words_of(words, module)))} >&-"],
@@ -916,7 +959,6 @@ ODD_NAME = "é\x1b[31m\x07\n\r\x9b2J\u202e"
 ODD_SHOWN = r"é\x1b[31m\x07\n\r\x9b2J\u202e"
 ENCODINGS: list[dict[str, str]] = [
     {},
-    {"PYTHONIOENCODING": "ascii"},
     {"PYTHONIOENCODING": "ascii:strict"},
     {"PYTHONIOENCODING": "latin-1"},
     {"LC_ALL": "C", "PYTHONUTF8": "0"},

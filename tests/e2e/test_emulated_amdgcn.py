@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support import random_generator, without_few_rows
+from support import built, random_generator, without_few_rows
 
-from iree_lnbwd import compiler
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.schedules import OnePass, Schedule, choose
@@ -29,11 +27,6 @@ def schedule_of(spec: NormSpec, target: str) -> Schedule:
     return choose(spec, found) if spec.rows else without_few_rows(spec, found)
 
 
-@functools.cache
-def module(spec: NormSpec, target: str, how: Schedule) -> bytes:
-    return compiler.build(spec, find_target(target), how=how)[0]
-
-
 def passes(
     spec: NormSpec,
     target: str,
@@ -42,8 +35,8 @@ def passes(
     edit: Edit = lambda text: text,
 ) -> bool:
     """Every gradient is within its tolerance, and nothing is a fault."""
-    made = module(spec, target, how or schedule_of(spec, target))
-    op = EmulatedNorm(made, edit=edit)
+    vmfb, _ = built(spec, find_target(target), how or schedule_of(spec, target))
+    op = EmulatedNorm(vmfb, edit=edit)
     rng = random_generator()
     calls = {str(count): matrix.random_call(spec, count, rng) for count in rows}
     try:
@@ -94,7 +87,7 @@ def test_relatives(dtype: str, target: str) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_inf_and_nan_stay_in_their_rows(dtype: str, target: str) -> None:
     spec = NormSpec((1000,), dtype)
-    op = EmulatedNorm(module(spec, target, schedule_of(spec, target)))
+    op = EmulatedNorm(built(spec, find_target(target), schedule_of(spec, target))[0])
     calls = {"adversarial": matrix.adversarial_call(spec, random_generator())}
     assert all(row.comparison.ratio <= 1 for row in verify.verify(calls, lambda _: op))
 

@@ -14,6 +14,7 @@ from iree.compiler.tools import compile_str
 from support import (
     assert_matches_reference,
     assert_same_bits,
+    built,
     gradients_of,
     random_arguments,
     random_generator,
@@ -34,7 +35,7 @@ from iree_lnbwd.verification import bits, matrix
 def _op(spec: NormSpec, target: str) -> EmulatedNorm:
     """Loaded once; its rows are dynamic, so it serves every M. (test_few_rows.py has the few.)"""
     found = find_target(target)
-    vmfb, _ = compiler.build(spec, found, how=without_few_rows(spec, found))
+    vmfb, _ = built(spec, found, without_few_rows(spec, found))
     return EmulatedNorm(vmfb)
 
 
@@ -150,7 +151,7 @@ def test_progress() -> None:
     """Every dispatch is told before it runs."""
     spec = NormSpec((64,), "f32")
     seen: list[Launch] = []
-    vmfb, _ = compiler.build(spec, find_target("sm_90"))
+    vmfb, _ = built(spec, find_target("sm_90"))
     op = EmulatedNorm(vmfb, progress=seen.append)
     op.run(random_arguments(random_generator(), spec, (3,)).call())
     assert seen == op.launches
@@ -158,7 +159,7 @@ def test_progress() -> None:
 
 
 def test_modules_that_are_not_for_a_gpu() -> None:
-    vmfb, _ = compiler.build(NormSpec((64,)), find_target("host"))
+    vmfb, _ = built(NormSpec((64,)), find_target("host"))
     with pytest.raises(ValueError, match="target: there is no emulator for host"):
         EmulatedNorm(vmfb)
     with pytest.raises(ArtifactError, match=r"something: truncated, altered or not a .vmfb"):
@@ -168,7 +169,7 @@ def test_modules_that_are_not_for_a_gpu() -> None:
 def test_kept_bits(tmp_path: Path) -> None:
     """What was kept compares equal with itself, and a changed bit is found."""
     spec = NormSpec((64,), "bf16")
-    vmfb, manifest = compiler.build(spec, find_target("sm_90"))
+    vmfb, manifest = built(spec, find_target("sm_90"))
     op, how = EmulatedNorm(vmfb), manifest.schedule
     bits.save(tmp_path, "module", spec, how, "abc", op.run)
     found = list(bits.compare(tmp_path / "module.npz", spec, how, "abc", op.run))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import random_generator
+from support import built, random_generator
 
 from iree_lnbwd import compiler, schedules
 from iree_lnbwd.emulated import EmulatedNorm
@@ -43,7 +43,7 @@ Edit = Callable[[str], str]
 def _module(form: str) -> bytes:
     spec = _SPECS[form]
     how = _SCHEDULES.get(form) or schedules.choose(spec, _TARGET)
-    return compiler.build(spec, _TARGET, how=how)[0]
+    return built(spec, _TARGET, how)[0]
 
 
 @functools.cache
@@ -190,7 +190,7 @@ def test_the_host_program_launches_what_the_module_says(
 ) -> None:
     """`iree_lnbwd.launches` is what callers with a stream of their own launch."""
     spec = NormSpec((columns,), "bf16", output_mask=mask)
-    vmfb, manifest = compiler.build(spec, _TARGET)
+    vmfb, manifest = built(spec, _TARGET)
     planned = launches(spec, _TARGET, manifest.schedule)
     assert planned is not None
     op = EmulatedNorm(vmfb)

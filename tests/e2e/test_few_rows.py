@@ -9,11 +9,12 @@ import pytest
 from support import (
     assert_matches_reference,
     assert_same_bits,
+    built,
     random_arguments,
     random_generator,
 )
 
-from iree_lnbwd import NormSpec, compiler, schedules
+from iree_lnbwd import NormSpec, schedules
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import FewRows, OnePass
@@ -32,8 +33,7 @@ def module(spec: NormSpec, target: str, most: int | None = None) -> tuple[Emulat
     assert how.few_rows is not None
     if most is not None:
         how = replace(how, few_rows=replace(how.few_rows, rows=most))
-    vmfb, _ = compiler.build(spec, find_target(target), how=how)
-    return EmulatedNorm(vmfb), how
+    return EmulatedNorm(built(spec, find_target(target), how)[0]), how
 
 
 def check(spec: NormSpec, target: str, rows: int, most: int | None = None) -> None:
@@ -51,8 +51,13 @@ def check(spec: NormSpec, target: str, rows: int, most: int | None = None) -> No
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("columns", [1, 769, 1000, 1024, 4096, 12288])
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [
+        *((columns, "bf16") for columns in (1, 769, 1000, 1024, 4096, 12288)),
+        *((columns, "f32") for columns in (769, 1000, 4096)),
+    ],
+)
 def test_both_sides_of_the_limit(columns: int, dtype: str, target: str) -> None:
     for rows in (1, 2, MOST, MOST + 1):
         check(NormSpec((columns,), dtype), target, rows, MOST)
@@ -72,11 +77,10 @@ def test_as_many_rows_as_count_as_few(columns: int, target: str) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        *(
-            NormSpec((columns,), "f32", output_mask=mask)
-            for columns in (769, 1024)
-            for mask in ((True, False, False), (False, True, True), (True, False, True))
-        ),
+        NormSpec((769,), "f32", output_mask=(True, False, False)),
+        NormSpec((769,), "f32", output_mask=(False, True, True)),
+        NormSpec((1024,), "f32", output_mask=(False, True, True)),
+        NormSpec((1024,), "f32", output_mask=(True, False, True)),
         NormSpec((192,), "f16"),
         NormSpec((769,), "bf16", weight_dtype="f32"),
         NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
@@ -110,7 +114,7 @@ def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
 def test_other_tiles(few: FewRows, target: str) -> None:
     spec, found = NormSpec((1000,), "bf16"), find_target(target)
     how = OnePass(4, groups=1, warps=4, vector=8, few_rows=few)
-    op = EmulatedNorm(compiler.build(spec, found, how=how)[0])
+    op = EmulatedNorm(built(spec, found, how)[0])
     for rows in (1, 37, 300):
         arguments = random_arguments(random_generator(), spec, (rows,))
         assert_matches_reference(op.run(arguments.call()), arguments)

@@ -12,9 +12,9 @@ from typing import cast
 
 import pytest
 from emulated_driver import EmulatedDriver
-from support import random_generator
+from support import built, random_generator
 
-from iree_lnbwd import NormSpec, compiler
+from iree_lnbwd import NormSpec
 from iree_lnbwd.description import describe
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator import Fault
@@ -99,9 +99,9 @@ def check(vmfb: bytes, planned: LaunchPlans, rows: int, *, captured: bool = Fals
         assert got.tobytes() == module.read(views[result.name], dtype).tobytes(), result.name
 
 
-def built(name: str, target: str) -> tuple[bytes, LaunchPlans]:
+def planned_module(name: str, target: str) -> tuple[bytes, LaunchPlans]:
     spec, how = CASES[name]
-    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    vmfb, _ = built(spec, find_target(target), how)
     planned = describe(vmfb, source=name).launches
     assert planned is not None
     return vmfb, planned
@@ -110,7 +110,7 @@ def built(name: str, target: str) -> tuple[bytes, LaunchPlans]:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_is_the_host_programs(name: str, target: str) -> None:
-    vmfb, planned = built(name, target)
+    vmfb, planned = planned_module(name, target)
     spec = CASES[name][0]
     most = [plan.most_rows for plan in planned.plans if plan.most_rows is not None]
     many = [n + 1 for n in most if n * spec.columns < 1 << 18]
@@ -120,7 +120,7 @@ def test_the_plan_is_the_host_programs(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("name", ["few rows and one pass", "statistics", "two passes"])
 def test_kernels_that_are_captured_are_the_same(name: str) -> None:
-    vmfb, planned = built(name, "sm_90")
+    vmfb, planned = planned_module(name, "sm_90")
     check(vmfb, planned, 37, captured=True)
 
 
@@ -176,7 +176,7 @@ SABOTAGE: dict[str, Callable[[Plan], Plan]] = {
 
 @pytest.mark.parametrize("change", SABOTAGE)
 def test_another_plan_is_noticed(change: str) -> None:
-    vmfb, planned = built("statistics, one pass", "sm_90")
+    vmfb, planned = planned_module("statistics, one pass", "sm_90")
     check(vmfb, planned, 37)
     wrong = replace(planned, plans=tuple(map(SABOTAGE[change], planned.plans)))
     assert wrong != planned

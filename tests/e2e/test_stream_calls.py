@@ -17,11 +17,12 @@ from support import (
     Arguments,
     assert_matches_reference,
     assert_same_bits,
+    built,
     random_arguments,
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, NormSpec, compiler, runtime
+from iree_lnbwd import LayerNormGrads, NormSpec, runtime
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import dlpack_arrays
@@ -39,7 +40,7 @@ class Gpu:
         self.driver = EmulatedDriver("cuda")
         self.arrays = Namespace(self.driver)
         patch.setattr(gpu_module, "Driver", lambda uri: self.driver)
-        vmfb, _ = compiler.build(spec, find_target("sm_90"), how=how)
+        vmfb, _ = built(spec, find_target("sm_90"), how)
         self.op = runtime.load_built(vmfb, "cuda")
 
     def given(self, arguments: Arguments, **changes: Any) -> dict[str, Any]:

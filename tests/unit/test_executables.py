@@ -7,9 +7,9 @@ import re
 import zipfile
 
 import pytest
-from support import random_generator
+from support import built, random_generator
 
-from iree_lnbwd import NormSpec, compiler, inspection, schedules
+from iree_lnbwd import NormSpec, inspection, schedules
 from iree_lnbwd.emulator.executables import exports, exports_of_executable
 from iree_lnbwd.launches import launches
 from iree_lnbwd.schedules import OnePass
@@ -22,7 +22,7 @@ PARAMETERS = re.compile(r"\.entry (\w+)\((.*?)\)", re.DOTALL)
 @pytest.mark.parametrize("columns", [769, 4096, 65536])
 def test_exports_are_what_the_code_and_the_launches_say(columns: int, target: str) -> None:
     spec, found = NormSpec((columns,), "bf16"), find_target(target)
-    vmfb, _ = compiler.build(spec, found)
+    vmfb, _ = built(spec, found)
     by_name = {export.kernel: export for export in exports(vmfb)}
     planned = launches(spec, found, schedules.choose(spec, found))
     assert planned is not None
@@ -47,13 +47,13 @@ def test_dynamic_shared_memory_is_what_the_schedule_reckons() -> None:
     spec, target = NormSpec((4096,), "bf16"), find_target("sm_90")
     how = schedules.choose(spec, target)
     assert isinstance(how, OnePass)
-    (rows,) = (e for e in exports(compiler.build(spec, target)[0]) if e.kernel == "rows")
+    (rows,) = (e for e in exports(built(spec, target)[0]) if e.kernel == "rows")
     assert rows.shared_bytes <= how.shared_bytes(spec, target) <= target.shared_bytes
     assert rows.shared_bytes > how.shared_bytes(spec, target) * 0.9
 
 
 def test_what_a_kernel_may_write() -> None:
-    vmfb, _ = compiler.build(NormSpec((4096,), "bf16"), find_target("sm_90"))
+    vmfb, _ = built(NormSpec((4096,), "bf16"), find_target("sm_90"))
     (finalize,) = (export for export in exports(vmfb) if export.kernel == "finalize")
     assert finalize.writable == (False, False, True, True)
 
@@ -66,7 +66,7 @@ def test_what_is_no_executable() -> None:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_a_damaged_executable_is_a_value_error_and_takes_no_memory(target: str) -> None:
     """The lengths of its vectors too, which would be lists of billions."""
-    vmfb, _ = compiler.build(NormSpec((64,)), find_target(target))
+    vmfb, _ = built(NormSpec((64,)), find_target(target))
     with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
         files = [archive.read(name) for name in archive.namelist()]
     (whole,) = (file for file in files if file[:4] in (b"CDA1", b"HIP1"))
@@ -85,4 +85,4 @@ def test_a_damaged_executable_is_a_value_error_and_takes_no_memory(target: str) 
 
 
 def test_a_module_for_the_cpu_has_none() -> None:
-    assert exports(compiler.build(NormSpec((64,)), find_target("generic"))[0]) == ()
+    assert exports(built(NormSpec((64,)), find_target("generic"))[0]) == ()
