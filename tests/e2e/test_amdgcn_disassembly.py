@@ -68,6 +68,8 @@ def code_objects(spec: NormSpec, target: str) -> set[bytes]:
         NormSpec((769,), "f32", eps=1e-5),
         NormSpec((769,), "bf16", output_mask=(False, True, True)),
         NormSpec((769,), "f64"),
+        NormSpec((4096,), "f16", op="rms_norm", eps=1e-6, residual_dtype="f16"),
+        NormSpec((769,), "bf16", op="layer_norm", eps=1e-5),
     ],
     ids=lambda spec: spec.name,
 )
@@ -94,6 +96,12 @@ v_add_f32_e64 v1, v2, neg(1.0) clamp
 v_fma_f32 v1, -v2, v3, |v4|
 v_cndmask_b32_e64 v1, -v2, |v3|, MASK
 v_cmp_class_f32_e64 MASK, v1, v2
+v_mad_i32_i24 v1, v2, s3, -4
+v_mad_u32_u24 v1, v2, s3, 64
+v_pk_add_f16 v1, v2, v3
+v_pk_add_f16 v1, s2, v3 op_sel:[1,0] op_sel_hi:[0,1] neg_lo:[1,0] neg_hi:[0,1]
+v_pk_mul_f16 v1, v2, -4.0 op_sel:[1,0] op_sel_hi:[0,0]
+v_pk_fma_f16 v1, v2, v3, v4 op_sel:[0,0,1] op_sel_hi:[1,1,0] neg_lo:[0,0,1] neg_hi:[0,1,0]
 v_readlane_b32 s0, v1, s3
 v_writelane_b32 v1, s0, 63
 v_add_f32_dpp v1, -v2, |v3| quad_perm:[3,2,1,0] row_mask:0x3 bank_mask:0x5

@@ -144,6 +144,11 @@ INTEGERS: dict[str, tuple[str, str, Callable[..., int]]] = {
     "v_mul_u32_u24_e32": ("u32", "u32 u32", lambda a, b: (a & _24) * (b & _24)),
     "v_mul_hi_u32_u24_e32": ("u32", "u32 u32", lambda a, b: (a & _24) * (b & _24) >> 32),
     "v_mad_u32_u24": ("u32", "u32 u32 u32", lambda a, b, c: (a & _24) * (b & _24) + c),
+    "v_mad_i32_i24": (
+        "i32",
+        "i32 i32 i32",
+        lambda a, b, c: _signed(a & _24, 24) * _signed(b & _24, 24) + c,
+    ),
     "v_pack_b32_f16": ("b32", "b16 b16", lambda a, b: a | b << 16),
     "v_add_u16_e32": ("u16", "u16 u16", operator.add),
     "v_sub_u16_e32": ("u16", "u16 u16", operator.sub),
@@ -323,27 +328,72 @@ def test_multiply_and_accumulate() -> None:
         assert same(got[at], exact_float("fma", "f32", a[at], b[at], c[at]))
 
 
+@pytest.mark.parametrize("kind", ["f16", "f32"])
 @pytest.mark.parametrize("name", ["add", "mul", "fma"])
-def test_packed(name: str) -> None:
-    """Halves of each pair, as op_sel and op_sel_hi choose; signs, as neg_lo and neg_hi say."""
+def test_packed(name: str, kind: str) -> None:
+    """Halves of each source, as op_sel and op_sel_hi choose; signs, as neg_lo and neg_hi say."""
     rng = random_generator()
-    count = _EXACT[name][0]
-    pairs = [np.stack([random(rng, "f32"), random(rng, "f32")], axis=-1) for _ in range(count)]
+    count, bits = _EXACT[name][0], int(kind[1:])
+    pairs = [np.stack([random(rng, kind), random(rng, kind)], axis=-1) for _ in range(count)]
     choices = {
         key: rng.integers(0, 2, count).tolist()
         for key in ("op_sel", "op_sel_hi", "neg_lo", "neg_hi")
     }
     registers = Registers(_LANES)
-    names = [f"v[{4 + 2 * n}:{5 + 2 * n}]" for n in range(count)]
-    registers.fill({n: pair.view(np.uint64)[..., 0] for n, pair in zip(names, pairs, strict=True)})
-    said = " ".join(f"{key}:[{','.join(map(str, bits))}]" for key, bits in choices.items())
-    registers.run(f"v_pk_{name}_f32 v[0:1], {', '.join(names)} {said}")
+    names = [_name("v", 4 + 2 * n, f"b{2 * bits}") for n in range(count)]
+    words = [pair.view(f"u{bits // 4}")[..., 0] for pair in pairs]
+    registers.fill(dict(zip(names, words, strict=True)))
+    said = " ".join(f"{key}:[{','.join(map(str, of))}]" for key, of in choices.items())
+    target = _name("v", 0, f"b{2 * bits}")
+    registers.run(f"v_pk_{name}_{kind} {', '.join([target, *names])} {said}")
+    got = registers.read(target, f"u{bits // 4}")[..., None].view(f"f{bits // 8}")
     for half, (chosen, signs) in enumerate((("op_sel", "neg_lo"), ("op_sel_hi", "neg_hi"))):
-        got = registers.read(f"v{half}", np.float32)
         for at in np.ndindex(_SHAPE):
             values = [pair[at][choices[chosen][n]] for n, pair in enumerate(pairs)]
             values = [-v if choices[signs][n] else v for n, v in enumerate(values)]
-            assert same(got[at], exact_float(name, "f32", *values)), (said, values)
+            assert same(got[at][half], exact_float(name, kind, *values)), (said, values)
+
+
+# Two f16 that are added, and their sum: rounding to even, subnormals, overflow, zeros, NaN.
+_SUMS_OF_F16 = [
+    (0x6800, 0x3C00, 0x6800),  # 2048 + 1 is half way, and 2048 is even
+    (0x6801, 0x3C00, 0x6802),  # 2050 + 1 is half way, and 2052 is even
+    (0x0001, 0x03FF, 0x0400),  # subnormals that make the smallest normal number
+    (0x0400, 0x8001, 0x03FF),
+    (0x7BFF, 0x4BFF, 0x7BFF),  # 65504 + 15.99 is nearer to it than to 65536
+    (0x7BFF, 0x4C00, 0x7C00),  # 65504 + 16 is half way to Inf
+    (0x8000, 0x8000, 0x8000),
+    (0x8000, 0x0000, 0x0000),
+    (0x7C00, 0xFC00, None),  # NaN
+    (0x7E00, 0x3C00, None),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "total"), _SUMS_OF_F16)
+def test_packed_f16_rounds_to_even_and_keeps_subnormals(a: int, b: int, total: int | None) -> None:
+    """In each half by itself: the other one adds 1 and 2."""
+    registers = Registers(_LANES)
+    for shift in (0, 16):
+        other = 16 - shift
+        words = {"v4": a << shift | 0x3C00 << other, "v5": b << shift | 0x4000 << other}
+        registers.fill({name: np.full(_SHAPE, word, np.uint32) for name, word in words.items()})
+        got = registers.run("v_pk_add_f16 v0, v4, v5").read("v0")
+        assert (got >> np.uint32(other) & 0xFFFF == 0x4200).all()
+        half = (got >> np.uint32(shift)).astype(np.uint16)
+        assert np.isnan(half.view(np.float16)).all() if total is None else (half == total).all()
+
+
+def test_packed_f16_of_a_scalar_and_a_constant() -> None:
+    """A constant is in the lower half, from where op_sel_hi takes it for both."""
+    halves = random(random_generator(), "u32").view(np.float16)[:, :2]  # of a scalar, by waves
+    registers = Registers(_LANES)
+    registers.fill({"s4": np.ascontiguousarray(halves).view(np.uint32)[:, 0]})
+    said = "op_sel:[1,0] op_sel_hi:[0,0] neg_lo:[0,1]"
+    got = registers.run(f"v_pk_add_f16 v0, s4, -2.0 {said}").read("v0")[..., None].view(np.float16)
+    for wave, lane in np.ndindex(_SHAPE):
+        low, high = got[wave, lane]
+        assert same(low, exact_float("add", "f16", halves[wave, 1], 2.0))
+        assert same(high, exact_float("add", "f16", halves[wave, 0], -2.0))
 
 
 def test_packed_move() -> None:
@@ -761,6 +811,10 @@ def test_halves_of_registers() -> None:
         ("v_mov_b64_e32 v[0:1], 0x80000000", "operand not understood|expected a constant"),
         ("v_mov_b32_dpp v0, v1 row_left:1", "modifiers not known"),
         ("v_add_f32_e32 s0, v1, v2", "expected a vector register"),
+        ("v_pk_add_f16 v0, v1, 1.0", "the upper half of a constant: 1.0"),
+        ("v_pk_add_f16 v0, v1, 0x3c003c00", "a literal of packed f16: 0x3c003c00"),
+        ("v_pk_add_f16 v0, -v1, v2", "a packed operand takes neg_lo and neg_hi, got -v1"),
+        ("v_pk_add_f16 v[0:1], v1, v2", "b32 takes 1 registers, got 2"),
     ],
 )
 def test_what_is_not_known_is_said(text: str, what: str) -> None:

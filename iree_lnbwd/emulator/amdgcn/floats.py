@@ -12,6 +12,15 @@ from iree_lnbwd.emulator.floats import fma32, fma64
 from iree_lnbwd.emulator.launch import Array
 
 
+def fma_f16(a: Array, b: Array, c: Array) -> Array:
+    """``a * b + c`` in f16, rounded once.
+
+    The sum in f64 is exact, except where one side is so small that it changes no f16.
+    """
+    result: Array = (a.astype(np.float64) * b + c).astype(np.float16)
+    return result
+
+
 def fma_f32(a: Array, b: Array, c: Array) -> Array:
     """``a * b + c`` in f32, rounded once."""
     return fma32(a, b, c)

@@ -130,7 +130,7 @@ _GFX9: Mapping[str, Table] = {
     ),
     "vop3": _table(
         """
-        v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458 v_fma_f32=459 v_fma_f64=460
+        v_mad_i32_i24=450 v_mad_u32_u24=451 v_bfe_u32=456 v_bfi_b32=458 v_fma_f32=459 v_fma_f64=460
         v_alignbit_b32=462 v_min3_f32=464 v_max3_f32=467 v_med3_i32=471 v_med3_u32=472
         v_div_fixup_f32=478 v_div_fixup_f64=479
         v_div_scale_f32=480 v_div_scale_f64=481 v_div_fmas_f32=482 v_div_fmas_f64=483
@@ -145,7 +145,8 @@ _GFX9: Mapping[str, Table] = {
     ),
     "vop3p": _table(
         """
-        v_pk_fma_f32=48 v_pk_mul_f32=49 v_pk_add_f32=50 v_pk_mov_b32=51
+        v_pk_fma_f16=14 v_pk_add_f16=15 v_pk_mul_f16=16 v_pk_fma_f32=48 v_pk_mul_f32=49
+        v_pk_add_f32=50 v_pk_mov_b32=51
         """
     ),
     "ds": _table(
@@ -303,7 +304,7 @@ _GFX11: Mapping[str, Table] = {
     ),
     "vop3": _table(
         """
-        v_mad_u32_u24=523 v_bfe_u32=528 v_bfi_b32=530 v_fma_f32=531 v_fma_f64=532
+        v_mad_i32_i24=522 v_mad_u32_u24=523 v_bfe_u32=528 v_bfi_b32=530 v_fma_f32=531 v_fma_f64=532
         v_alignbit_b32=534 v_min3_f32=537 v_max3_f32=540 v_med3_i32=544 v_med3_u32=545
         v_div_fixup_f32=551 v_div_fixup_f64=552
         v_div_fmas_f32=567 v_div_fmas_f64=568 v_perm_b32=580 v_xad_u32=581
@@ -322,7 +323,8 @@ _GFX11: Mapping[str, Table] = {
     ),
     "vop3p": _table(
         """
-        v_fma_mix_f32=32 v_fma_mixlo_f16=33 v_fma_mixhi_f16=34
+        v_pk_fma_f16=14 v_pk_add_f16=15 v_pk_mul_f16=16 v_fma_mix_f32=32 v_fma_mixlo_f16=33
+        v_fma_mixhi_f16=34
         """
     ),
     "ds": _table(

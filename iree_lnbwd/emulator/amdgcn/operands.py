@@ -98,12 +98,17 @@ def operand(instruction: Instruction, text: str) -> Operand:
     return Operand(inner, found_register, half, negated, absolute)
 
 
+def is_literal(text: str) -> bool:
+    """Whether it is an integer that takes a word of its own behind the instruction."""
+    return _INTEGER.match(text) is not None and not -16 <= int(text, 0) <= 64
+
+
 def _bits(text: str, kind: str) -> int | None:
     """The bits of a constant, read as a type; None where it is none."""
     bits = width(kind)
     if _INTEGER.match(text):
         value = int(text, 0)
-        inline = -16 <= value <= 64
+        inline = not is_literal(text)
         if kind == "f64" and not inline:
             return (value & 0xFFFFFFFF) << 32  # a literal is the upper half
         if bits == 64 and not inline and not 0 <= value < 1 << 31:

@@ -1,8 +1,8 @@
 """Decodes vector ALU instructions: operands, modifiers, and the forms that an operation comes in.
 
 An operation has the same name in all encodings: VOP1, VOP2 and VOPC ("_e32"), VOP3 ("_e64"), DPP
-("_dpp"), SDWA ("_sdwa"), and as half of a dual instruction (VOPD, "v_dual_"). Packed f32 and the
-mixed-precision FMA read their sources in ways of their own.
+("_dpp"), SDWA ("_sdwa"), and as half of a dual instruction (VOPD, "v_dual_"). Packed f16 and f32
+and the mixed-precision FMA read their sources in ways of their own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
-from iree_lnbwd.emulator.amdgcn.floats import fma_f32
+from iree_lnbwd.emulator.amdgcn.floats import fma_f16, fma_f32
 from iree_lnbwd.emulator.amdgcn.lanes import Dpp, take_dpp
 from iree_lnbwd.emulator.amdgcn.operands import (
     Operand,
     Reader,
     constant,
     destination,
+    is_literal,
     mask_reader,
     numpy_type,
     operand,
@@ -29,7 +30,7 @@ from iree_lnbwd.emulator.amdgcn.operands import (
     write_vector,
 )
 from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, numbers
-from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR, Vector
+from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR, Vector, pack
 from iree_lnbwd.emulator.amdgcn.waves import Group, Mask, Register
 from iree_lnbwd.emulator.launch import Array
 
@@ -296,16 +297,24 @@ def _selected(instruction: Instruction, text: str, kind: str, first: int, count:
     return lambda group: (read(group) >> np.uint32(first) & mask).astype(unsigned).view(dtype)
 
 
-_PACKED: dict[str, tuple[int, Callable[..., Array]]] = {
-    "v_pk_add_f32": (2, np.add),
-    "v_pk_mul_f32": (2, np.multiply),
-    "v_pk_fma_f32": (3, fma_f32),
-    "v_pk_mov_b32": (2, np.copy),
+_PACKED: dict[str, tuple[str, int, Callable[..., Array]]] = {
+    "v_pk_add_f16": ("f16", 2, np.add),
+    "v_pk_mul_f16": ("f16", 2, np.multiply),
+    "v_pk_fma_f16": ("f16", 3, fma_f16),
+    "v_pk_add_f32": ("f32", 2, np.add),
+    "v_pk_mul_f32": ("f32", 2, np.multiply),
+    "v_pk_fma_f32": ("f32", 3, fma_f32),
+    "v_pk_mov_b32": ("f32", 2, np.copy),
 }
 
 
-def _packed(instruction: Instruction, count: int, compute_one: Callable[..., Array]) -> _Decoded:
-    """Two f32 operations on pairs of registers; op_sel and op_sel_hi choose from each pair."""
+def _packed(
+    instruction: Instruction, kind: str, count: int, compute_one: Callable[..., Array]
+) -> _Decoded:
+    """Two operations: of f32 on pairs of registers, of f16 on the halves of registers.
+
+    op_sel chooses from each source for the lower result, op_sel_hi for the upper.
+    """
     if len(instruction.operands) != count + 1:
         raise instruction.fault(f"expected {count + 1} operands")
     modifiers = dict(instruction.modifiers)
@@ -315,14 +324,17 @@ def _packed(instruction: Instruction, count: int, compute_one: Callable[..., Arr
     ]
     negated = [_bits(instruction, modifiers.pop(name, ""), count) for name in ("neg_lo", "neg_hi")]
     _nothing_left(instruction, modifiers)
-    target = destination(instruction, instruction.operands[0], vector=True, kind="b64")
+    target = destination(
+        instruction, instruction.operands[0], vector=True, kind=f"b{2 * width(kind)}"
+    )
     texts = instruction.operands[1:]
     moves = instruction.mnemonic == "v_pk_mov_b32"
     if moves:  # half n comes of source n, as op_sel chooses
         chosen[1] = chosen[0]
+    one_of = _of_pair if kind == "f32" else _of_halves
     readers = [
         [
-            _of_pair(instruction, text, chosen[half][n], bool(negated[half][n]))
+            one_of(instruction, text, chosen[half][n], bool(negated[half][n]))
             for n, text in enumerate(texts)
             if not moves or n == half
         ]
@@ -330,22 +342,46 @@ def _packed(instruction: Instruction, count: int, compute_one: Callable[..., Arr
     ]
     register = target.register
     assert register is not None
-    parts = [Operand("", register.one(n)) for n in range(2)]
+    parts = [Operand("", register.one(n)) for n in range(register.count)]
 
-    def compute(group: Group) -> list[_Result]:
+    def compute_pair(group: Group) -> list[_Result]:
         halves = [group.trace(row) for row in readers]
         return [
             _write(group, part, "f32", compute_one(*values), None, None, unknown)
             for part, (values, unknown) in zip(parts, halves, strict=True)
         ]
 
+    def compute_halves(group: Group) -> list[_Result]:
+        values, unknown = group.trace([*readers[0], *readers[1]])
+        word = pack(compute_one(*values[:count]), compute_one(*values[count:]))
+        return [_write(group, target, "b32", word, None, None, unknown)]
+
+    compute = compute_pair if kind == "f32" else compute_halves
     return compute, [operand(instruction, text).register for text in texts], [register]
 
 
-def _of_pair(instruction: Instruction, text: str, half: int, negated: bool) -> Reader:
+def _of_halves(instruction: Instruction, text: str, half: int, negated: bool) -> Reader:
+    what = _packed_operand(instruction, text)
+    if what.register is None and is_literal(text):
+        raise instruction.fault(f"a literal of packed f16: {text}")
+    if what.register is None or what.register.vector:
+        read = vector_reader(instruction, text, "f16", half=half)
+    else:
+        word = vector_reader(instruction, text, "u32")
+        shift = np.uint32(16 * half)
+        read = lambda group: (word(group) >> shift).astype(np.uint16).view(np.float16)  # noqa: E731
+    return (lambda group: np.negative(read(group))) if negated else read
+
+
+def _packed_operand(instruction: Instruction, text: str) -> Operand:
     what = operand(instruction, text)
-    if what.negated or what.absolute:
+    if what.negated or what.absolute or what.half is not None:
         raise instruction.fault(f"a packed operand takes neg_lo and neg_hi, got {text}")
+    return what
+
+
+def _of_pair(instruction: Instruction, text: str, half: int, negated: bool) -> Reader:
+    what = _packed_operand(instruction, text)
     sign = np.float32(-1 if negated else 1)
     if what.register is None:
         value = constant(instruction, text, "f32")[None] * sign

@@ -80,6 +80,10 @@ def _low_24(value: Array) -> Array:
     return value & _U32(0xFFFFFF)
 
 
+def _signed_low_24(value: Array) -> Array:
+    return value << np.int32(8) >> np.int32(8)
+
+
 def _bits_of(value: Array, offset: Array, count: Array) -> Array:
     kept = (_U64(1) << _wide(count & _U32(31))) - _U64(1)
     return (_wide(value) >> _wide(offset & _U32(31)) & kept).astype(_U32)
@@ -277,7 +281,8 @@ def round_to_bf16(x: Array) -> Array:
     return np.where(np.isnan(x), bits | _U32(0x400000), rounded) >> _U32(16)
 
 
-def _pack(low: Array, high: Array) -> Array:
+def pack(low: Array, high: Array) -> Array:
+    """Two arrays of 16 bits as the halves of one of 32."""
     result: Array = low.view(np.uint16).astype(_U32) | (
         high.view(np.uint16).astype(_U32) << _U32(16)
     )
@@ -505,6 +510,11 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         ),
         "v_mul_u32_u24": _op("u32", "u32 u32", lambda a, b: _low_24(a) * _low_24(b)),
         "v_mad_u32_u24": _op("u32", "u32 u32 u32", lambda a, b, c: _low_24(a) * _low_24(b) + c),
+        "v_mad_i32_i24": _op(
+            "i32",
+            "i32 i32 i32",
+            lambda a, b, c: _signed_low_24(a) * _signed_low_24(b) + c,
+        ),
         "v_mad_u64_u32": _MAD_U64_U32,
         "v_mad_co_u64_u32": _MAD_U64_U32,
         "v_rcp_f32": _op("f32", "f32", _reciprocal_f32),
@@ -531,8 +541,8 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_cvt_i32_f32": _op("i32", "f32", lambda x: _to_integer(x, np.int32)),
         "v_cvt_pk_bf16_f32": _op("b32", "f32 f32", _pack_bf16),
         "v_cvt_pk_f16_f32": _op(
-            "b32", "f32 f32", lambda a, b: _pack(a.astype(np.float16), b.astype(np.float16))
+            "b32", "f32 f32", lambda a, b: pack(a.astype(np.float16), b.astype(np.float16))
         ),
-        "v_pack_b32_f16": _op("b32", "f16 f16", _pack),
+        "v_pack_b32_f16": _op("b32", "f16 f16", pack),
     }
 )
