@@ -28,7 +28,6 @@
 #centres = true                  // the mean is subtracted
 #takes_residual = true           // s is normalized, not x
 #scales = true                   // gamma is given
-#weight_offset = -0.0 : !acc     // added to gamma; -0.0 changes no number
 #adds_bias = true
 #writes_output = true            // y; without it, only statistics are computed
 #forward_vector = 8 : index      // V
@@ -92,6 +91,7 @@ hal.executable.source private @normalize {
     func.func private @widen_of_x(!forward_x) -> !forward_chunk
     func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
     func.func private @widen_of_gamma(!forward_gamma) -> !forward_chunk
+    func.func private @weight(!forward_chunk) -> !forward_chunk
     func.func private @widen_of_beta(!forward_beta) -> !forward_chunk
     func.func private @rstd(!acc) -> !acc
     func.func private @xhat(!forward_chunk, !acc, !acc) -> !forward_chunk
@@ -310,8 +310,6 @@ hal.executable.source private @normalize {
       %writes_output = arith.constant #writes_output
       %zero = arith.constant 0.0 : !acc
       %inv_n = arith.constant #inv_n
-      %offset = arith.constant #weight_offset
-      %offset_v = vector.broadcast %offset : !acc to !forward_chunk
       %ones = arith.constant dense<1.0> : !forward_chunk
       %minus_zeros = arith.constant dense<-0.0> : !forward_chunk  // adding -0.0 changes no number
 
@@ -431,7 +429,7 @@ hal.executable.source private @normalize {
               %g = scf.if %scales -> !forward_chunk {
                 %gamma_k = memref.load %gamma_held[%k] : !forward_gamma_held
                 %ga = func.call @widen_of_gamma(%gamma_k) : (!forward_gamma) -> !forward_chunk
-                %weight = arith.addf %ga, %offset_v : !forward_chunk
+                %weight = func.call @weight(%ga) : (!forward_chunk) -> !forward_chunk
                 scf.yield %weight : !forward_chunk
               } else {
                 scf.yield %ones : !forward_chunk

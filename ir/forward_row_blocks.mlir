@@ -35,7 +35,6 @@
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
-#weight_offset = -0.0 : !acc // added to gamma; -0.0 changes no number
 #centres = true              // the op subtracts the mean
 #takes_residual = false      // s is normalized, not x
 #adds_bias = true            // beta is added
@@ -81,6 +80,7 @@ hal.executable.source private @normalize {
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @weight(!chunk) -> !chunk
     func.func private @widen_of_beta(!beta_chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @y_on_cpu(!chunk, !chunk, !chunk) -> !chunk
@@ -99,8 +99,6 @@ hal.executable.source private @normalize {
       %span = arith.constant #span
       %inv_n = arith.constant #inv_n
       %eps = arith.constant #eps
-      %offset = arith.constant #weight_offset
-      %offset_v = vector.broadcast %offset : !acc to !chunk
       %centres = arith.constant #centres
       %adds_bias = arith.constant #adds_bias
       %writes_output = arith.constant #writes_output
@@ -220,7 +218,7 @@ hal.executable.source private @normalize {
             %xhat = func.call @xhat(%sa, %first_mean, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
             %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
-            %g = arith.addf %ga, %offset_v : !chunk
+            %g = func.call @weight(%ga) : (!chunk) -> !chunk
             %ba = scf.if %adds_bias -> !chunk {
               %beta_ = vector.load %beta[%col] : !beta_row, !beta_chunk
               %wide = func.call @widen_of_beta(%beta_) : (!beta_chunk) -> !chunk

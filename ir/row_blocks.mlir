@@ -35,7 +35,6 @@
 !gamma_n = tensor<4096x!gamma>
 !beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
-#weight_offset = -0.0 : !acc // added to gamma; -0.0 changes no number
 #centres = true              // the op subtracts the mean
 #sums_dbeta = true           // the op has dbeta
 #adds_residual = false       // dresidual is added to dx
@@ -91,7 +90,9 @@ hal.executable.source private @rows {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @weight(!chunk) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
+    func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
@@ -106,8 +107,6 @@ hal.executable.source private @rows {
       %zeros = arith.constant dense<0.0> : !chunk
       %span = arith.constant #span
       %inv_n = arith.constant #inv_n
-      %offset = arith.constant #weight_offset
-      %offset_v = vector.broadcast %offset : !acc to !chunk
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
@@ -169,7 +168,7 @@ hal.executable.source private @rows {
                 %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
                 %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
                 %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
-                %g = arith.addf %ga, %offset_v : !chunk
+                %g = func.call @weight(%ga) : (!chunk) -> !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
                 %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
                 %h = arith.mulf %dy_new, %g : !chunk
@@ -201,7 +200,7 @@ hal.executable.source private @rows {
           %again = vector.create_mask %seen : !lanes
           %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
           %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
-          %g = arith.addf %ga, %offset_v : !chunk
+          %g = func.call @weight(%ga) : (!chunk) -> !chunk
           %dgamma_sum = vector.load %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
           %dbeta_sum = scf.if %sums_dbeta -> !chunk {
             %dbeta_ = vector.load %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
@@ -227,8 +226,8 @@ hal.executable.source private @rows {
               %dx_sum = scf.if %adds_residual -> !chunk {
                 %dresidual_ = vector.load %dresidual[%row, %col] : !residual_rows, !residual_chunk
                 %dra = func.call @widen_of_residual(%dresidual_) : (!residual_chunk) -> !chunk
-                %with_residual = arith.addf %dxa, %dra : !chunk
-                scf.yield %with_residual : !chunk
+                %both = func.call @plus_residual(%dxa, %dra) : (!chunk, !chunk) -> !chunk
+                scf.yield %both : !chunk
               } else {
                 scf.yield %dxa : !chunk
               }

@@ -6,11 +6,14 @@
 // RUN: filecheck %s --input-file=%t.bf16 --check-prefix=NARROW
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=f16 --whole-tensors --target=generic | %{to-input} | filecheck %s --check-prefix=NARROW
 
-// CHECK-LABEL: func private @backward(
+// CHECK-LABEL: func private @algorithm(
 // CHECK-SAME: %[[DY:[^:]+]]: tensor<?x4096xbf16>, %[[X:[^:]+]]: tensor<?x4096xbf16>, %{{[^:]+}}: tensor<?xf32>, %{{[^:]+}}: tensor<?xf32>, %[[GAMMA:[^:]+]]: tensor<4096xbf16>
 // CHECK: %[[DYA:.+]] = linalg.copy ins(%[[DY]] : tensor<?x4096xbf16>) outs({{.*}} : tensor<?x4096xf32>)
 // CHECK: %[[XA:.+]] = linalg.copy ins(%[[X]] : tensor<?x4096xbf16>) outs({{.*}} : tensor<?x4096xf32>)
-// CHECK: %[[GA:.+]] = linalg.copy ins(%[[GAMMA]] : tensor<4096xbf16>) outs({{.*}} : tensor<4096xf32>)
+// CHECK: %[[WIDE:.+]] = linalg.copy ins(%[[GAMMA]] : tensor<4096xbf16>) outs({{.*}} : tensor<4096xf32>)
+// CHECK: %[[GA:.+]] = linalg.generic
+// CHECK-SAME: iterator_types = ["parallel"]
+// CHECK-SAME: ins(%[[WIDE]] : tensor<4096xf32>)
 
 // The row sums.
 // CHECK: linalg.generic
@@ -43,6 +46,6 @@
 // CHECK: linalg.copy ins(%[[COLUMNS]]#0 : tensor<4096xf32>) outs({{.*}} : tensor<4096xbf16>)
 // CHECK: linalg.copy ins(%[[COLUMNS]]#1 : tensor<4096xf32>) outs({{.*}} : tensor<4096xbf16>)
 
-// NARROW: func private @backward(
+// NARROW: func private @algorithm(
 // NARROW-NOT: {{(addf|subf|mulf|divf|sqrt|fma) .*: b?f16}}
 // NARROW-NOT: linalg.fill {{.*}}f16

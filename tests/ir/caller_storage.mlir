@@ -15,7 +15,7 @@
 // CHECK-NEXT: %out_dgamma: !gamma_n {iree.abi.output = 1 : index},
 // CHECK-NEXT: %out_dbeta: !beta_n {iree.abi.output = 2 : index})
 // CHECK-NEXT: -> (!x_mn, !gamma_n, !beta_n)
-// CHECK: call @backward(%dy, %x, %mean, %rstd, %gamma)
+// CHECK: call @algorithm(%dy, %x, %mean, %rstd, %gamma, %x)
 // CHECK: return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 
 // Every result of a dispatch is tied to the caller's buffer, and what is returned is that buffer.

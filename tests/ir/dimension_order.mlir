@@ -5,7 +5,7 @@
 // RUN: filecheck %s --input-file=%t
 // RUN: filecheck %s --input-file=%t --check-prefix=NEVER
 
-// CHECK-LABEL: func private @backward(
+// CHECK-LABEL: func private @algorithm(
 // The row sums: of a row, over its columns.
 // CHECK: linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>
 // CHECK-SAME: iterator_types = ["parallel", "reduction"]}
@@ -22,5 +22,5 @@
 // CHECK: linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>
 // CHECK-SAME: iterator_types = ["parallel", "reduction"]}
 
-// NEVER: func private @backward(
+// NEVER: func private @algorithm(
 // NEVER-NOT: "reduction", "parallel"

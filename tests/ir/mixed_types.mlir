@@ -3,7 +3,7 @@
 
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=64 --dtype=f16 --grad-output-dtype=bf16 --weight-dtype=f32 --bias-dtype=bf16 --whole-tensors --target=generic | %{to-input} | filecheck %s
 
-// CHECK-LABEL: func private @backward(
+// CHECK-LABEL: func private @algorithm(
 // CHECK-SAME: -> (tensor<?x64xf16>, tensor<64xf32>, tensor<64xbf16>)
 // CHECK: %[[DYA:.+]] = linalg.copy ins(%{{.+}} : tensor<?x64xbf16>) outs(%{{.+}} : tensor<?x64xf32>)
 // CHECK: %[[XA:.+]] = linalg.copy ins(%{{.+}} : tensor<?x64xf16>) outs(%{{.+}} : tensor<?x64xf32>)

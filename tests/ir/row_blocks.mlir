@@ -28,7 +28,7 @@
 // CHECK: arith.addf {{.*}} : !chunk
 // dx is narrowed as it is stored, and the row is read from the cache for it.
 // CHECK: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
-// CHECK: %[[DX:.+]] = func.call @round_of_x(%dxa) : (!chunk) -> !x_chunk
+// CHECK: %[[DX:.+]] = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
 // CHECK-NEXT: vector.store %[[DX]], %dx[%row, %col]
 
 // NEVER: hal.executable.source private @rows {

@@ -4,10 +4,10 @@
 // RUN: sed 's/func private/func/' %{ir}/layer_norm_backward.stablehlo.mlir | iree-compile - --iree-input-type=stablehlo --compile-to=input | filecheck %s --check-prefix=INPUT
 
 // CHECK-NOT: linalg.
-// CHECK: func.func private @backward(
+// CHECK: func.func private @algorithm(
 // CHECK-NOT: linalg.
 // CHECK: %[[XHAT:.+]] = stablehlo.multiply %{{.+}}, %rstd_mn : !acc_mn
-// CHECK: %[[H:.+]] = stablehlo.multiply %{{.+}}, %gamma_mn : !acc_mn
+// CHECK: %[[H:.+]] = stablehlo.multiply %{{.+}}, %weight_mn : !acc_mn
 // CHECK-NOT: linalg.
 // Row sums stay within a row, column sums within a column.
 // CHECK: stablehlo.reduce(%{{.+}} init: %zero) applies stablehlo.add across dimensions = [0]
@@ -21,7 +21,7 @@
 
 // INPUT-NOT: stablehlo
 // INPUT-NOT: addf {{.*}} : bf16
-// INPUT: func public @backward(
+// INPUT: func public @algorithm(
 // INPUT-NOT: addf {{.*}} : bf16
 // INPUT: arith.addf %{{.+}}, %{{.+}} : f32
 // INPUT-NOT: addf {{.*}} : bf16

@@ -10,7 +10,7 @@
 // GIVEN: %mean: !acc_m
 // GIVEN: %rstd: !acc_m
 // GIVEN-NOT: call @statistics
-// GIVEN: call @backward(
+// GIVEN: call @algorithm(
 
 // GIVEN-FLOW: flow.executable
 // GIVEN-FLOW-NOT: math.sqrt
@@ -29,7 +29,7 @@
 // CHECK-NEXT: %gamma: !gamma_n,
 // CHECK-NEXT: %out_dx
 // CHECK: %mean, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)
-// CHECK-NEXT: call @backward(%dy, %x, %mean, %rstd, %gamma)
+// CHECK-NEXT: call @algorithm(%dy, %x, %mean, %rstd, %gamma, %x)
 
 // INPUT-LABEL: func private @statistics(
 // INPUT: %[[EPS:.+]] = arith.constant 1.250000e-01 : f32
