@@ -38,6 +38,7 @@ from iree_lnbwd.verification import evidence, fingerprint, matrix, verify
 from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
 
+_MASK_LENGTHS = {len(op.masked) for op in OPS.values() if op.is_backward}
 _CALLS = ("through IREE's device, waiting for the result", "on the caller's stream, not waiting")
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
@@ -317,8 +318,8 @@ def _ints(text: str) -> tuple[int, ...]:
 
 
 def _mask(text: str) -> tuple[bool, ...]:
-    if not text or set(text) - {"0", "1"}:
-        raise argparse.ArgumentTypeError(f"expected digits 0 and 1 such as 110, got {text!r}")
+    if len(text) not in _MASK_LENGTHS or set(text) - {"0", "1"}:
+        raise argparse.ArgumentTypeError(f"expected a 0 or 1 for each gradient, got {text!r}")
     return tuple(digit == "1" for digit in text)
 
 

@@ -91,8 +91,8 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
         raise ArtifactError(f"{source}: altered: {reason(error)}") from error
     if len(entries) != 1:
         raise ArtifactError(
-            f"{source}: no module of iree-lnbwd: expected one function of {', '.join(OPS)}, got "
-            f"{len(entries)}"
+            f"{source}: no module of iree-lnbwd: it has {len(entries) or 'no'} functions of "
+            f"{', '.join(OPS)}"
         )
     launches = reflection.get("iree_lnbwd.launches")
     try:

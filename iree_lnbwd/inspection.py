@@ -21,7 +21,7 @@ _PTXAS_REPORT = re.compile(
     r"Function properties for (?P<name>\w+)\s+(?P<stack>\d+) bytes stack frame[^\n]*\n"
     r"[^\n]*Used (?P<registers>\d+) registers(?:[^\n]*?(?P<shared>\d+) bytes smem)?"
 )
-# The names that IREE gives to kernels it makes, and the names of the kernels in ir/*row_blocks.mlir.
+# The names that IREE gives to kernels it makes, and those of the kernels in ir/*row_blocks.mlir.
 _CPU_NAMES = re.compile(rb"(\w+_dispatch_\d+_\w+|finalize|normalize|rows)\0")
 _METADATA_BEGIN = b"\xaeamdhsa.kernels"  # a MessagePack string of 14 characters
 

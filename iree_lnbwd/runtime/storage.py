@@ -12,6 +12,8 @@ from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 from iree_lnbwd.spec import NormSpec
 
+_WORDS = {2: "two", 3: "three", 4: "four"}
+
 
 class Extent(NamedTuple):
     """The memory of an argument.
@@ -64,7 +66,7 @@ def named(out: object, op: Op) -> Results:
     count = len(of._fields)
     if not isinstance(out, tuple | list) or len(out) != count:
         raise TypeError(
-            f"out: expected {of.__name__} or {count} arrays, got {type(out).__name__}"
+            f"out: expected {of.__name__} or {_WORDS[count]} arrays, got {type(out).__name__}"
             + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
         )
     return of(*out)

@@ -281,7 +281,7 @@ def test_compile_refuses_in_one_line(
         ([], "--normalized-shape"),
         (["--normalized-shape=8x8"], "expected ints such as 4096 or 16,64, got '8x8'"),
         (["--normalized-shape=8", "--dtype=f8"], "invalid choice: 'f8'"),
-        (["--normalized-shape=8", "--output-mask=1100"], "expected three of 0 and 1 such as 110"),
+        (["--normalized-shape=8", "--output-mask=1100"], "expected a 0 or 1 for each gradient"),
         (["--normalized-shape=8", "--print-ir", "--print-command"], "not allowed with"),
         (["--normalized-shape=8", "-o", ""], "expected a path, got ''"),
         (["--normalized-shape=8", "--dtype=f32", "--dtype=f16"], "expected once, got it again"),
