@@ -86,10 +86,10 @@ def test_without_ptxas_needs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("name", ["host", "generic"])
 def test_cpu_kernels_have_names_alone(name: str) -> None:
-    """Those of ir/row_blocks.mlir, or those that IREE makes of whole tensors."""
+    """Those of ir/*row_blocks.mlir, or those that IREE makes of whole tensors."""
     target = find_target(name)
     spec = NormSpec((64,), eps=1e-5)
-    text = compiler.read_ir(ir.ROW_BLOCKS)
+    text = compiler.read_ir(ir.ROW_BLOCKS) + compiler.read_ir(ir.FORWARD_ROW_BLOCKS)
     exported = re.findall(r"hal\.executable\.export public @(\w+)", text)
     vmfb, _ = compiler.build(spec, target)
     assert inspection.kernels(vmfb, target) == tuple(map(KernelReport, sorted(exported)))
