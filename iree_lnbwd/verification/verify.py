@@ -150,7 +150,7 @@ def _types(spec: NormSpec) -> str:
 
 
 def _line(case_width: int, case: str, *columns: str) -> str:
-    widths = (14, 13, 11, 9, 9, 8, 4)
+    widths = (14, 13, 15, 9, 9, 8, 4)
     shape, dtype, result, *numbers = columns
     words = [f"{case:<{case_width}}"]
     words += [f"{text:<{w}}" for text, w in zip((shape, dtype, result), widths, strict=False)]

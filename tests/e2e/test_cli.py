@@ -35,8 +35,10 @@ from iree_lnbwd import LayerNormGrads, NormSpec, artifact, cli, compiler, npz, r
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.errors import DeviceError
+from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import verify
 
 BINARIES = Path(sys.executable).parent
 COMMAND = BINARIES / "iree-lnbwd"
@@ -340,8 +342,12 @@ def test_verify_passes_on_the_captured_tensors() -> None:
     with resources.as_file(resources.files("iree_lnbwd") / "data" / "training_step.npz") as path:
         cases = npz.read_cases(path)
     rows = rows_of(said)
+    bound = {name: verify.bind_case(arrays, source=name) for name, arrays in cases.items()}
+    specs = {name: call.spec for name, call in bound.items() if call.spec is not None}
+    assert {spec.op for spec in specs.values()} == set(OPS)
+    assert len(specs) == len(cases)
     assert [(row[0], row[3]) for row in rows] == [
-        (case, gradient) for case in cases for gradient in LayerNormGrads._fields
+        (case, result.name) for case, spec in specs.items() for result in spec.results
     ]
     for row in rows:
         error, tolerance, ratio = map(float, row[-4:-1])

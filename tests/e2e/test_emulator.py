@@ -213,8 +213,9 @@ def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_command() -> None:
     run = _command("verify", "--target=h200", "--emulate")
     assert run.returncode == 0, run.stderr
-    assert "layer_norm_backward for sm_90 in the emulator, tensors captured" in run.stdout
-    assert "passed: 27 of 27 results within tolerance, 9 cases" in run.stdout
+    ops = "layer_norm_backward, layer_norm, rms_norm, rms_norm_backward"
+    assert f"{ops} for sm_90 in the emulator, tensors captured" in run.stdout
+    assert "passed: 51 of 51 results within tolerance, 18 cases" in run.stdout
     assert run.stderr == ""
 
 
