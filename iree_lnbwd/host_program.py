@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from iree_lnbwd.launches import KERNELS, Count, LaunchPlans, Plan, PlannedLaunch
-from iree_lnbwd.operands import Kind, Operand, When
+from iree_lnbwd.operands import Kind, Operand
 from iree_lnbwd.spec import NormSpec
 
 _EXECUTABLE = re.compile(
@@ -127,7 +127,7 @@ def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
 
 def _stand_in(spec: NormSpec, given: Operand) -> str:
     """The symbol of an operand, or of one of its type where the spec lacks it."""
-    if given.when not in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN) or spec.has(given):
+    if spec.has(given) or not given.is_option:
         return given.symbol
     return "x" if given.kind is Kind.CELLS else "gamma"
 

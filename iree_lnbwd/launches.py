@@ -33,7 +33,6 @@ from iree_lnbwd.operands import (
     WEIGHT,
     Kind,
     Operand,
-    When,
 )
 from iree_lnbwd.schedules import (
     FewRows,
@@ -76,7 +75,12 @@ _READ = (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT)
 _GRADIENTS = (GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS)
 _PARTIALS = (PARTIAL_DGAMMA, PARTIAL_DBETA)
 _SUMS = (SUM_H, SUM_HX)
-_ROWS = Kernel("rows", (*_READ, GRAD_RESIDUAL), (GRAD_INPUT, *_PARTIALS), _READ[:-1])
+_ROWS = Kernel(
+    "rows",
+    (*_READ, GRAD_RESIDUAL),
+    (GRAD_INPUT, *_PARTIALS),
+    ahead=(*_READ[:-1], GRAD_RESIDUAL),
+)
 _FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL), _GRADIENTS)
 _ROW_SUMS = Kernel("row_sums", _READ, _SUMS)
 _COLUMNS = Kernel("columns", (*_READ, *_SUMS, GRAD_RESIDUAL), (GRAD_INPUT, *_PARTIALS))
@@ -85,7 +89,7 @@ _NORMALIZE = Kernel(
     "normalize",
     (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
     (OUTPUT, MEAN, RSTD, RESIDUAL_OUTPUT),
-    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
+    ahead=(INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
 )
 KERNELS = {
     kernel.name: kernel for kernel in (_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE, _NORMALIZE)
@@ -244,8 +248,7 @@ def _takes(spec: NormSpec, operand: Operand) -> bool:
     if not spec.family.knows(operand.name):
         return False
     own = spec.family.named(operand.name)
-    may_lack = own.when in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN) or not spec.family.is_backward
-    return spec.has(own) or not may_lack
+    return spec.has(own) or not (own.is_option or not spec.family.is_backward)
 
 
 def _normalize(kernel: Kernel, spec: NormSpec, how: Forward) -> PlannedLaunch:

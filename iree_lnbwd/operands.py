@@ -88,6 +88,11 @@ class Operand:
     when: When = When.ALWAYS
 
     @property
+    def is_option(self) -> bool:
+        """Whether a caller adds it to the op, and its kernels have no pointer to it otherwise."""
+        return self.when in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN)
+
+    @property
     def alias(self) -> str:
         """Of its tensor's type, in ``ir/``."""
         return f"!{self.element.value}_{self.kind.value}"
