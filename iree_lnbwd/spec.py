@@ -115,6 +115,11 @@ class NormSpec:
         self._expect_weight_for("weight_dtype", None)
         set_field(self, "weight_offset", check_number(self.weight_offset, "weight_offset"))
         self._expect_weight_for("weight_offset", 0.0)
+        if abs(self.weight_offset) > (largest := DTYPES[self.acc_dtype].largest):
+            raise ValueError(
+                f"weight_offset: expected at most {largest} of {self.acc_dtype}, got "
+                f"{self.weight_offset}"
+            )
         if self.rows is not None:
             if not _is_int(self.rows) or not 1 <= self.rows <= MOST_ROWS:
                 raise ValueError(

@@ -243,6 +243,12 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ),
     ("rms_norm", {"eps": np.inf}, ValueError, "eps: expected a finite number"),
     ("rms_norm", {"weight": None, "weight_offset": 1.0}, ValueError, "weight_offset: expected 0.0"),
+    (
+        "rms_norm",
+        {"weight_offset": -1e39},
+        ValueError,
+        "weight_offset: expected at most 3.4.*e.38 of f32, got -1e.39",
+    ),
     ("rms_norm", {"weight_offset": "1"}, TypeError, "weight_offset: expected a float, got str"),
     (
         "rms_norm_backward",
