@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, cache, compiler, refe
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.reference import F64
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import OnePass, Schedule
 from iree_lnbwd.targets import Target
@@ -196,4 +198,16 @@ def gradients_of(results: Results) -> LayerNormGrads:
 def present(gradient: Array | None) -> Array:
     """A gradient that was asked for."""
     assert gradient is not None
+    return gradient
+
+
+def central_differences(loss: Callable[[F64], float], at: F64) -> F64:
+    """The gradient of a function, by going a step either way along each coordinate."""
+    step = 1e-5
+    gradient = np.empty_like(at)
+    for i in np.ndindex(at.shape):
+        ahead, behind = at.copy(), at.copy()
+        ahead[i] += step
+        behind[i] -= step
+        gradient[i] = (loss(ahead) - loss(behind)) / (2 * step)
     return gradient

@@ -14,7 +14,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 from norms import Way, computed
-from support import random_generator
+from support import central_differences, random_generator
 
 from iree_lnbwd import NormSpec, reference
 from iree_lnbwd.arguments import Array, BoundCall, NormOutput, bind
@@ -62,18 +62,6 @@ def missed(actual: Mapping[str, Array], call: BoundCall) -> set[str]:
 
 
 # --- what is expected: each backward is the derivative of its forward ------------------------
-
-
-def central_differences(loss: Callable[[F64], float], at: F64) -> F64:
-    """The gradient of a function, by going a step either way along each coordinate."""
-    step = 1e-5
-    gradient = np.empty_like(at)
-    for i in np.ndindex(at.shape):
-        ahead, behind = at.copy(), at.copy()
-        ahead[i] += step
-        behind[i] -= step
-        gradient[i] = (loss(ahead) - loss(behind)) / (2 * step)
-    return gradient
 
 
 @pytest.mark.parametrize("statistics", ["given", "recomputed"])

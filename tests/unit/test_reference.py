@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import Arguments, present, random_arguments, random_generator
+from support import Arguments, central_differences, present, random_arguments, random_generator
 
 from iree_lnbwd import LayerNormGrads, NormSpec, reference
 from iree_lnbwd.arguments import Array
@@ -29,18 +29,6 @@ def forward(x: F64, gamma: F64, beta: F64, normalized_rank: int, eps: float) -> 
     variance = x.var(axis=axes, keepdims=True)
     y: F64 = (x - x.mean(axis=axes, keepdims=True)) / np.sqrt(variance + eps) * gamma + beta
     return y
-
-
-def central_differences(loss: Callable[[F64], float], at: F64) -> F64:
-    """The gradient of a function, by going a step either way along each coordinate."""
-    step = 1e-5
-    gradient = np.empty_like(at)
-    for i in np.ndindex(at.shape):
-        ahead, behind = at.copy(), at.copy()
-        ahead[i] += step
-        behind[i] -= step
-        gradient[i] = (loss(ahead) - loss(behind)) / (2 * step)
-    return gradient
 
 
 @pytest.mark.parametrize("statistics", ["given", "recomputed"])
