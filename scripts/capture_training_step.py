@@ -29,7 +29,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,23 @@ def check_case(name: str, case: Case, norm: nn.LayerNorm) -> None:
             raise CaptureError(f"{name}: the parameter gradients disagree by {error:.1e}")
 
 
+def run_step(
+    model: nn.Module, batch: Tensor, names: tuple[str, ...], remember: Callable[..., object]
+) -> tuple[dict[str, nn.Module], float]:
+    """Runs one forward and backward pass with a forward hook on the named modules.
+
+    Returns:
+        The modules by name, and the loss.
+    """
+    hooked = {name: module for name, module in model.named_modules() if name in names}
+    for module in hooked.values():
+        module.register_forward_hook(remember)
+    model.zero_grad()
+    loss = next_byte_loss(model, batch)
+    torch.autograd.backward(loss)
+    return hooked, loss.item()
+
+
 def capture(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tuple[float, Calls]:
     """Runs one forward and backward pass and returns its loss and the named layer norms' operands.
 
@@ -163,13 +180,7 @@ def capture(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tuple[fl
         output.retain_grad()
         seen[norm] = (args[0].detach(), output)
 
-    norms = {name: module for name, module in model.named_modules() if name in names}
-    for module in norms.values():
-        module.register_forward_hook(remember)
-    model.zero_grad()
-    loss = next_byte_loss(model, batch)
-    torch.autograd.backward(loss)
-
+    norms, loss = run_step(model, batch, names, remember)
     calls: Calls = {}
     for name, norm in norms.items():
         assert isinstance(norm, nn.LayerNorm)
@@ -188,7 +199,7 @@ def capture(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tuple[fl
         calls[name, "layer_norm_backward"] = case
     bias = norm.bias.detach()
     calls[name, "layer_norm"] = {"input": x, "weight": weight, "bias": bias}
-    return loss.item(), calls
+    return loss, calls
 
 
 def capture_sums(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tuple[float, Calls]:
@@ -209,13 +220,7 @@ def capture_sums(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tup
         seen[norm] = (args[0].detach(), args[1].detach(), total.detach(), output, past)
         return output, past
 
-    norms = {name: module for name, module in model.named_modules() if name in names}
-    for module in norms.values():
-        module.register_forward_hook(remember)
-    model.zero_grad()
-    loss = next_byte_loss(model, batch)
-    torch.autograd.backward(loss)
-
+    norms, loss = run_step(model, batch, names, remember)
     calls: Calls = {}
     for name, norm in norms.items():
         assert isinstance(norm, AddRMSNorm)
@@ -232,7 +237,7 @@ def capture_sums(model: nn.Module, batch: Tensor, names: tuple[str, ...]) -> tup
         check_sum_case(name, backward, norm)
         calls[name, "rms_norm"] = {"input": x, "residual": residual, "weight": weight}
         calls[name, "rms_norm_backward"] = backward
-    return loss.item(), calls
+    return loss, calls
 
 
 def check_sum_case(name: str, case: Case, norm: AddRMSNorm) -> None:
