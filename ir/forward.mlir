@@ -11,8 +11,11 @@
 //
 // If one step is a whole row, its threads keep the row: x is read from memory once, and mean, variance and
 // output are computed from registers. A wider row is read again, from the cache, for each of the three.
-// Workgroups either have one set of rows each, or a fixed number of them walk over the rows. Walkers load
-// the weights once, and can load their next row before they wait for the sums of this one.
+//
+// A workgroup has one set of rows, and is done. Several of them on a multiprocessor keep memory busy while
+// others wait for their sums. The more of them there are, the better; so the weights, which all rows have
+// in common, can be loaded after the sums, where registers are free. Workgroups that walk over the rows
+// were slower on an H200, whether they loaded the next row into registers or copied rows by cp.async.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -34,12 +37,11 @@
 #forward_chunks = 2 : index      // C
 #forward_threads = 256 : index   // T
 #forward_rows = 1 : index        // of a workgroup at once
-#forward_workgroups = 0 : index  // that walk; 0 if each has one set of rows
 #forward_steps = 1 : index       // of a row
 #forward_span = 1 : index        // steps that are summed at a time
 #forward_whole = true            // steps are full
 #forward_keeps = true            // a row is one step, and stays in registers
-#forward_ahead = false           // a row is loaded before the sums of the row before
+#forward_weights_early = true    // the weights are loaded before the sums
 #forward_alone = false           // a row has one subgroup, or a part of one
 #forward_resident = 1 : i32      // workgroups that a multiprocessor must hold at once
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
@@ -266,8 +268,8 @@ hal.executable.source private @normalize {
       return %thread_sum : !acc
     }
 
-    // The sum over a group's threads, for all of them. Subgroups exchange their sums through two buffers
-    // in turn, so one barrier for each sum is enough.
+    // The sum over a group's threads, for all of them. Subgroups exchange their sums through a buffer for
+    // each sum, so one barrier is enough.
     func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: index, %group: index, %t: index) -> !acc {
       %c0 = arith.constant 0 : index
       %lanes = arith.constant #subgroup
@@ -294,15 +296,13 @@ hal.executable.source private @normalize {
     func.func @normalize() attributes {translation_info = #forward_kernel, nvvm.minctasm = #forward_resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
       %first_time = arith.constant false
       %t_count = arith.constant #forward_threads
       %rows = arith.constant #forward_rows
       %chunks = arith.constant #forward_chunks
       %steps = arith.constant #forward_steps
-      %workgroups = arith.constant #forward_workgroups
       %keeps = arith.constant #forward_keeps
-      %ahead = arith.constant #forward_ahead
+      %weights_early = arith.constant #forward_weights_early
       %centres = arith.constant #centres
       %adds_residual = arith.constant #takes_residual
       %scales = arith.constant #scales
@@ -330,143 +330,102 @@ hal.executable.source private @normalize {
       %group = arith.divui %thread, %t_count : index
       %t = arith.remui %thread, %t_count : index
       %is_first = arith.cmpi eq, %t, %c0 : index
-      %exchange = memref.alloc() : !forward_exchange  // [buffers, groups, warps]
+      %exchange = memref.alloc() : !forward_exchange  // [sums, groups, warps]
 
       // Registers, with a place for each of a thread's chunks.
       %x_held = memref.alloca() : !forward_x_held
       %residual_held = memref.alloca() : !forward_residual_held
-      %x_next = memref.alloca() : !forward_x_held  // the row that is fetched meanwhile
-      %residual_next = memref.alloca() : !forward_residual_held
       %gamma_held = memref.alloca() : !forward_gamma_held
       %beta_held = memref.alloca() : !forward_beta_held
       %values = memref.alloca() : !forward_held
 
-      // Sets of rows, one row for each group. All groups of a workgroup take as many, because they wait
-      // together. Groups past the last row read the last row, and store nothing.
-      %walks = arith.cmpi ne, %workgroups, %c0 : index
+      // A set of rows, one row for each group. Groups past the last row read the last row, because they wait
+      // with the others, and store nothing.
       %last_row = arith.subi %m, %c1 : index
-      %sets = arith.ceildivui %m, %rows : index
-      %sets_left = arith.subi %sets, %workgroup : index
-      %at_least_one = arith.maxui %workgroups, %c1 : index
-      %turns_of_walkers = arith.ceildivui %sets_left, %at_least_one : index
-      %turns = arith.select %walks, %turns_of_walkers, %c1 : index
-      %stride = arith.muli %workgroups, %rows : index
       %one_row = arith.cmpi eq, %rows, %c1 : index
       %set_first = arith.muli %workgroup, %rows : index
-      %row_first = arith.addi %set_first, %group : index
-      %row_first_in = arith.minui %row_first, %last_row : index
+      %row_mine = arith.addi %set_first, %group : index
+      %row = arith.minui %row_mine, %last_row : index
+      %before_end = arith.cmpi ule, %row_mine, %last_row : index
+      %exists = arith.ori %one_row, %before_end : i1
 
       // What a row needs is loaded before anything is waited for.
+      %loads_weights = arith.andi %writes_output, %weights_early : i1
       scf.if %keeps {
-        func.call @load(%x, %residual, %s, %row_first_in, %c0, %t, %first_time, %x_held, %residual_held)
+        func.call @load(%x, %residual, %s, %row, %c0, %t, %first_time, %x_held, %residual_held)
             : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
-        scf.if %writes_output {
-          func.call @load_weights(%gamma, %beta, %c0, %t, %gamma_held, %beta_held)
-              : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
-        }
+      }
+      scf.if %loads_weights {
+        func.call @load_weights(%gamma, %beta, %c0, %t, %gamma_held, %beta_held)
+            : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+      }
+      scf.if %keeps {
+        func.call @take(%x_held, %residual_held, %first_time, %s, %row, %exists, %c0, %t, %values)
+            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, index, i1, index, index, !forward_held) -> ()
       }
 
-      %end = scf.for %turn = %c0 to %turns step %c1 iter_args(%row_mine = %row_first) -> (index) {
-        %row = arith.minui %row_mine, %last_row : index
-        %before_end = arith.cmpi ule, %row_mine, %last_row : index
-        %exists = arith.ori %one_row, %before_end : i1
-        %row_next = arith.addi %row_mine, %stride : index
-        %row_next_in = arith.minui %row_next, %last_row : index
-        %turn_next = arith.addi %turn, %c1 : index
-        %more_turns = arith.cmpi ult, %turn_next, %turns : index
-        %keeps_more = arith.andi %keeps, %more_turns : i1
-        %loads_early = arith.andi %keeps_more, %ahead : i1
-        scf.if %loads_early {
-          func.call @load(%x, %residual, %s, %row_next_in, %c0, %t, %first_time, %x_next, %residual_next)
-              : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
-        }
-        scf.if %keeps {
-          func.call @take(%x_held, %residual_held, %first_time, %s, %row, %exists, %c0, %t, %values)
-              : (!forward_x_held, !forward_residual_held, i1, !residual_rows, index, i1, index, index, !forward_held) -> ()
-        }
-
-        // The variance is biased and is computed from centred values: the mean of squares minus the square
-        // of the mean would cancel. Without a mean, the one sum of a row takes the two buffers in turn.
-        %values_sum = arith.constant false
-        %squares_sum = arith.constant true
-        %mean_row = scf.if %centres -> !acc {
-          %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %row, %exists, %t, %first_time, %values)
-              : (i1, !acc, !x_rows, !residual_rows, !residual_rows, index, i1, index, i1, !forward_held) -> !acc
-          %sum = func.call @total(%share, %exchange, %c0, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
-          %mean_of_row = arith.mulf %sum, %inv_n : !acc
-          scf.yield %mean_of_row : !acc
-        } else {
-          scf.yield %zero : !acc
-        }
-        %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %row, %exists, %t, %centres, %values)
+      // The variance is biased and is computed from centred values: the mean of squares minus the square
+      // of the mean would cancel.
+      %values_sum = arith.constant false
+      %squares_sum = arith.constant true
+      %mean_row = scf.if %centres -> !acc {
+        %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %row, %exists, %t, %first_time, %values)
             : (i1, !acc, !x_rows, !residual_rows, !residual_rows, index, i1, index, i1, !forward_held) -> !acc
-        %parity = arith.remui %turn, %c2 : index
-        %buffer = arith.select %centres, %c1, %parity : index
-        %sum_squares = func.call @total(%share_squares, %exchange, %buffer, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
-        %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
-        %stores_statistics = arith.andi %is_first, %exists : i1
-        scf.if %stores_statistics {
-          scf.if %centres {
-            memref.store %mean_row, %mean[%row] : !acc_column
-          }
-          memref.store %rstd_row, %rstd[%row] : !acc_column
+        %sum = func.call @total(%share, %exchange, %c0, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+        %mean_of_row = arith.mulf %sum, %inv_n : !acc
+        scf.yield %mean_of_row : !acc
+      } else {
+        scf.yield %zero : !acc
+      }
+      %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %row, %exists, %t, %centres, %values)
+          : (i1, !acc, !x_rows, !residual_rows, !residual_rows, index, i1, index, i1, !forward_held) -> !acc
+      %sum_squares = func.call @total(%share_squares, %exchange, %c1, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+      %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
+      %stores_statistics = arith.andi %is_first, %exists : i1
+      scf.if %stores_statistics {
+        scf.if %centres {
+          memref.store %mean_row, %mean[%row] : !acc_column
         }
+        memref.store %rstd_row, %rstd[%row] : !acc_column
+      }
 
-        %again = arith.constant true
-        scf.if %writes_output {
-          scf.for %step = %c0 to %steps step %c1 {
-            scf.if %keeps {
-            } else {
-              func.call @load_weights(%gamma, %beta, %step, %t, %gamma_held, %beta_held)
-                  : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
-            }
-            func.call @reread(%x, %residual, %s, %row, %exists, %step, %t, %again, %values)
-                : (!x_rows, !residual_rows, !residual_rows, index, i1, index, index, i1, !forward_held) -> ()
-            scf.for %k = %c0 to %chunks step %c1 {
-              %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
-              %value = memref.load %values[%k] : !forward_held
-              %xhat = func.call @xhat(%value, %mean_row, %rstd_row) : (!forward_chunk, !acc, !acc) -> !forward_chunk
-              %g = scf.if %scales -> !forward_chunk {
-                %gamma_k = memref.load %gamma_held[%k] : !forward_gamma_held
-                %ga = func.call @widen_of_gamma(%gamma_k) : (!forward_gamma) -> !forward_chunk
-                %weight = func.call @weight(%ga) : (!forward_chunk) -> !forward_chunk
-                scf.yield %weight : !forward_chunk
-              } else {
-                scf.yield %ones : !forward_chunk
-              }
-              %b = scf.if %adds_bias -> !forward_chunk {
-                %beta_k = memref.load %beta_held[%k] : !forward_beta_held
-                %ba = func.call @widen_of_beta(%beta_k) : (!forward_beta) -> !forward_chunk
-                scf.yield %ba : !forward_chunk
-              } else {
-                scf.yield %minus_zeros : !forward_chunk
-              }
-              %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
-              %y_k = func.call @round_of_x(%ya) : (!forward_chunk) -> !forward_x
-              %stores = arith.andi %inside, %exists : i1
-              scf.if %stores {
-                vector.store %y_k, %y[%row, %col] : !x_rows, !forward_x
-              }
-            } {llvm.loop_annotation = #unrolled}
-          } {llvm.loop_annotation = #rolled}
-        }
-
-        scf.if %keeps_more {
-          scf.if %ahead {
+      %again = arith.constant true
+      scf.if %writes_output {
+        scf.for %step = %c0 to %steps step %c1 {
+          scf.if %weights_early {
           } else {
-            func.call @load(%x, %residual, %s, %row_next_in, %c0, %t, %first_time, %x_next, %residual_next)
-                : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+            func.call @load_weights(%gamma, %beta, %step, %t, %gamma_held, %beta_held)
+                : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
           }
+          func.call @reread(%x, %residual, %s, %row, %exists, %step, %t, %again, %values)
+              : (!x_rows, !residual_rows, !residual_rows, index, i1, index, index, i1, !forward_held) -> ()
           scf.for %k = %c0 to %chunks step %c1 {
-            %x_fetched = memref.load %x_next[%k] : !forward_x_held
-            memref.store %x_fetched, %x_held[%k] : !forward_x_held
-            scf.if %adds_residual {
-              %residual_fetched = memref.load %residual_next[%k] : !forward_residual_held
-              memref.store %residual_fetched, %residual_held[%k] : !forward_residual_held
+            %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+            %value = memref.load %values[%k] : !forward_held
+            %xhat = func.call @xhat(%value, %mean_row, %rstd_row) : (!forward_chunk, !acc, !acc) -> !forward_chunk
+            %g = scf.if %scales -> !forward_chunk {
+              %gamma_k = memref.load %gamma_held[%k] : !forward_gamma_held
+              %ga = func.call @widen_of_gamma(%gamma_k) : (!forward_gamma) -> !forward_chunk
+              %weight = func.call @weight(%ga) : (!forward_chunk) -> !forward_chunk
+              scf.yield %weight : !forward_chunk
+            } else {
+              scf.yield %ones : !forward_chunk
+            }
+            %b = scf.if %adds_bias -> !forward_chunk {
+              %beta_k = memref.load %beta_held[%k] : !forward_beta_held
+              %ba = func.call @widen_of_beta(%beta_k) : (!forward_beta) -> !forward_chunk
+              scf.yield %ba : !forward_chunk
+            } else {
+              scf.yield %minus_zeros : !forward_chunk
+            }
+            %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
+            %y_k = func.call @round_of_x(%ya) : (!forward_chunk) -> !forward_x
+            %stores = arith.andi %inside, %exists : i1
+            scf.if %stores {
+              vector.store %y_k, %y[%row, %col] : !x_rows, !forward_x
             }
           } {llvm.loop_annotation = #unrolled}
-        }
-        scf.yield %row_next : index
+        } {llvm.loop_annotation = #rolled}
       }
 
       // This branch is never taken. Without a store, LLVM finds that these bindings are read-only. ptxas

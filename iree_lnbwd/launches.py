@@ -253,8 +253,7 @@ def _takes(spec: NormSpec, operand: Operand) -> bool:
 
 def _normalize(kernel: Kernel, spec: NormSpec, how: Forward) -> PlannedLaunch:
     """The kernel of a forward."""
-    workgroups = RowCount(how.rows, how.workgroups or None)
-    return _launch(kernel, spec, workgroups, constant=RowCount())
+    return _launch(kernel, spec, RowCount(how.rows), constant=RowCount())
 
 
 def _with_statistics(plan: Plan, spec: NormSpec, target: Target) -> Plan:

@@ -27,34 +27,31 @@ class Forward:
     """One kernel that normalizes rows, and saves their statistics (``ir/forward.mlir``).
 
     Attributes:
-        workgroups: The number that walk over the rows; 0 if each has one set of ``rows``.
-        rows: Rows of a workgroup at once; each has a group of threads.
+        rows: Rows of a workgroup; each has a group of threads.
         threads: Of a group: several subgroups, or a power of 2 of threads of one subgroup.
         vector: Neighbouring elements that a thread handles together.
         chunks: Vectors of a row that a thread loads at once.
         keeps: Rows stay in registers; otherwise they are read again for each sum and for the
             output.
-        ahead: 1 if walkers load a row before they wait for the sums of the row before; or 0.
+        weights_early: Weights are loaded with the row, before its sums; otherwise when they are
+            used, so that registers are free for more workgroups meanwhile.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
     """
 
-    workgroups: int
     rows: int
     threads: int
     vector: int
     chunks: int
     keeps: bool
-    ahead: int = 0
+    weights_early: bool = False
     resident: int = 1
 
     @property
     def path(self) -> str:
         """Its use of memory, in words."""
         read = "once" if self.keeps else "again for each sum and for the output"
-        walkers = f"{self.workgroups} workgroups" if self.workgroups else "workgroups"
-        ahead = ", the next row ahead" if self.ahead else ""
         return (
-            f"one kernel: rows are read {read}{ahead}; {walkers} of {self.rows} x {self.threads} "
+            f"one kernel: rows are read {read}; workgroups of {self.rows} x {self.threads} "
             f"threads, {self.vector} elements an access"
         )
 
@@ -86,7 +83,7 @@ class Forward:
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         least = min(self.rows, self.threads, self.vector, self.chunks, self.resident)
-        if least < 1 or min(self.workgroups, self.ahead) < 0:
+        if least < 1:
             return BELOW_ONE
         lanes, threads = target.subgroup_size, self.rows * self.threads
         shared = self.shared_bytes(spec, target)
@@ -107,9 +104,10 @@ class Forward:
             ),
             (self.keeps and self.steps(spec) > 1, "the threads of a row cannot keep it"),
             (not self.keeps and self.rows > 1, "several rows of a workgroup are kept"),
-            (self.ahead > 1, "at most one row ahead"),
-            (self.ahead > 0 and not self.keeps, "a row that is loaded ahead is kept"),
-            (self.ahead > 0 and not self.workgroups, "only workgroups that walk load ahead"),
+            (
+                self.weights_early and not self.keeps,
+                "a row that is not kept has its weights in steps",
+            ),
             (
                 shared > target.shared_bytes,
                 f"{shared} bytes of shared memory, at most {target.shared_bytes}",
@@ -122,8 +120,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     """A schedule that follows from rules: for any N, and for a backward's statistics, too.
 
     A thread has the elements of a few accesses. A wide row takes more subgroups, and then more
-    elements of each thread, as long as registers hold them. No workgroup walks: several of them on
-    a multiprocessor overlap, and a call of few rows is over after one trip to memory.
+    elements of each thread, as long as registers hold them.
 
     Args:
         spec: What is computed; a forward, or a backward that recomputes its statistics.
@@ -148,7 +145,6 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         rows = min(rows, -(-spec.rows // product.processors))
     fill = max(1, lanes // threads)  # a subgroup
     return Forward(
-        workgroups=0,
         rows=-(-rows // fill) * fill if keeps else 1,
         threads=threads,
         vector=vector,
