@@ -9,8 +9,9 @@
 // sums through shared memory. A row is handled in steps. In a step a thread loads C chunks before it waits
 // for the first: thread t takes the chunks t, t + T, t + 2T, ... of the step.
 //
-// If one step is a whole row, its threads keep the row: x is read from memory once, and mean, variance and
-// output are computed from registers. A wider row is read again, from the cache, for each of the three.
+// A row is read from memory once, if it can be kept for mean, variance and output: in registers, if one
+// step is a whole row, or in shared memory, as narrow as it came. A wider row is read again, from the
+// cache, for each of the three.
 //
 // A workgroup has one set of rows, and is done. Several of them on a multiprocessor keep memory busy while
 // others wait for their sums. The more of them there are, the better; so the weights, which all rows have
@@ -41,6 +42,7 @@
 #forward_span = 1 : index        // steps that are summed at a time
 #forward_whole = true            // steps are full
 #forward_keeps = true            // a row is one step, and stays in registers
+#forward_shares = false          // a row stays in shared memory
 #forward_weights_early = true    // the weights are loaded before the sums
 #forward_alone = false           // a row has one subgroup, or a part of one
 #forward_resident = 1 : i32      // workgroups that a multiprocessor must hold at once
@@ -52,6 +54,8 @@
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !forward_warps = vector<8x!acc>
+!forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
+!forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
 !forward_x = vector<8x!x>
 !forward_residual = vector<8x!residual>
 !forward_gamma = vector<8x!gamma>
@@ -119,33 +123,46 @@ hal.executable.source private @normalize {
     }
 
     // Loads a thread's chunks of a step of a row: of x and of the residual, or, once s is stored, of s in
-    // place of both. For a chunk past the end of the row, its first chunk is loaded. That of s could not
-    // be: another thread stores it.
-    func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %row: index, %step: index,
-        %t: index, %again: i1, %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
+    // place of both. From shared memory it reads only what it has stored there itself. For a chunk past the
+    // end of the row, its first chunk is loaded. That of s could not be: another thread stores it.
+    func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept,
+        %residual_kept: !forward_residual_kept, %group: index, %row: index, %step: index, %t: index, %again: i1,
+        %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
       %adds_residual = arith.constant #takes_residual
       %no_residual = arith.constant dense<0.0> : !forward_residual
+      %shares = arith.constant #forward_shares
+      %was_kept = arith.andi %shares, %again : i1
       %reads_s = arith.andi %adds_residual, %again : i1
       scf.for %k = %c0 to %chunks step %c1 {
         %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
         %col_in = arith.select %inside, %col, %c0 : index
-        scf.if %reads_s {
-          %s_k = scf.if %inside -> !forward_residual {
-            %stored = vector.load %s[%row, %col] : !residual_rows, !forward_residual
-            scf.yield %stored : !forward_residual
-          } else {
-            scf.yield %no_residual : !forward_residual
-          }
-          memref.store %s_k, %residual_held[%k] : !forward_residual_held
-        } else {
-          %x_k = vector.load %x[%row, %col_in] : !x_rows, !forward_x
-          memref.store %x_k, %x_held[%k] : !forward_x_held
+        scf.if %was_kept {
           scf.if %adds_residual {
-            %residual_k = vector.load %residual[%row, %col_in] : !residual_rows, !forward_residual
-            memref.store %residual_k, %residual_held[%k] : !forward_residual_held
+            %s_k = vector.load %residual_kept[%group, %col] : !forward_residual_kept, !forward_residual
+            memref.store %s_k, %residual_held[%k] : !forward_residual_held
+          } else {
+            %x_k = vector.load %x_kept[%group, %col] : !forward_x_kept, !forward_x
+            memref.store %x_k, %x_held[%k] : !forward_x_held
+          }
+        } else {
+          scf.if %reads_s {
+            %s_k = scf.if %inside -> !forward_residual {
+              %stored = vector.load %s[%row, %col] : !residual_rows, !forward_residual
+              scf.yield %stored : !forward_residual
+            } else {
+              scf.yield %no_residual : !forward_residual
+            }
+            memref.store %s_k, %residual_held[%k] : !forward_residual_held
+          } else {
+            %x_k = vector.load %x[%row, %col_in] : !x_rows, !forward_x
+            memref.store %x_k, %x_held[%k] : !forward_x_held
+            scf.if %adds_residual {
+              %residual_k = vector.load %residual[%row, %col_in] : !residual_rows, !forward_residual
+              memref.store %residual_k, %residual_held[%k] : !forward_residual_held
+            }
           }
         }
       } {llvm.loop_annotation = #unrolled}
@@ -177,18 +194,23 @@ hal.executable.source private @normalize {
 
     // The values to normalize, from what @load has loaded. Those of s are rounded and stored first.
     func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_residual_held, %again: i1,
-        %s: !residual_rows, %row: index, %exists: i1, %step: index, %t: index, %values: !forward_held) {
+        %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %group: index,
+        %row: index, %exists: i1, %step: index, %t: index, %values: !forward_held) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
       %adds_residual = arith.constant #takes_residual
+      %shares = arith.constant #forward_shares
+      %yes = arith.constant true
+      %is_first = arith.xori %again, %yes : i1
+      %stores_kept = arith.andi %shares, %is_first : i1
       scf.for %k = %c0 to %chunks step %c1 {
+        %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
         %value = scf.if %adds_residual -> !forward_chunk {
           %residual_k = memref.load %residual_held[%k] : !forward_residual_held
           %s_k = scf.if %again -> !forward_residual {
             scf.yield %residual_k : !forward_residual
           } else {
-            %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
             %x_k = memref.load %x_held[%k] : !forward_x_held
             %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
             %ra = func.call @widen_of_residual(%residual_k) : (!forward_residual) -> !forward_chunk
@@ -198,12 +220,18 @@ hal.executable.source private @normalize {
             scf.if %stores {
               vector.store %rounded, %s[%row, %col] : !residual_rows, !forward_residual
             }
+            scf.if %stores_kept {
+              vector.store %rounded, %residual_kept[%group, %col] : !forward_residual_kept, !forward_residual
+            }
             scf.yield %rounded : !forward_residual
           }
           %sa = func.call @widen_of_residual(%s_k) : (!forward_residual) -> !forward_chunk
           scf.yield %sa : !forward_chunk
         } else {
           %x_k = memref.load %x_held[%k] : !forward_x_held
+          scf.if %stores_kept {
+            vector.store %x_k, %x_kept[%group, %col] : !forward_x_kept, !forward_x
+          }
           %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
           scf.yield %xa : !forward_chunk
         }
@@ -212,25 +240,27 @@ hal.executable.source private @normalize {
       return
     }
 
-    // The values of a step of a row that is not kept.
-    func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %row: index, %exists: i1,
-        %step: index, %t: index, %again: i1, %values: !forward_held) {
+    // The values of a step of a row that is not in registers.
+    func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept,
+        %residual_kept: !forward_residual_kept, %group: index, %row: index, %exists: i1, %step: index, %t: index,
+        %again: i1, %values: !forward_held) {
       %keeps = arith.constant #forward_keeps
       scf.if %keeps {
       } else {
         %x_held = memref.alloca() : !forward_x_held
         %residual_held = memref.alloca() : !forward_residual_held
-        func.call @load(%x, %residual, %s, %row, %step, %t, %again, %x_held, %residual_held)
-            : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
-        func.call @take(%x_held, %residual_held, %again, %s, %row, %exists, %step, %t, %values)
-            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, index, i1, index, index, !forward_held) -> ()
+        func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %step, %t, %again, %x_held, %residual_held)
+            : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        func.call @take(%x_held, %residual_held, %again, %s, %x_kept, %residual_kept, %group, %row, %exists, %step, %t, %values)
+            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, !forward_held) -> ()
       }
       return
     }
 
     // A thread's share of a row's sum: of the values, or of the squares of the values without %centre.
     func.func private @share(%squares: i1, %centre: !acc, %x: !x_rows, %residual: !residual_rows, %s: !residual_rows,
-        %row: index, %exists: i1, %t: index, %again: i1, %values: !forward_held) -> !acc {
+        %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %group: index, %row: index, %exists: i1,
+        %t: index, %again: i1, %values: !forward_held) -> !acc {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
@@ -242,8 +272,8 @@ hal.executable.source private @normalize {
         %span_after = arith.addi %span_first, %span : index
         %span_end = arith.minui %span_after, %steps : index
         %span_sum = scf.for %step = %span_first to %span_end step %c1 iter_args(%steps_before = %minus_zeros) -> (!forward_chunk) {
-          func.call @reread(%x, %residual, %s, %row, %exists, %step, %t, %again, %values)
-              : (!x_rows, !residual_rows, !residual_rows, index, i1, index, index, i1, !forward_held) -> ()
+          func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %step, %t, %again, %values)
+              : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, i1, !forward_held) -> ()
           %step_sum = scf.for %k = %c0 to %chunks step %c1 iter_args(%before = %steps_before) -> (!forward_chunk) {
             %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
             %value = memref.load %values[%k] : !forward_held
@@ -330,7 +360,9 @@ hal.executable.source private @normalize {
       %group = arith.divui %thread, %t_count : index
       %t = arith.remui %thread, %t_count : index
       %is_first = arith.cmpi eq, %t, %c0 : index
-      %exchange = memref.alloc() : !forward_exchange  // [sums, groups, warps]
+      %exchange = memref.alloc() : !forward_exchange            // [sums, groups, warps]
+      %x_kept = memref.alloc() : !forward_x_kept                // [groups, columns of T threads' steps]
+      %residual_kept = memref.alloc() : !forward_residual_kept  // likewise: s
 
       // Registers, with a place for each of a thread's chunks.
       %x_held = memref.alloca() : !forward_x_held
@@ -352,16 +384,16 @@ hal.executable.source private @normalize {
       // What a row needs is loaded before anything is waited for.
       %loads_weights = arith.andi %writes_output, %weights_early : i1
       scf.if %keeps {
-        func.call @load(%x, %residual, %s, %row, %c0, %t, %first_time, %x_held, %residual_held)
-            : (!x_rows, !residual_rows, !residual_rows, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %c0, %t, %first_time, %x_held, %residual_held)
+            : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
       }
       scf.if %loads_weights {
         func.call @load_weights(%gamma, %beta, %c0, %t, %gamma_held, %beta_held)
             : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
       }
       scf.if %keeps {
-        func.call @take(%x_held, %residual_held, %first_time, %s, %row, %exists, %c0, %t, %values)
-            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, index, i1, index, index, !forward_held) -> ()
+        func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %group, %row, %exists, %c0, %t, %values)
+            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, !forward_held) -> ()
       }
 
       // The variance is biased and is computed from centred values: the mean of squares minus the square
@@ -369,16 +401,16 @@ hal.executable.source private @normalize {
       %values_sum = arith.constant false
       %squares_sum = arith.constant true
       %mean_row = scf.if %centres -> !acc {
-        %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %row, %exists, %t, %first_time, %values)
-            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, index, i1, index, i1, !forward_held) -> !acc
+        %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %t, %first_time, %values)
+            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, i1, !forward_held) -> !acc
         %sum = func.call @total(%share, %exchange, %c0, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
         %mean_of_row = arith.mulf %sum, %inv_n : !acc
         scf.yield %mean_of_row : !acc
       } else {
         scf.yield %zero : !acc
       }
-      %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %row, %exists, %t, %centres, %values)
-          : (i1, !acc, !x_rows, !residual_rows, !residual_rows, index, i1, index, i1, !forward_held) -> !acc
+      %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %t, %centres, %values)
+          : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, i1, !forward_held) -> !acc
       %sum_squares = func.call @total(%share_squares, %exchange, %c1, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
       %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
       %stores_statistics = arith.andi %is_first, %exists : i1
@@ -397,8 +429,8 @@ hal.executable.source private @normalize {
             func.call @load_weights(%gamma, %beta, %step, %t, %gamma_held, %beta_held)
                 : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
           }
-          func.call @reread(%x, %residual, %s, %row, %exists, %step, %t, %again, %values)
-              : (!x_rows, !residual_rows, !residual_rows, index, i1, index, index, i1, !forward_held) -> ()
+          func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %step, %t, %again, %values)
+              : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, i1, !forward_held) -> ()
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
             %value = memref.load %values[%k] : !forward_held

@@ -439,6 +439,7 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_span": f"{how.span(spec)} : index",
         "#forward_whole": _flag(how.whole(spec)),
         "#forward_keeps": _flag(how.keeps),
+        "#forward_shares": _flag(how.shares),
         "#forward_weights_early": _flag(how.weights_early),
         "#forward_alone": _flag(warps == 1),
         "#forward_resident": f"{how.resident} : i32",
@@ -450,6 +451,10 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "!forward_held": _private(f"{chunks}x!forward_chunk"),
         **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},
         **{f"!forward_{name}_held": _private(f"{chunks}x!forward_{name}") for name in named},
+        **{
+            f"!forward_{name}_kept": _shared(f"{how.rows}x{how.padded_columns(spec)}x!{name}")
+            for name in ("x", "residual")
+        },
     }
 
 

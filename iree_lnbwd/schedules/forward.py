@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import RESIDUAL
+from iree_lnbwd.operands import INPUT, RESIDUAL
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
@@ -31,8 +31,9 @@ class Forward:
         threads: Of a group: several subgroups, or a power of 2 of threads of one subgroup.
         vector: Neighbouring elements that a thread handles together.
         chunks: Vectors of a row that a thread loads at once.
-        keeps: Rows stay in registers; otherwise they are read again for each sum and for the
-            output.
+        keeps: Rows stay in registers.
+        shares: Rows stay in shared memory. If they stay nowhere, they are read again for each sum
+            and for the output.
         weights_early: Weights are loaded with the row, before its sums; otherwise when they are
             used, so that registers are free for more workgroups meanwhile.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
@@ -43,13 +44,15 @@ class Forward:
     vector: int
     chunks: int
     keeps: bool
+    shares: bool = False
     weights_early: bool = False
     resident: int = 1
 
     @property
     def path(self) -> str:
         """Its use of memory, in words."""
-        read = "once" if self.keeps else "again for each sum and for the output"
+        kept = "once, and kept in " + ("registers" if self.keeps else "shared memory")
+        read = kept if self.keeps or self.shares else "again for each sum and for the output"
         return (
             f"one kernel: rows are read {read}; workgroups of {self.rows} x {self.threads} "
             f"threads, {self.vector} elements an access"
@@ -57,7 +60,16 @@ class Forward:
 
     def steps(self, spec: NormSpec) -> int:
         """How many times the threads of a row load ``chunks`` vectors each to see all of it."""
-        return -(-spec.columns // (self.vector * self.threads * self.chunks))
+        return -(-spec.columns // self._step)
+
+    @property
+    def _step(self) -> int:
+        """Columns that the threads of a row load at once."""
+        return self.vector * self.threads * self.chunks
+
+    def padded_columns(self, spec: NormSpec) -> int:
+        """Columns that the steps of a row cover."""
+        return self.steps(spec) * self._step
 
     def span(self, spec: NormSpec) -> int:
         """Steps that are summed at a time, so that a sum has about as many terms as there are."""
@@ -65,7 +77,7 @@ class Forward:
 
     def whole(self, spec: NormSpec) -> bool:
         """Whether every thread has all of its vectors in every step."""
-        return spec.columns % (self.vector * self.threads * self.chunks) == 0
+        return spec.columns % self._step == 0
 
     def warps(self, target: Target) -> int:
         """Subgroups that share a row."""
@@ -78,7 +90,10 @@ class Forward:
     def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
         warps = self.warps(target)
-        return 2 * self.rows * warps * DTYPES[spec.acc_dtype].numpy.itemsize if warps > 1 else 0
+        exchange = 2 * warps * DTYPES[spec.acc_dtype].numpy.itemsize if warps > 1 else 0
+        kept = RESIDUAL if spec.has(RESIDUAL) else INPUT  # of their sum, the residual's type
+        row = self.padded_columns(spec) * DTYPES[spec.element_type(kept.element)].numpy.itemsize
+        return self.rows * (exchange + (row if self.shares else 0))
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
@@ -103,7 +118,8 @@ class Forward:
                 f"more than {most_elements(spec)} elements of a row to a thread at once",
             ),
             (self.keeps and self.steps(spec) > 1, "the threads of a row cannot keep it"),
-            (not self.keeps and self.rows > 1, "several rows of a workgroup are kept"),
+            (self.keeps and self.shares, "a row is kept in one place"),
+            (not (self.keeps or self.shares) and self.rows > 1, "several rows are kept"),
             (
                 self.weights_early and not self.keeps,
                 "a row that is not kept has its weights in steps",
