@@ -6,20 +6,35 @@ import math
 from dataclasses import dataclass
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import INPUT, RESIDUAL
+from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-# Rules of thumb.
-_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums, if rows are not wide
-# Such words that a thread keeps, and one for each access: with more, ptxas or LLVM spills some.
-_MOST_KEPT = 40
-_MOST_WARPS = 16  # subgroups that share a row
-_THREADS = 256  # of a workgroup whose rows are narrow
-_LEAST_THREADS = 2  # of a row: a sum over one thread is none
+# Rules of thumb for all GPUs, from an H200; the widths were 64 to 65536.
+_WORDS = 24  # 32-bit words of a row that a thread has, in the type of sums
+_NARROW_WORDS = 32  # if elements have 16 bits: fewer threads load as many bytes
+_RESIDUAL_WORDS = 16  # with a residual: a thread loads twice as much
+_LONE_WORDS = 16  # if accesses are of one element
+_MOST_WORDS = 32  # with more, registers spill
+_BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
+_BUSIER = 1536  # likewise, if a thread has no more words than this leaves registers for
+_BUSIER_WORDS = 16
+_MOST_KEEPING_THREADS = 512  # that share a row in registers
+_WORD_BYTES = 4
+_MOST_THREADS = 1024  # that share a row that is not in registers
+_WARPS = 4  # subgroups of a workgroup whose rows are narrow
+_LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
+# Two weights of 16 bits take the L1 cache, from which each row loads them, from this width on.
+# Rows that stay in shared memory are then faster.
+_TWO_WEIGHTS_IN_CACHE = 8192
+_SHARING_THREADS = 256  # of such a row
+_SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
+
+
+_FEWEST_THREADS = 2  # of a row: a sum over one thread is none
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,7 @@ class Forward:
             (target.backend == "cpu", "workgroups of threads need a GPU"),
             (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
             (threads % lanes != 0, f"{threads} threads, in subgroups of {lanes}"),
-            (self.threads < _LEAST_THREADS, "a row has at least two threads"),
+            (self.threads < _FEWEST_THREADS, f"a row has at least {_FEWEST_THREADS} threads"),
             (
                 self.threads % lanes != 0
                 and (self.threads > lanes or self.threads & (self.threads - 1) != 0),
@@ -136,34 +151,92 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     """A schedule that follows from rules: for any N, and for a backward's statistics, too.
 
     A thread has the elements of a few accesses. A wide row takes more subgroups, and then more
-    elements of each thread, as long as registers hold them.
+    elements of each thread, as long as registers hold them; then it is kept in shared memory, and
+    the widest is read again.
 
     Args:
         spec: What is computed; a forward, or a backward that recomputes its statistics.
         target: The GPU target to run on.
         product: One of the target's products: a fixed number of rows is spread over its processors.
     """
-    dtypes = [spec.dtype]
-    if spec.has(RESIDUAL):
-        dtypes.append(spec.element_type(RESIDUAL.element))
-    vector = widest_vector(spec.columns, dtypes)
+    vector = widest_vector(spec.columns, _read_dtypes(spec))
     lanes, vectors = target.subgroup_size, spec.columns // vector
-    few = max(1, _WORDS // words(spec) // vector)
-    threads = -(-vectors // few)
-    if threads <= lanes:
-        threads = max(_LEAST_THREADS, 1 << (threads - 1).bit_length())
-    else:
-        threads = lanes * min(_MOST_WARPS, -(-threads // lanes))
-    chunks = -(-vectors // threads)
-    keeps = chunks * (vector * words(spec) + 1) <= _MOST_KEPT
-    rows = max(1, _THREADS // threads)
+    if -(-vectors // _MOST_KEEPING_THREADS) > _vectors_of(_MOST_WORDS, spec, vector):
+        return _wide(spec, target, vector)
+    two_weights = spec.has(ADDED_BIAS) and _is_narrow(spec) and not spec.has(RESIDUAL)
+    if two_weights and spec.columns > _TWO_WEIGHTS_IN_CACHE:
+        shared = _shared(spec, vector, _SHARING_THREADS)
+        if shared.illegal(spec, target) is None:
+            return shared
+    words_of_thread = _words_of_thread(spec, vector)
+    if -(-vectors // _vectors_of(words_of_thread, spec, vector)) > _MOST_KEEPING_THREADS:
+        words_of_thread = _MOST_WORDS
+    threads = -(-vectors // _vectors_of(words_of_thread, spec, vector))
+    threads = max(_FEWEST_THREADS, min(_LEAST_THREADS, vectors), threads)
+    power_of_2, subgroups = 1 << (threads - 1).bit_length(), -(-threads // lanes)
+    threads = power_of_2 if threads <= lanes else lanes * subgroups
+    rows = max(1, _WARPS * lanes // threads)
     if spec.rows is not None:
         rows = min(rows, -(-spec.rows // product.processors))
     fill = max(1, lanes // threads)  # a subgroup
+    rows = -(-rows // fill) * fill
+    busy = _BUSIER if words_of_thread <= _BUSIER_WORDS else _BUSY
     return Forward(
-        rows=-(-rows // fill) * fill if keeps else 1,
+        rows=rows,
         threads=threads,
         vector=vector,
-        chunks=chunks if keeps else few,
-        keeps=keeps,
+        chunks=-(-vectors // threads),
+        keeps=True,
+        # If each workgroup has a multiprocessor for itself, nothing hides the loads of the weights.
+        weights_early=spec.rows is not None and spec.rows <= product.processors,
+        resident=max(1, busy // (rows * threads)),
     )
+
+
+def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
+    """For rows that registers cannot keep."""
+    threads = min(_MOST_THREADS, target.max_threads)
+    if spec.has(RESIDUAL) or _is_narrow(spec):
+        row_bytes = spec.columns * DTYPES[spec.dtype].numpy.itemsize
+        shared = _shared(spec, vector, threads if spec.has(RESIDUAL) else threads // 2)
+        pays = row_bytes <= _SHARED_BYTES or spec.has(RESIDUAL)
+        if pays and shared.illegal(spec, target) is None:
+            return shared
+    chunks = _vectors_of(_MOST_WORDS, spec, vector)
+    return Forward(rows=1, threads=threads, vector=vector, chunks=chunks, keeps=False)
+
+
+def _shared(spec: NormSpec, vector: int, threads: int) -> Forward:
+    """A row in shared memory, in as few steps as registers allow."""
+    vectors = spec.columns // vector
+    steps = -(-vectors // (threads * _vectors_of(_MOST_WORDS, spec, vector)))
+    return Forward(
+        rows=1,
+        threads=threads,
+        vector=vector,
+        chunks=-(-vectors // (threads * steps)),
+        keeps=False,
+        shares=True,
+        resident=_BUSY // threads,
+    )
+
+
+def _words_of_thread(spec: NormSpec, vector: int) -> int:
+    if spec.has(RESIDUAL):
+        return _RESIDUAL_WORDS
+    if vector == 1:
+        return _LONE_WORDS
+    return _NARROW_WORDS if _is_narrow(spec) else _WORDS
+
+
+def _vectors_of(words_of_thread: int, spec: NormSpec, vector: int) -> int:
+    return max(1, words_of_thread // words(spec) // vector)
+
+
+def _is_narrow(spec: NormSpec) -> bool:
+    return DTYPES[spec.dtype].numpy.itemsize < _WORD_BYTES
+
+
+def _read_dtypes(spec: NormSpec) -> list[str]:
+    """Element types of the rows that are read."""
+    return [spec.element_type(one.element) for one in (INPUT, RESIDUAL) if spec.has(one)]

@@ -218,7 +218,7 @@ def test_what_falls_off_the_fast_path_says_why() -> None:
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
-    """Rows that fit registers stay there, and at least half of their threads have a chunk."""
+    """Rows are kept if they fit, and at least half of their threads have a chunk."""
     for columns in (1, 5, 64, 128, 769, 1000, 4096, 16384, 65536, 1000003):
         for dtype in ("f32", "bf16", "f64"):
             for rows in (None, 1, 37, 100_000):
@@ -226,9 +226,40 @@ def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
                 how = schedules.choose(spec, target)
                 assert isinstance(how, Forward)
                 assert how.illegal(spec, target) is None
-                assert how.keeps == (how.steps(spec) == 1)
+                assert how.steps(spec) == 1 or not how.keeps
                 assert how.threads == 2 or columns > how.threads // 2 * how.vector
-                assert how.keeps or columns > 4096
+                assert how.keeps or how.shares or columns > 4096
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "why"),
+    [
+        ({"threads": 0}, "sm_90", "a number below 1"),
+        ({"threads": 256}, "generic", "workgroups of threads need a GPU"),
+        ({"rows": 8}, "sm_90", "2048 threads, at most 1024"),
+        ({"rows": 1, "threads": 16, "chunks": 4}, "sm_90", "16 threads, in subgroups of 32"),
+        ({"rows": 32, "threads": 1}, "sm_90", "a row has at least 2 threads"),
+        ({"rows": 2, "threads": 48}, "sm_90", "48 threads are neither subgroups nor a power of 2"),
+        ({"vector": 3}, "sm_90", "N is no multiple of 3"),
+        ({"chunks": 8}, "sm_90", "more than 32 elements of a row to a thread at once"),
+        ({"threads": 64}, "sm_90", "the threads of a row cannot keep it"),
+        ({"shares": True}, "sm_90", "a row is kept in one place"),
+        ({"keeps": False, "rows": 2}, "sm_90", "several rows are kept"),
+        ({"keeps": False, "weights_early": True}, "sm_90", "a row that is not kept has its"),
+        (
+            {"keeps": False, "shares": True, "threads": 64, "rows": 16},
+            "sm_90",
+            "of shared memory, at",
+        ),
+    ],
+)
+def test_an_illegal_forward_says_why(changes: dict[str, Any], target: str, why: str) -> None:
+    legal = Forward(rows=1, threads=256, vector=8, chunks=2, keeps=True)
+    spec = NormSpec((4096,), "bf16", op="layer_norm", eps=1e-5)
+    assert legal.illegal(spec, find_target("sm_90")) is None
+    said = dataclasses.replace(legal, **changes).illegal(spec, find_target(target))
+    assert said is not None
+    assert why in said
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
