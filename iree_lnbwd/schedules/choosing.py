@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.products import Product, standing_for
 from iree_lnbwd.schedules.elements import most_elements, vector_of, words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward, choose_forward
+from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.measured_files import fastest
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
@@ -105,10 +107,20 @@ def choose_statistics(spec: NormSpec, target: Target) -> Forward:
 
 
 def _measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
-    """The schedule that was measured as the fastest for this width, if dy and x have one size."""
+    """Schedules that were measured as the fastest for this width, if dy and x have one size.
+
+    That of the very op comes first. That of plain layer normalization serves the others as well,
+    if they were not measured.
+    """
     sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
-    if len(sizes) == 1:
-        one = fastest(product.name).get((sizes.pop(), spec.columns))
+    if len(sizes) > 1:
+        return
+    size, known = sizes.pop(), fastest(product.name)
+    for op, has_residual in (
+        (spec.op, spec.residual_dtype is not None),
+        (LAYER_NORM_BACKWARD.name, False),
+    ):
+        one = known.get(Key(op, has_residual, size, spec.columns))
         if one is not None:
             yield one
 

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from iree_lnbwd.schedules.one_pass import OnePass
 
-Key = tuple[int, int]  # bytes of an element of dy and x, columns
+
+class Key(NamedTuple):
+    """What a measurement is about.
+
+    Attributes:
+        op: Name of the backward.
+        has_residual: Whether it adds ``grad_residual``.
+        element_bytes: Bytes of an element of dy or x.
+        columns: N.
+    """
+
+    op: str
+    has_residual: bool
+    element_bytes: int
+    columns: int
+
 
 # Share of the ceiling: two passes move five streams where one pass moves three.
 _TWO_PASSES_AT_BEST = 3 / 5
@@ -14,17 +30,22 @@ _TWO_PASSES_AT_BEST = 3 / 5
 
 @dataclass(frozen=True)
 class Measurement:
-    """The fastest schedule of one width and element size.
+    """The fastest schedule of one op, width and element size.
 
     Attributes:
+        op: Name of the backward.
+        has_residual: Whether it adds ``grad_residual``.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
         rows: M of the calls that were timed; rows x columns is their number of elements.
         share: Share of the ceiling, which is the bandwidth of adding two tensors of that size (two
-            streams are read and one is written, as here); 1 is all of it.
+            streams are read and one is written; with a residual, there is one more); 1 is all of
+            it.
         schedule: Its last kernel and its few rows were not measured; they follow from the rest.
     """
 
+    op: str
+    has_residual: bool
     element_bytes: int
     columns: int
     rows: int
@@ -33,8 +54,8 @@ class Measurement:
 
     @property
     def key(self) -> Key:
-        """The element size and the width that it is about."""
-        return self.element_bytes, self.columns
+        """What it is about."""
+        return Key(self.op, self.has_residual, self.element_bytes, self.columns)
 
 
 @dataclass(frozen=True)
@@ -46,7 +67,7 @@ class Run:
         driver: The driver's version.
         iree_base_compiler: Version of the compiler that built the modules.
         date: ISO 8601, "2026-11-21"; None if unknown.
-        measurements: One for each width and element size.
+        measurements: One for each op, width and element size.
     """
 
     device: str

@@ -9,12 +9,15 @@ from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
 from iree_lnbwd.errors import shown
+from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules.measured import Key, Measurement, Run
 from iree_lnbwd.schedules.one_pass import OnePass
 
 _FOLLOW = ("finalize_slices", "finalize_rows", "finalize_columns", "few_rows")  # from the others
 _KINDS = get_type_hints(OnePass)
 _SCHEDULE = {f.name: _KINDS[f.name] for f in fields(OnePass) if f.name not in _FOLLOW}
+
+_BACKWARDS = [op.name for op in OPS.values() if op.is_backward]
 
 _T = TypeVar("_T")
 _WORDS = {str: "a string", bool: "a bool", list: "a list", dict: "an object"}
@@ -107,7 +110,12 @@ def _run(values: Any, place: str) -> Run:
 
 def _measurement(values: Any, place: str) -> Measurement:
     given = _object(values, place, tuple(field.name for field in fields(Measurement)))
+    op = _of(str, given["op"], f"{place}.op")
+    if op not in _BACKWARDS:
+        raise _wrong(f"{place}.op", f"one of {', '.join(_BACKWARDS)}", op)
     return Measurement(
+        op=op,
+        has_residual=_of(bool, given["has_residual"], f"{place}.has_residual"),
         element_bytes=_int(given["element_bytes"], f"{place}.element_bytes", least=1),
         columns=_int(given["columns"], f"{place}.columns", least=1),
         rows=_int(given["rows"], f"{place}.rows", least=1),
@@ -124,8 +132,8 @@ def _expect_one_of_each(runs: tuple[Run, ...], source: str) -> None:
             if measurement.key in seen:
                 raise ValueError(
                     f"{source}: $.runs[{i}].measurements[{j}]: expected one schedule for each "
-                    "element_bytes and columns, got a second one for "
-                    f"{measurement.element_bytes} and {measurement.columns}"
+                    f"{', '.join(Key._fields)}, got a second one for "
+                    f"{', '.join(map(str, measurement.key))}"
                 )
             seen.add(measurement.key)
 

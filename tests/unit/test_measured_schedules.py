@@ -28,8 +28,10 @@ MEASURED = [
     for measurement in run.measurements
 ]
 ONE = OnePass(132, 2, 8, 8, ahead=2, slots=3, stages_weight=True)
-SMALL = Measurement(2, 768, 65536, 0.93, ONE)
-LARGE = Measurement(4, 8192, 8192, 0.9, replace(ONE, groups=1, rereads=True))
+SMALL = Measurement("layer_norm_backward", False, 2, 768, 65536, 0.93, ONE)
+LARGE = Measurement(
+    "rms_norm_backward", True, 4, 8192, 8192, 0.9, replace(ONE, groups=1, rereads=True)
+)
 RUN = Run("NVIDIA H200", "580.1", "3.13.0", "2026-11-21", (SMALL, LARGE))
 
 
@@ -49,7 +51,9 @@ def test_every_measured_schedule_is_legal_and_chosen(
     product: str, measurement: Measurement
 ) -> None:
     target = find_target(product)
-    spec = NormSpec((measurement.columns,), {2: "bf16", 4: "f32"}[measurement.element_bytes])
+    dtype = {2: "bf16", 4: "f32"}[measurement.element_bytes]
+    residual = dtype if measurement.has_residual else None
+    spec = NormSpec((measurement.columns,), dtype, op=measurement.op, residual_dtype=residual)
     chosen = schedules.choose(spec, target, find_product(product))
     assert isinstance(chosen, OnePass)
     assert measured_numbers(chosen) == measured_numbers(measurement.schedule)
@@ -151,12 +155,18 @@ FIRST = ("runs", 0, "measurements", 0)
             _set(*FIRST, "schedule", "rereads", to=1),
             "$.runs[0].measurements[0].schedule.rereads: expected a bool, got 1",
         ),
+        (
+            _set(*FIRST, "op", to="layer_norm"),
+            "$.runs[0].measurements[0].op: expected one of layer_norm_backward, rms_norm_backward, "
+            "got 'layer_norm'",
+        ),
+        (_set(*FIRST, "has_residual", to=0), "has_residual: expected a bool, got 0"),
         (_drop(*FIRST, "schedule", "slots"), "schedule.slots: missing"),
         (_set(*FIRST, "schedule", "few_rows", to=None), "schedule: unknown field 'few_rows'"),
         (
             lambda values: values["runs"].append(values["runs"][0]),
-            "$.runs[1].measurements[0]: expected one schedule for each element_bytes and columns, "
-            "got a second one for 2 and 768",
+            "$.runs[1].measurements[0]: expected one schedule for each op, has_residual, "
+            "element_bytes, columns, got a second one for layer_norm_backward, False, 2, 768",
         ),
     ],
 )

@@ -247,7 +247,7 @@ def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
         ({"keeps": False, "rows": 2}, "sm_90", "several rows are kept"),
         ({"keeps": False, "weights_early": True}, "sm_90", "a row that is not kept has its"),
         (
-            {"keeps": False, "shares": True, "threads": 64, "rows": 16},
+            {"keeps": False, "shares": True, "threads": 32, "rows": 32},
             "sm_90",
             "of shared memory, at",
         ),
