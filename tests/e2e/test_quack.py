@@ -2,9 +2,9 @@
 
 Restated from tests/test_rmsnorm.py and tests/test_layernorm.py. Widths and element types are
 QuACK's, and so are 1 and 199 rows up to 4096 columns; wider rows are 3 here, so that the tests do
-not take minutes. QuACK runs the products of its parameters; here each element type and each option comes
-up, on widths of each kind, in fewer modules. A weight for each head, which QuACK has, is a call for each
-head here, by one module. QuACK's RMS norm has a bias; this package's has none.
+not take minutes. QuACK runs the products of its parameters; here each element type and each option
+comes up, on widths of each kind, in fewer modules. A weight for each head, which QuACK has, is a
+call for each head here, by one module. QuACK's RMS norm has a bias; this package's has none.
 
 QuACK's tolerances are absolute, 1e-4 of f32 and 0.1 of bf16; here each element has its own, derived
 from its roundings.
