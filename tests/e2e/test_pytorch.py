@@ -124,8 +124,8 @@ def backward_by_pytorch(arguments: Arguments) -> LayerNormGrads:
 def assert_agrees_with_pytorch(arguments: Arguments) -> None:
     """Where PyTorch gives a gradient, ours is it: the right one, and theirs but for their error.
 
-    That is what PyTorch allows its own kernels, and in grad_weight the rounding of the expanded
-    form, x * rstd - mean * rstd, that they normalize by.
+    That is what PyTorch allows its own kernels, and the rounding of the expanded forms that they
+    compute by: x * rstd - mean * rstd in grad_weight, and a * dy + b * x + c in grad_input.
     """
     ours = arguments.backward()
     judgement = assert_matches_reference(ours, arguments)
@@ -133,12 +133,20 @@ def assert_agrees_with_pytorch(arguments: Arguments) -> None:
 
     dtype = DTYPES[arguments.input.dtype.name.replace("float", "f")]
     relative, absolute = {"f32": (1.3e-6, 1e-5), "f64": (1e-7, 1e-7)}[dtype.name]
-    arrays = {name: np.abs(array) for name, array in arguments.call().arrays.items()}
+    arrays = {name: array.astype(np.float64) for name, array in arguments.call().arrays.items()}
+    x, dy = arrays["input"], arrays["grad_output"]
     mean, rstd = arrays["mean"][:, None], arrays["rstd"][:, None]
-    expanded = (arrays["grad_output"] * (arrays["input"] + mean) * rstd).sum(axis=0)
-    of_expanded_form = 4 * dtype.unit_roundoff * expanded.reshape(arguments.normalized_shape)
+    size = np.abs(x) + np.abs(mean)
+    of_weight = (np.abs(dy) * size * rstd).sum(axis=0)
+    weighted, cubed = dy * arrays.get("weight", 1.0), rstd**3 / x.shape[1]
+    b = np.abs((weighted * (x - mean)).sum(axis=1, keepdims=True)) * cubed
+    of_b = (np.abs(weighted) * size).sum(axis=1, keepdims=True) * cubed
+    of_input = b * size + of_b * np.abs(x - mean)
 
-    further = {"grad_weight": of_expanded_form}
+    further = {
+        "grad_weight": 4 * dtype.unit_roundoff * of_weight.reshape(arguments.normalized_shape),
+        "grad_input": 4 * dtype.unit_roundoff * of_input.reshape(arguments.input.shape),
+    }
     for name, other in theirs._asdict().items():
         if other is not None:
             got = present(getattr(ours, name))
