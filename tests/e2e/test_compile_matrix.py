@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import built
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import Artifact, NormSpec, artifact, cli, compiler, inspection
@@ -153,9 +154,9 @@ def test_without_grad_input_there_are_no_row_sums() -> None:
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on PATH")
 @pytest.mark.parametrize("name", [t.name for t in lnbwd.targets() if t.backend == "cuda"])
 def test_ptx_assembles(name: str, tmp_path: Path) -> None:
-    made = lnbwd.compile(NormSpec((4096,), "bf16"), name, tmp_path)
+    vmfb, _ = built(NormSpec((4096,), "bf16"), find_target(name))
     ptx = tmp_path / "kernels.ptx"
-    ptx.write_text(inspection.ptx(made.path.read_bytes()))
+    ptx.write_text(inspection.ptx(vmfb))
     command = ["ptxas", f"-arch={name}", "-v", "-o", str(tmp_path / "cubin"), str(ptx)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
