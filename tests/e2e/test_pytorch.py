@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,8 @@ from iree_lnbwd.dtypes import DTYPES
 
 # torch/testing/_internal/common_methods_invocations.py, sample_inputs_native_layer_norm:
 # input shape, normalized shape, eps.
-SAMPLES = (
+Sample = tuple[tuple[int, ...], tuple[int, ...], float]
+SAMPLES: tuple[Sample, ...] = (
     ((1, 2, 3), (1, 2, 3), 0.5),
     ((2, 2, 3), (2, 3), -0.5),
     ((1,), (1,), 1e-5),
@@ -31,6 +33,18 @@ PARAMETERS = ("weight and bias", "weight", "bias", "neither")
 
 sample = pytest.mark.parametrize(("shape", "normalized_shape", "eps"), SAMPLES)
 parameters = pytest.mark.parametrize("parameters", PARAMETERS)
+
+
+def in_turn(samples: Sequence[Sample]) -> pytest.MarkDecorator:
+    """Each two of sample, parameters and element type meet; beside PyTorch, all of them do."""
+    return pytest.mark.parametrize(
+        ("shape", "normalized_shape", "eps", "parameters", "dtype"),
+        [
+            (*each, PARAMETERS[(i + j) % len(PARAMETERS)], dtype)
+            for i, each in enumerate(samples)
+            for j, dtype in enumerate(DTYPES)
+        ],
+    )
 
 
 def sample_arguments(
@@ -47,9 +61,7 @@ def sample_arguments(
     return arguments if "bias" in parameters else replace(arguments, bias=None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@parameters
-@sample
+@in_turn(SAMPLES)
 def test_opinfo_samples_with_statistics_given(
     shape: tuple[int, ...],
     normalized_shape: tuple[int, ...],
@@ -61,11 +73,7 @@ def test_opinfo_samples_with_statistics_given(
     assert_matches_reference(arguments.backward(), arguments)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@parameters
-@pytest.mark.parametrize(
-    ("shape", "normalized_shape", "eps"), [each for each in SAMPLES if each[2] > 0]
-)
+@in_turn([each for each in SAMPLES if each[2] > 0])
 def test_opinfo_samples_with_statistics_recomputed(
     shape: tuple[int, ...],
     normalized_shape: tuple[int, ...],
