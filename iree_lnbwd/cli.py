@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
-from iree_lnbwd import artifact, compiler, emulated, emulator, files, inspection, npz, runtime
+from iree_lnbwd import artifact, compiler, emulator, files, inspection, npz, runtime
 from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, rms_eps
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
@@ -34,7 +34,7 @@ from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.schedules import WholeTensors, paths
 from iree_lnbwd.spec import MOST_ROWS, NormSpec, check_output_mask
 from iree_lnbwd.targets import Target, find_target, targets
-from iree_lnbwd.verification import evidence, fingerprint, matrix, verify
+from iree_lnbwd.verification import evidence, matrix, verify
 from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
 
@@ -497,6 +497,8 @@ def _on_device(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs],
 
 def _emulated(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs], str]:
     """The same as `_on_device`, for the emulator."""
+    from iree_lnbwd import emulated  # the emulator is slow to load, and seldom needed
+
     if options.device is not None:
         raise DeviceError("device: expected none beside --emulate")
     if options.target is None:
@@ -581,6 +583,8 @@ def _inspect(options: argparse.Namespace) -> int:
 def _what_was_run(vmfb: bytes, described: Description) -> str:
     if described.target.backend == "cpu":
         return f"{_verified(described.target)}, as others of its kind"
+    from iree_lnbwd.verification import fingerprint  # it loads much of the emulator
+
     return evidence.of_module(fingerprint.of(vmfb, source=described.spec.name))
 
 

@@ -6,16 +6,17 @@ import functools
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, cache, compiler, reference, schedules
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, NormOutput, Results, bind
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.reference import F64
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import OnePass, Schedule
@@ -107,6 +108,22 @@ class Arguments:
         return replace(self, mean=mean, rstd=rstd)
 
 
+def normal(
+    rng: np.random.Generator,
+    dtype: str,
+    shape: tuple[int, ...],
+    *,
+    scale: float = 1,
+    offset: float = 0,
+) -> Array:
+    """Numbers from a normal distribution, of an element type by our name."""
+    wide = np.float64 if dtype == "f64" else np.float32
+    values = rng.standard_normal(shape, dtype=wide)
+    values *= scale
+    values += offset
+    return values.astype(DTYPES[dtype].numpy, copy=False)
+
+
 def random_arguments(
     rng: np.random.Generator,
     spec: NormSpec,
@@ -125,24 +142,19 @@ def random_arguments(
         eps: Of the statistics, where the spec does not say.
     """
 
-    def normal(dtype: str, shape: tuple[int, ...], *, scale: float, offset: float) -> Array:
-        wide = np.float64 if dtype == "f64" else np.float32
-        values = rng.standard_normal(shape, dtype=wide)
-        values *= scale
-        values += offset
-        return values.astype(DTYPES[dtype].numpy, copy=False)
-
     dims = spec.normalized_shape
     arguments = Arguments(
-        grad_output=normal(spec.dy_dtype, (*leading, *dims), scale=1, offset=0),
+        grad_output=normal(rng, spec.dy_dtype, (*leading, *dims)),
         input=(
-            normal(spec.dtype, (*leading, *dims), scale=2, offset=0.5)
+            normal(rng, spec.dtype, (*leading, *dims), scale=2, offset=0.5)
             if x is None
             else x.astype(DTYPES[spec.dtype].numpy).reshape(*leading, *dims)
         ),
         normalized_shape=dims,
-        weight=normal(spec.gamma_dtype, dims, scale=0.5, offset=1) if spec.has_weight else None,
-        bias=normal(spec.beta_dtype, dims, scale=1, offset=0),
+        weight=(
+            normal(rng, spec.gamma_dtype, dims, scale=0.5, offset=1) if spec.has_weight else None
+        ),
+        bias=normal(rng, spec.beta_dtype, dims),
         output_mask=spec.output_mask,
         eps=eps if spec.eps is None else spec.eps,
     )
@@ -177,6 +189,54 @@ def assert_right(actual: Results, call: BoundCall) -> Judgement:
         comparison = reference.compare(got, expected, judgement.tolerance[name])
         assert comparison.passed, f"{name} of {call.spec}, input {call.shape}: {comparison}"
     return judgement
+
+
+def checked(
+    op: str,
+    normalized_shape: int | tuple[int, ...],
+    arrays: Mapping[str, Array | None],
+    **options: Any,
+) -> Any:
+    """The results of an op's function; they are right.
+
+    Args:
+        op: The name of the op.
+        normalized_shape: The trailing dimensions.
+        arrays: By ATen's names.
+        options: ``eps``, ``weight_offset`` and ``output_mask``, where they are not the default of
+            `arguments.bind`.
+    """
+    results = getattr(lnbwd, op)(normalized_shape=normalized_shape, **arrays, **options)
+    assert_right(results, bind(op, arrays, normalized_shape, **options))
+    return results
+
+
+def trained(
+    forward: str,
+    normalized_shape: int | tuple[int, ...],
+    given: Mapping[str, Array | None],
+    reached: Mapping[str, Array | None],
+    *,
+    eps: float,
+    weight_offset: float = 0.0,
+) -> tuple[NormOutput, Any]:
+    """A forward, and the backward from what it stored; the results of both are right.
+
+    Args:
+        forward: The name of its op.
+        normalized_shape: The trailing dimensions.
+        given: The arrays of the forward, by ATen's names.
+        reached: ``grad_output``, and ``grad_residual`` where a gradient went past the norm.
+        eps: Of the forward.
+        weight_offset: Of both.
+    """
+    out = checked(forward, normalized_shape, given, eps=eps, weight_offset=weight_offset)
+    op = OPS[f"{forward}_backward"]
+    stored = {name: getattr(out, name) for name in names(op.statistics)}
+    stored["input"] = given["input"] if out.residual_output is None else out.residual_output
+    parameters = {name: given[name] for name in ("weight", "bias") if name in given}
+    arrays = {**reached, **stored, **parameters}
+    return out, checked(op.name, normalized_shape, arrays, weight_offset=weight_offset)
 
 
 def assert_same_bits(actual: Results, expected: Results) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import built
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import Artifact, NormSpec, artifact, cli, compiler, inspection
@@ -22,7 +23,7 @@ from iree_lnbwd.targets import Target, find_target
 
 EVERYWHERE = (NormSpec((4096,), "f32"), NormSpec((4096,), "bf16"))
 
-# What else there is, on one target of each kind.
+# What else there is, on one GPU target of each kind; test_row_blocks.py has the CPU's.
 OPTIONS = (
     NormSpec((4096,), "f16"),
     NormSpec((768,), "f64"),
@@ -42,7 +43,7 @@ OPTIONS = (
     NormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
     NormSpec((1024,), "f32", rows=64),
 )
-KINDS = ("sm_90", "gfx942", "generic")
+KINDS = ("sm_90", "gfx942")
 
 MATRIX = [
     *((target, spec) for target in lnbwd.targets() for spec in EVERYWHERE),
@@ -155,9 +156,9 @@ def test_without_grad_input_there_are_no_row_sums() -> None:
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on PATH")
 @pytest.mark.parametrize("name", [t.name for t in lnbwd.targets() if t.backend == "cuda"])
 def test_ptx_assembles(name: str, tmp_path: Path) -> None:
-    made = lnbwd.compile(NormSpec((4096,), "bf16"), name, tmp_path)
+    vmfb, _ = built(NormSpec((4096,), "bf16"), find_target(name))
     ptx = tmp_path / "kernels.ptx"
-    ptx.write_text(inspection.ptx(made.path.read_bytes()))
+    ptx.write_text(inspection.ptx(vmfb))
     command = ["ptxas", f"-arch={name}", "-v", "-o", str(tmp_path / "cubin"), str(ptx)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -215,15 +215,14 @@ def check_broken(spec: NormSpec, target: str, pattern: str, changed: str) -> Non
     assert broken == 1
 
 
-@pytest.mark.parametrize("target", [*TARGETS, "gfx1201"])
 @pytest.mark.parametrize(
-    "spec",
+    ("spec", "target"),
     [
-        NormSpec((769,), "bf16"),
-        NormSpec((1024,), "bf16"),
-        NormSpec((769,), "bf16", rows=3),
+        *((NormSpec((769,), "bf16"), target) for target in (*TARGETS, "gfx1201")),
+        *((NormSpec((1024,), "bf16"), target) for target in TARGETS),
+        (NormSpec((769,), "bf16", rows=3), "gfx1201"),
     ],
-    ids=lambda spec: spec.name,
+    ids=lambda value: value.name if isinstance(value, NormSpec) else value,
 )
 def test_waits_are_needed(spec: NormSpec, target: str) -> None:
     """Without a wait for loads, something touches a register too early.

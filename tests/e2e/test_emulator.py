@@ -44,12 +44,12 @@ def _check(spec: NormSpec, target: str, rows: int) -> None:
     assert_matches_reference(_op(spec, target).run(arguments.call()), arguments)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [64, 769, 1024, 4096])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_usual_widths(target: str, columns: int, dtype: str, rows: int) -> None:
-    _check(NormSpec((columns,), dtype), target, rows)
+def test_usual_widths(target: str, columns: int, dtype: str) -> None:
+    for rows in (1, 7, 64):
+        _check(NormSpec((columns,), dtype), target, rows)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

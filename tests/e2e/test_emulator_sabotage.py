@@ -183,8 +183,15 @@ def test_a_rule_of_schedules_that_is_switched_off(
     assert re.search("misaligned|out of bounds", verdict), verdict
 
 
-@pytest.mark.parametrize("columns", [769, 1024, 65536])
-@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (True, False, True)])
+@pytest.mark.parametrize(
+    ("columns", "mask"),
+    [
+        (769, (True, True, True)),
+        (769, (True, False, False)),
+        (1024, (True, False, True)),
+        (65536, (True, True, True)),
+    ],
+)
 def test_the_host_program_launches_what_the_module_says(
     columns: int, mask: tuple[bool, bool, bool]
 ) -> None:

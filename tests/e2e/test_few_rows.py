@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support import (
@@ -22,6 +25,7 @@ from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
 
 TARGETS = ("sm_90", "gfx942", "gfx1100")
+AMD = TARGETS[1:]  # waves of 64 lanes, and of 32
 MOST = 9  # rows, where the test says so: the next is then as quick to emulate
 
 
@@ -50,45 +54,65 @@ def check(spec: NormSpec, target: str, rows: int, most: int | None = None) -> No
         assert launch.workgroup_count == tuple(count_of(n, rows) for n in plan.workgroups)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+def in_turn(cases: Iterable[Any]) -> list[tuple[Any, str]]:
+    """Each case for NVIDIA's GPUs, and for one of AMD's."""
+    return [
+        (case, target)
+        for case, amd in zip(cases, itertools.cycle(AMD), strict=False)
+        for target in (TARGETS[0], amd)
+    ]
+
+
+def case_id(case: object) -> str | None:
+    if isinstance(case, FewRows):
+        return f"tile of {case.tile}"
+    return case.name if isinstance(case, NormSpec) else None
+
+
 @pytest.mark.parametrize(
-    ("columns", "dtype"),
-    [
-        *((columns, "bf16") for columns in (1, 769, 1000, 1024, 4096, 12288)),
-        *((columns, "f32") for columns in (769, 1000, 4096)),
-    ],
+    ("spec", "target"),
+    in_turn(
+        [
+            *(NormSpec((columns,), "bf16") for columns in (1, 769, 1000, 1024, 4096, 12288)),
+            *(NormSpec((columns,), "f32") for columns in (769, 1000, 4096)),
+        ]
+    ),
+    ids=case_id,
 )
-def test_both_sides_of_the_limit(columns: int, dtype: str, target: str) -> None:
+def test_both_sides_of_the_limit(spec: NormSpec, target: str) -> None:
     for rows in (1, 2, MOST, MOST + 1):
-        check(NormSpec((columns,), dtype), target, rows, MOST)
+        check(spec, target, rows, MOST)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("columns", [769, 1024])
-def test_as_many_rows_as_count_as_few(columns: int, target: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    in_turn([NormSpec((769,), "bf16"), NormSpec((1024,), "bf16")]),
+    ids=case_id,
+)
+def test_as_many_rows_as_count_as_few(spec: NormSpec, target: str) -> None:
     """Each thread of a tile has several rows."""
-    spec = NormSpec((columns,), "bf16")
     _, how = module(spec, target)
     for rows in matrix.both_sides(spec, how):
         check(spec, target, rows)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    "spec",
-    [
-        NormSpec((769,), "f32", output_mask=(True, False, False)),
-        NormSpec((769,), "f32", output_mask=(False, True, True)),
-        NormSpec((1024,), "f32", output_mask=(False, True, True)),
-        NormSpec((1024,), "f32", output_mask=(True, False, True)),
-        NormSpec((192,), "f16"),
-        NormSpec((769,), "bf16", weight_dtype="f32"),
-        NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
-        NormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
-        NormSpec((1000,), "bf16", has_weight=False),
-        NormSpec((12, 64), "f32"),
-    ],
-    ids=lambda spec: spec.name,
+    ("spec", "target"),
+    in_turn(
+        [
+            NormSpec((769,), "f32", output_mask=(True, False, False)),
+            NormSpec((769,), "f32", output_mask=(False, True, True)),
+            NormSpec((1024,), "f32", output_mask=(False, True, True)),
+            NormSpec((1024,), "f32", output_mask=(True, False, True)),
+            NormSpec((192,), "f16"),
+            NormSpec((769,), "bf16", weight_dtype="f32"),
+            NormSpec((1024,), "f32", grad_output_dtype="bf16", weight_dtype="f16"),
+            NormSpec((1024,), "f16", weight_dtype="f32", bias_dtype="bf16"),
+            NormSpec((1000,), "bf16", has_weight=False),
+            NormSpec((12, 64), "f32"),
+        ]
+    ),
+    ids=case_id,
 )
 def test_options(spec: NormSpec, target: str) -> None:
     for rows in (5, MOST + 1):
@@ -102,15 +126,16 @@ def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "few",
-    [
-        FewRows(rows=500, warps=4, tile=16, tile_vector=1),
-        FewRows(rows=500, warps=8, tile=64, tile_vector=8),
-        FewRows(rows=500, warps=16, tile=128, tile_vector=4),
-    ],
-    ids=lambda few: f"tile of {few.tile}",
+    ("few", "target"),
+    in_turn(
+        [
+            FewRows(rows=500, warps=4, tile=16, tile_vector=1),
+            FewRows(rows=500, warps=8, tile=64, tile_vector=8),
+            FewRows(rows=500, warps=16, tile=128, tile_vector=4),
+        ]
+    ),
+    ids=case_id,
 )
-@pytest.mark.parametrize("target", TARGETS)
 def test_other_tiles(few: FewRows, target: str) -> None:
     spec, found = NormSpec((1000,), "bf16"), find_target(target)
     how = OnePass(4, groups=1, warps=4, vector=8, few_rows=few)

@@ -88,7 +88,7 @@ some_specs = st.sampled_from(
 )
 
 
-@settings(fresh, max_examples=80)
+@settings(fresh, max_examples=50)
 @given(arguments_of(specs()))
 def test_every_gradient_is_within_its_tolerance(arguments: Arguments) -> None:
     assert_matches_reference(arguments.backward(), arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,8 @@ from iree_lnbwd.dtypes import DTYPES
 
 # torch/testing/_internal/common_methods_invocations.py, sample_inputs_native_layer_norm:
 # input shape, normalized shape, eps.
-SAMPLES = (
+Sample = tuple[tuple[int, ...], tuple[int, ...], float]
+SAMPLES: tuple[Sample, ...] = (
     ((1, 2, 3), (1, 2, 3), 0.5),
     ((2, 2, 3), (2, 3), -0.5),
     ((1,), (1,), 1e-5),
@@ -31,6 +33,18 @@ PARAMETERS = ("weight and bias", "weight", "bias", "neither")
 
 sample = pytest.mark.parametrize(("shape", "normalized_shape", "eps"), SAMPLES)
 parameters = pytest.mark.parametrize("parameters", PARAMETERS)
+
+
+def in_turn(samples: Sequence[Sample]) -> pytest.MarkDecorator:
+    """Each two of sample, parameters and element type meet; beside PyTorch, all of them do."""
+    return pytest.mark.parametrize(
+        ("shape", "normalized_shape", "eps", "parameters", "dtype"),
+        [
+            (*each, PARAMETERS[(i + j) % len(PARAMETERS)], dtype)
+            for i, each in enumerate(samples)
+            for j, dtype in enumerate(DTYPES)
+        ],
+    )
 
 
 def sample_arguments(
@@ -47,9 +61,7 @@ def sample_arguments(
     return arguments if "bias" in parameters else replace(arguments, bias=None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@parameters
-@sample
+@in_turn(SAMPLES)
 def test_opinfo_samples_with_statistics_given(
     shape: tuple[int, ...],
     normalized_shape: tuple[int, ...],
@@ -61,11 +73,7 @@ def test_opinfo_samples_with_statistics_given(
     assert_matches_reference(arguments.backward(), arguments)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@parameters
-@pytest.mark.parametrize(
-    ("shape", "normalized_shape", "eps"), [each for each in SAMPLES if each[2] > 0]
-)
+@in_turn([each for each in SAMPLES if each[2] > 0])
 def test_opinfo_samples_with_statistics_recomputed(
     shape: tuple[int, ...],
     normalized_shape: tuple[int, ...],
@@ -124,8 +132,8 @@ def backward_by_pytorch(arguments: Arguments) -> LayerNormGrads:
 def assert_agrees_with_pytorch(arguments: Arguments) -> None:
     """Where PyTorch gives a gradient, ours is it: the right one, and theirs but for their error.
 
-    That is what PyTorch allows its own kernels, and in grad_weight the rounding of the expanded
-    form, x * rstd - mean * rstd, that they normalize by.
+    That is what PyTorch allows its own kernels, and the rounding of the expanded forms that they
+    compute by: x * rstd - mean * rstd in grad_weight, and a * dy + b * x + c in grad_input.
     """
     ours = arguments.backward()
     judgement = assert_matches_reference(ours, arguments)
@@ -133,12 +141,20 @@ def assert_agrees_with_pytorch(arguments: Arguments) -> None:
 
     dtype = DTYPES[arguments.input.dtype.name.replace("float", "f")]
     relative, absolute = {"f32": (1.3e-6, 1e-5), "f64": (1e-7, 1e-7)}[dtype.name]
-    arrays = {name: np.abs(array) for name, array in arguments.call().arrays.items()}
+    arrays = {name: array.astype(np.float64) for name, array in arguments.call().arrays.items()}
+    x, dy = arrays["input"], arrays["grad_output"]
     mean, rstd = arrays["mean"][:, None], arrays["rstd"][:, None]
-    expanded = (arrays["grad_output"] * (arrays["input"] + mean) * rstd).sum(axis=0)
-    of_expanded_form = 4 * dtype.unit_roundoff * expanded.reshape(arguments.normalized_shape)
+    size = np.abs(x) + np.abs(mean)
+    of_weight = (np.abs(dy) * size * rstd).sum(axis=0)
+    weighted, cubed = dy * arrays.get("weight", 1.0), rstd**3 / x.shape[1]
+    b = np.abs((weighted * (x - mean)).sum(axis=1, keepdims=True)) * cubed
+    of_b = (np.abs(weighted) * size).sum(axis=1, keepdims=True) * cubed
+    of_input = b * size + of_b * np.abs(x - mean)
 
-    further = {"grad_weight": of_expanded_form}
+    further = {
+        "grad_weight": 4 * dtype.unit_roundoff * of_weight.reshape(arguments.normalized_shape),
+        "grad_input": 4 * dtype.unit_roundoff * of_input.reshape(arguments.input.shape),
+    }
     for name, other in theirs._asdict().items():
         if other is not None:
             got = present(getattr(ours, name))

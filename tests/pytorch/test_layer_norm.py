@@ -21,22 +21,25 @@ from iree_lnbwd.torch import layer_norm
 F32 = NormSpec((24,))
 
 every_dtype = pytest.mark.parametrize("dtype", TORCH_DTYPES)
-parameters = pytest.mark.parametrize(
-    ("has_weight", "bias"), [(True, True), (True, False), (False, True), (False, False)]
-)
+SHAPES = (((3, 5), (24,)), ((7,), (4, 6)), ((), (33,)), ((64,), (1,)))
+PARAMETERS = ((True, True), (True, False), (False, True), (False, False))
 
 
-@every_dtype
-@parameters
+# Each two of shape, element type and parameters meet.
 @pytest.mark.parametrize(
-    ("leading", "dims"), [((3, 5), (24,)), ((7,), (4, 6)), ((), (33,)), ((64,), (1,))]
+    ("leading", "dims", "dtype", "has_weight", "bias"),
+    [
+        (*shape, dtype, *PARAMETERS[(i + j) % len(PARAMETERS)])
+        for i, shape in enumerate(SHAPES)
+        for j, dtype in enumerate(TORCH_DTYPES)
+    ],
 )
 def test_gradients(
     leading: tuple[int, ...],
     dims: tuple[int, ...],
+    dtype: str,
     has_weight: bool,
     bias: bool,
-    dtype: str,
     device: str,
 ) -> None:
     spec = NormSpec(dims, dtype, has_weight=has_weight)

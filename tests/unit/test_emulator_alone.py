@@ -74,6 +74,16 @@ def test_who_reads_executables_loads_no_more() -> None:
     assert run.stdout.strip() == "['iree_lnbwd.emulator.executables']"
 
 
+def test_commands_that_emulate_nothing_load_no_more_either() -> None:
+    """It would be a quarter of the time that they take to start."""
+    code = (
+        "import sys; from iree_lnbwd import cli; assert cli.main(['targets']) == 0\n"
+        "print([m for m in sys.modules if m.startswith('iree_lnbwd.emulator.')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "['iree_lnbwd.emulator.executables']"
+
+
 def test_schedules_take_no_more_shared_memory_than_there_is() -> None:
     known = {**CUDA_SHARED_BYTES, **ROCM_SHARED_BYTES}
     assert known.keys() == {target.name for target in targets() if target.backend != "cpu"}

@@ -285,13 +285,13 @@ except KeyboardInterrupt:
 
 
 def test_interrupted_at_any_time_nothing_is_left_over(tmp_path: Path) -> None:
-    for round_ in range(20):
+    for round_ in range(12):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITES, tmp_path], stdout=subprocess.PIPE, text=True
         )
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-        time.sleep(0.003 + 0.0007 * round_)
+        time.sleep(0.003 + 0.0012 * round_)
         writer.send_signal(signal.SIGINT)
         writer.communicate(timeout=60)
         assert writer.returncode == 7
