@@ -12,36 +12,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from iree_lnbwd import runtime
-
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_ROTATED_BYTES = 400_000_000  # several times the L2 cache of any GPU
+_OTHER_BYTES = 400_000_000  # several times the L2 cache of any GPU
 
 Contender = Callable[[int], object]  # calls itself on the i-th set of buffers
-
-
-@dataclass(frozen=True)
-class Operands:
-    """One set of buffers on the GPU: what a backward takes and fills.
-
-    Shapes: dy, x, dx [M, N]; mean, rstd [M] f32; gamma, beta [N].
-    """
-
-    dy: Tensor
-    x: Tensor
-    mean: Tensor
-    rstd: Tensor
-    gamma: Tensor
-    beta: Tensor
-    dx: Tensor
 
 
 @dataclass(frozen=True)
@@ -54,45 +34,10 @@ class Times:
     kernels: tuple[float, ...]
 
 
-def load(path: Path, sets: Sequence[Operands]) -> Contender:
-    """A compiled module as a contender, with new arrays for the gradients in each call."""
-    op = runtime.load(path, "cuda")
-
-    def call(i: int) -> object:
-        s = sets[i % len(sets)]
-        return op(s.dy, s.x, s.mean, s.rstd, s.gamma, s.beta)
-
-    return call
-
-
-def operands(rows: int, columns: int, dtype: str) -> list[Operands]:
-    """As many sets of random buffers as it takes to exceed the L2 cache."""
-    torch_dtype = TORCH_DTYPES[dtype]
-    each = 3 * rows * columns * torch_dtype.itemsize
-    return [
-        _random_operands(rows, columns, torch_dtype)
-        for _ in range(max(1, min(16, -(-_ROTATED_BYTES // each))))
-    ]
-
-
-def _random_operands(rows: int, columns: int, dtype: torch.dtype) -> Operands:
-    x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(dtype)
-    gamma, beta = torch.randn(2, columns, device="cuda").to(dtype)
-    return Operands(
-        dy=torch.randn(rows, columns, device="cuda").to(dtype),
-        x=x,
-        mean=x.float().mean(1),
-        rstd=torch.rsqrt(x.float().var(1, unbiased=False) + 1e-5),
-        gamma=gamma.contiguous(),
-        beta=beta.contiguous(),
-        dx=torch.empty_like(x),
-    )
-
-
 def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[str, Times]:
     """Times of every contender's kernels, all contenders taking turns in each round."""
     kernels = {name: _count_kernels(contender) for name, contender in contenders.items()}
-    other = torch.ones(_ROTATED_BYTES // 4, device="cuda")
+    other = torch.ones(_OTHER_BYTES // 4, device="cuda")
 
     def clean_cache(_: int) -> object:
         return other.sum()

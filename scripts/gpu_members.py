@@ -1,0 +1,185 @@
+"""The norms that `scripts/benchmark` and `scripts/tune` time on a GPU, and their buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_lnbwd import NormSpec, runtime
+from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, OPS, RMS_NORM, RMS_NORM_BACKWARD
+
+if TYPE_CHECKING:  # PyTorch is only there where they are timed
+    from gpu_timing import Contender
+    from torch import Tensor
+
+EPS = DEFAULT_EPS
+_ROTATED_BYTES = 400_000_000  # several times the L2 cache of any GPU
+_MOST_SETS = 16
+
+
+@dataclass(frozen=True)
+class Member:
+    """One norm, as a model calls it.
+
+    Attributes:
+        name: In the CSV and on the command line.
+        op: A name of `operands.OPS`.
+        has_residual: Whether a forward adds a residual, or a backward its gradient.
+        from_output: Whether a backward takes the forward's output in place of its input.
+    """
+
+    name: str
+    op: str
+    has_residual: bool = False
+    from_output: bool = False
+
+    @property
+    def centres(self) -> bool:
+        """Whether it is layer normalization."""
+        return OPS[self.op].centres
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it computes gradients."""
+        return OPS[self.op].is_backward
+
+    @property
+    def streams_of_ceiling(self) -> int:
+        """Tensors of rows that the ceiling moves: a copy has two, an addition of two has three."""
+        return 3 if self.is_backward else 2
+
+    @property
+    def streams(self) -> int:
+        """Tensors of rows that it has to move.
+
+        A residual is read and its sum is written; in a backward, its gradient is read.
+        """
+        more = 1 if self.is_backward else 2
+        return self.streams_of_ceiling + (more if self.has_residual else 0)
+
+    def spec(self, columns: int, dtype: str) -> NormSpec:
+        """Of one element type for all tensors."""
+        return NormSpec(
+            (columns,),
+            dtype,
+            op=self.op,
+            eps=None if self.is_backward else EPS,
+            residual_dtype=dtype if self.has_residual else None,
+            from_output=self.from_output,
+            has_bias=True if self.from_output and self.centres else None,
+        )
+
+
+MEMBERS = {
+    member.name: member
+    for member in (
+        Member("layer_norm", LAYER_NORM.name),
+        Member("rms_norm", RMS_NORM.name),
+        Member("add_layer_norm", LAYER_NORM.name, has_residual=True),
+        Member("add_rms_norm", RMS_NORM.name, has_residual=True),
+        Member("layer_norm_backward", LAYER_NORM_BACKWARD.name),
+        Member("rms_norm_backward", RMS_NORM_BACKWARD.name),
+        Member("add_layer_norm_backward", LAYER_NORM_BACKWARD.name, has_residual=True),
+        Member("add_rms_norm_backward", RMS_NORM_BACKWARD.name, has_residual=True),
+        Member("layer_norm_from_output", LAYER_NORM_BACKWARD.name, from_output=True),
+        Member("rms_norm_from_output", RMS_NORM_BACKWARD.name, from_output=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """One set of tensors on the GPU: what any of the norms takes, and storage for ceilings.
+
+    Shapes: x, dy, residual, y, filled [M, N]; mean, rstd [M] f32; gamma, beta [N].
+
+    Attributes:
+        x: What is normalized, or what was.
+        dy: The gradient that reached the output.
+        residual: What a forward adds to x; or the gradient of that sum.
+        y: The output, of layer normalization or of RMS normalization.
+        mean: Of each row of x.
+        rstd: Of the same normalization.
+        gamma: The weight.
+        beta: The bias.
+        filled: What the ceiling writes.
+    """
+
+    x: Tensor
+    dy: Tensor
+    residual: Tensor
+    y: Tensor
+    mean: Tensor
+    rstd: Tensor
+    gamma: Tensor
+    beta: Tensor
+    filled: Tensor
+
+
+def buffers(member: Member, rows: int, columns: int, dtype: str) -> list[Buffers]:
+    """As many sets of random tensors as it takes to exceed the L2 cache."""
+    each = member.streams * rows * columns * DTYPES[dtype].numpy.itemsize
+    count = max(1, min(_MOST_SETS, -(-_ROTATED_BYTES // each)))
+    return [_random(member, rows, columns, dtype) for _ in range(count)]
+
+
+def _random(member: Member, rows: int, columns: int, dtype: str) -> Buffers:
+    import torch
+    from gpu_timing import TORCH_DTYPES
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda").to(TORCH_DTYPES[dtype])
+
+    x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(TORCH_DTYPES[dtype])
+    gamma, beta, wide = normal(columns), normal(columns), x.float()
+    mean = wide.mean(1)
+    centred = wide - mean[:, None] if member.centres else wide
+    rstd = torch.rsqrt(centred.square().mean(1) + EPS)
+    y = centred * rstd[:, None] * gamma.float() + (beta.float() if member.centres else 0)
+    dy, residual = normal(rows, columns), normal(rows, columns)
+    return Buffers(x, dy, residual, y.to(x.dtype), mean, rstd, gamma, beta, torch.empty_like(x))
+
+
+def ceiling(member: Member, sets: Sequence[Buffers]) -> Contender:
+    """What no norm can beat by much: a copy, or an addition of two tensors."""
+    import torch
+
+    def call(i: int) -> object:
+        s = sets[i % len(sets)]
+        if member.is_backward:
+            return torch.add(s.dy, s.x, out=s.filled)
+        return s.filled.copy_(s.x)
+
+    return call
+
+
+def ours(member: Member, path: Path, sets: Sequence[Buffers]) -> Contender:
+    """A compiled module, with new arrays for the results in each call."""
+    module = runtime.load(path, "cuda")
+
+    def call(i: int) -> object:
+        s = sets[i % len(sets)]
+        residual = s.residual if member.has_residual else None
+        if member.op == LAYER_NORM.name:
+            return module(s.x, s.gamma, s.beta, residual=residual)
+        if member.op == RMS_NORM.name:
+            return module(s.x, s.gamma, residual=residual)
+        data = {"output": s.y} if member.from_output else {"input": s.x}
+        if member.op == RMS_NORM_BACKWARD.name:
+            return module(s.dy, rstd=s.rstd, weight=s.gamma, grad_residual=residual, **data)
+        mean = None if member.from_output else s.mean
+        return module(
+            s.dy,
+            mean=mean,
+            rstd=s.rstd,
+            weight=s.gamma,
+            bias=s.beta,
+            grad_residual=residual,
+            **data,
+        )
+
+    return call

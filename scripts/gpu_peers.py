@@ -1,0 +1,238 @@
+"""Other libraries' norms on an NVIDIA GPU, by name, for `scripts/benchmark`.
+
+Each peer gets the tensors that ours gets, but where it takes weights of f32 alone, and computes the
+same results. A peer that has no such norm, or cannot be imported, is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+
+import torch
+from gpu_members import EPS, Buffers, Member
+from gpu_timing import Contender
+from torch import Tensor
+
+Call = Callable[[Buffers], object]
+Peer = Callable[[Member, Sequence[Buffers]], Call | None]  # None if it has no such norm
+
+
+def contenders(
+    names: Sequence[str], member: Member, sets: Sequence[Buffers]
+) -> dict[str, Contender]:
+    """The peers that have such a norm, by name; those that fail are told."""
+    found: dict[str, Contender] = {}
+    for name in names:
+        try:
+            call = PEERS[name](member, sets)
+            if call is None:
+                continue
+            call(sets[0])
+            torch.cuda.synchronize()
+        except Exception as error:  # tools that are not ours may raise anything
+            print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            continue
+        found[name] = _on_sets(call, sets)
+    return found
+
+
+def version(package: str) -> str:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _on_sets(call: Call, sets: Sequence[Buffers]) -> Contender:
+    return lambda i: call(sets[i % len(sets)])
+
+
+def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
+    """ATen's kernels, and an addition of its own where there is a residual."""
+    aten = torch.ops.aten
+    shape = [sets[0].x.shape[1]]
+
+    def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor) -> object:
+        return aten.native_layer_norm(x, shape, gamma, beta, EPS)
+
+    def rms_norm(x: Tensor, gamma: Tensor) -> object:
+        return aten._fused_rms_norm(x, shape, gamma, EPS)
+
+    def layer_norm_backward(s: Buffers) -> tuple[Tensor, ...]:
+        mean, rstd = s.mean[:, None], s.rstd[:, None]
+        mask = [True] * 3
+        grads: tuple[Tensor, ...] = aten.native_layer_norm_backward(
+            s.dy, s.x, shape, mean, rstd, s.gamma, s.beta, mask
+        )
+        return grads
+
+    def rms_norm_backward(s: Buffers) -> tuple[Tensor, ...]:
+        grads: tuple[Tensor, ...] = aten._fused_rms_norm_backward(
+            s.dy, s.x, shape, s.rstd[:, None], s.gamma, [True] * 2
+        )
+        return grads
+
+    def forward(s: Buffers) -> object:
+        x = s.x + s.residual if member.has_residual else s.x
+        return x, layer_norm(x, s.gamma, s.beta) if member.centres else rms_norm(x, s.gamma)
+
+    def backward(s: Buffers) -> object:
+        dx, *others = layer_norm_backward(s) if member.centres else rms_norm_backward(s)
+        return dx + s.residual if member.has_residual else dx, others
+
+    if member.from_output:
+        return None
+    return backward if member.is_backward else forward
+
+
+def _compiled(member: Member, sets: Sequence[Buffers]) -> Call | None:
+    eager = _eager(member, sets)
+    if eager is None:
+        return None
+    torch._dynamo.reset()
+    compiled: Call = torch.compile(eager, dynamic=False)
+    return compiled
+
+
+def _liger(member: Member, sets: Sequence[Buffers]) -> Call | None:
+    from liger_kernel.ops import fused_add_rms_norm, layer_norm, rms_norm
+
+    mode, offset = "llama", 0.0
+    first = sets[0]
+    if member.from_output or (member.centres and member.has_residual):
+        return None
+    if member.centres and member.is_backward:
+        return lambda s: layer_norm.layer_norm_backward(s.dy, s.x, s.gamma, s.beta, s.mean, s.rstd)
+    if member.centres:
+        return lambda s: layer_norm.layer_norm_forward(s.x, s.gamma, s.beta, EPS)
+    if member.has_residual:
+
+        def added(s: Buffers) -> tuple[object, ...]:
+            made: tuple[object, ...] = fused_add_rms_norm.fused_add_rms_norm_forward(
+                s.x, s.residual, s.gamma, EPS, offset, mode
+            )
+            return made
+
+        if not member.is_backward:
+            return added
+        *_, block, warps, stages, casting = added(first)
+        return lambda s: fused_add_rms_norm.fused_add_rms_norm_backward(
+            s.dy, s.residual, s.x, s.gamma, s.rstd, offset, casting, block, warps, stages, False
+        )
+    if not member.is_backward:
+        return lambda s: rms_norm.rms_norm_forward(s.x, s.gamma, EPS, offset, mode, None)
+    made = rms_norm.rms_norm_forward(first.x, first.gamma, EPS, offset, mode, None)
+    _, _, _, block, warps, casting = made
+    return lambda s: rms_norm.rms_norm_backward(
+        s.dy, s.x, s.gamma, s.rstd, offset, casting, block, warps, False, None
+    )
+
+
+def _flash_attn(member: Member, _sets: Sequence[Buffers]) -> Call | None:
+    from flash_attn.ops.triton import layer_norm
+
+    if member.from_output:
+        return None
+    is_rms = not member.centres
+
+    def forward(s: Buffers) -> object:
+        return layer_norm._layer_norm_fwd(
+            s.x,
+            s.gamma,
+            None if is_rms else s.beta,
+            EPS,
+            residual=s.residual if member.has_residual else None,
+            is_rms_norm=is_rms,
+        )
+
+    def backward(s: Buffers) -> object:
+        return layer_norm._layer_norm_bwd(
+            s.dy,
+            s.x,
+            s.gamma,
+            None if is_rms else s.beta,
+            EPS,
+            None if is_rms else s.mean,
+            s.rstd,
+            dresidual=s.residual if member.has_residual else None,
+            has_residual=member.has_residual,
+            is_rms_norm=is_rms,
+            x_dtype=s.x.dtype,
+        )
+
+    return backward if member.is_backward else forward
+
+
+def _cudnn(member: Member, sets: Sequence[Buffers]) -> Call | None:
+    """Its layer norm takes weights of f32."""
+    for module in ("layernorm", "rmsnorm"):  # they register the operators
+        importlib.import_module(f"cudnn.ops.norm.{module}")
+    if member.has_residual or member.from_output:
+        return None
+    ops = torch.ops.cudnn
+    wide = {id(s): (_4d(s.gamma.float()[None]), _4d(s.beta.float()[None])) for s in sets}
+
+    def call(s: Buffers) -> object:
+        x, rstd = _4d(s.x), _4d(s.rstd[:, None])
+        if member.centres:
+            gamma, beta = wide[id(s)]
+            if member.is_backward:
+                return ops.layernorm_bwd(_4d(s.dy), x, gamma, _4d(s.mean[:, None]), rstd)
+            return ops.layernorm(x, gamma, beta, EPS)
+        gamma = _4d(s.gamma[None])
+        if member.is_backward:
+            return ops.rmsnorm_bwd(_4d(s.dy), x, gamma, rstd)
+        return ops.rmsnorm(x, gamma, EPS)
+
+    return call
+
+
+def _4d(tensor: Tensor) -> Tensor:
+    return tensor[:, :, None, None]
+
+
+def _quack(member: Member, sets: Sequence[Buffers]) -> Call | None:
+    """Its layer norm's forward takes weights of f32."""
+    from quack import rmsnorm
+
+    if member.from_output or (member.centres and member.has_residual):
+        return None
+    wide = {id(s): (s.gamma.float(), s.beta.float()) for s in sets}
+    if member.centres and member.is_backward:
+        return lambda s: rmsnorm.layernorm_bwd(s.x, s.gamma, s.dy, s.rstd, s.mean)
+    if member.centres:
+        return lambda s: rmsnorm.layernorm_fwd(
+            s.x, *wide[id(s)], eps=EPS, return_rstd=True, return_mean=True
+        )
+    if member.is_backward:
+        return lambda s: rmsnorm.rmsnorm_bwd(
+            s.x, s.gamma, s.dy, s.rstd, dresidual_out=s.residual if member.has_residual else None
+        )
+    return lambda s: rmsnorm.rmsnorm_fwd(
+        s.x,
+        s.gamma,
+        residual=s.residual if member.has_residual else None,
+        eps=EPS,
+        store_rstd=True,
+    )
+
+
+PEERS: Mapping[str, Peer] = {
+    "eager": _eager,
+    "compile": _compiled,
+    "liger": _liger,
+    "flash-attn": _flash_attn,
+    "cudnn": _cudnn,
+    "quack": _quack,
+}
+PACKAGES = {  # the version of each goes to the CSV
+    "torch": "torch",
+    "triton": "triton",
+    "liger_kernel": "liger-kernel",
+    "flash_attn": "flash-attn",
+    "cudnn_frontend": "nvidia-cudnn-frontend",
+    "quack_kernels": "quack-kernels",
+}
