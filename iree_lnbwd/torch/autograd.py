@@ -1,0 +1,175 @@
+"""The autograd formula of all norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from iree_lnbwd.arguments import NormOutput, Results, results_of
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, names
+from iree_lnbwd.runtime.frameworks import pytorch
+from iree_lnbwd.torch import aten, kernels, kinds
+from iree_lnbwd.torch.norms import Norm, operator
+
+
+class Options(NamedTuple):
+    """The options of a norm.
+
+    Attributes:
+        normalized_shape: The trailing dimensions.
+        eps: Added to the variance; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+    """
+
+    normalized_shape: Sequence[int]
+    eps: float | None
+    weight_offset: float = 0.0
+
+
+class NormFunction(torch.autograd.Function):
+    """A norm and its gradients.
+
+    It takes a `Norm`, its `Options` and the tensors of the op's table, and returns what the
+    operator returns.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, norm: Norm, options: Options, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """The results, and what the backward needs."""
+        results = _forward(norm, options, tensors)
+        given = dict(zip(names(norm.op.arguments), tensors, strict=True))
+        normalized = results.residual_output if norm.takes_residual else given["input"]
+        statistics = (results.mean, results.rstd)
+        if results.rstd.dtype in kinds.HALF:
+            # PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
+            statistics = (None, None)
+        ctx.save_for_backward(normalized, *statistics, given["weight"], given.get("bias"))
+        ctx.norm, ctx.options = norm, options
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+        if norm.own_forward:
+            ctx.mark_non_differentiable(*(s for s in statistics if s is not None))
+        ctx.set_materialize_grads(False)
+        return norm.returned(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors, from those of the results."""
+        norm, arguments = ctx.norm, names(ctx.norm.op.arguments)
+        needs = dict(zip(arguments, ctx.needs_input_grad[2:], strict=True))
+        of_sum = needs["input"] or needs["residual"]
+        reached = dict(zip(names(norm.results), grads, strict=True))
+        grad_output = reached["output"]
+        grad_residual = reached.get("residual_output") if of_sum else None
+        found: dict[str, Tensor | None] = {"grad_input": grad_residual}
+        if grad_output is not None:  # else the gradient went past the norm
+            asked = needs | {"input": of_sum}
+            mask = tuple(asked[n.removeprefix("grad_")] for n in names(norm.gradients.op.masked))
+            compute = _differentiable if torch.is_grad_enabled() else _gradients
+            found = compute(
+                norm, ctx.options, grad_output, grad_residual, ctx.saved_tensors, mask
+            )._asdict()
+        found["grad_residual"] = found["grad_input"]
+        returned = (found.get(f"grad_{name}") if needs[name] else None for name in arguments)
+        return (
+            None,
+            None,
+            *(
+                None if gradient is None else gradient.to(dtype)
+                for gradient, dtype in zip(returned, ctx.dtypes, strict=True)
+            ),
+        )
+
+
+def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> NormOutput:
+    if not norm.own_forward:  # ATen's instead of the operator again, so that a compiler may fuse it
+        return aten.pytorchs(tensors, options.normalized_shape, options.eps)
+    if _are_plain(*tensors):
+        return kernels.forward(norm.op, tensors, *options)
+    given = dict(zip(names(norm.op.arguments), tensors, strict=True))
+    with torch._C._AutoDispatchBelowAutograd():
+        found = norm.operator(*(given[name] for name in names(norm.arguments)), *options)
+    return results_of(norm.op, dict(zip(names(norm.results), found, strict=True)))  # type: ignore[return-value]
+
+
+def _gradients(
+    norm: Norm,
+    options: Options,
+    grad_output: Tensor,
+    grad_residual: Tensor | None,
+    saved: Sequence[Tensor | None],
+    mask: tuple[bool, ...],
+) -> Results:
+    """By this package's backward."""
+    op = norm.gradients.op
+    input, mean, rstd, weight, bias = saved
+    given = {
+        "grad_output": grad_output,
+        "input": input,
+        "mean": mean,
+        "rstd": rstd,
+        "weight": weight,
+        "bias": bias,
+        "grad_residual": grad_residual,
+    }
+    tensors = tuple(given[name] for name in names(op.arguments))
+    dims, eps, weight_offset = options
+    plain = _are_plain(*tensors)
+    if op is LAYER_NORM_BACKWARD and grad_residual is None and not weight_offset:
+        # C++ knows this operator.
+        run = kernels.layer_norm_backward if plain else operator("layer_norm_backward")
+        found = run(grad_output, input, dims, mean, rstd, weight, bias, mask, eps)
+    elif plain:
+        found, _ = kernels.backward(op, tensors, dims, mask, eps, weight_offset)
+    else:
+        found = norm.gradients.operator(*tensors, dims, mask, eps, weight_offset)
+    return results_of(op, dict(zip(names(op.masked), found, strict=True)))
+
+
+def _differentiable(
+    norm: Norm,
+    options: Options,
+    grad_output: Tensor,
+    grad_residual: Tensor | None,
+    saved: Sequence[Tensor | None],
+    mask: tuple[bool, ...],
+) -> Results:
+    """By PyTorch's own operators, which can be differentiated again."""
+    input, _, _, weight, bias = saved
+    assert input is not None
+    output, _, _ = aten.normalized(norm.op, input, weight, bias, *options)
+    masked = names(norm.gradients.op.masked)
+    given = dict(zip(masked, (input, weight, bias), strict=False))
+    asked = [name for name, wanted in zip(masked, mask, strict=True) if wanted]
+    found = dict(
+        zip(
+            asked,
+            torch.autograd.grad(
+                output,
+                [given[name] for name in asked],
+                grad_output.to(output.dtype),
+                create_graph=True,
+            ),
+            strict=True,
+        )
+    )
+    if grad_residual is not None:
+        found["grad_input"] = found["grad_input"] + grad_residual
+    return results_of(norm.gradients.op, found)
+
+
+def _are_plain(*tensors: Tensor | None) -> bool:
+    """Whether the dispatcher can be skipped, because nothing observes these tensors."""
+    return (
+        all(
+            tensor is None or (type(tensor) in (Tensor, nn.Parameter) and pytorch.is_plain(tensor))
+            for tensor in tensors
+        )
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._autograd._profiler_enabled()
+    )

@@ -1,0 +1,133 @@
+"""The operators of ours, in one table; their schemas derive from the table of the ops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iree_lnbwd.arguments import NormOutput
+from iree_lnbwd.operands import (
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OUTPUT,
+    RESIDUAL,
+    RESIDUAL_OUTPUT,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    Op,
+    Operand,
+    When,
+    names,
+)
+
+NAMESPACE = "iree_lnbwd"
+
+
+def operator(name: str) -> Any:
+    """An operator of ``torch.ops.iree_lnbwd``."""
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """An operator that computes gradients.
+
+    Attributes:
+        name: Of ``torch.ops.iree_lnbwd``.
+        op: What it computes.
+    """
+
+    name: str
+    op: Op
+
+    @functools.cached_property
+    def schema(self) -> str:
+        """The tensors in the order of the op's table, and then the options."""
+        options = f"bool[{len(self.op.masked)}] output_mask, {_eps(self.op)}, float weight_offset"
+        return _schema(self.name, self.op.arguments, options, self.op.masked)
+
+    @functools.cached_property
+    def operator(self) -> Any:
+        """It, registered."""
+        return operator(self.name)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An operator that is differentiable.
+
+    Attributes:
+        name: Of ``torch.ops.iree_lnbwd``.
+        op: What it computes.
+        gradients: The operator of its gradients.
+        takes_residual: Whether it normalizes ``input + residual``.
+        own_forward: Whether the forward is this package's, not PyTorch's.
+    """
+
+    name: str
+    op: Op
+    gradients: Gradients
+    takes_residual: bool = False
+    own_forward: bool = True
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Operand, ...]:
+        """The tensors that it takes."""
+        return tuple(a for a in self.op.arguments if self.takes_residual or a is not RESIDUAL)
+
+    @functools.cached_property
+    def results(self) -> tuple[Operand, ...]:
+        """The tensors that it returns: with the statistics, if the forward is ours."""
+        if not self.own_forward:
+            return (OUTPUT,)
+        return tuple(r for r in self.op.results if self.takes_residual or r is not RESIDUAL_OUTPUT)
+
+    @functools.cached_property
+    def schema(self) -> str:
+        """The tensors in the order of the op's table, and then the options."""
+        return _schema(
+            self.name, self.arguments, f"{_eps(self.op)}, float weight_offset", self.results
+        )
+
+    @functools.cached_property
+    def operator(self) -> Any:
+        """It, registered."""
+        return operator(self.name)
+
+    def returned(self, results: NormOutput) -> tuple[Tensor, ...]:
+        """The results in the order that it returns them."""
+        return tuple(getattr(results, name) for name in names(self.results))
+
+    def all_arguments(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The arguments of the op, from those that it takes."""
+        given = dict(zip(names(self.arguments), tensors, strict=True))
+        return tuple(given.get(name) for name in names(self.op.arguments))
+
+
+def _schema(
+    name: str, arguments: Iterable[Operand], options: str, results: Sequence[Operand]
+) -> str:
+    # No defaults, because PyTorch omits arguments with their default value from a call.
+    required = (When.ALWAYS, When.RESIDUAL_GIVEN)
+    tensors = ", ".join(f"Tensor{'' if a.when in required else '?'} {a.name}" for a in arguments)
+    returned = ", ".join("Tensor" for _ in results)
+    return f"{name}({tensors}, SymInt[] normalized_shape, {options}) -> ({returned})"
+
+
+def _eps(op: Op) -> str:
+    return "float eps" if op.centres else "float? eps"
+
+
+LAYER_NORM_GRADIENTS = Gradients("own_layer_norm_backward", LAYER_NORM_BACKWARD)
+RMS_NORM_GRADIENTS = Gradients("rms_norm_backward", RMS_NORM_BACKWARD)
+PYTORCHS_LAYER_NORM = Norm("layer_norm", LAYER_NORM, LAYER_NORM_GRADIENTS, own_forward=False)
+OWN_LAYER_NORM = Norm("own_layer_norm", LAYER_NORM, LAYER_NORM_GRADIENTS)
+OWN_RMS_NORM = Norm("rms_norm", RMS_NORM, RMS_NORM_GRADIENTS)
+ADD_LAYER_NORM = Norm("add_layer_norm", LAYER_NORM, LAYER_NORM_GRADIENTS, takes_residual=True)
+ADD_RMS_NORM = Norm("add_rms_norm", RMS_NORM, RMS_NORM_GRADIENTS, takes_residual=True)
+OWN_NORMS = (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
