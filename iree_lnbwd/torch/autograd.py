@@ -121,7 +121,7 @@ def _gradients(
     plain = _are_plain(*tensors)
     if op is LAYER_NORM_BACKWARD and grad_residual is None and not weight_offset:
         # C++ knows this operator.
-        run = kernels.layer_norm_backward if plain else operator("layer_norm_backward")
+        run: Any = kernels.layer_norm_backward if plain else operator("layer_norm_backward")
         found = run(grad_output, input, dims, mean, rstd, weight, bias, mask, eps)
     elif plain:
         found, _ = kernels.backward(op, tensors, dims, mask, eps, weight_offset)

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from iree_lnbwd import functional, notices, torch_native
-from iree_lnbwd.arguments import LayerNormGrads, NormOutput, Options, Results, results_of
+from iree_lnbwd.arguments import (
+    LayerNormGrads,
+    NormOutput,
+    Options,
+    Results,
+    check_options,
+    results_of,
+)
 from iree_lnbwd.operands import (
     LAYER_NORM_BACKWARD,
     RESIDUAL_OUTPUT,
@@ -45,7 +52,7 @@ def forward(
     if 0 in normalized_shape:  # PyTorch takes rows of no columns
         return fake_forward(op, tensors, normalized_shape, eps, weight_offset)
     kinds.given(op, tensors)
-    options = Options(op, tuple(normalized_shape), (), weight_offset, eps)
+    options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
     results, _ = functional.call(tensors, options, compiling=_say_compiling)
     return results  # type: ignore[return-value]
 

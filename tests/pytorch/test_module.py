@@ -7,6 +7,7 @@ import inspect
 import logging
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 from support import random_generator
@@ -16,9 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iree_lnbwd.torch import LayerNorm, layer_norm, replace_layer_norm, warmup
+from iree_lnbwd.torch import (
+    AddLayerNorm,
+    AddRMSNorm,
+    LayerNorm,
+    RMSNorm,
+    layer_norm,
+    replace_layer_norm,
+    warmup,
+)
 
-ARGUMENTS = [
+ARGUMENTS: list[dict[str, Any]] = [
     {"normalized_shape": 24},
     {"normalized_shape": [4, 6], "eps": 1e-3},
     {"normalized_shape": (24,), "bias": False},
@@ -39,8 +48,16 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(model(x).square().mean(), [*model.parameters()]))
 
 
-def test_same_constructor_as_pytorchs() -> None:
-    assert inspect.signature(LayerNorm) == inspect.signature(nn.LayerNorm)
+@pytest.mark.parametrize("ours", [LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm])
+def test_same_constructor_as_pytorchs(ours: type[nn.Module]) -> None:
+    """And our options, which are given by name."""
+    theirs = nn.LayerNorm if issubclass(ours, nn.LayerNorm) else nn.RMSNorm
+
+    def arguments(module: type[nn.Module]) -> dict[str, object]:
+        parameters = inspect.signature(module).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
+
+    assert arguments(ours) == arguments(theirs)
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
