@@ -746,19 +746,17 @@ def autograd(case: Case) -> None:
 
 def torch_junk(case: Case) -> None:
     """PyTorch's functions, with one argument that is junk: an error, by name, and no crash."""
-    norm = lnbwd_torch().LayerNorm(8)
+    device = case.pick("cpu", "meta", "meta")  # meta: new options take a compilation
+    x, residual = torch.ones(2, 3, 8, device=device)
+    weight, bias = torch.ones(2, 8, device=device)
+    shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5, "weight_offset": 1.0}
+    types = {"dtype": torch.float32, "residual_dtype": torch.float32, "device": "cpu"}
     name, given = case.pick(
-        (
-            "torch.layer_norm",
-            {
-                "input": torch.ones(3, 8),
-                "normalized_shape": 8,
-                "weight": torch.ones(8),
-                "bias": torch.ones(8),
-                "eps": 1e-5,
-            },
-        ),
-        ("torch.warmup", {"model": norm, "dtype": torch.float32, "device": "cpu"}),
+        ("torch.layer_norm", {"input": x, "bias": bias, "own_forward": True} | shared),
+        ("torch.rms_norm", {"input": x} | shared),
+        ("torch.add_layer_norm", {"input": x, "residual": residual, "bias": bias} | shared),
+        ("torch.add_rms_norm", {"input": x, "residual": residual} | shared),
+        ("torch.warmup", {"model": lnbwd_torch().AddRMSNorm(8)} | types),
         ("torch.replace_layer_norm", {"model": torch.nn.LayerNorm(8)}),
     )
     if case.chance(0.2):
@@ -855,8 +853,8 @@ def _public() -> dict[str, Callable[..., Any]]:
         found[CLASSES[op].__name__] = CLASSES[op].__call__
     if torch is not None:
         ours = lnbwd_torch()
-        functions = (ours.layer_norm, ours.warmup, ours.replace_layer_norm)
-        found |= {f"torch.{function.__name__}": function for function in functions}
+        public = {name: getattr(ours, name) for name in ours.__all__}
+        found |= {f"torch.{n}": one for n, one in public.items() if not isinstance(one, type)}
     return found
 
 

@@ -200,7 +200,8 @@ def warmup(
     _check_model(model)
     for norm in model.modules():
         if isinstance(norm, LayerNorm | RMSNorm | AddLayerNorm | AddRMSNorm):
-            _run_once(norm, (dtype, residual_dtype or dtype), device)
+            of_residual = dtype if residual_dtype is None else residual_dtype
+            _run_once(norm, (dtype, of_residual), device)
 
 
 def _run_once(
@@ -210,14 +211,12 @@ def _run_once(
 ) -> None:
     """In both directions, of an input and a residual of these element types."""
     weight = norm.weight
-    if weight is not None:
-        device = weight.device if device is None else device
     rows = [
         torch.zeros(
             1,
             *norm.normalized_shape,
-            dtype=dtype or (None if weight is None else weight.dtype),
-            device=device,
+            dtype=weight.dtype if dtype is None and weight is not None else dtype,
+            device=weight.device if device is None and weight is not None else device,
             requires_grad=True,
         )
         for dtype in dtypes[: 2 if isinstance(norm, AddLayerNorm | AddRMSNorm) else 1]
