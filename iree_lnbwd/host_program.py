@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from iree_lnbwd.launches import KERNELS, Count, LaunchPlans, Plan, PlannedLaunch
-from iree_lnbwd.operands import Kind, Operand
+from iree_lnbwd.operands import ADDED_BIAS, Kind, Operand
 from iree_lnbwd.spec import NormSpec
 
 _EXECUTABLE = re.compile(
@@ -117,6 +117,8 @@ def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
         computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
         types = ", ".join(statistic.alias for statistic in saved)
         lines.append(f"{computed} = call @{statistics}(%x) : (!x_mn) -> ({types})")
+    if family.is_backward and family.reads_bias and not spec.has_bias:
+        lines.append(f"%{ADDED_BIAS.symbol} = arith.constant dense<0.0> : {ADDED_BIAS.alias}")
     results = ", ".join(f"%{result.symbol}" for result in family.results)
     read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
     types = ", ".join(given.alias for given in family.inputs)
@@ -127,7 +129,7 @@ def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
 
 def _stand_in(spec: NormSpec, given: Operand) -> str:
     """The symbol of an operand, or of one of its type where the spec lacks it."""
-    if spec.has(given) or not given.is_option:
+    if spec.has(given) or not given.is_option or (spec.from_output and given is ADDED_BIAS):
         return given.symbol
     return "x" if given.kind is Kind.CELLS else "gamma"
 

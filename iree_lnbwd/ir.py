@@ -28,7 +28,7 @@ from iree_lnbwd.schedules import (
     forms,
     schedule_to_dict,
 )
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.targets import Target
 
 ONE_PASS = "one_pass.mlir"
@@ -133,9 +133,12 @@ def module(
 def _algorithm(spec: NormSpec, schedule: Schedule) -> tuple[str, str]:
     """The functions of a text without a plan that compute the op, and statistics."""
     if not isinstance(schedule, RowBlocks):
-        return "algorithm", "statistics"
+        return "algorithm" + ("_from_output" if spec.from_output else ""), "statistics"
     suffix = "" if spec.family.centres else "_uncentred"
-    return ("algorithm" if spec.family.is_backward else "forward") + suffix, "statistics" + suffix
+    if not spec.family.is_backward:
+        return f"forward{suffix}", f"statistics{suffix}"
+    of_which = "_from_output" if spec.from_output and spec.family.centres else suffix
+    return f"algorithm{of_which}", f"statistics{suffix}"
 
 
 def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
@@ -198,6 +201,8 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "#takes_residual": _flag(spec.has(RESIDUAL)),
         "#adds_bias": _flag(bool(spec.has_bias)),
         "#writes_output": _flag(not spec.family.is_backward),
+        "#from_output": _flag(spec.from_output),
+        "#least_weight": f"{LEAST_WEIGHT:.17e} : !acc",
     }
 
 
@@ -242,6 +247,7 @@ def _chunks(vector: int) -> dict[str, str]:
         "!dy_chunk": f"vector<{vector}x!dy>",
         "!x_chunk": f"vector<{vector}x!x>",
         "!gamma_chunk": f"vector<{vector}x!gamma>",
+        "!beta_chunk": f"vector<{vector}x!beta>",
         "!residual_chunk": f"vector<{vector}x!residual>",
         "!chunk": f"vector<{vector}x!acc>",
     }
@@ -321,7 +327,6 @@ def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
         **_bindings(cols),
         "!means": f"memref<{block}x2x!acc>",
         **_chunks(vector),
-        "!beta_chunk": f"vector<{vector}x!beta>",
         "!lanes": f"vector<{vector}xi1>",
     }
 

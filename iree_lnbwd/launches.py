@@ -71,6 +71,7 @@ class Kernel:
         return (*self.reads, *self.writes)
 
 
+# A backward from the output has that in place of the input, and no mean.
 _READ = (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT)
 _GRADIENTS = (GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS)
 _PARTIALS = (PARTIAL_DGAMMA, PARTIAL_DBETA)
