@@ -63,7 +63,7 @@ _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     if isinstance(schedule, WholeTensors):
-        return (f"{spec.op}.mlir",)
+        return (f"{_stem(spec)}.mlir",)
     if isinstance(schedule, RowBlocks):
         names = [ROW_BLOCKS] if spec.family.is_backward else []
         statistics = FORWARD_ROW_BLOCKS
@@ -77,7 +77,11 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
 
 def oracle(spec: NormSpec) -> str:
     """The file of ``ir/`` with the op in StableHLO."""
-    return f"{spec.op}.stablehlo.mlir"
+    return f"{_stem(spec)}.stablehlo.mlir"
+
+
+def _stem(spec: NormSpec) -> str:
+    return spec.op + ("_from_output" if spec.from_output else "")
 
 
 def module(
@@ -133,7 +137,7 @@ def module(
 def _algorithm(spec: NormSpec, schedule: Schedule) -> tuple[str, str]:
     """The functions of a text without a plan that compute the op, and statistics."""
     if not isinstance(schedule, RowBlocks):
-        return "algorithm" + ("_from_output" if spec.from_output else ""), "statistics"
+        return "algorithm", "statistics"
     suffix = "" if spec.family.centres else "_uncentred"
     if not spec.family.is_backward:
         return f"forward{suffix}", f"statistics{suffix}"
@@ -190,6 +194,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "!acc_mn": f"tensor<{rows}x{cols}x!acc>",
         "!acc_m": f"tensor<{rows}x!acc>",
         "!acc_n": f"tensor<{cols}x!acc>",
+        "!lanes_n": f"tensor<{cols}xi1>",
         "!gamma_n": f"tensor<{cols}x!gamma>",
         "!beta_n": f"tensor<{cols}x!beta>",
         "#inv_n": f"{1.0 / cols:.17e} : !acc",
