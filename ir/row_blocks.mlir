@@ -104,7 +104,8 @@ hal.executable.source private @rows {
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
-    func.func private @inverse(!chunk) -> !chunk
+    func.func private @away_from_zero(!chunk) -> !chunk
+    func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
@@ -199,7 +200,8 @@ hal.executable.source private @rows {
                 %g = func.call @weight(%ga) : (!chunk) -> !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
                 %bias = func.call @bias(%beta, %col) : (!beta_row, index) -> !chunk
-                %inverse = func.call @inverse(%g) : (!chunk) -> !chunk
+                %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+                %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
                 %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
                 %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
                 %xhat = arith.select %from_output, %of_y, %of_x : !chunk
@@ -234,7 +236,8 @@ hal.executable.source private @rows {
           %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
           %g = func.call @weight(%ga) : (!chunk) -> !chunk
           %bias = func.call @bias(%beta, %col) : (!beta_row, index) -> !chunk
-          %inverse = func.call @inverse(%g) : (!chunk) -> !chunk
+          %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
           %dgamma_sum = vector.load %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
           %dbeta_sum = scf.if %sums_dbeta -> !chunk {
             %dbeta_ = vector.load %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk

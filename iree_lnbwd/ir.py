@@ -116,9 +116,9 @@ def module(
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif isinstance(schedule, OnePass | TwoPass | Forward) and plans is not None:
-        aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(plans)
+        aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(spec, plans)
         bodies = {
-            name: host_program.launched(_literals(name, text, spec, target, schedule), plans)
+            name: host_program.launched(_literals(name, text, spec, target, schedule), spec, plans)
             for name, text in bodies.items()
         }
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
@@ -150,6 +150,9 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
 
     Those of ``math/types.mlir`` widen or round from the first type to the last.
     """
+    if function == "reciprocal":
+        on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
+        return "reciprocal_on_gpu" if on_gpu else function
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
@@ -357,6 +360,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#rereads": _flag(schedule.rereads and spec.has(GRAD_INPUT)),
         "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
         "#widens_weight": _flag(schedule.widens_weight),
+        "#stages_bias": _flag(schedule.stages_bias(spec)),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
         "#one_group": _flag(groups == 1),
         "#one_warp": _flag(schedule.warps == 1),
@@ -366,12 +370,14 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
         "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
         "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
+        "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
         "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
         "!exchange": _shared(f"2x{groups}x{schedule.warps}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),
         "!gamma_held": _private(f"{chunks}x!gamma_chunk"),
+        "!beta_held": _private(f"{chunks}x!beta_chunk"),
         "!residual_held": _private(f"{chunks}x!residual_chunk"),
         "!held": _private(f"{chunks}x!chunk"),
     }
@@ -411,10 +417,13 @@ def _few_rows_aliases(
         "!few_dy": _private(f"{chunks}x!dy_chunk"),
         "!few_x": _private(f"{chunks}x!x_chunk"),
         "!few_gamma": _private(f"{chunks}x!gamma_chunk"),
+        "!few_beta": _private(f"{chunks}x!beta_chunk"),
         "!few_residual": _private(f"{chunks}x!residual_chunk"),
         "!few_held": _private(f"{chunks}x!chunk"),
         "!dy_cells": f"vector<{vector}x!dy>",
         "!x_cells": f"vector<{vector}x!x>",
+        "!gamma_cells": f"vector<{vector}x!gamma>",
+        "!beta_cells": f"vector<{vector}x!beta>",
         "!cells": f"vector<{vector}x!acc>",
     }
 
@@ -433,6 +442,7 @@ def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict
         "!dy_read": _private(f"{schedule.chunks}x!dy_chunk"),
         "!x_read": _private(f"{schedule.chunks}x!x_chunk"),
         "!gamma_read": _private(f"{schedule.chunks}x!gamma_chunk"),
+        "!beta_read": _private(f"{schedule.chunks}x!beta_chunk"),
     }
 
 

@@ -44,10 +44,9 @@ func.func private @xhat_from_output(%y: !chunk, %beta: !chunk, %inverse: !chunk)
   return %xhat : !chunk
 }
 
-// 1 / g, where a g of a smaller magnitude than #least_weight counts as that, with g's sign; zeros count as
-// positive. NaN stays NaN.
-func.func private @inverse(%g: !chunk) -> !chunk {
-  %ones = arith.constant dense<1.0> : !chunk
+// g, or what counts as g where an output is divided by it: #least_weight with g's sign where g is smaller.
+// The sign of a zero is positive. NaN stays NaN.
+func.func private @away_from_zero(%g: !chunk) -> !chunk {
   %zeros = arith.constant dense<0.0> : !chunk
   %least = arith.constant #least_weight
   %least_v = vector.broadcast %least : !acc to !chunk
@@ -57,7 +56,19 @@ func.func private @inverse(%g: !chunk) -> !chunk {
   %is_negative = arith.cmpf olt, %g, %zeros : !chunk
   %signed_least = arith.select %is_negative, %minus_least_v, %least_v : !lanes, !chunk
   %divisor = arith.select %is_small, %signed_least, %g : !lanes, !chunk
-  %inverse = arith.divf %ones, %divisor : !chunk
+  return %divisor : !chunk
+}
+
+func.func private @reciprocal(%g: !chunk) -> !chunk {
+  %ones = arith.constant dense<1.0> : !chunk
+  %inverse = arith.divf %ones, %g : !chunk
+  return %inverse : !chunk
+}
+
+// f32 on a GPU: one instruction, off by a unit in the last place at most.
+func.func private @reciprocal_on_gpu(%g: !chunk) -> !chunk {
+  %ones = arith.constant dense<1.0> : !chunk
+  %inverse = arith.divf %ones, %g fastmath<afn> : !chunk
   return %inverse : !chunk
 }
 
