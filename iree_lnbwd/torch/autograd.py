@@ -22,11 +22,13 @@ class Options(NamedTuple):
         normalized_shape: The trailing dimensions.
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        memory_efficient: Whether the output is saved for the backward, in place of the input.
     """
 
     normalized_shape: Sequence[int]
     eps: float | None
-    weight_offset: float = 0.0
+    weight_offset: float
+    memory_efficient: bool
 
 
 class NormFunction(torch.autograd.Function):
@@ -41,18 +43,22 @@ class NormFunction(torch.autograd.Function):
         ctx: Any, norm: Norm, options: Options, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         """The results, and what the backward needs."""
-        results = _forward(norm, options, tensors)
         given = dict(zip(names(norm.op.arguments), tensors, strict=True))
-        normalized = results.residual_output if norm.takes_residual else given["input"]
-        statistics = (results.mean, results.rstd)
-        if results.rstd.dtype in kinds.HALF:
+        if options.memory_efficient and norm.takes_residual:
+            _check_alike(given["input"], given["residual"])
+        results = _forward(norm, options, tensors)
+        data = results.residual_output if norm.takes_residual else given["input"]
+        mean, rstd = results.mean, results.rstd
+        if norm.own_forward:
+            ctx.mark_non_differentiable(*(s for s in (mean, rstd) if s is not None))
+        if options.memory_efficient:
+            data, mean = results.output, None
+        elif rstd.dtype in kinds.HALF:
             # PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
-            statistics = (None, None)
-        ctx.save_for_backward(normalized, *statistics, given["weight"], given.get("bias"))
+            mean = rstd = None
+        ctx.save_for_backward(data, mean, rstd, given["weight"], given.get("bias"))
         ctx.norm, ctx.options = norm, options
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-        if norm.own_forward:
-            ctx.mark_non_differentiable(*(s for s in statistics if s is not None))
         ctx.set_materialize_grads(False)
         return norm.returned(results)
 
@@ -85,11 +91,20 @@ class NormFunction(torch.autograd.Function):
         )
 
 
+def _check_alike(input: Tensor, residual: Tensor) -> None:
+    """The gradient of the residual stream must not lose its precision in each norm."""
+    if input.dtype != residual.dtype:
+        raise TypeError(
+            f"residual: expected {input.dtype} like input with memory_efficient, whose gradients "
+            f"have the output's type, got {residual.dtype}"
+        )
+
+
 def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> NormOutput:
     if not norm.own_forward:  # ATen's instead of the operator again, so that a compiler may fuse it
         return aten.pytorchs(tensors, options.normalized_shape, options.eps)
     if _are_plain(*tensors):
-        return kernels.forward(norm.op, tensors, *options)
+        return kernels.forward(norm.op, tensors, *options[:3])
     given = dict(zip(names(norm.op.arguments), tensors, strict=True))
     with torch._C._AutoDispatchBelowAutograd():
         found = norm.operator(*(given[name] for name in names(norm.arguments)), *options)
@@ -105,11 +120,12 @@ def _gradients(
     mask: tuple[bool, ...],
 ) -> Results:
     """By this package's backward."""
-    op = norm.gradients.op
-    input, mean, rstd, weight, bias = saved
+    gradients = norm.from_output if options.memory_efficient else norm.gradients
+    op = gradients.op
+    data, mean, rstd, weight, bias = saved
     given = {
         "grad_output": grad_output,
-        "input": input,
+        op.data.name: data,
         "mean": mean,
         "rstd": rstd,
         "weight": weight,
@@ -117,16 +133,16 @@ def _gradients(
         "grad_residual": grad_residual,
     }
     tensors = tuple(given[name] for name in names(op.arguments))
-    dims, eps, weight_offset = options
+    dims, eps, weight_offset, _ = options
     plain = _are_plain(*tensors)
     if op is LAYER_NORM_BACKWARD and grad_residual is None and not weight_offset:
         # C++ knows this operator.
         run: Any = kernels.layer_norm_backward if plain else operator("layer_norm_backward")
-        found = run(grad_output, input, dims, mean, rstd, weight, bias, mask, eps)
+        found = run(grad_output, data, dims, mean, rstd, weight, bias, mask, eps)
     elif plain:
         found, _ = kernels.backward(op, tensors, dims, mask, eps, weight_offset)
     else:
-        found = norm.gradients.operator(*tensors, dims, mask, eps, weight_offset)
+        found = gradients.operator(*tensors, dims, mask, eps, weight_offset)
     return results_of(op, dict(zip(names(op.masked), found, strict=True)))
 
 
@@ -139,9 +155,14 @@ def _differentiable(
     mask: tuple[bool, ...],
 ) -> Results:
     """By PyTorch's own operators, which can be differentiated again."""
+    if options.memory_efficient:
+        raise RuntimeError(
+            "memory_efficient: expected a backward that is not differentiated itself, got "
+            "create_graph=True; the input was not saved"
+        )
     input, _, _, weight, bias = saved
     assert input is not None
-    output, _, _ = aten.normalized(norm.op, input, weight, bias, *options)
+    output, _, _ = aten.normalized(norm.op, input, weight, bias, *options[:3])
     masked = names(norm.gradients.op.masked)
     given = dict(zip(masked, (input, weight, bias), strict=False))
     asked = [name for name, wanted in zip(masked, mask, strict=True) if wanted]

@@ -18,6 +18,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = DEFAULT_EPS,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
     own_forward: bool = False,
 ) -> Tensor:
@@ -40,6 +41,10 @@ def layer_norm(
             another than ``input``'s, unless one is f64.
         bias: As ``weight``; None means zeros.
         eps: Added to the variance.
+        memory_efficient: Whether the output is kept for the backward, in place of the input; it
+            takes this package's forward. The output must not change before the backward. It was
+            rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward` says;
+            they cannot be differentiated again.
         weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around
             zero. Any but 0.0 takes this package's forward, for PyTorch's has none.
         own_forward: Whether to take this package's forward. Its statistics are f32 on the CPU, too,
@@ -53,11 +58,12 @@ def layer_norm(
     """
     _check_tensors(input=input)
     _check_flag("own_forward", own_forward)
+    _check_flag("memory_efficient", memory_efficient)
     dims = _dims(normalized_shape)
     output: Tensor
-    if own_forward or check_number(weight_offset, "weight_offset"):
+    if own_forward or memory_efficient or check_number(weight_offset, "weight_offset"):
         output, _, _ = torch.ops.iree_lnbwd.own_layer_norm.default(
-            input, weight, bias, dims, eps, weight_offset
+            input, weight, bias, dims, eps, weight_offset, memory_efficient
         )
     else:
         output = torch.ops.iree_lnbwd.layer_norm.default(input, dims, weight, bias, eps)
@@ -70,6 +76,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> Tensor:
     """Divides by the root of the mean square, as ``torch.nn.functional.rms_norm``.
@@ -83,6 +90,7 @@ def rms_norm(
         weight: As `layer_norm`.
         eps: Added to the mean of the squares; None means the machine epsilon of f32, or of f64 for
             f64 tensors, as PyTorch has it.
+        memory_efficient: As `layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
 
     Returns:
@@ -94,7 +102,9 @@ def rms_norm(
     _check_tensors(input=input)
     dims = _dims(normalized_shape)
     output: Tensor
-    output, _ = torch.ops.iree_lnbwd.rms_norm.default(input, weight, dims, eps, weight_offset)
+    output, _ = torch.ops.iree_lnbwd.rms_norm.default(
+        input, weight, dims, eps, weight_offset, memory_efficient
+    )
     return output
 
 
@@ -106,6 +116,7 @@ def add_layer_norm(
     bias: Tensor | None = None,
     eps: float = DEFAULT_EPS,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Normalizes ``input + residual``, and returns that sum, too.
@@ -127,6 +138,8 @@ def add_layer_norm(
         weight: As `layer_norm`.
         bias: As ``weight``; None means zeros.
         eps: Added to the variance.
+        memory_efficient: As `layer_norm`: nor is the sum kept for the backward. Gradients are
+            computed in the output's element type, so ``residual`` must have it, too.
         weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
 
     Returns:
@@ -138,7 +151,7 @@ def add_layer_norm(
     _check_tensors(input=input, residual=residual)
     dims = _dims(normalized_shape)
     output, _, _, residual_output = torch.ops.iree_lnbwd.add_layer_norm.default(
-        input, residual, weight, bias, dims, eps, weight_offset
+        input, residual, weight, bias, dims, eps, weight_offset, memory_efficient
     )
     return output, residual_output
 
@@ -150,6 +163,7 @@ def add_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
@@ -160,6 +174,7 @@ def add_rms_norm(
         normalized_shape: The trailing dimensions to normalize.
         weight: As `layer_norm`.
         eps: As `rms_norm`.
+        memory_efficient: As `add_layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
 
     Returns:
@@ -171,7 +186,7 @@ def add_rms_norm(
     _check_tensors(input=input, residual=residual)
     dims = _dims(normalized_shape)
     output, _, residual_output = torch.ops.iree_lnbwd.add_rms_norm.default(
-        input, residual, weight, dims, eps, weight_offset
+        input, residual, weight, dims, eps, weight_offset, memory_efficient
     )
     return output, residual_output
 

@@ -68,7 +68,7 @@ def fake_forward(
     given = kinds.given(op, tensors)
     _check_shapes(op, given, tuple(normalized_shape))
     results = {
-        result.name: _empty(result, given, normalized_shape)
+        result.name: _empty(result, given[op.data.name], given, normalized_shape)
         for result in op.results
         if result is not RESIDUAL_OUTPUT or "residual" in given
     }
@@ -94,7 +94,7 @@ def backward(
         weight_offset: Added to the weight.
     """
     given = kinds.given(op, tensors)
-    if given["input"].numel() == 0:  # an empty sum is zero
+    if given[op.data.name].numel() == 0:  # an empty sum is zero
         zeros = fake_backward(op, tensors, normalized_shape, output_mask)
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = tuple(_asked(op, given, output_mask))
@@ -112,7 +112,7 @@ def fake_backward(
     given = kinds.given(op, tensors)
     asked = _asked(op, given, output_mask)
     results = {
-        result.name: _empty(result, given, normalized_shape)
+        result.name: _empty(result, given[op.data.name], given, normalized_shape)
         for result, wanted in zip(op.masked, asked, strict=True)
         if wanted
     }
@@ -160,24 +160,25 @@ def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> 
     ]
 
 
-def _empty(result: Operand, given: Mapping[str, Tensor], normalized_shape: Sequence[int]) -> Tensor:
-    """Storage for a result."""
-    input = given["input"]
-    of_weight = given.get("weight", input)
+def _empty(
+    result: Operand, data: Tensor, given: Mapping[str, Tensor], normalized_shape: Sequence[int]
+) -> Tensor:
+    """Storage for a result; ``data`` is the input, or the output in its place."""
+    of_weight = given.get("weight", data)
     dtype = {
-        Element.X: input.dtype,
-        Element.ACC: kinds.wide(input.dtype),
+        Element.X: data.dtype,
+        Element.ACC: kinds.wide(data.dtype),
         Element.GAMMA: of_weight.dtype,
         Element.BETA: given.get("bias", of_weight).dtype,
-        Element.RESIDUAL: given.get("residual", input).dtype,
+        Element.RESIDUAL: given.get("residual", data).dtype,
     }[result.element]
-    leading = input.shape[: input.ndim - len(normalized_shape)]
+    leading = data.shape[: data.ndim - len(normalized_shape)]
     shape = {
-        Kind.CELLS: input.shape,
+        Kind.CELLS: data.shape,
         Kind.ROWS: (*leading, *(1 for _ in normalized_shape)),
         Kind.COLUMNS: normalized_shape,
     }[result.kind]
-    return input.new_empty(shape, dtype=dtype)
+    return data.new_empty(shape, dtype=dtype)
 
 
 def _check_shapes(op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...]) -> None:

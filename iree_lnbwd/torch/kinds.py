@@ -40,33 +40,37 @@ def given(op: Op, tensors: Iterable[Tensor | None]) -> dict[str, Tensor]:
     """
     by_name = zip(names(op.arguments), tensors, strict=True)
     there = {name: tensor for name, tensor in by_name if tensor is not None}
-    check(there)
+    check(there, op.data.name)
     return there
 
 
-def check(tensors: Mapping[str, Tensor | None]) -> None:
+def check(tensors: Mapping[str, Tensor | None], first: str = INPUT.name) -> None:
     """Expects tensors that the op has a module for.
+
+    Args:
+        tensors: By name.
+        first: The name of the one that decides the device.
 
     Raises:
         TypeError, ValueError: Naming the tensor, what came and what was expected.
     """
-    _check_kinds(**{name: kind(tensor) for name, tensor in tensors.items()})
+    _check_kinds(first, **{name: kind(tensor) for name, tensor in tensors.items()})
 
 
 @functools.lru_cache
-def _check_kinds(**kinds: TensorKind) -> None:
-    first = kinds[INPUT.name]
-    assert first is not None
-    device, dtype = first
+def _check_kinds(first: str, /, **kinds: TensorKind) -> None:
+    of_first = kinds[first]
+    assert of_first is not None
+    device, dtype = of_first
     if device.type not in _DEVICE_TYPES:
-        raise ValueError(f"input: expected a tensor on the CPU or on a GPU, got one on {device}")
-    for name, other in {INPUT.name: first, **kinds}.items():
+        raise ValueError(f"{first}: expected a tensor on the CPU or on a GPU, got one on {device}")
+    for name, other in {first: of_first, **kinds}.items():
         if other is None:
             continue
         if other[0] != device:
-            raise ValueError(f"{name}: expected a tensor on {device} like input, got {other[0]}")
+            raise ValueError(f"{name}: expected a tensor on {device} like {first}, got {other[0]}")
         if other[1] not in DTYPES:
             expected = ", ".join(map(str, DTYPES))
             raise TypeError(f"{name}: expected an element type of {expected}, got {other[1]}")
         if other[1] != dtype and torch.float64 in (other[1], dtype):
-            raise TypeError(f"{name}: expected {dtype} like input, got {other[1]}")
+            raise TypeError(f"{name}: expected {dtype} like {first}, got {other[1]}")

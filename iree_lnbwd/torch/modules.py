@@ -17,6 +17,7 @@ class _WithOptions(nn.Module):
     The classes have the options, too, for modules that `replace_layer_norm` did not construct.
     """
 
+    memory_efficient: bool = False
     weight_offset: float = 0.0
 
     def reset_parameters(self) -> None:
@@ -27,7 +28,11 @@ class _WithOptions(nn.Module):
 
     def extra_repr(self) -> str:
         """As PyTorch's norms, and the options that are not the default."""
-        options = (name for name in ("weight_offset", "own_forward") if hasattr(self, name))
+        options = (
+            name
+            for name in ("memory_efficient", "weight_offset", "own_forward")
+            if hasattr(self, name)
+        )
         changed = (name for name in options if getattr(self, name) != getattr(type(self), name))
         said = (f"{name}={getattr(self, name)}" for name in changed)
         return ", ".join((super().extra_repr(), *said))
@@ -43,9 +48,11 @@ class _LayerNorm(_WithOptions, nn.LayerNorm):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
+        memory_efficient: bool = False,
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self.memory_efficient = memory_efficient
         self.weight_offset = weight_offset
         self.reset_parameters()
 
@@ -53,7 +60,7 @@ class _LayerNorm(_WithOptions, nn.LayerNorm):
 class LayerNorm(_LayerNorm):
     """``torch.nn.LayerNorm`` whose backward is this package's: same arguments, same state_dict.
 
-    ``weight_offset`` and ``own_forward`` are those of `layer_norm`.
+    ``memory_efficient``, ``weight_offset`` and ``own_forward`` are those of `layer_norm`.
     """
 
     own_forward: bool = False
@@ -67,6 +74,7 @@ class LayerNorm(_LayerNorm):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
+        memory_efficient: bool = False,
         weight_offset: float = 0.0,
         own_forward: bool = False,
     ) -> None:
@@ -77,6 +85,7 @@ class LayerNorm(_LayerNorm):
             bias,
             device,
             dtype,
+            memory_efficient=memory_efficient,
             weight_offset=weight_offset,
         )
         self.own_forward = own_forward
@@ -89,6 +98,7 @@ class LayerNorm(_LayerNorm):
             self.weight,
             self.bias,
             self.eps,
+            memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
             own_forward=self.own_forward,
         )
@@ -97,7 +107,7 @@ class LayerNorm(_LayerNorm):
 class AddLayerNorm(_LayerNorm):
     """`add_layer_norm` with the parameters, arguments and state_dict of ``torch.nn.LayerNorm``.
 
-    ``weight_offset`` is that of `add_layer_norm`.
+    ``memory_efficient`` and ``weight_offset`` are those of `add_layer_norm`.
     """
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,6 +119,7 @@ class AddLayerNorm(_LayerNorm):
             self.weight,
             self.bias,
             self.eps,
+            memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
         )
 
@@ -122,9 +133,11 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
+        memory_efficient: bool = False,
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        self.memory_efficient = memory_efficient
         self.weight_offset = weight_offset
         self.reset_parameters()
 
@@ -132,20 +145,25 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
 class RMSNorm(_RMSNorm):
     """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
 
-    ``weight_offset`` is that of `rms_norm`.
+    ``memory_efficient`` and ``weight_offset`` are those of `rms_norm`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
         return rms_norm(
-            x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset
+            x,
+            self.normalized_shape,
+            self.weight,
+            self.eps,
+            memory_efficient=self.memory_efficient,
+            weight_offset=self.weight_offset,
         )
 
 
 class AddRMSNorm(_RMSNorm):
     """`add_rms_norm` with the parameters, arguments and state_dict of ``torch.nn.RMSNorm``.
 
-    ``weight_offset`` is that of `add_rms_norm`.
+    ``memory_efficient`` and ``weight_offset`` are those of `add_rms_norm`.
     """
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,6 +174,7 @@ class AddRMSNorm(_RMSNorm):
             self.normalized_shape,
             self.weight,
             self.eps,
+            memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
         )
 

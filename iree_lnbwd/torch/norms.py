@@ -12,6 +12,7 @@ from torch import Tensor
 
 from iree_lnbwd.arguments import NormOutput
 from iree_lnbwd.operands import (
+    FROM_OUTPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OUTPUT,
@@ -65,6 +66,7 @@ class Norm:
         name: Of ``torch.ops.iree_lnbwd``.
         op: What it computes.
         gradients: The operator of its gradients.
+        from_output: The operator that computes them from the output, without the input.
         takes_residual: Whether it normalizes ``input + residual``.
         own_forward: Whether the forward is this package's, not PyTorch's.
     """
@@ -72,6 +74,7 @@ class Norm:
     name: str
     op: Op
     gradients: Gradients
+    from_output: Gradients
     takes_residual: bool = False
     own_forward: bool = True
 
@@ -90,9 +93,8 @@ class Norm:
     @functools.cached_property
     def schema(self) -> str:
         """The tensors in the order of the op's table, and then the options."""
-        return _schema(
-            self.name, self.arguments, f"{_eps(self.op)}, float weight_offset", self.results
-        )
+        options = f"{_eps(self.op)}, float weight_offset, bool memory_efficient"
+        return _schema(self.name, self.arguments, options, self.results)
 
     @functools.cached_property
     def operator(self) -> Any:
@@ -123,11 +125,18 @@ def _eps(op: Op) -> str:
     return "float eps" if op.centres else "float? eps"
 
 
-LAYER_NORM_GRADIENTS = Gradients("own_layer_norm_backward", LAYER_NORM_BACKWARD)
-RMS_NORM_GRADIENTS = Gradients("rms_norm_backward", RMS_NORM_BACKWARD)
-PYTORCHS_LAYER_NORM = Norm("layer_norm", LAYER_NORM, LAYER_NORM_GRADIENTS, own_forward=False)
-OWN_LAYER_NORM = Norm("own_layer_norm", LAYER_NORM, LAYER_NORM_GRADIENTS)
-OWN_RMS_NORM = Norm("rms_norm", RMS_NORM, RMS_NORM_GRADIENTS)
-ADD_LAYER_NORM = Norm("add_layer_norm", LAYER_NORM, LAYER_NORM_GRADIENTS, takes_residual=True)
-ADD_RMS_NORM = Norm("add_rms_norm", RMS_NORM, RMS_NORM_GRADIENTS, takes_residual=True)
+_OF_LAYER_NORM = (
+    Gradients("own_layer_norm_backward", LAYER_NORM_BACKWARD),
+    Gradients("own_layer_norm_backward_from_output", FROM_OUTPUT[LAYER_NORM_BACKWARD.name]),
+)
+_OF_RMS_NORM = (
+    Gradients("rms_norm_backward", RMS_NORM_BACKWARD),
+    Gradients("rms_norm_backward_from_output", FROM_OUTPUT[RMS_NORM_BACKWARD.name]),
+)
+GRADIENTS = (*_OF_LAYER_NORM, *_OF_RMS_NORM)
+PYTORCHS_LAYER_NORM = Norm("layer_norm", LAYER_NORM, *_OF_LAYER_NORM, own_forward=False)
+OWN_LAYER_NORM = Norm("own_layer_norm", LAYER_NORM, *_OF_LAYER_NORM)
+OWN_RMS_NORM = Norm("rms_norm", RMS_NORM, *_OF_RMS_NORM)
+ADD_LAYER_NORM = Norm("add_layer_norm", LAYER_NORM, *_OF_LAYER_NORM, takes_residual=True)
+ADD_RMS_NORM = Norm("add_rms_norm", RMS_NORM, *_OF_RMS_NORM, takes_residual=True)
 OWN_NORMS = (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)

@@ -14,13 +14,12 @@ from iree_lnbwd.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.torch import aten, kernels
 from iree_lnbwd.torch.autograd import NormFunction, Options
 from iree_lnbwd.torch.norms import (
-    LAYER_NORM_GRADIENTS,
+    GRADIENTS,
     NAMESPACE,
     OWN_LAYER_NORM,
     OWN_NORMS,
     OWN_RMS_NORM,
     PYTORCHS_LAYER_NORM,
-    RMS_NORM_GRADIENTS,
     Gradients,
     Norm,
 )
@@ -46,7 +45,7 @@ def _layer_norm_with_autograd(
         # From now on the dispatcher takes the C++ operators, which are registered for CUDA by name.
         output: Tensor = PYTORCHS_LAYER_NORM.operator(input, normalized_shape, weight, bias, eps)
         return output
-    options = Options(normalized_shape, eps, 0.0)
+    options = Options(normalized_shape, eps, 0.0, False)
     (output,) = NormFunction.apply(PYTORCHS_LAYER_NORM, options, input, None, weight, bias)
     return output
 
@@ -114,7 +113,8 @@ def _register(norm: Norm) -> None:
 
     def run(compute: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         tensors = norm.all_arguments(arguments[:count])
-        return norm.returned(compute(norm.op, tensors, *Options(*arguments[count:])))
+        dims, eps, weight_offset, _ = arguments[count:]
+        return norm.returned(compute(norm.op, tensors, dims, eps, weight_offset))
 
     def without_autograd(*arguments: Any) -> tuple[Tensor, ...]:
         return run(kernels.forward, arguments)
@@ -156,7 +156,7 @@ def _register_gradients(gradients: Gradients) -> None:
 
 for _norm in OWN_NORMS:
     _register(_norm)
-for _gradients in (LAYER_NORM_GRADIENTS, RMS_NORM_GRADIENTS):
+for _gradients in GRADIENTS:
     _register_gradients(_gradients)
 
 # As PyTorch's own norms: under autocast in f32 on GPUs, and in the input's type on the CPU. The

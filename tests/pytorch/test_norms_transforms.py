@@ -23,9 +23,9 @@ from norm_support import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.operands import names
 from iree_lnbwd.torch import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm, rms_norm
-from iree_lnbwd.torch.norms import LAYER_NORM_GRADIENTS, OWN_NORMS, RMS_NORM_GRADIENTS, Gradients
+from iree_lnbwd.torch.norms import GRADIENTS, OWN_NORMS, Gradients
 
 # Raised inside PyTorch 2.13, by imports of inductor and of export.
 pytestmark = [
@@ -53,27 +53,28 @@ def test_opcheck(norm: Any, device: str) -> None:
     for without in ((), ("weight", "bias")):
         tensors = random_tensors(form, (4,), (24,), without=without, device=device)
         given = [tensors.get(name) for name in form.arguments]
-        torch.library.opcheck(norm.operator, (*given, [24], EPS, 0.0 if without else 1.0))
+        torch.library.opcheck(
+            norm.operator, (*given, [24], EPS, 0.0 if without else 1.0, not without)
+        )
 
 
-@pytest.mark.parametrize(
-    "gradients", [LAYER_NORM_GRADIENTS, RMS_NORM_GRADIENTS], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("gradients", GRADIENTS, ids=lambda one: one.name)
 @pytest.mark.parametrize("options", [True, False], ids=["options", "plain"])
 def test_opcheck_of_a_backward(gradients: Gradients, options: bool, device: str) -> None:
-    x, grad_output, grad_residual = torch.randn(3, 4, 24, device=device)
+    data, grad_output, grad_residual = torch.randn(3, 4, 24, device=device)
     weight, bias = torch.randn(2, 24, device=device)
-    mean, rstd = torch.zeros(4, device=device), torch.ones(4, device=device)
-    centres = gradients.op is LAYER_NORM_BACKWARD
-    given = (
-        *(grad_output, x),
-        *((mean,) if centres else ()),
-        *(rstd, weight),
-        *((bias,) if centres else ()),
-        grad_residual if options else None,
-    )
+    given = {
+        "grad_output": grad_output,
+        gradients.op.data.name: data,
+        "mean": torch.zeros(4, device=device),
+        "rstd": torch.ones(4, device=device),
+        "weight": weight,
+        "bias": bias,
+        "grad_residual": grad_residual if options else None,
+    }
+    tensors = [given[name] for name in names(gradients.op.arguments)]
     mask = [True, not options, True][: len(gradients.op.masked)]
-    torch.library.opcheck(gradients.operator, (*given, [24], mask, EPS, 1.0 if options else 0.0))
+    torch.library.opcheck(gradients.operator, (*tensors, [24], mask, EPS, 1.0 if options else 0.0))
 
 
 @every_form
