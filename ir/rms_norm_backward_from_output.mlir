@@ -61,9 +61,7 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
     %g = arith.addf %gamma_, %offset : !acc
     %size = math.absf %g : !acc
     %is_small = arith.cmpf olt, %size, %least : !acc
-    %is_negative = arith.cmpf olt, %g, %zero : !acc
-    %minus_least = arith.negf %least : !acc
-    %signed_least = arith.select %is_negative, %minus_least, %least : !acc
+    %signed_least = math.copysign %least, %g : !acc
     %divisor_ = arith.select %is_small, %signed_least, %g : !acc
     linalg.yield %g, %divisor_ : !acc, !acc
   } -> (!acc_n, !acc_n)

@@ -39,7 +39,7 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   %weight_mn = stablehlo.broadcast_in_dim %weight, dims = [1] : (!acc_n) -> !acc_mn
   %rstd_mn = stablehlo.broadcast_in_dim %rstd, dims = [0] : (!acc_m) -> !acc_mn
 
-  // xhat = y / (sign(weight) * max(|weight|, least)), where zeros have the sign +
+  // xhat = y / (sign(weight) * max(|weight|, least)), where zeros have a sign
   %y_acc = stablehlo.convert %y : (!x_mn) -> !acc_mn
   %divisor = call @away_from_zero(%weight) : (!acc_n) -> !acc_n
   %divisor_mn = stablehlo.broadcast_in_dim %divisor, dims = [1] : (!acc_n) -> !acc_mn
@@ -78,7 +78,12 @@ func.func private @away_from_zero(%weight: !acc_n) -> !acc_n {
   %zero_n = stablehlo.broadcast_in_dim %zero, dims = [] : (!scalar) -> !acc_n
   %above = stablehlo.maximum %weight, %least_n : !acc_n
   %below = stablehlo.minimum %weight, %minus_least_n : !acc_n
-  %is_negative = stablehlo.compare LT, %weight, %zero_n : (!acc_n, !acc_n) -> !lanes_n
+  %one = stablehlo.constant dense<1.0> : !scalar
+  %one_n = stablehlo.broadcast_in_dim %one, dims = [] : (!scalar) -> !acc_n
+  %inverse = stablehlo.divide %one_n, %weight : !acc_n  // of -0: -Inf
+  %is_below = stablehlo.compare LT, %weight, %zero_n : (!acc_n, !acc_n) -> !lanes_n
+  %inverse_is_below = stablehlo.compare LT, %inverse, %zero_n : (!acc_n, !acc_n) -> !lanes_n
+  %is_negative = stablehlo.or %is_below, %inverse_is_below : !lanes_n
   %divisor = stablehlo.select %is_negative, %below, %above : !lanes_n, !acc_n
   return %divisor : !acc_n
 }

@@ -45,16 +45,13 @@ func.func private @xhat_from_output(%y: !chunk, %beta: !chunk, %inverse: !chunk)
 }
 
 // g, or what counts as g where an output is divided by it: #least_weight with g's sign where g is smaller.
-// The sign of a zero is positive. NaN stays NaN.
+// A zero has a sign too. NaN stays NaN.
 func.func private @away_from_zero(%g: !chunk) -> !chunk {
-  %zeros = arith.constant dense<0.0> : !chunk
   %least = arith.constant #least_weight
   %least_v = vector.broadcast %least : !acc to !chunk
-  %minus_least_v = arith.negf %least_v : !chunk
   %size = math.absf %g : !chunk
   %is_small = arith.cmpf olt, %size, %least_v : !chunk
-  %is_negative = arith.cmpf olt, %g, %zeros : !chunk
-  %signed_least = arith.select %is_negative, %minus_least_v, %least_v : !lanes, !chunk
+  %signed_least = math.copysign %least_v, %g : !chunk
   %divisor = arith.select %is_small, %signed_least, %g : !lanes, !chunk
   return %divisor : !chunk
 }

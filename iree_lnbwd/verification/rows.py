@@ -101,9 +101,9 @@ class Gamma:
 def divisor(g: F64) -> F64:
     """What an output without its bias is divided by: a weight, kept away from zero.
 
-    Below `LEAST_WEIGHT` in magnitude it is that, with g's sign; zeros count as positive.
+    Below `LEAST_WEIGHT` in magnitude it is that, with g's sign; a zero has one, too.
     """
-    return np.where(np.abs(g) < LEAST_WEIGHT, np.where(g < 0, -LEAST_WEIGHT, LEAST_WEIGHT), g)
+    return np.where(np.abs(g) < LEAST_WEIGHT, np.copysign(LEAST_WEIGHT, g), g)
 
 
 @dataclass(frozen=True)
