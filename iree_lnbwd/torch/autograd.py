@@ -43,7 +43,7 @@ class NormFunction(torch.autograd.Function):
         ctx: Any, norm: Norm, options: Options, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         """The results, and what the backward needs."""
-        given = dict(zip(names(norm.op.arguments), tensors, strict=True))
+        given = dict(zip(norm.all_arguments, tensors, strict=True))
         if options.memory_efficient and norm.takes_residual:
             _check_alike(given["input"], given["residual"])
         results = _forward(norm, options, tensors)
@@ -65,16 +65,16 @@ class NormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors, from those of the results."""
-        norm, arguments = ctx.norm, names(ctx.norm.op.arguments)
+        norm, arguments = ctx.norm, ctx.norm.all_arguments
         needs = dict(zip(arguments, ctx.needs_input_grad[2:], strict=True))
         of_sum = needs["input"] or needs["residual"]
-        reached = dict(zip(names(norm.results), grads, strict=True))
+        reached = dict(zip(norm.results, grads, strict=True))
         grad_output = reached["output"]
         grad_residual = reached.get("residual_output") if of_sum else None
         found: dict[str, Tensor | None] = {"grad_input": grad_residual}
         if grad_output is not None:  # else the gradient went past the norm
             asked = needs | {"input": of_sum}
-            mask = tuple(asked[n.removeprefix("grad_")] for n in names(norm.gradients.op.masked))
+            mask = tuple(asked[name] for name in norm.gradients.differentiated)
             compute = _differentiable if torch.is_grad_enabled() else _gradients
             found = compute(
                 norm, ctx.options, grad_output, grad_residual, ctx.saved_tensors, mask
@@ -105,10 +105,10 @@ def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> 
         return aten.pytorchs(tensors, options.normalized_shape, options.eps)
     if _are_plain(*tensors):
         return kernels.forward(norm.op, tensors, *options[:3])
-    given = dict(zip(names(norm.op.arguments), tensors, strict=True))
+    given = dict(zip(norm.all_arguments, tensors, strict=True))
     with torch._C._AutoDispatchBelowAutograd():
         found = norm.operator(*(given[name] for name in names(norm.arguments)), *options)
-    return results_of(norm.op, dict(zip(names(norm.results), found, strict=True)))  # type: ignore[return-value]
+    return results_of(norm.op, dict(zip(norm.results, found, strict=True)))  # type: ignore[return-value]
 
 
 def _gradients(
@@ -132,7 +132,7 @@ def _gradients(
         "bias": bias,
         "grad_residual": grad_residual,
     }
-    tensors = tuple(given[name] for name in names(op.arguments))
+    tensors = tuple(given[name] for name in gradients.arguments)
     dims, eps, weight_offset, _ = options
     plain = _are_plain(*tensors)
     if op is LAYER_NORM_BACKWARD and grad_residual is None and not weight_offset:
@@ -143,7 +143,7 @@ def _gradients(
         found, _ = kernels.backward(op, tensors, dims, mask, eps, weight_offset)
     else:
         found = gradients.operator(*tensors, dims, mask, eps, weight_offset)
-    return results_of(op, dict(zip(names(op.masked), found, strict=True)))
+    return results_of(op, dict(zip(gradients.results, found, strict=True)))
 
 
 def _differentiable(
@@ -163,7 +163,7 @@ def _differentiable(
     input, _, _, weight, bias = saved
     assert input is not None
     output, _, _ = aten.normalized(norm.op, input, weight, bias, *options[:3])
-    masked = names(norm.gradients.op.masked)
+    masked = norm.gradients.results
     given = dict(zip(masked, (input, weight, bias), strict=False))
     asked = [name for name, wanted in zip(masked, mask, strict=True) if wanted]
     found = dict(

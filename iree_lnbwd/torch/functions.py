@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from iree_lnbwd.arguments import DEFAULT_EPS
-from iree_lnbwd.spec import check_number
 
 
 def layer_norm(
@@ -61,7 +61,7 @@ def layer_norm(
     _check_flag("memory_efficient", memory_efficient)
     dims = _dims(normalized_shape)
     output: Tensor
-    if own_forward or memory_efficient or check_number(weight_offset, "weight_offset"):
+    if own_forward or memory_efficient or _is_an_offset(weight_offset):
         output, _, _ = torch.ops.iree_lnbwd.own_layer_norm.default(
             input, weight, bias, dims, eps, weight_offset, memory_efficient
         )
@@ -201,6 +201,12 @@ def _check_tensors(**tensors: Tensor | None) -> None:
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {type(value).__name__}")
+
+
+def _is_an_offset(value: object) -> bool:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"weight_offset: expected a float, got {type(value).__name__}")
+    return value != 0.0
 
 
 def _dims(normalized_shape: int | Sequence[int]) -> Sequence[int]:

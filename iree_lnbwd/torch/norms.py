@@ -47,10 +47,25 @@ class Gradients:
     op: Op
 
     @functools.cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the tensors that it takes."""
+        return names(self.op.arguments)
+
+    @functools.cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of the tensors that it returns."""
+        return names(self.op.masked)
+
+    @functools.cached_property
+    def differentiated(self) -> tuple[str, ...]:
+        """The names of what the results are the gradients of."""
+        return tuple(name.removeprefix("grad_") for name in self.results)
+
+    @functools.cached_property
     def schema(self) -> str:
         """The tensors in the order of the op's table, and then the options."""
         options = f"bool[{len(self.op.masked)}] output_mask, {_eps(self.op)}, float weight_offset"
-        return _schema(self.name, self.op.arguments, options, self.op.masked)
+        return _schema(self.name, self.op.arguments, options, self.results)
 
     @functools.cached_property
     def operator(self) -> Any:
@@ -79,16 +94,21 @@ class Norm:
     own_forward: bool = True
 
     @functools.cached_property
+    def all_arguments(self) -> tuple[str, ...]:
+        """The names of the op's arguments."""
+        return names(self.op.arguments)
+
+    @functools.cached_property
     def arguments(self) -> tuple[Operand, ...]:
         """The tensors that it takes."""
         return tuple(a for a in self.op.arguments if self.takes_residual or a is not RESIDUAL)
 
     @functools.cached_property
-    def results(self) -> tuple[Operand, ...]:
-        """The tensors that it returns: with the statistics, if the forward is ours."""
+    def results(self) -> tuple[str, ...]:
+        """The names of the tensors that it returns: with the statistics, if the forward is ours."""
         if not self.own_forward:
-            return (OUTPUT,)
-        return tuple(r for r in self.op.results if self.takes_residual or r is not RESIDUAL_OUTPUT)
+            return (OUTPUT.name,)
+        return names(r for r in self.op.results if self.takes_residual or r is not RESIDUAL_OUTPUT)
 
     @functools.cached_property
     def schema(self) -> str:
@@ -103,17 +123,15 @@ class Norm:
 
     def returned(self, results: NormOutput) -> tuple[Tensor, ...]:
         """The results in the order that it returns them."""
-        return tuple(getattr(results, name) for name in names(self.results))
+        return tuple(getattr(results, name) for name in self.results)
 
-    def all_arguments(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """The arguments of the op, from those that it takes."""
+    def completed(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """All arguments of the op, from those that it takes."""
         given = dict(zip(names(self.arguments), tensors, strict=True))
-        return tuple(given.get(name) for name in names(self.op.arguments))
+        return tuple(given.get(name) for name in self.all_arguments)
 
 
-def _schema(
-    name: str, arguments: Iterable[Operand], options: str, results: Sequence[Operand]
-) -> str:
+def _schema(name: str, arguments: Iterable[Operand], options: str, results: Sequence[str]) -> str:
     # No defaults, because PyTorch omits arguments with their default value from a call.
     required = (When.ALWAYS, When.RESIDUAL_GIVEN)
     tensors = ", ".join(f"Tensor{'' if a.when in required else '?'} {a.name}" for a in arguments)

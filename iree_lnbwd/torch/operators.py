@@ -112,7 +112,7 @@ def _register(norm: Norm) -> None:
     count = len(norm.arguments)
 
     def run(compute: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
-        tensors = norm.all_arguments(arguments[:count])
+        tensors = norm.completed(arguments[:count])
         dims, eps, weight_offset, _ = arguments[count:]
         return norm.returned(compute(norm.op, tensors, dims, eps, weight_offset))
 
@@ -128,7 +128,7 @@ def _register(norm: Norm) -> None:
     def with_autograd(*arguments: Any) -> tuple[Tensor, ...]:
         if torch._C._are_functorch_transforms_active():
             return by_aten(*arguments)  # torch.func differentiates and batches ATen's operators
-        tensors = norm.all_arguments(arguments[:count])
+        tensors = norm.completed(arguments[:count])
         found: tuple[Tensor, ...] = NormFunction.apply(norm, Options(*arguments[count:]), *tensors)
         return found
 
