@@ -32,8 +32,9 @@ def layer_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """PyTorch's forward: output, mean and rstd."""
-    kinds.check({"input": input, "weight": weight, "bias": bias})
-    if _takes_kinds(kind(input), kind(weight), kind(bias)):
+    of_input, of_weight, of_bias = kind(input), kind(weight), kind(bias)
+    kinds.check("input", input=of_input, weight=of_weight, bias=of_bias)
+    if _takes_kinds(of_input, of_weight, of_bias):
         return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
     wide = (None if tensor is None else tensor.float() for tensor in (weight, bias))
     output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, *wide, eps)

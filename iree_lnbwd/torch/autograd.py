@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd.arguments import NormOutput, Results, results_of
+from iree_lnbwd.arguments import NormOutput, results_of
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, names
 from iree_lnbwd.runtime.frameworks import pytorch
 from iree_lnbwd.torch import aten, kernels, kinds
@@ -65,30 +65,33 @@ class NormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors, from those of the results."""
-        norm, arguments = ctx.norm, ctx.norm.all_arguments
-        needs = dict(zip(arguments, ctx.needs_input_grad[2:], strict=True))
-        of_sum = needs["input"] or needs["residual"]
+        norm, needed = ctx.norm, ctx.needs_input_grad[2:]
+        asked = dict(zip(norm.all_arguments, needed, strict=True))
+        asked["input"] = asked["input"] or asked["residual"]  # they have one gradient
         reached = dict(zip(norm.results, grads, strict=True))
         grad_output = reached["output"]
-        grad_residual = reached.get("residual_output") if of_sum else None
-        found: dict[str, Tensor | None] = {"grad_input": grad_residual}
+        grad_residual = reached.get("residual_output") if asked["input"] else None
+        found: dict[str, Tensor | None] = {"input": grad_residual}
         if grad_output is not None:  # else the gradient went past the norm
-            asked = needs | {"input": of_sum}
             mask = tuple(asked[name] for name in norm.gradients.differentiated)
             compute = _differentiable if torch.is_grad_enabled() else _gradients
-            found = compute(
+            gradients = compute(
                 norm, ctx.options, grad_output, grad_residual, ctx.saved_tensors, mask
-            )._asdict()
-        found["grad_residual"] = found["grad_input"]
-        returned = (found.get(f"grad_{name}") if needs[name] else None for name in arguments)
+            )
+            found = dict(zip(norm.gradients.differentiated, gradients, strict=True))
+        found["residual"] = found["input"]
         return (
             None,
             None,
             *(
-                None if gradient is None else gradient.to(dtype)
-                for gradient, dtype in zip(returned, ctx.dtypes, strict=True)
+                _of_type(found.get(name), dtype) if wanted else None
+                for name, wanted, dtype in zip(norm.all_arguments, needed, ctx.dtypes, strict=True)
             ),
         )
+
+
+def _of_type(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return gradient if gradient is None or gradient.dtype == dtype else gradient.to(dtype)
 
 
 def _check_alike(input: Tensor, residual: Tensor) -> None:
@@ -118,8 +121,8 @@ def _gradients(
     grad_residual: Tensor | None,
     saved: Sequence[Tensor | None],
     mask: tuple[bool, ...],
-) -> Results:
-    """By this package's backward."""
+) -> Sequence[Tensor | None]:
+    """By this package's backward, in the order of the mask."""
     gradients = norm.from_output if options.memory_efficient else norm.gradients
     op = gradients.op
     data, mean, rstd, weight, bias = saved
@@ -143,7 +146,7 @@ def _gradients(
         found, _ = kernels.backward(op, tensors, dims, mask, eps, weight_offset)
     else:
         found = gradients.operator(*tensors, dims, mask, eps, weight_offset)
-    return results_of(op, dict(zip(gradients.results, found, strict=True)))
+    return found  # type: ignore[no-any-return]
 
 
 def _differentiable(
@@ -153,8 +156,8 @@ def _differentiable(
     grad_residual: Tensor | None,
     saved: Sequence[Tensor | None],
     mask: tuple[bool, ...],
-) -> Results:
-    """By PyTorch's own operators, which can be differentiated again."""
+) -> Sequence[Tensor | None]:
+    """By PyTorch's own operators, which can be differentiated again; in the order of the mask."""
     if options.memory_efficient:
         raise RuntimeError(
             "memory_efficient: expected a backward that is not differentiated itself, got "
@@ -163,24 +166,14 @@ def _differentiable(
     input, _, _, weight, bias = saved
     assert input is not None
     output, _, _ = aten.normalized(norm.op, input, weight, bias, *options[:3])
-    masked = norm.gradients.results
-    given = dict(zip(masked, (input, weight, bias), strict=False))
-    asked = [name for name, wanted in zip(masked, mask, strict=True) if wanted]
-    found = dict(
-        zip(
-            asked,
-            torch.autograd.grad(
-                output,
-                [given[name] for name in asked],
-                grad_output.to(output.dtype),
-                create_graph=True,
-            ),
-            strict=True,
-        )
-    )
+    given = zip((input, weight, bias), mask, strict=False)
+    asked = [tensor for tensor, wanted in given if wanted]
+    grads = torch.autograd.grad(output, asked, grad_output.to(output.dtype), create_graph=True)
+    computed = iter(grads)
+    found = [next(computed) if wanted else None for wanted in mask]
     if grad_residual is not None:
-        found["grad_input"] = found["grad_input"] + grad_residual
-    return results_of(norm.gradients.op, found)
+        found[0] = found[0] + grad_residual
+    return found
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:

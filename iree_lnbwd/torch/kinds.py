@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from iree_lnbwd.operands import INPUT, Op, names
+from iree_lnbwd.operands import Op, names
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HALF = (torch.float16, torch.bfloat16)
@@ -38,27 +38,26 @@ def given(op: Op, tensors: Iterable[Tensor | None]) -> dict[str, Tensor]:
     Raises:
         TypeError, ValueError: Naming the tensor, what came and what was expected.
     """
-    by_name = zip(names(op.arguments), tensors, strict=True)
-    there = {name: tensor for name, tensor in by_name if tensor is not None}
-    check(there, op.data.name)
+    there, found = {}, {}
+    for name, tensor in zip(names(op.arguments), tensors, strict=True):
+        if tensor is not None:
+            there[name] = tensor
+            found[name] = (tensor.device, tensor.dtype)
+    check(op.data.name, **found)
     return there
 
 
-def check(tensors: Mapping[str, Tensor | None], first: str = INPUT.name) -> None:
-    """Expects tensors that the op has a module for.
+@functools.lru_cache
+def check(first: str, /, **kinds: TensorKind) -> None:
+    """Expects kinds of tensors that the op has a module for.
 
     Args:
-        tensors: By name.
         first: The name of the one that decides the device.
+        kinds: By name.
 
     Raises:
         TypeError, ValueError: Naming the tensor, what came and what was expected.
     """
-    _check_kinds(first, **{name: kind(tensor) for name, tensor in tensors.items()})
-
-
-@functools.lru_cache
-def _check_kinds(first: str, /, **kinds: TensorKind) -> None:
     of_first = kinds[first]
     assert of_first is not None
     device, dtype = of_first
