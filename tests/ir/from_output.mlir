@@ -35,11 +35,11 @@
 // CHECK-NEXT: // beta [N]
 // CHECK-NEXT: // dx [M, N]
 // CHECK: func.func private @reciprocal(
-// CHECK: arith.divf %ones, %g fastmath<afn> : !chunk
+// CHECK: arith.divf %ones, %g fastmath<afn> : vector
 
 // CPU: #adds_bias = false
 // CPU: #from_output = true
-// CPU: arith.divf %ones, %g : !chunk
+// CPU: arith.divf %ones, %g : vector
 // CPU: %beta = arith.constant dense<0.0> : !beta_n
 // CPU: call @algorithm_from_output(%dy, %x, %rstd, %gamma, %beta, %x)
 
