@@ -231,6 +231,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--op", choices=OPS, help="of the random rows (default: layer_norm_backward)")
     sub.add_argument("--dtype", choices=DTYPES, help="of the random rows (default: f32)")
+    sub.add_argument(
+        "--from-output", action="store_true", help="random outputs of a backward, not inputs"
+    )
     sub.add_argument("--rows", type=_ints, help="how many random rows (default: 1,7,64)")
     sub.set_defaults(command=_verify)
 
@@ -465,8 +468,8 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
             _random_spec(options),
             (1, 7, 64) if options.rows is None else options.rows,
         )
-    for name in ("op", "dtype", "rows"):
-        if (value := getattr(options, name)) is not None:
+    for name in ("op", "dtype", "rows", "from_output"):
+        if (value := getattr(options, name)) not in (None, False):
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
         captured, name = npz.read_cases(options.data), str(options.data)
@@ -486,7 +489,11 @@ def _random_spec(options: argparse.Namespace) -> NormSpec:
     op, dtype = OPS[options.op or LAYER_NORM_BACKWARD.name], options.dtype or "f32"
     eps = DEFAULT_EPS if op.centres else rms_eps(dtype)
     return NormSpec(
-        options.normalized_shape, dtype, op=op.name, eps=None if op.is_backward else eps
+        options.normalized_shape,
+        dtype,
+        op=op.name,
+        eps=None if op.is_backward else eps,
+        from_output=options.from_output,
     )
 
 

@@ -65,7 +65,7 @@ def missed(actual: Mapping[str, Array], call: BoundCall) -> set[str]:
 # --- what is expected: each backward is the derivative of its forward ------------------------
 
 
-@pytest.mark.parametrize("statistics", ["given", "recomputed"])
+@pytest.mark.parametrize("statistics", ["given", "recomputed", "given, from the output"])
 @pytest.mark.parametrize("has_residual", [False, True], ids=["alone", "residual"])
 @pytest.mark.parametrize("offset", [0.0, 1.0, -0.3])
 @pytest.mark.parametrize(
@@ -101,17 +101,21 @@ def test_each_backward_is_the_derivative_of_its_forward(
         return float((dy * result.output).sum() + past)
 
     saved = forward()
+    normalized: F64 | None
     normalized, grad_residual = (saved.residual_output, of_sum) if has_residual else (x, None)
-    mean, rstd = (saved.mean, saved.rstd) if statistics == "given" else (None, None)
+    mean, rstd = (None, None) if statistics == "recomputed" else (saved.mean, saved.rstd)
+    output = None
+    if statistics == "given, from the output":
+        normalized, mean, output = None, None, saved.output
     gradients = (
         reference.layer_norm_backward(
             dy, normalized, dims, mean, rstd, gamma, beta,
-            eps=EPS, grad_residual=grad_residual, weight_offset=offset,
+            eps=EPS, grad_residual=grad_residual, output=output, weight_offset=offset,
         )
         if centres
         else reference.rms_norm_backward(
             dy, normalized, dims, rstd, gamma,
-            eps=EPS, grad_residual=grad_residual, weight_offset=offset,
+            eps=EPS, grad_residual=grad_residual, output=output, weight_offset=offset,
         )
     )._asdict()  # fmt: skip
     expected = {
