@@ -8,6 +8,8 @@
 // the other workgroups computes the dx of one row. So x and dy are read twice, the second time from the
 // L2 cache. There are no atomics, so the bits are the same every time.
 //
+// From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g.
+//
 // In a row, a workgroup's T threads take chunks of V neighbouring columns, as in one_pass.mlir. In a tile,
 // the rows are divided into S slices: slice s has the rows s, s + S, s + 2S, ... The threads of a slice
 // are neighbours, and take neighbouring columns of one row.
@@ -32,6 +34,9 @@
 #centres = true              // false for RMS normalization: the mean is not subtracted
 #sums_dbeta = true           // there is a dbeta
 #adds_residual = false       // a gradient that came back past the norm is added to dx
+#from_output = false         // x is the forward's output
+#adds_bias = false           // it has a beta in it
+#least_weight = 1.0e-5 : !acc
 #few_rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -45,15 +50,19 @@
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
+!beta_chunk = vector<8x!beta>
 !residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !few_dy = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
 !few_x = memref<1x!x_chunk, #gpu.address_space<private>>
 !few_gamma = memref<1x!gamma_chunk, #gpu.address_space<private>>
+!few_beta = memref<1x!beta_chunk, #gpu.address_space<private>>
 !few_residual = memref<1x!residual_chunk, #gpu.address_space<private>>
 !few_held = memref<1x!chunk, #gpu.address_space<private>>
 !dy_cells = vector<4x!dy>    // a thread's columns of a tile
 !x_cells = vector<4x!x>
+!gamma_cells = vector<4x!gamma>
+!beta_cells = vector<4x!beta>
 !cells = vector<4x!acc>
 !gamma_cell = vector<1x!gamma>
 !beta_cell = vector<1x!beta>
@@ -68,6 +77,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
   #hal.pipeline.binding<storage_buffer>             // dbeta [N]
@@ -88,12 +98,22 @@ hal.executable.source private @few_rows {
     // From ir/math/.
     func.func private @widen_of_dy_cells(!dy_cells) -> !cells
     func.func private @widen_of_x_cells(!x_cells) -> !cells
+    func.func private @widen_of_gamma_cells(!gamma_cells) -> !cells
+    func.func private @widen_of_beta_cells(!beta_cells) -> !cells
+    func.func private @weight_of_cells(!cells) -> !cells
+    func.func private @away_from_zero_of_cells(!cells) -> !cells
+    func.func private @reciprocal_of_cells(!cells) -> !cells
     func.func private @xhat_of_cells(!cells, !acc, !acc) -> !cells
+    func.func private @xhat_from_output_of_cells(!cells, !cells, !cells) -> !cells
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @widen_of_beta(!beta_chunk) -> !chunk
     func.func private @weight(!chunk) -> !chunk
+    func.func private @away_from_zero(!chunk) -> !chunk
+    func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
@@ -121,6 +141,8 @@ hal.executable.source private @few_rows {
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
+      %from_output = arith.constant #from_output
+      %adds_bias = arith.constant #adds_bias
       %m_i32 = hal.interface.constant.load layout(#few_rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
       %dy = hal.interface.binding.subspan layout(#few_rows_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
@@ -129,9 +151,10 @@ hal.executable.source private @few_rows {
       %rstd = hal.interface.binding.subspan layout(#few_rows_layout) binding(3) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#few_rows_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
-      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(6) alignment(64) offset(%c0) : !x_rows{%m}
-      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(8) alignment(64) offset(%c0) : !beta_row
+      %beta = hal.interface.binding.subspan layout(#few_rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
+      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
+      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(8) alignment(64) offset(%c0) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(9) alignment(64) offset(%c0) : !beta_row
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %t = gpu.thread_id x
@@ -151,6 +174,23 @@ hal.executable.source private @few_rows {
         %column = arith.addi %tile_start, %in_tile : index
         %inside = arith.cmpi ult, %column, %n : index
         %column_in = arith.select %inside, %column, %c0 : index
+        %inverse = scf.if %from_output -> !cells {
+          %gamma_tile = vector.load %gamma[%column_in] : !gamma_row, !gamma_cells
+          %gamma_wide = func.call @widen_of_gamma_cells(%gamma_tile) : (!gamma_cells) -> !cells
+          %g = func.call @weight_of_cells(%gamma_wide) : (!cells) -> !cells
+          %divisor = func.call @away_from_zero_of_cells(%g) : (!cells) -> !cells
+          %one_by_g = func.call @reciprocal_of_cells(%divisor) : (!cells) -> !cells
+          scf.yield %one_by_g : !cells
+        } else {
+          scf.yield %zeros : !cells
+        }
+        %bias = scf.if %adds_bias -> !cells {
+          %beta_tile = vector.load %beta[%column_in] : !beta_row, !beta_cells
+          %beta_wide = func.call @widen_of_beta_cells(%beta_tile) : (!beta_cells) -> !cells
+          scf.yield %beta_wide : !cells
+        } else {
+          scf.yield %zeros : !cells
+        }
         %sums:2 = scf.for %row = %slice to %m step %slices iter_args(%dgamma_sum = %zeros, %dbeta_sum = %zeros) -> (!cells, !cells) {
           %dy_row = vector.load %dy[%row, %column_in] : !dy_rows, !dy_cells
           %x_row = vector.load %x[%row, %column_in] : !x_rows, !x_cells
@@ -158,7 +198,9 @@ hal.executable.source private @few_rows {
           %rstd_row = memref.load %rstd[%row] : !acc_column
           %dya = func.call @widen_of_dy_cells(%dy_row) : (!dy_cells) -> !cells
           %xa = func.call @widen_of_x_cells(%x_row) : (!x_cells) -> !cells
-          %xhat = func.call @xhat_of_cells(%xa, %mean_row, %rstd_row) : (!cells, !acc, !acc) -> !cells
+          %of_y = func.call @xhat_from_output_of_cells(%xa, %bias, %inverse) : (!cells, !cells, !cells) -> !cells
+          %of_x = func.call @xhat_of_cells(%xa, %mean_row, %rstd_row) : (!cells, !acc, !acc) -> !cells
+          %xhat = arith.select %from_output, %of_y, %of_x : !cells
           %dgamma_more = math.fma %dya, %xhat, %dgamma_sum : !cells
           %dbeta_more = arith.addf %dbeta_sum, %dya : !cells
           %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_sum : !cells
@@ -221,6 +263,7 @@ hal.executable.source private @few_rows {
         %dy_read = memref.alloca() : !few_dy
         %x_read = memref.alloca() : !few_x
         %gamma_read = memref.alloca() : !few_gamma
+        %beta_read = memref.alloca() : !few_beta
         %residual_read = memref.alloca() : !few_residual
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
@@ -231,6 +274,10 @@ hal.executable.source private @few_rows {
           memref.store %dy_k, %dy_read[%k] : !few_dy
           memref.store %x_k, %x_read[%k] : !few_x
           memref.store %gamma_k, %gamma_read[%k] : !few_gamma
+          scf.if %adds_bias {
+            %beta_k = vector.load %beta[%col_in] : !beta_row, !beta_chunk
+            memref.store %beta_k, %beta_read[%k] : !few_beta
+          }
           scf.if %adds_residual {
             %dresidual_k = vector.load %dresidual[%row, %col_in] : !residual_rows, !residual_chunk
             memref.store %dresidual_k, %residual_read[%k] : !few_residual
@@ -249,7 +296,18 @@ hal.executable.source private @few_rows {
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
           %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-          %xhat_any = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %bias = scf.if %adds_bias -> !chunk {
+            %beta_k = memref.load %beta_read[%k] : !few_beta
+            %beta_wide = func.call @widen_of_beta(%beta_k) : (!beta_chunk) -> !chunk
+            scf.yield %beta_wide : !chunk
+          } else {
+            scf.yield %zeros : !chunk
+          }
+          %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
+          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+          %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+          %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %xhat_any = arith.select %from_output, %of_y, %of_x : !chunk
           %h_any = arith.mulf %dya, %ga : !chunk
           %h = arith.select %inside, %h_any, %zeros : !chunk
           %xhat = arith.select %inside, %xhat_any, %zeros : !chunk

@@ -10,6 +10,9 @@
 // the chunks t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that the values held of
 // each chunk stay in registers.
 //
+// From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. The bias is kept
+// where the weight is. 1 / g is computed where g is used, which takes fewer registers than to keep it.
+//
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
 // Schedule says which, by constants; the compiler folds the branches that are not taken.
@@ -19,6 +22,7 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 #columns = 4096 : index      // N
@@ -46,6 +50,10 @@
 #centres = true              // false for RMS normalization: the mean is not subtracted
 #sums_dbeta = true           // there is a dbeta
 #adds_residual = false       // a gradient that came back past the norm is added to dx
+#from_output = false         // x is the forward's output
+#adds_bias = false           // it has a beta in it
+#stages_bias = false         // shared memory keeps beta
+#least_weight = 1.0e-5 : !acc
 #wants_dx = true             // the caller asks for dx
 #one_group = true
 #one_warp = false
@@ -56,23 +64,27 @@
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !dy_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
 !x_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
 !dy_staged = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
 !x_staged = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
 !gamma_staged = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
 !wide_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
+!beta_staged = memref<1x4096x!beta, #gpu.address_space<workgroup>>
 !exchange = memref<2x1x16x2x!acc, #gpu.address_space<workgroup>>
 !warp_sums = vector<16x2x!acc>
 !group_sums = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
+!beta_chunk = vector<8x!beta>
 !residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !dy_held = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
 !x_held = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
+!beta_held = memref<1x!beta_chunk, #gpu.address_space<private>>
 !residual_held = memref<1x!residual_chunk, #gpu.address_space<private>>
 !held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
@@ -85,6 +97,7 @@
   #hal.pipeline.binding<storage_buffer>,            // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer>,            // dresidual [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [workgroups, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [workgroups, N]
@@ -106,8 +119,12 @@ hal.executable.source private @rows {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @widen_of_beta(!beta_chunk) -> !chunk
     func.func private @weight(!chunk) -> !chunk
+    func.func private @away_from_zero(!chunk) -> !chunk
+    func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
@@ -148,6 +165,27 @@ hal.executable.source private @rows {
       return %weight : !chunk
     }
 
+    // The bias of chunk k, from where it is kept.
+    func.func private @bias_of_chunk(%held: !beta_held, %staged: !beta_staged, %group: index, %k: index, %col: index) -> !chunk {
+      %adds_bias = arith.constant #adds_bias
+      %stages_bias = arith.constant #stages_bias
+      %zeros = arith.constant dense<0.0> : !chunk
+      %bias = scf.if %adds_bias -> !chunk {
+        %narrow = scf.if %stages_bias -> !beta_chunk {
+          %shared = vector.load %staged[%group, %col] : !beta_staged, !beta_chunk
+          scf.yield %shared : !beta_chunk
+        } else {
+          %own = memref.load %held[%k] : !beta_held
+          scf.yield %own : !beta_chunk
+        }
+        %wide = func.call @widen_of_beta(%narrow) : (!beta_chunk) -> !chunk
+        scf.yield %wide : !chunk
+      } else {
+        scf.yield %zeros : !chunk
+      }
+      return %bias : !chunk
+    }
+
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -172,6 +210,9 @@ hal.executable.source private @rows {
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
+      %from_output = arith.constant #from_output
+      %adds_bias = arith.constant #adds_bias
+      %stages_bias = arith.constant #stages_bias
       %one_group = arith.constant #one_group
       %one_warp = arith.constant #one_warp
       %zero_i32 = arith.constant 0 : i32
@@ -185,6 +226,7 @@ hal.executable.source private @rows {
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
       %zero_gamma = arith.constant dense<0.0> : !gamma_chunk
+      %zero_beta = arith.constant dense<0.0> : !beta_chunk
 
       %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
@@ -194,10 +236,11 @@ hal.executable.source private @rows {
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) alignment(64) offset(%c0) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_rows{%m}
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) : !x_rows{%m}
+      %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
       %workgroup = hal.interface.workgroup.id[0] : index
@@ -230,10 +273,12 @@ hal.executable.source private @rows {
       %x_staged = memref.view %x_bytes[%c0][] : !x_bytes to !x_staged      // likewise
       %gamma_staged = memref.alloc() : !gamma_staged                       // [groups, columns of T threads]
       %wide_staged = memref.alloc() : !wide_staged                         // likewise
+      %beta_staged = memref.alloc() : !beta_staged                         // likewise
       %exchange = memref.alloc() : !exchange                               // [2, groups, warps, (h, h * xhat)]
 
       // Registers, with a place for each of a thread's chunks.
       %gamma_held = memref.alloca() : !gamma_held
+      %beta_held = memref.alloca() : !beta_held
       %dy_held = memref.alloca() : !dy_held  // this row, where it is not in shared memory
       %x_held = memref.alloca() : !x_held
       %dy_next = memref.alloca() : !dy_held  // the row that is fetched meanwhile
@@ -307,6 +352,16 @@ hal.executable.source private @rows {
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
           %wide = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
           vector.store %wide, %wide_staged[%group, %col] : !wide_staged, !chunk
+        }
+        scf.if %adds_bias {
+          %col_in = arith.select %inside, %col, %c0 : index
+          %read = vector.load %beta[%col_in] : !beta_row, !beta_chunk
+          %beta_k = arith.select %inside, %read, %zero_beta : !beta_chunk
+          scf.if %stages_bias {
+            vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
+          } else {
+            memref.store %beta_k, %beta_held[%k] : !beta_held
+          }
         }
       } {llvm.loop_annotation = #unrolled}
 
@@ -400,7 +455,13 @@ hal.executable.source private @rows {
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
           %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
               : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-          %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
+              : (!beta_held, !beta_staged, index, index, index) -> !chunk
+          %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
+          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+          %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+          %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %xhat = arith.select %from_output, %of_y, %of_x : !chunk
           %h = arith.mulf %dya, %ga : !chunk
           %h_more = arith.addf %h_before, %h : !chunk
           %h_after = arith.select %centres, %h_more, %h_before : !chunk
@@ -458,7 +519,13 @@ hal.executable.source private @rows {
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
             %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-            %xhat_again = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
+                : (!beta_held, !beta_staged, index, index, index) -> !chunk
+            %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
+            %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+            %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+            %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %xhat_again = arith.select %from_output, %of_y, %of_x : !chunk
             %h_again = arith.mulf %dya_again, %ga : !chunk
             scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
           } else {

@@ -16,6 +16,9 @@
 // RMS normalization does not centre (#centres = false): it has no mean, no sum of h and no dbeta. A spec
 // without some operand gives another one in its place, which the kernels do not use.
 //
+// From the forward's output (#from_output), %x is that output. Then there is no mean either, and 1 / g is
+// computed for each chunk where g is.
+//
 // Elements of the caller's memory are aligned to their own size. Nothing more is assumed, so bindings have
 // no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rule instead
 // (llvm.reset.fpenv), and restores theirs at its end.
@@ -38,6 +41,9 @@
 #centres = true              // the op subtracts the mean
 #sums_dbeta = true           // the op has dbeta
 #adds_residual = false       // dresidual is added to dx
+#from_output = false         // x is the forward's output
+#adds_bias = false           // it has a beta in it
+#least_weight = 1.0e-5 : !acc
 #columns = 4096 : index      // N
 #vector = 64 : index         // V
 #span = 8192 : index         // columns of a row that are summed at a time
@@ -65,6 +71,8 @@
 !lanes = vector<64xi1>
 // End of what is replaced.
 
+!any_beta_n = tensor<?x!beta>
+
 #worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
 
 #rows_layout = #hal.pipeline.layout<constants = 2, bindings = [
@@ -74,6 +82,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
@@ -90,12 +99,30 @@ hal.executable.source private @rows {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @widen_of_beta(!beta_chunk) -> !chunk
     func.func private @weight(!chunk) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @away_from_zero(!chunk) -> !chunk
+    func.func private @reciprocal(!chunk) -> !chunk
+    func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+
+    // The beta that is in the output.
+    func.func private @bias(%beta: !beta_row, %col: index) -> !chunk {
+      %adds_bias = arith.constant #adds_bias
+      %zeros = arith.constant dense<0.0> : !chunk
+      %bias = scf.if %adds_bias -> !chunk {
+        %beta_ = vector.load %beta[%col] : !beta_row, !beta_chunk
+        %ba = func.call @widen_of_beta(%beta_) : (!beta_chunk) -> !chunk
+        scf.yield %ba : !chunk
+      } else {
+        scf.yield %zeros : !chunk
+      }
+      return %bias : !chunk
+    }
 
     func.func @rows() attributes {translation_info = #worker} {
       %c0 = arith.constant 0 : index
@@ -110,6 +137,7 @@ hal.executable.source private @rows {
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
+      %from_output = arith.constant #from_output
       %wants_dx = arith.constant #wants_dx
       %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
       llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
@@ -124,10 +152,11 @@ hal.executable.source private @rows {
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) offset(%c0) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) : !x_rows{%m}
+      %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) flags(ReadOnly) : !beta_row
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) : !x_rows{%m}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(9) offset(%c0) : !acc_rows{%p}
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %first = arith.muli %workgroup, %share : index
@@ -170,7 +199,12 @@ hal.executable.source private @rows {
                 %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
                 %g = func.call @weight(%ga) : (!chunk) -> !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
-                %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+                %bias = func.call @bias(%beta, %col) : (!beta_row, index) -> !chunk
+                %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+                %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+                %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+                %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+                %xhat = arith.select %from_output, %of_y, %of_x : !chunk
                 %h = arith.mulf %dy_new, %g : !chunk
                 %hx = arith.mulf %h, %xhat : !chunk
                 %h1 = arith.addf %h_, %h : !chunk
@@ -201,6 +235,9 @@ hal.executable.source private @rows {
           %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
           %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
           %g = func.call @weight(%ga) : (!chunk) -> !chunk
+          %bias = func.call @bias(%beta, %col) : (!beta_row, index) -> !chunk
+          %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
           %dgamma_sum = vector.load %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
           %dbeta_sum = scf.if %sums_dbeta -> !chunk {
             %dbeta_ = vector.load %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
@@ -217,7 +254,9 @@ hal.executable.source private @rows {
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
             %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
             %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
-            %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+            %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %xhat = arith.select %from_output, %of_y, %of_x : !chunk
             scf.if %wants_dx {
               %mean_h = memref.load %means[%i, %c0] : !means
               %mean_hx = memref.load %means[%i, %c1] : !means
@@ -333,7 +372,8 @@ func.func private @shares(%m: index) -> (index, index) {
   return %share, %p : index, index
 }
 
-func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+// The launches, with all operands that a spec can have.
+func.func private @gradients(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn, %beta: !any_beta_n)
     -> (!x_mn, !gamma_n, !beta_n) {
   %c0 = arith.constant 0 : index
   %m = tensor.dim %x, %c0 : !x_mn
@@ -345,12 +385,32 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_
   %dx_m = arith.select %wants_dx, %m, %c0 : index
   %sums_dbeta = arith.constant #sums_dbeta
   %dbeta_p = arith.select %sums_dbeta, %p, %c0 : index
+  %beta_n = tensor.dim %beta, %c0 : !any_beta_n
   %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%p](
-      %m_i32, %share_i32, %dy, %x, %mean, %rstd, %gamma, %dresidual)
-      : (i32, i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n, !residual_mn{%m})
+      %m_i32, %share_i32, %dy, %x, %mean, %rstd, %gamma, %dresidual, %beta)
+      : (i32, i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n, !residual_mn{%m}, !any_beta_n{%beta_n})
       -> (!x_mn{%dx_m}, !acc_pn{%p}, !acc_pn{%dbeta_p})
   %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
       : (i32, !acc_pn{%p}, !acc_pn{%dbeta_p}) -> (!gamma_n, !beta_n)
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
+}
+
+func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+    -> (!x_mn, !gamma_n, !beta_n) {
+  %c0 = arith.constant 0 : index
+  %unread = tensor.empty(%c0) : !any_beta_n
+  %dx, %dgamma, %dbeta = call @gradients(%dy, %x, %mean, %rstd, %gamma, %dresidual, %unread)
+      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !residual_mn, !any_beta_n) -> (!x_mn, !gamma_n, !beta_n)
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
+}
+
+// From the forward's output: its operands, in its order. No mean is read. (RMS normalization has the same
+// operands from either.)
+func.func private @algorithm_from_output(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %beta: !beta_n, %dresidual: !residual_mn)
+    -> (!x_mn, !gamma_n, !beta_n) {
+  %any_beta = tensor.cast %beta : !beta_n to !any_beta_n
+  %dx, %dgamma, %dbeta = call @gradients(%dy, %y, %rstd, %rstd, %gamma, %dresidual, %any_beta)
+      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !residual_mn, !any_beta_n) -> (!x_mn, !gamma_n, !beta_n)
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 

@@ -8,6 +8,8 @@
 // A tile has few workgroups, its walkers, so each sums many rows. No sum is long all the same: after a
 // span of rows a thread adds its sums to its partial row, and begins again at zero.
 //
+// From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g.
+//
 // A thread keeps memory busy by several loads at once: chunks of a row in @row_sums, rows in @columns.
 // The loops over them are unrolled.
 
@@ -16,6 +18,7 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 #columns = 32768 : index         // N
@@ -28,6 +31,9 @@
 #span_steps = 32 : index         // steps of a walker that are summed at a time
 #centres = true                  // false for RMS normalization: the mean is not subtracted
 #sums_dbeta = true               // there is a dbeta
+#from_output = false             // x is the forward's output
+#adds_bias = false               // it has a beta in it
+#least_weight = 1.0e-5 : !acc
 #wants_dx = true                 // the caller asks for dx
 #workgroups_index = 66 : index   // that walk over the rows of a tile
 #tile = 2048 : index             // columns of a workgroup
@@ -39,16 +45,19 @@
 !acc_rows = memref<?x32768x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<32768x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<32768x!beta, #hal.descriptor_type<storage_buffer>>
 !exchange = memref<1x1x8x2x!acc, #gpu.address_space<workgroup>>
 !warp_sums = vector<8x2x!acc>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
+!beta_chunk = vector<8x!beta>
 !residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !dy_read = memref<1x!dy_chunk, #gpu.address_space<private>>  // the chunks that a thread reads at once, in registers
 !x_read = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_read = memref<1x!gamma_chunk, #gpu.address_space<private>>
+!beta_read = memref<1x!beta_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // The launches, as iree_lnbwd/launches.py states them: the bindings, and the workgroups for M rows, the
 // least number of a list.
@@ -58,6 +67,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // mean [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
   #hal.pipeline.binding<storage_buffer>,            // sum of h [M]
   #hal.pipeline.binding<storage_buffer>             // sum of h * xhat [M]
 ]>
@@ -71,6 +81,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h * xhat [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
@@ -93,8 +104,12 @@ hal.executable.source private @row_sums {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @widen_of_beta(!beta_chunk) -> !chunk
     func.func private @weight(!chunk) -> !chunk
+    func.func private @away_from_zero(!chunk) -> !chunk
+    func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
 
     // A thread reads several chunks at once, the first of them at column %first. This is the first column
     // of chunk k of them, and whether the row has that chunk.
@@ -121,6 +136,8 @@ hal.executable.source private @row_sums {
       %zero_pair = arith.constant dense<0.0> : !pair
       %chunks_at_once = arith.constant #chunks_at_once
       %centres = arith.constant #centres
+      %from_output = arith.constant #from_output
+      %adds_bias = arith.constant #adds_bias
       %zeros = arith.constant dense<0.0> : !chunk
 
       %m_i32 = hal.interface.constant.load layout(#row_sums_layout) ordinal(0) : i32
@@ -130,8 +147,9 @@ hal.executable.source private @row_sums {
       %mean = hal.interface.binding.subspan layout(#row_sums_layout) binding(2) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#row_sums_layout) binding(3) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#row_sums_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
-      %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%c0) : !acc_column{%m}
-      %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
+      %beta = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
+      %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
+      %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(7) alignment(64) offset(%c0) : !acc_column{%m}
 
       // Workgroups go from the last row to the first, so that the cache still holds the rows that @columns
       // begins with.
@@ -152,6 +170,7 @@ hal.executable.source private @row_sums {
       %dy_read = memref.alloca() : !dy_read
       %x_read = memref.alloca() : !x_read
       %gamma_read = memref.alloca() : !gamma_read
+      %beta_read = memref.alloca() : !beta_read
       %first = arith.muli %t, %v : index
       %neighbours = arith.muli %t_count, %v : index
       %stride = arith.muli %neighbours, %chunks_at_once : index
@@ -165,6 +184,10 @@ hal.executable.source private @row_sums {
           memref.store %dy_k, %dy_read[%k] : !dy_read
           memref.store %x_k, %x_read[%k] : !x_read
           memref.store %gamma_k, %gamma_read[%k] : !gamma_read
+          scf.if %adds_bias {
+            %beta_k = vector.load %beta[%col_in] : !beta_row, !beta_chunk
+            memref.store %beta_k, %beta_read[%k] : !beta_read
+          }
         } {llvm.loop_annotation = #unrolled}
         %h_step, %hx_step = scf.for %k = %c0 to %chunks_at_once step %c1
             iter_args(%h_before = %h_sum, %hx_before = %hx_sum) -> (!chunk, !chunk) {
@@ -176,7 +199,18 @@ hal.executable.source private @row_sums {
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
           %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-          %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %bias = scf.if %adds_bias -> !chunk {
+            %beta_k = memref.load %beta_read[%k] : !beta_read
+            %beta_wide = func.call @widen_of_beta(%beta_k) : (!beta_chunk) -> !chunk
+            scf.yield %beta_wide : !chunk
+          } else {
+            scf.yield %zeros : !chunk
+          }
+          %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
+          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+          %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+          %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+          %xhat = arith.select %from_output, %of_y, %of_x : !chunk
           %h = arith.mulf %dya, %ga : !chunk
           %h_more = arith.addf %h_before, %h : !chunk
           %hx_more = math.fma %h, %xhat, %hx_before : !chunk
@@ -230,8 +264,12 @@ hal.executable.source private @columns {
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
+    func.func private @widen_of_beta(!beta_chunk) -> !chunk
     func.func private @weight(!chunk) -> !chunk
+    func.func private @away_from_zero(!chunk) -> !chunk
+    func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
+    func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
@@ -248,6 +286,8 @@ hal.executable.source private @columns {
       %span_steps = arith.constant #span_steps
       %wants_dx = arith.constant #wants_dx
       %sums_dbeta = arith.constant #sums_dbeta
+      %from_output = arith.constant #from_output
+      %adds_bias = arith.constant #adds_bias
       %c1 = arith.constant 1 : index
       %zeros = arith.constant dense<0.0> : !chunk
 
@@ -261,10 +301,11 @@ hal.executable.source private @columns {
       %sum_h = hal.interface.binding.subspan layout(#columns_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %sum_hx = hal.interface.binding.subspan layout(#columns_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %dresidual = hal.interface.binding.subspan layout(#columns_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
-      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) : !x_rows{%m}
+      %beta = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
+      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !x_rows{%m}
       %walkers = hal.interface.workgroup.count[1] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%walkers}
-      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(10) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(10) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(11) alignment(64) offset(%c0) : !acc_rows{%walkers}
 
       %j = hal.interface.workgroup.id[0] : index
       %walker = hal.interface.workgroup.id[1] : index
@@ -278,6 +319,15 @@ hal.executable.source private @columns {
       %gamma_ = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
       %gamma_wide = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
       %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
+      %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
+      %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+      %bias = scf.if %adds_bias -> !chunk {
+        %beta_ = vector.load %beta[%col_in] : !beta_row, !beta_chunk
+        %beta_wide = func.call @widen_of_beta(%beta_) : (!beta_chunk) -> !chunk
+        scf.yield %beta_wide : !chunk
+      } else {
+        scf.yield %zeros : !chunk
+      }
 
       %first = arith.muli %walker, %rows_at_once : index
       %stride = arith.muli %p, %rows_at_once : index
@@ -308,7 +358,9 @@ hal.executable.source private @columns {
             %row_hx = memref.load %sum_hx[%row_in] : !acc_column
             %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-            %xhat = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+            %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %xhat = arith.select %from_output, %of_y, %of_x : !chunk
             %h = arith.mulf %dya, %ga : !chunk
             %dxa = func.call @dx(%h, %xhat, %rstd_row, %row_h, %row_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
             %dresidual_k = vector.load %dresidual[%row_in, %col_in] : !residual_rows, !residual_chunk

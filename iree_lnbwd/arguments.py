@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from iree_lnbwd import dtypes
 from iree_lnbwd.operands import (
+    FROM_OUTPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OPS,
@@ -188,7 +189,7 @@ class BoundCall(NamedTuple):
 
     Attributes:
         spec: With dynamic rows. None where the mask leaves nothing to compute.
-        shape: Of ``input``; M rows and N columns in all.
+        shape: Of ``input`` or ``output``; M rows and N columns in all.
         arrays: The arrays that are read, by ATen's name, C-contiguous, as [M, N], [M] or [N]; all
             of them NumPy's, or all of them `GpuArray`.
         has_bias: Whether the caller gave one, so that ``grad_bias`` has its element type.
@@ -202,7 +203,7 @@ class BoundCall(NamedTuple):
     @property
     def rows(self) -> int:
         """M."""
-        return int(self.arrays["input"].shape[0])
+        return int(next(iter(self.arrays.values())).shape[0])  # every op's first has M rows
 
     def shape_of(self, result: Operand) -> tuple[int, ...]:
         """Of a result, as the caller sees it."""
@@ -238,24 +239,59 @@ def bind(
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    family = OPS[op]
+    family = variant_of(OPS[op], given)
     mask = (True,) * len(family.masked) if output_mask is None else output_mask
     return bind_arrays(given, check_options(family, normalized_shape, mask, eps, weight_offset))
+
+
+def variant_of(op: Op, given: Mapping[str, object]) -> Op:
+    """As `variant`, from the arguments by name."""
+    return variant(op, *(given.get(name) for name in ("input", "output", "mean", "rstd")))
+
+
+def variant(op: Op, input: object, output: object, mean: object, rstd: object) -> Op:
+    """The op as it stands, or from the output, by which of the two a caller gives.
+
+    Args:
+        op: One of `OPS`.
+        input: The array that a caller gives, or None.
+        output: Likewise; a backward takes one of the two.
+        mean: Likewise.
+        rstd: Likewise; given beside an output.
+
+    Raises:
+        ValueError: Naming the argument, what came and what was expected.
+    """
+    if not op.is_backward:
+        return op
+    if (input is None) == (output is None):
+        got = "neither" if input is None else "both"
+        raise ValueError(f"input, output: expected one of the two, got {got}")
+    if output is None:
+        return op
+    if mean is not None:
+        raise ValueError("mean: expected None beside output, which has no use for it, got one")
+    if rstd is None:
+        raise ValueError(
+            "rstd: expected an array beside output, from which it cannot be recomputed, got None"
+        )
+    return FROM_OUTPUT[op.name]
 
 
 def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
     """As `bind`, with the options checked before."""
     op, dims, mask, offset, eps = options
-    x = _array("input", given.get("input"))
+    data = op.data.name
+    x = _array(data, given.get(data))
     if x.shape[max(0, x.ndim - len(dims)) :] != dims:
         raise ValueError(
-            f"input: expected a shape that ends in normalized_shape {dims}, got {x.shape}"
+            f"{data}: expected a shape that ends in normalized_shape {dims}, got {x.shape}"
         )
     leading = x.shape[: x.ndim - len(dims)]
     rows, columns = math.prod(leading), math.prod(dims)
     if rows > MOST_ROWS:
-        raise ValueError(f"input: expected at most {MOST_ROWS} rows, got {rows}")
-    dtype = _dtype("input", x)
+        raise ValueError(f"{data}: expected at most {MOST_ROWS} rows, got {rows}")
+    dtype = _dtype(data, x)
     accumulator = dtypes.DTYPES[dtype].accumulator
     _check_statistics(op, given)
 
@@ -264,7 +300,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     arrays: dict[str, AnyArray] = {}
     types: dict[str, str | None] = {}
     mixed: list[tuple[str, str]] = []
-    for name, kind, is_required, is_read, is_statistic in _CHECKS[op.name]:
+    for name, kind, is_required, is_read, is_statistic in _CHECKS[op.name, op.from_output]:
         array = given.get(name)
         if array is None and not is_required:
             types[name] = None
@@ -282,7 +318,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         if is_read:
             dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
             arrays[name] = dense.reshape(flat[kind])
-    _check_place(given)
+    _check_place(data, given)
     for name, found in mixed:
         check_mixture(name, found, dtype)
     has_weight = given.get("weight") is not None
@@ -303,11 +339,12 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             weight_dtype=types["weight"],
             bias_dtype=types.get("bias"),
             has_weight=has_weight,
-            has_bias=op is LAYER_NORM and types["bias"] is not None,
+            has_bias=op.reads_bias and types["bias"] is not None,
             residual_dtype=types.get("residual") or types.get("grad_residual"),
             weight_offset=offset,
             output_mask=asked,
             eps=(rms_eps(dtype) if eps is None else eps) if computes else None,
+            from_output=op.from_output,
         )
     return BoundCall(spec, x.shape, arrays, given.get("bias") is not None)
 
@@ -321,7 +358,7 @@ def _check_statistics(op: Op, given: Mapping[str, AnyArray | None]) -> None:
         raise ValueError(f"{missing[0]}: expected both mean and rstd or neither, got only {there}")
 
 
-def _check_place(arrays: Mapping[str, AnyArray | None]) -> None:
+def _check_place(data: str, arrays: Mapping[str, AnyArray | None]) -> None:
     """All arrays are on one device, the bias too: its gradient is stored beside it."""
     places = {array.device for array in arrays.values() if isinstance(array, GpuArray)}
     if len(places) > 1:
@@ -330,13 +367,13 @@ def _check_place(arrays: Mapping[str, AnyArray | None]) -> None:
             for name, array in arrays.items()
             if isinstance(array, GpuArray)
         )
-        raise ValueError(f"input: expected all arrays on one device, got {where}")
+        raise ValueError(f"{data}: expected all arrays on one device, got {where}")
 
 
 # The rules for each argument of an op, as a call looks them up. By ATen's name: the place of its
 # kind, and whether it is required, is read, and is a statistic.
 _CHECKS = {
-    op.name: tuple(
+    (op.name, op.from_output): tuple(
         (
             operand.name,
             tuple(Kind).index(operand.kind),
@@ -346,7 +383,7 @@ _CHECKS = {
         )
         for operand in op.arguments
     )
-    for op in OPS.values()
+    for op in (*OPS.values(), *FROM_OUTPUT.values())
 }
 
 _spec = functools.lru_cache(NormSpec)  # takes microseconds, and calls are alike

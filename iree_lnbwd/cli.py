@@ -30,7 +30,7 @@ from iree_lnbwd.errors import (
     printable,
 )
 from iree_lnbwd.inspection import KernelReport
-from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, OPS, names
+from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.schedules import WholeTensors, paths
 from iree_lnbwd.spec import MOST_ROWS, NormSpec, check_output_mask
 from iree_lnbwd.targets import Target, find_target, targets
@@ -231,6 +231,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--op", choices=OPS, help="of the random rows (default: layer_norm_backward)")
     sub.add_argument("--dtype", choices=DTYPES, help="of the random rows (default: f32)")
+    sub.add_argument(
+        "--from-output", action="store_true", help="random outputs of a backward, not inputs"
+    )
     sub.add_argument("--rows", type=_ints, help="how many random rows (default: 1,7,64)")
     sub.set_defaults(command=_verify)
 
@@ -270,7 +273,14 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weight-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--bias-dtype", choices=types, help="default: --weight-dtype")
     parser.add_argument("--no-weight", action="store_true", help="gamma is 1")
-    parser.add_argument("--no-bias", action="store_true", help="layer_norm adds no bias")
+    parser.add_argument(
+        "--no-bias", action="store_true", help="layer_norm adds no bias, or none is in the output"
+    )
+    parser.add_argument(
+        "--from-output",
+        action="store_true",
+        help="a backward takes the forward's output in place of its input and mean",
+    )
     parser.add_argument(
         "--residual-dtype", choices=types, help="of residual or grad_residual (default: none)"
     )
@@ -325,12 +335,17 @@ def _mask(text: str) -> tuple[bool, ...]:
 
 def _spec(options: argparse.Namespace) -> NormSpec:
     op, mask = OPS[options.op], options.output_mask
+    if options.from_output:
+        if not op.is_backward:
+            raise ValueError(f"from-output: expected it beside a backward alone, got {op.name}")
+        op = FROM_OUTPUT[op.name]
     if mask is not None:
         mask = check_output_mask(mask, op)
         asked = dict(zip(names(op.masked), mask, strict=True))
         if options.no_weight and asked.get("grad_weight"):
             raise ValueError("output_mask: expected 0 for grad_weight beside --no-weight, got 1")
-        if options.bias_dtype is not None and not asked.get("grad_bias"):
+        reads_bias = op.reads_bias and not options.no_bias
+        if options.bias_dtype is not None and not (asked.get("grad_bias") or reads_bias):
             raise ValueError(
                 f"bias_dtype: expected none where there is no grad_bias, got {options.bias_dtype!r}"
             )
@@ -343,8 +358,16 @@ def _spec(options: argparse.Namespace) -> NormSpec:
             f"recompute-statistics: expected none for {op.name}, which has --eps, got "
             f"{options.recompute_statistics}"
         )
-    if options.no_bias and op is not LAYER_NORM:
-        raise ValueError(f"no-bias: expected it beside --op=layer_norm alone, got {op.name}")
+    if options.from_output and options.recompute_statistics is not None:
+        raise ValueError(
+            "recompute-statistics: expected none beside --from-output, which takes rstd, got "
+            f"{options.recompute_statistics}"
+        )
+    if options.no_bias and not op.reads_bias:
+        raise ValueError(
+            "no-bias: expected it beside --op=layer_norm, or layer_norm_backward with "
+            f"--from-output, got {op.name}"
+        )
     default = DEFAULT_EPS if op.centres else rms_eps(options.dtype)
     own = default if options.eps is None else options.eps
     return NormSpec(
@@ -355,12 +378,13 @@ def _spec(options: argparse.Namespace) -> NormSpec:
         weight_dtype=options.weight_dtype,
         bias_dtype=options.bias_dtype,
         has_weight=not options.no_weight,
-        has_bias=op is LAYER_NORM and not options.no_bias,
+        has_bias=op.reads_bias and not options.no_bias,
         residual_dtype=options.residual_dtype,
         weight_offset=options.weight_offset,
         output_mask=() if mask is None else mask,
         rows=options.rows,
         eps=options.recompute_statistics if op.is_backward else own,
+        from_output=options.from_output,
     )
 
 
@@ -444,8 +468,8 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
             _random_spec(options),
             (1, 7, 64) if options.rows is None else options.rows,
         )
-    for name in ("op", "dtype", "rows"):
-        if (value := getattr(options, name)) is not None:
+    for name in ("op", "dtype", "rows", "from_output"):
+        if (value := getattr(options, name)) not in (None, False):
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
         captured, name = npz.read_cases(options.data), str(options.data)
@@ -465,7 +489,11 @@ def _random_spec(options: argparse.Namespace) -> NormSpec:
     op, dtype = OPS[options.op or LAYER_NORM_BACKWARD.name], options.dtype or "f32"
     eps = DEFAULT_EPS if op.centres else rms_eps(dtype)
     return NormSpec(
-        options.normalized_shape, dtype, op=op.name, eps=None if op.is_backward else eps
+        options.normalized_shape,
+        dtype,
+        op=op.name,
+        eps=None if op.is_backward else eps,
+        from_output=options.from_output,
     )
 
 

@@ -20,10 +20,10 @@ from iree_lnbwd.arguments import (
     bind_arrays,
     check_options,
     results_of,
+    variant,
 )
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.operands import (
-    INPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RMS_NORM,
@@ -138,6 +138,7 @@ def layer_norm_backward(
     *,
     eps: float = DEFAULT_EPS,
     grad_residual: Any = None,
+    output: Any = None,
     weight_offset: float = 0.0,
     device: str | None = None,
 ) -> LayerNormGrads:
@@ -153,19 +154,30 @@ def layer_norm_backward(
     Arrays may be NumPy's, PyTorch's, or any that support DLPack, all of one kind and in one place.
     `Norm` says how calls on a GPU are ordered.
 
+    From the forward's ``output`` in place of ``input``, a caller need not keep the input:
+    ``xhat = (output - bias) / g``, where ``g = weight_offset + weight``. Where ``|g|`` is below
+    1e-5, ``+-1e-5`` is in its place, so that nothing is divided by zero. The output was rounded:
+    that is an error of ``u * |output| / |g|`` in xhat, where u is half the distance of 1 and the
+    next number of its type. It is large where the bias is large against g; and where the weight is
+    zero, xhat is lost and counts as zero.
+
     Args:
         grad_output: [..., *normalized_shape], the gradient that reached the output.
-        input: [..., *normalized_shape], any number of rows, zero too.
+        input: [..., *normalized_shape], any number of rows, zero too; None with ``output``.
         normalized_shape: The trailing dimensions that were normalized.
         mean: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data). Used as
-            given. If ``mean`` and ``rstd`` are None, both are recomputed from ``input``.
+            given. If ``mean`` and ``rstd`` are None, both are recomputed from ``input``. None with
+            ``output``, which needs no mean, but ``rstd``.
         rstd: As ``mean``: 1 / sqrt(biased variance + eps).
         weight: [*normalized_shape]; None means ones, and no ``grad_weight``.
-        bias: [*normalized_shape]; only its element type matters, to ``grad_bias``.
+        bias: [*normalized_shape]; only its element type matters, to ``grad_bias``. With
+            ``output``, its values matter too; None means zeros.
         output_mask: Which of the three gradients to compute.
         eps: Used if the statistics are recomputed; finite.
         grad_residual: As ``input``: the gradient that reached ``residual_output`` past the norm. It
             is added to ``grad_input`` before that is rounded. None means none.
+        output: As ``input``: what the forward returned, in its place. ``grad_input`` has its
+            element type.
         weight_offset: Added to the weight, in the type of sums, as in the forward.
         device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes the
             device that ``input`` is on.
@@ -179,8 +191,13 @@ def layer_norm_backward(
         DeviceError: The device is absent or no target fits it.
         CompileError: The compiler is missing or failed.
     """
-    options = check_options(LAYER_NORM_BACKWARD, normalized_shape, output_mask, eps, weight_offset)
-    given = (grad_output, input, mean, rstd, weight, bias, grad_residual)
+    op = variant(LAYER_NORM_BACKWARD, input, output, mean, rstd)
+    options = check_options(op, normalized_shape, output_mask, eps, weight_offset)
+    given = (
+        (grad_output, output, rstd, weight, bias, grad_residual)
+        if op.from_output
+        else (grad_output, input, mean, rstd, weight, bias, grad_residual)
+    )
     results, _ = call(given, options, _parsed(device))
     return results  # type: ignore[return-value]
 
@@ -195,6 +212,7 @@ def rms_norm_backward(
     *,
     eps: float | None = None,
     grad_residual: Any = None,
+    output: Any = None,
     weight_offset: float = 0.0,
     device: str | None = None,
 ) -> RmsNormGrads:
@@ -212,6 +230,7 @@ def rms_norm_backward(
         output_mask: Which of the two gradients to compute.
         eps: Used if ``rstd`` is recomputed; None as in `rms_norm`.
         grad_residual: As `layer_norm_backward`.
+        output: As `layer_norm_backward`.
         weight_offset: As `layer_norm_backward`.
         device: As `layer_norm_backward`.
 
@@ -221,8 +240,10 @@ def rms_norm_backward(
     Raises:
         TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
     """
-    options = check_options(RMS_NORM_BACKWARD, normalized_shape, output_mask, eps, weight_offset)
-    given = (grad_output, input, rstd, weight, grad_residual)
+    op = variant(RMS_NORM_BACKWARD, input, output, None, rstd)
+    options = check_options(op, normalized_shape, output_mask, eps, weight_offset)
+    data = output if op.from_output else input
+    given = (grad_output, data, rstd, weight, grad_residual)
     results, _ = call(given, options, _parsed(device))
     return results  # type: ignore[return-value]
 
@@ -247,14 +268,14 @@ def call(
     """
     op = options.op
     arguments = names(op.arguments)
-    input = given[arguments.index(INPUT.name)]
-    framework = interop.on_gpu("input", input)
+    data = given[arguments.index(op.data.name)]
+    framework = interop.on_gpu(op.data.name, data)
     if framework is None:
         bound = bind_arrays(interop.views(None, dict(zip(arguments, given, strict=True))), options)
         if bound.spec is None:
             return results_of(op, {}), None
         norm = loaded(bound.spec, uri or _HOST, compiling)
-        return interop.from_numpy(norm.run(bound), like=input), None
+        return interop.from_numpy(norm.run(bound), like=data), None
     kind = framework.signature(arguments, given)
     # Where the statistics are given, eps is no option: calls with any are of one kind.
     has_eps = not op.is_backward or given[arguments.index(RSTD.name)] is None
@@ -264,9 +285,11 @@ def call(
         bound = bind_arrays(views, options)
         if bound.spec is None:
             return results_of(op, {}), None
-        where = DeviceUri.parse(bound.arrays["input"].device)
+        where = DeviceUri.parse(bound.arrays[op.data.name].device)
         if uri not in (None, where):
-            raise ValueError(f"device: expected {where}, where input is, or None, got {uri}")
+            raise ValueError(
+                f"device: expected {where}, where {op.data.name} is, or None, got {uri}"
+            )
         norm = loaded(bound.spec, where, compiling)
         known = _known[key] = norm.learn(kind, framework, views, bound)
     return known.run(framework, given), known

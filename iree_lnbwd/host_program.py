@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from iree_lnbwd.launches import KERNELS, Count, LaunchPlans, Plan, PlannedLaunch
-from iree_lnbwd.operands import Kind, Operand
+from iree_lnbwd.operands import ADDED_BIAS, Kind, Operand
 from iree_lnbwd.spec import NormSpec
 
 _EXECUTABLE = re.compile(
@@ -22,17 +22,17 @@ _BINDING = re.compile(r"(layout\(#(\w+)_layout\) binding\()(\d+)(?=\))")
 _VIEW = "!hal.buffer_view"  # storage with a shape; its content is no tensor yet
 
 
-def export_aliases(plans: LaunchPlans) -> dict[str, str]:
+def export_aliases(spec: NormSpec, plans: LaunchPlans) -> dict[str, str]:
     """The layout of each kernel, and its workgroups for M rows, the least of a list."""
     aliases = {}
     for launch in {launch.kernel: launch for p in plans.plans for launch in p.kernels}.values():
-        aliases[f"#{launch.kernel}_layout"] = _layout(launch)
+        aliases[f"#{launch.kernel}_layout"] = _layout(spec, launch)
         for axis, count in zip("xy", launch.workgroups, strict=False):
             aliases[f"#{launch.kernel}_{axis}"] = _map(count)
     return aliases
 
 
-def launched(text: str, plans: LaunchPlans) -> str:
+def launched(text: str, spec: NormSpec, plans: LaunchPlans) -> str:
     """A file of kernels without those that no call launches, their bindings numbered.
 
     An operand that the spec lacks gets the number of the first one. Nothing uses it.
@@ -41,9 +41,9 @@ def launched(text: str, plans: LaunchPlans) -> str:
 
     def numbered(binding: re.Match[str]) -> str:
         before, kernel, number = binding.groups()
-        name = KERNELS[kernel].bindings[int(number)].name
-        there = launches[kernel].bindings
-        return f"{before}{there.index(name) if name in there else 0}"
+        symbol = KERNELS[kernel].bindings[int(number)].symbol
+        there = [spec.family.named(name).symbol for name in launches[kernel].bindings]
+        return f"{before}{there.index(symbol) if symbol in there else 0}"
 
     text = _EXECUTABLE.sub(lambda found: found[0] if found[1] in launches else "", text)
     return _BINDING.sub(numbered, text)
@@ -117,6 +117,8 @@ def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
         computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
         types = ", ".join(statistic.alias for statistic in saved)
         lines.append(f"{computed} = call @{statistics}(%x) : (!x_mn) -> ({types})")
+    if family.is_backward and family.reads_bias and not spec.has_bias:
+        lines.append(f"%{ADDED_BIAS.symbol} = arith.constant dense<0.0> : {ADDED_BIAS.alias}")
     results = ", ".join(f"%{result.symbol}" for result in family.results)
     read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
     types = ", ".join(given.alias for given in family.inputs)
@@ -127,7 +129,7 @@ def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
 
 def _stand_in(spec: NormSpec, given: Operand) -> str:
     """The symbol of an operand, or of one of its type where the spec lacks it."""
-    if spec.has(given) or not given.is_option:
+    if spec.has(given) or not given.is_option or (spec.from_output and given is ADDED_BIAS):
         return given.symbol
     return "x" if given.kind is Kind.CELLS else "gamma"
 
@@ -201,15 +203,14 @@ def _sized(spec: NormSpec, operand: Operand) -> str:
     return operand.alias + ("{%m}" if of_rows else "")
 
 
-def _layout(launch: PlannedLaunch) -> str:
+def _layout(spec: NormSpec, launch: PlannedLaunch) -> str:
     """Constants and bindings of a kernel."""
-    operands = {operand.name: operand for operand in KERNELS[launch.kernel].bindings}
     lines = []
     last = len(launch.bindings) - 1
     for place, name in enumerate(launch.bindings):
         only_read = place < len(launch.reads) and name not in launch.ahead
         comma = "" if place == last else ","
-        operand = operands[name]
+        operand = spec.family.named(name)
         binding = f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if only_read else ''}>{comma}"
         lines.append(f"  {binding:<48}  // {operand.symbol} {operand.kind}")
     constants = f"constants = {len(launch.constants)}"

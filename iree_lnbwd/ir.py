@@ -28,7 +28,7 @@ from iree_lnbwd.schedules import (
     forms,
     schedule_to_dict,
 )
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.targets import Target
 
 ONE_PASS = "one_pass.mlir"
@@ -63,7 +63,7 @@ _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     if isinstance(schedule, WholeTensors):
-        return (f"{spec.op}.mlir",)
+        return (f"{_stem(spec)}.mlir",)
     if isinstance(schedule, RowBlocks):
         names = [ROW_BLOCKS] if spec.family.is_backward else []
         statistics = FORWARD_ROW_BLOCKS
@@ -77,7 +77,11 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
 
 def oracle(spec: NormSpec) -> str:
     """The file of ``ir/`` with the op in StableHLO."""
-    return f"{spec.op}.stablehlo.mlir"
+    return f"{_stem(spec)}.stablehlo.mlir"
+
+
+def _stem(spec: NormSpec) -> str:
+    return spec.op + ("_from_output" if spec.from_output else "")
 
 
 def module(
@@ -112,9 +116,9 @@ def module(
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif isinstance(schedule, OnePass | TwoPass | Forward) and plans is not None:
-        aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(plans)
+        aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(spec, plans)
         bodies = {
-            name: host_program.launched(_literals(name, text, spec, target, schedule), plans)
+            name: host_program.launched(_literals(name, text, spec, target, schedule), spec, plans)
             for name, text in bodies.items()
         }
     header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
@@ -135,7 +139,10 @@ def _algorithm(spec: NormSpec, schedule: Schedule) -> tuple[str, str]:
     if not isinstance(schedule, RowBlocks):
         return "algorithm", "statistics"
     suffix = "" if spec.family.centres else "_uncentred"
-    return ("algorithm" if spec.family.is_backward else "forward") + suffix, "statistics" + suffix
+    if not spec.family.is_backward:
+        return f"forward{suffix}", f"statistics{suffix}"
+    of_which = "_from_output" if spec.from_output and spec.family.centres else suffix
+    return f"algorithm{of_which}", f"statistics{suffix}"
 
 
 def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
@@ -143,6 +150,9 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
 
     Those of ``math/types.mlir`` widen or round from the first type to the last.
     """
+    if function == "reciprocal":
+        on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
+        return "reciprocal_on_gpu" if on_gpu else function
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
@@ -187,6 +197,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "!acc_mn": f"tensor<{rows}x{cols}x!acc>",
         "!acc_m": f"tensor<{rows}x!acc>",
         "!acc_n": f"tensor<{cols}x!acc>",
+        "!lanes_n": f"tensor<{cols}xi1>",
         "!gamma_n": f"tensor<{cols}x!gamma>",
         "!beta_n": f"tensor<{cols}x!beta>",
         "#inv_n": f"{1.0 / cols:.17e} : !acc",
@@ -198,6 +209,8 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "#takes_residual": _flag(spec.has(RESIDUAL)),
         "#adds_bias": _flag(bool(spec.has_bias)),
         "#writes_output": _flag(not spec.family.is_backward),
+        "#from_output": _flag(spec.from_output),
+        "#least_weight": f"{LEAST_WEIGHT:.17e} : !acc",
     }
 
 
@@ -242,6 +255,7 @@ def _chunks(vector: int) -> dict[str, str]:
         "!dy_chunk": f"vector<{vector}x!dy>",
         "!x_chunk": f"vector<{vector}x!x>",
         "!gamma_chunk": f"vector<{vector}x!gamma>",
+        "!beta_chunk": f"vector<{vector}x!beta>",
         "!residual_chunk": f"vector<{vector}x!residual>",
         "!chunk": f"vector<{vector}x!acc>",
     }
@@ -321,7 +335,6 @@ def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
         **_bindings(cols),
         "!means": f"memref<{block}x2x!acc>",
         **_chunks(vector),
-        "!beta_chunk": f"vector<{vector}x!beta>",
         "!lanes": f"vector<{vector}xi1>",
     }
 
@@ -347,6 +360,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#rereads": _flag(schedule.rereads and spec.has(GRAD_INPUT)),
         "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
         "#widens_weight": _flag(schedule.widens_weight),
+        "#stages_bias": _flag(schedule.stages_bias(spec)),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
         "#one_group": _flag(groups == 1),
         "#one_warp": _flag(schedule.warps == 1),
@@ -356,12 +370,14 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
         "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
         "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
+        "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
         "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
         "!exchange": _shared(f"2x{groups}x{schedule.warps}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),
         "!gamma_held": _private(f"{chunks}x!gamma_chunk"),
+        "!beta_held": _private(f"{chunks}x!beta_chunk"),
         "!residual_held": _private(f"{chunks}x!residual_chunk"),
         "!held": _private(f"{chunks}x!chunk"),
     }
@@ -401,10 +417,13 @@ def _few_rows_aliases(
         "!few_dy": _private(f"{chunks}x!dy_chunk"),
         "!few_x": _private(f"{chunks}x!x_chunk"),
         "!few_gamma": _private(f"{chunks}x!gamma_chunk"),
+        "!few_beta": _private(f"{chunks}x!beta_chunk"),
         "!few_residual": _private(f"{chunks}x!residual_chunk"),
         "!few_held": _private(f"{chunks}x!chunk"),
         "!dy_cells": f"vector<{vector}x!dy>",
         "!x_cells": f"vector<{vector}x!x>",
+        "!gamma_cells": f"vector<{vector}x!gamma>",
+        "!beta_cells": f"vector<{vector}x!beta>",
         "!cells": f"vector<{vector}x!acc>",
     }
 
@@ -423,6 +442,7 @@ def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict
         "!dy_read": _private(f"{schedule.chunks}x!dy_chunk"),
         "!x_read": _private(f"{schedule.chunks}x!x_chunk"),
         "!gamma_read": _private(f"{schedule.chunks}x!gamma_chunk"),
+        "!beta_read": _private(f"{schedule.chunks}x!beta_chunk"),
     }
 
 

@@ -8,7 +8,7 @@ its spec, for callers who launch the kernels on a stream of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from iree_lnbwd.operands import (
     SUM_H,
     SUM_HX,
     WEIGHT,
+    Access,
     Kind,
     Operand,
 )
@@ -77,13 +78,13 @@ _PARTIALS = (PARTIAL_DGAMMA, PARTIAL_DBETA)
 _SUMS = (SUM_H, SUM_HX)
 _ROWS = Kernel(
     "rows",
-    (*_READ, GRAD_RESIDUAL),
+    (*_READ, GRAD_RESIDUAL, ADDED_BIAS),
     (GRAD_INPUT, *_PARTIALS),
     ahead=(*_READ[:-1], GRAD_RESIDUAL),
 )
-_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL), _GRADIENTS)
-_ROW_SUMS = Kernel("row_sums", _READ, _SUMS)
-_COLUMNS = Kernel("columns", (*_READ, *_SUMS, GRAD_RESIDUAL), (GRAD_INPUT, *_PARTIALS))
+_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL, ADDED_BIAS), _GRADIENTS)
+_ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS), _SUMS)
+_COLUMNS = Kernel("columns", (*_READ, *_SUMS, GRAD_RESIDUAL, ADDED_BIAS), (GRAD_INPUT, *_PARTIALS))
 _FINALIZE = Kernel("finalize", _PARTIALS, (GRAD_WEIGHT, GRAD_BIAS))
 _NORMALIZE = Kernel(
     "normalize",
@@ -234,10 +235,15 @@ def _launch(
 ) -> PlannedLaunch:
     """A kernel with the operands that the spec has."""
     reads, writes, ahead = (
-        tuple(operand.name for operand in operands if _takes(spec, operand))
+        tuple(operand.name for operand in _own(spec, operands) if _takes(spec, operand))
         for operands in (kernel.reads, kernel.writes, kernel.ahead)
     )
     return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, (constant,), ahead)
+
+
+def _own(spec: NormSpec, operands: tuple[Operand, ...]) -> Iterator[Operand]:
+    """The operands, with the output in place of the input if the spec is from that."""
+    return (spec.family.data if operand is INPUT else operand for operand in operands)
 
 
 def _takes(spec: NormSpec, operand: Operand) -> bool:
@@ -248,6 +254,8 @@ def _takes(spec: NormSpec, operand: Operand) -> bool:
     if not spec.family.knows(operand.name):
         return False
     own = spec.family.named(operand.name)
+    if own.access is Access.TYPE_ALONE:
+        return False
     return spec.has(own) or not (own.is_option or not spec.family.is_backward)
 
 

@@ -78,7 +78,7 @@ def link(
                 f"@{name}: expected types like ({', '.join(function.types)}) of @{function.name}, "
                 f"got ({', '.join(types)})"
             )
-        own |= _halved(types[0])
+        own |= _of_vector(types[0])
         body = _ALIAS.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
         body = body.replace(f"@{function.name}(", f"@{name}(", 1)
         return textwrap.indent(body, indent)
@@ -91,10 +91,18 @@ def resolved(alias: str, aliases: Mapping[str, str]) -> str:
     return _ALIAS.sub(lambda inner: resolved(inner[0], aliases), aliases[alias])
 
 
-def _halved(narrow: str) -> dict[str, str]:
-    """For a vector: the types of its words and of every second element, half as many of each."""
+def _of_vector(narrow: str) -> dict[str, str]:
+    """For a vector: the types of its words and of every second element, half as many of each.
+
+    And that of a comparison of two such vectors.
+    """
     vector = _VECTOR.fullmatch(narrow)
     if vector is None:
         return {}
-    half = int(vector[1]) // 2
-    return {"!words": f"vector<{half}xi32>", "!halves": f"vector<{half}xf32>"}
+    whole = int(vector[1])
+    half = whole // 2
+    return {
+        "!words": f"vector<{half}xi32>",
+        "!halves": f"vector<{half}xf32>",
+        "!lanes": f"vector<{whole}xi1>",
+    }

@@ -126,6 +126,10 @@ RESIDUAL_OUTPUT = Operand(  # input + residual, which is what is normalized
     "residual_output", "s", Kind.CELLS, Element.RESIDUAL, Access.WRITTEN, When.RESIDUAL_GIVEN
 )
 
+# Of the backwards from the output alone. It takes the place of x, in ``ir/`` too.
+GIVEN_OUTPUT = replace(OUTPUT, symbol=INPUT.symbol, access=Access.READ)
+GIVEN_RSTD = replace(RSTD, when=When.ALWAYS)  # an output does not tell it
+
 # Scratch that kernels of a call pass to each other.
 PARTIAL_DGAMMA = Operand(
     "partial_dgamma", "partial_dgamma", Kind.PARTIALS, Element.ACC, Access.WRITTEN, When.NEVER
@@ -146,12 +150,14 @@ class Op:
         centres: Whether the mean of each row is subtracted.
         rows: The operands that callers give, then those that are written, in ATen's order.
         scratch: The operands that its kernels pass to each other.
+        from_output: Whether it is a backward that takes the forward's output and not its input.
     """
 
     name: str
     centres: bool
     rows: tuple[Operand, ...]
     scratch: tuple[Operand, ...] = ()
+    from_output: bool = False
 
     @property
     def is_backward(self) -> bool:
@@ -182,6 +188,16 @@ class Op:
     def statistics(self) -> tuple[Operand, ...]:
         """The statistics of each row, which modules read, recompute or save."""
         return tuple(row for row in self.rows if row.kind is Kind.ROWS)
+
+    @functools.cached_property
+    def data(self) -> Operand:
+        """What a row's xhat is computed from."""
+        return GIVEN_OUTPUT if self.from_output else INPUT
+
+    @functools.cached_property
+    def reads_bias(self) -> bool:
+        """Whether the values of a bias count, if there is one."""
+        return ADDED_BIAS in self.rows
 
     def knows(self, name: str) -> bool:
         """Whether one of its modules, or of its kernels, can have an operand of that name."""
@@ -214,6 +230,16 @@ RMS_NORM_BACKWARD = Op(
     (PARTIAL_DGAMMA, SUM_HX),
 )
 OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)}
+
+
+def _from_output(op: Op) -> Op:
+    """The same gradients, from the forward's output: no mean, and the values of the bias."""
+    others = {INPUT: GIVEN_OUTPUT, RSTD: GIVEN_RSTD, BIAS: ADDED_BIAS}
+    rows = tuple(others.get(row, row) for row in op.rows if row is not MEAN)
+    return replace(op, rows=rows, from_output=True)
+
+
+FROM_OUTPUT = {op.name: _from_output(op) for op in OPS.values() if op.is_backward}
 
 
 def names(operands: Iterable[Operand]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ __all__ = [
 
 def layer_norm_backward(
     grad_output: Array,
-    input: Array,
+    input: Array | None,
     normalized_shape: int | Sequence[int],
     mean: Array | None = None,
     rstd: Array | None = None,
@@ -43,6 +43,7 @@ def layer_norm_backward(
     *,
     eps: float = DEFAULT_EPS,
     grad_residual: Array | None = None,
+    output: Array | None = None,
     weight_offset: float = 0.0,
 ) -> LayerNormGrads:
     """The gradients in f64, from the same arguments as `iree_lnbwd.layer_norm_backward`.
@@ -58,6 +59,7 @@ def layer_norm_backward(
         "weight": weight,
         "bias": bias,
         "grad_residual": grad_residual,
+        "output": output,
     }
     options = {"output_mask": output_mask, "eps": eps, "weight_offset": weight_offset}
     expected = _expected(LAYER_NORM_BACKWARD, given, normalized_shape, options)
@@ -66,7 +68,7 @@ def layer_norm_backward(
 
 def rms_norm_backward(
     grad_output: Array,
-    input: Array,
+    input: Array | None,
     normalized_shape: int | Sequence[int],
     rstd: Array | None = None,
     weight: Array | None = None,
@@ -74,6 +76,7 @@ def rms_norm_backward(
     *,
     eps: float | None = None,
     grad_residual: Array | None = None,
+    output: Array | None = None,
     weight_offset: float = 0.0,
 ) -> RmsNormGrads:
     """The gradients in f64, from the same arguments as `iree_lnbwd.rms_norm_backward`.
@@ -87,6 +90,7 @@ def rms_norm_backward(
         "rstd": rstd,
         "weight": weight,
         "grad_residual": grad_residual,
+        "output": output,
     }
     options = {"output_mask": output_mask, "eps": eps, "weight_offset": weight_offset}
     expected = _expected(RMS_NORM_BACKWARD, given, normalized_shape, options)

@@ -15,8 +15,8 @@ import numpy as np
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
 from iree_lnbwd.operands import (
+    FROM_OUTPUT,
     GRAD_BIAS,
-    LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OPS,
     Element,
@@ -28,6 +28,9 @@ from iree_lnbwd.operands import (
 _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
+# Backwards from the output divide by a weight of at least this magnitude, as apex's
+# memory-efficient norms do by default.
+LEAST_WEIGHT = 1e-5
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,13 @@ class NormSpec:
             computes statistics. A forward has one. None in a backward whose statistics are
             arguments; a number if they are recomputed from ``input``.
         op: A name of `operands.OPS`.
-        has_bias: Whether ``layer_norm`` adds a bias; None means that it does.
+        has_bias: Whether there is a bias whose values count: one that ``layer_norm`` adds, or that
+            is in the output which ``layer_norm_backward`` takes. None means True for these two.
         residual_dtype: Of ``residual`` or ``grad_residual``; None if there is none.
         weight_offset: Added to the weight in the type of sums: 1.0 where gamma is stored around
             zero. 0.0 without a weight.
+        from_output: Whether a backward takes the forward's ``output`` in place of ``input``. Its
+            ``rstd`` is an argument, and there is no ``mean``.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -98,11 +104,16 @@ class NormSpec:
     has_bias: bool | None = None
     residual_dtype: str | None = None
     weight_offset: float = 0.0
+    from_output: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
         if not isinstance(self.op, str) or self.op not in OPS:
             raise ValueError(f"op: expected one of {', '.join(OPS)}, got {shown(self.op)}")
+        if not isinstance(self.from_output, bool):
+            raise TypeError(f"from_output: expected a bool, got {shown(self.from_output)}")
+        if self.from_output and self.op not in FROM_OUTPUT:
+            raise ValueError(f"from_output: expected False for {self.op}, got True")
         set_field(self, "normalized_shape", check_normalized_shape(self.normalized_shape))
         for field in (
             "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
@@ -128,6 +139,11 @@ class NormSpec:
             set_field(self, "rows", int(self.rows))
         if self.eps is not None:
             set_field(self, "eps", check_number(self.eps, "eps"))
+            if self.from_output:
+                raise ValueError(
+                    "eps: expected None with from_output, because statistics cannot be recomputed "
+                    f"from an output, got {self.eps!r}"
+                )
         elif not self.family.is_backward:
             raise ValueError(f"eps: expected a number for {self.op}, got None")
         # One spelling for specs that mean the same.
@@ -173,10 +189,10 @@ class NormSpec:
 
     def _checked_bias(self) -> bool:
         if self.has_bias is None:
-            return self.op == LAYER_NORM.name
+            return self.family.reads_bias
         if not isinstance(self.has_bias, bool):
             raise TypeError(f"has_bias: expected a bool or None, got {shown(self.has_bias)}")
-        if self.has_bias and self.op != LAYER_NORM.name:
+        if self.has_bias and not self.family.reads_bias:
             raise ValueError(f"has_bias: expected False or None for {self.op}, got True")
         return self.has_bias
 
@@ -188,7 +204,7 @@ class NormSpec:
     @property
     def family(self) -> Op:
         """The op and its operands."""
-        return OPS[self.op]
+        return (FROM_OUTPUT if self.from_output else OPS)[self.op]
 
     @property
     def columns(self) -> int:
@@ -289,8 +305,10 @@ class NormSpec:
             parts.append(f"b{self.bias_dtype}")
         if not self.has_weight:
             parts.append("noweight")
-        if self.op == LAYER_NORM.name and not self.has_bias:
+        if self.family.reads_bias and not self.has_bias:
             parts.append("nobias")
+        if self.from_output:
+            parts.append("fromoutput")
         if self.residual_dtype is not None:
             parts.append(
                 "residual" + ("" if self.residual_dtype == self.dtype else self.residual_dtype)

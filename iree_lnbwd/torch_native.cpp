@@ -1,4 +1,4 @@
-// The operators of torch.py once more, in C++: what a call costs the host is several times less
+// Operators of torch/operators.py once more, in C++: what a call costs the host is several times less
 // where nothing is left to decide.
 //
 // Python decides, and checks. It sees the first backward of each kind (device, element types,

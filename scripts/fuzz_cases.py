@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, NormSpec, compiler, reference, schedules
+from iree_lnbwd import NormSpec, compiler, reference, schedules
 from iree_lnbwd.arguments import Array, BoundCall, Results, bind, results_type, rms_eps
 from iree_lnbwd.description import describe
 from iree_lnbwd.devices import DeviceUri
@@ -33,7 +33,17 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, OPS, Access, Kind, Op, names
+from iree_lnbwd.operands import (
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    RMS_NORM_BACKWARD,
+    Access,
+    Element,
+    Kind,
+    Op,
+    names,
+)
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.ops import CLASSES
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass
@@ -711,9 +721,10 @@ def _loads(case: Case, path: Path, spec: NormSpec) -> None:
 
 
 def autograd(case: Case) -> None:
-    """PyTorch's operator, forward and backward, of any layouts and with any gradients asked for."""
-    spec = draw_spec(case, LAYER_NORM_BACKWARD)
+    """PyTorch's norms, forward and backward, of any layouts and with any gradients asked for."""
+    spec = draw_spec(case, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)
     given = draw_arrays(case, spec, max(1, draw_rows(case, spec)), plain=True)
+    given |= {"mean": None, "rstd": None}
     if case.chance(0.3):
         given["bias"] = None
     device = "cuda" if case.where == "gpu" else "cpu"
@@ -722,43 +733,69 @@ def autograd(case: Case) -> None:
         laid_out = _lay_out_tensor(case, _tensor(array, device)).detach()
         return laid_out.clone() if laid_out.is_inference() else laid_out
 
-    names_given = [name for name in ("input", "weight", "bias") if given[name] is not None]
+    has_sum = spec.residual_dtype is not None
+    if has_sum:
+        of_residual = spec.element_type(Element.RESIDUAL)
+        given["residual"] = draw_values(case, of_residual, given["input"].shape, plain=True)
+    order = ("input", "residual", "weight", "bias")
+    names_given = [name for name in order if given.get(name) is not None]
     tensors: dict[str, Any] = {name: tensor(given[name]) for name in names_given}
-    asked = [name for name in names_given if case.chance(0.7)] or ["input"]
+    asked = {name for name in names_given if case.chance(0.7)} or {"input"}
+    if has_sum and "input" in asked:  # of one type, or cast from the residual's
+        asked.add("residual")
     for name in asked:
         tensors[name].requires_grad_()
-    grad_output = tensor(given["grad_output"].astype(given["input"].dtype))
-    case.said += [f"of {asked}", device]
-    dims, eps = spec.normalized_shape, case.pick(1e-5, 0.5)
-    output = case.call("torch.layer_norm", normalized_shape=dims, eps=eps, **tensors)
-    found = torch.autograd.grad(output, [tensors[name] for name in asked], grad_output)
-    gradients = dict(zip(asked, found, strict=True))
-    of_input, of_weight, of_bias = (gradients.get(n) for n in ("input", "weight", "bias"))
+    reached = {"grad_output": tensor(given["grad_output"].astype(given["input"].dtype))}
+    if given.get("grad_residual") is not None and case.chance(0.8):
+        reached["grad_residual"] = tensor(given["grad_residual"])
+    case.said += [f"of {sorted(asked)}", *reached, device]
+    dims, eps, offset = spec.normalized_shape, case.pick(1e-5, 0.5), spec.weight_offset
+    options: dict[str, Any] = {"normalized_shape": dims, "eps": eps, "weight_offset": offset}
+    name = spec.op.removesuffix("_backward")
+    if name == LAYER_NORM.name and not has_sum:
+        options["own_forward"] = case.chance(0.5)
+    outputs = case.call(f"torch.{'add_' if has_sum else ''}{name}", **options, **tensors)
+    outputs = outputs[: len(reached)] if has_sum else (outputs,)
+    leaves = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    found = torch.autograd.grad(outputs, list(leaves.values()), list(reached.values()))
+    gradients = dict(zip(leaves, found, strict=True))
+    if has_sum:
+        wide = DTYPES[spec.acc_dtype].numpy
+        total = given["input"].astype(wide) + given["residual"].astype(wide)
+        given["input"] = total.astype(given["residual"].dtype)
+        of_sum, of_input = gradients.pop("residual", None), gradients.pop("input", None)
+        if of_input is not None and not torch.equal(of_input, of_sum.to(of_input.dtype)):
+            raise Failure("input: another gradient than that of residual")
+        if of_sum is not None:
+            gradients["input"] = of_sum
+    given |= {"grad_residual": None} | {name: array_of(one) for name, one in reached.items()}
+    masked = names(spec.family.masked)
     call = bind(
-        LAYER_NORM_BACKWARD.name,
-        {name: given[name] for name in names_given} | {"grad_output": array_of(grad_output)},
+        spec.op,
+        {name: given.get(name) for name in names(spec.family.arguments)},
         dims,
-        ("input" in asked, "weight" in asked, "bias" in asked),
+        tuple(name.removeprefix("grad_") in gradients for name in masked),
         eps=eps,
+        weight_offset=offset,
     )
-    case.judge(on_host(LayerNormGrads(of_input, of_weight, of_bias)), call)
+    results = (gradients.get(name.removeprefix("grad_")) for name in masked)
+    case.judge(on_host(results_type(spec.family)(*results)), call)
 
 
 def torch_junk(case: Case) -> None:
     """PyTorch's functions, with one argument that is junk: an error, by name, and no crash."""
-    norm = lnbwd_torch().LayerNorm(8)
+    device = case.pick("cpu", "meta", "meta")  # meta: new options take a compilation
+    x, residual = torch.ones(2, 3, 8, device=device)
+    weight, bias = torch.ones(2, 8, device=device)
+    shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5}
+    shared |= {"weight_offset": 1.0, "memory_efficient": True}
+    types = {"dtype": torch.float32, "residual_dtype": torch.float32, "device": "cpu"}
     name, given = case.pick(
-        (
-            "torch.layer_norm",
-            {
-                "input": torch.ones(3, 8),
-                "normalized_shape": 8,
-                "weight": torch.ones(8),
-                "bias": torch.ones(8),
-                "eps": 1e-5,
-            },
-        ),
-        ("torch.warmup", {"model": norm, "dtype": torch.float32, "device": "cpu"}),
+        ("torch.layer_norm", {"input": x, "bias": bias, "own_forward": True} | shared),
+        ("torch.rms_norm", {"input": x} | shared),
+        ("torch.add_layer_norm", {"input": x, "residual": residual, "bias": bias} | shared),
+        ("torch.add_rms_norm", {"input": x, "residual": residual} | shared),
+        ("torch.warmup", {"model": lnbwd_torch().AddRMSNorm(8)} | types),
         ("torch.replace_layer_norm", {"model": torch.nn.LayerNorm(8)}),
     )
     if case.chance(0.2):
@@ -855,8 +892,8 @@ def _public() -> dict[str, Callable[..., Any]]:
         found[CLASSES[op].__name__] = CLASSES[op].__call__
     if torch is not None:
         ours = lnbwd_torch()
-        functions = (ours.layer_norm, ours.warmup, ours.replace_layer_norm)
-        found |= {f"torch.{function.__name__}": function for function in functions}
+        public = {name: getattr(ours, name) for name in ours.__all__}
+        found |= {f"torch.{n}": one for n, one in public.items() if not isinstance(one, type)}
     return found
 
 

@@ -4,11 +4,13 @@
 // What a kernel's declaration decides.
 !acc = f32
 !chunk = vector<8x!acc>
+!lanes = vector<8xi1>
 #inv_n = 2.44140625e-4 : !acc  // 1 / N
 #eps = 1.0e-5 : !acc
 #single_column = false         // N is 1
 #weight_offset = -0.0 : !acc   // none: adding -0.0 changes no number, and leaves no code
 #adds_residual = true
+#least_weight = 1.0e-5 : !acc
 // End of what is replaced.
 
 // xhat = (x - mean) * rstd. x is centred first: the expanded form x * rstd - mean * rstd would cancel.
@@ -33,6 +35,38 @@ func.func private @weight(%gamma: !chunk) -> !chunk {
   %offset_v = vector.broadcast %offset : !acc to !chunk
   %g = arith.addf %gamma, %offset_v : !chunk
   return %g : !chunk
+}
+
+// xhat from the output y = xhat * g + beta, by 1 / g. Without a beta (0.0), LLVM leaves no subtraction.
+func.func private @xhat_from_output(%y: !chunk, %beta: !chunk, %inverse: !chunk) -> !chunk {
+  %scaled = arith.subf %y, %beta : !chunk
+  %xhat = arith.mulf %scaled, %inverse : !chunk
+  return %xhat : !chunk
+}
+
+// g, or what counts as g where an output is divided by it: #least_weight with g's sign where g is smaller.
+// A zero has a sign too. NaN stays NaN.
+func.func private @away_from_zero(%g: !chunk) -> !chunk {
+  %least = arith.constant #least_weight
+  %least_v = vector.broadcast %least : !acc to !chunk
+  %size = math.absf %g : !chunk
+  %is_small = arith.cmpf olt, %size, %least_v : !chunk
+  %signed_least = math.copysign %least_v, %g : !chunk
+  %divisor = arith.select %is_small, %signed_least, %g : !lanes, !chunk
+  return %divisor : !chunk
+}
+
+func.func private @reciprocal(%g: !chunk) -> !chunk {
+  %ones = arith.constant dense<1.0> : !chunk
+  %inverse = arith.divf %ones, %g : !chunk
+  return %inverse : !chunk
+}
+
+// f32 on a GPU: one instruction, off by a unit in the last place at most.
+func.func private @reciprocal_on_gpu(%g: !chunk) -> !chunk {
+  %ones = arith.constant dense<1.0> : !chunk
+  %inverse = arith.divf %ones, %g fastmath<afn> : !chunk
+  return %inverse : !chunk
 }
 
 // The gradient of x has a second part if x also went past the norm: that which came back from there.

@@ -210,6 +210,14 @@ def _abs_or_neg(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     return Semantics(type_, (type_,), function)
 
 
+def _copysign(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
+    """The second operand, with the sign of the first (PTX ISA, "copysign")."""
+    if modifiers not in (("f32",), ("f64",)):
+        raise UnknownInstructionError(opcode)
+    (type_,) = modifiers
+    return Semantics(type_, (type_, type_), lambda a, b: np.copysign(b, a))
+
+
 def _min_or_max(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     *how, type_ = modifiers
     if type_ not in ("f32", "f64"):
@@ -624,6 +632,7 @@ _FINDERS: dict[str, Callable[[str, tuple[str, ...]], Semantics]] = {
     "max": _min_or_max,
     "abs": _abs_or_neg,
     "neg": _abs_or_neg,
+    "copysign": _copysign,
     "and": _logic,
     "or": _logic,
     "xor": _logic,

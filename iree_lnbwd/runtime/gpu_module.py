@@ -19,7 +19,7 @@ from iree_lnbwd.arguments import BoundCall, GpuArray, Results, results_of, resul
 from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import INPUT, Operand, names
+from iree_lnbwd.operands import Operand, names
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
@@ -159,7 +159,7 @@ class GpuModule:
         return KnownCall(
             module=self,
             rows=rows,
-            input=arguments.index(INPUT.name),
+            input=arguments.index(spec.family.data.name),
             inputs=operator.itemgetter(*places),
             copied=tuple(
                 place
@@ -171,9 +171,7 @@ class GpuModule:
                 for argument in spec.arguments
             ),
             results=tuple(
-                _maker(
-                    framework, arguments, views, call.shape_of(result), _numpy_type(spec, result)
-                )
+                _maker(framework, spec, views, call.shape_of(result), _numpy_type(spec, result))
                 for result in spec.family.results
                 if spec.has(result)
             ),
@@ -272,15 +270,16 @@ def _numpy_type(spec: NormSpec, operand: Operand) -> np.dtype[Any]:
 
 def _maker(
     framework: Framework,
-    arguments: Sequence[str],
+    spec: NormSpec,
     views: Mapping[str, GpuArray | None],
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> Callable[[Sequence[Any]], Any]:
     """Makes storage for a result: like that of an argument with its shape and type, if any."""
+    arguments = names(spec.family.arguments)
     for place, name in enumerate(arguments):
         view = views[name]
         if view is not None and view.contiguous and (view.shape, view.dtype) == (shape, dtype):
             return lambda given: framework.empty_like(given[place])
-    input = arguments.index(INPUT.name)
-    return lambda given: framework.empty(given[input], shape, dtype)
+    data = arguments.index(spec.family.data.name)
+    return lambda given: framework.empty(given[data], shape, dtype)

@@ -6,11 +6,19 @@ import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from iree_lnbwd.arguments import BoundCall, Options, Results, bind_arrays, results_of, results_type
+from iree_lnbwd.arguments import (
+    BoundCall,
+    Options,
+    Results,
+    bind_arrays,
+    results_of,
+    results_type,
+    variant,
+)
 from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import GRAD_RESIDUAL, INPUT, RESIDUAL, Access, Element, names
+from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
 from iree_lnbwd.runtime import storage
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
@@ -58,7 +66,8 @@ class Norm:
         self._arguments = names(family.arguments)
         storage_names = (f"out.{name}" for name in results_type(family)._fields)
         self._with_storage = (*self._arguments, *storage_names)
-        self._input = self._arguments.index(INPUT.name)
+        self._data = family.data.name
+        self._place_of_data = self._arguments.index(self._data)
         self._residual = (GRAD_RESIDUAL if family.is_backward else RESIDUAL).name
         self._options = Options(
             family,
@@ -70,9 +79,9 @@ class Norm:
         self._results = tuple(filter(self.spec.has, family.results))
         self._types = {r.name: DTYPES[r.dtype].numpy for r in self.spec.results}
         self._known: dict[Hashable, KnownCall] = {}
-        source = f"{self.spec.name} for {self.target}"
+        name = f"{self.spec.name} for {self.target}"
         self._iree = functools.cache(
-            functools.partial(IreeModule, device, module, source=source, alignment=self.alignment)
+            functools.partial(IreeModule, device, module, source=name, alignment=self.alignment)
         )
         if self._on_streams:
             self._gpu  # noqa: B018 - a device that cannot run the module is found out now
@@ -82,6 +91,12 @@ class Norm:
     def __call__(self, *given: Any, **options: Any) -> Any:
         """Computes the op from its arguments; its class says which."""
         raise NotImplementedError
+
+    def _expect_source(self, input: object, output: object, mean: object, rstd: object) -> None:
+        """Expects a backward's input, or the forward's output, whichever this module takes."""
+        op = variant(OPS[self.spec.op], input, output, mean, rstd)
+        if op.from_output != self.spec.from_output:
+            raise ValueError(f"{op.data.name}: this module takes {self._data} in its place")
 
     def _call(
         self,
@@ -112,8 +127,8 @@ class Norm:
         if output_mask is not None or eps is not None:
             self._check_options(output_mask, eps)
         own = None if out is None else storage.named(out, self.spec.family)
-        input = given[self._input]
-        framework = interop.on_gpu("input", input)
+        data = given[self._place_of_data]
+        framework = interop.on_gpu(self._data, data)
         if framework is not None:
             kind = (
                 framework.signature(self._arguments, given)
@@ -127,7 +142,7 @@ class Norm:
             return known.run(framework, given, own)
         call = self._bind(self._views(None, given))
         if own is None:
-            return interop.from_numpy(self.run(call), like=input)
+            return interop.from_numpy(self.run(call), like=data)
         arrays = storage.checked(None, own, self.spec, self._shapes(call), str(self.device))
         storage.check_apart(
             [storage.extent(given.name, call.arrays[given.name]) for given in self.spec.inputs],
@@ -159,9 +174,11 @@ class Norm:
         """
         if (known := self._known.get(kind)) is not None:
             return known
-        where = call.arrays["input"].device
+        where = call.arrays[self._data].device
         if where != str(self.device):
-            raise ValueError(f"input: this module is on {self.device}, got an array on {where}")
+            raise ValueError(
+                f"{self._data}: this module is on {self.device}, got an array on {where}"
+            )
         if out is not None:
             storage.checked(framework, out, self.spec, self._shapes(call), str(self.device))
         known = self._gpu.known(framework, views, call)
@@ -238,7 +255,7 @@ class Norm:
                 takes = f"takes a {name}, got None" if has else f"has no {name}, got one"
                 raise ValueError(f"{name}: this module {takes}")
         for name, ours, got in (
-            ("input", spec.dtype, theirs.dtype),
+            (self._data, spec.dtype, theirs.dtype),
             ("grad_output", spec.dy_dtype, theirs.dy_dtype),
             ("weight", spec.gamma_dtype, theirs.gamma_dtype),
             *((("bias", spec.beta_dtype, theirs.beta_dtype),) if call.has_bias else ()),
@@ -252,5 +269,5 @@ class Norm:
                 raise TypeError(f"{name}: this module was compiled for {ours}, got {got}")
         if spec.rows is not None and spec.rows != call.rows:
             raise ValueError(
-                f"input: this module was compiled for {spec.rows} rows, got {call.rows}"
+                f"{self._data}: this module was compiled for {spec.rows} rows, got {call.rows}"
             )

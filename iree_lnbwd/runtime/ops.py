@@ -55,7 +55,7 @@ class LayerNormBackward(Norm):
     def __call__(
         self,
         grad_output: Any,
-        input: Any,
+        input: Any = None,
         mean: Any = None,
         rstd: Any = None,
         weight: Any = None,
@@ -64,10 +64,16 @@ class LayerNormBackward(Norm):
         *,
         eps: float | None = None,
         grad_residual: Any = None,
+        output: Any = None,
         out: LayerNormGrads | Sequence[Any] | None = None,
     ) -> LayerNormGrads:
         """The gradients; as `iree_lnbwd.layer_norm_backward`."""
-        given = (grad_output, input, mean, rstd, weight, bias, grad_residual)
+        self._expect_source(input, output, mean, rstd)
+        given = (
+            (grad_output, output, rstd, weight, bias, grad_residual)
+            if self.spec.from_output
+            else (grad_output, input, mean, rstd, weight, bias, grad_residual)
+        )
         results = self._call(given, output_mask, eps, out)
         return results  # type: ignore[return-value]
 
@@ -78,17 +84,20 @@ class RmsNormBackward(Norm):
     def __call__(
         self,
         grad_output: Any,
-        input: Any,
+        input: Any = None,
         rstd: Any = None,
         weight: Any = None,
         output_mask: tuple[bool, bool] | None = None,
         *,
         eps: float | None = None,
         grad_residual: Any = None,
+        output: Any = None,
         out: RmsNormGrads | Sequence[Any] | None = None,
     ) -> RmsNormGrads:
         """The gradients; as `iree_lnbwd.rms_norm_backward`."""
-        given = (grad_output, input, rstd, weight, grad_residual)
+        self._expect_source(input, output, None, rstd)
+        data = output if self.spec.from_output else input
+        given = (grad_output, data, rstd, weight, grad_residual)
         results = self._call(given, output_mask, eps, out)
         return results  # type: ignore[return-value]
 

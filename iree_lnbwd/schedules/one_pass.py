@@ -102,23 +102,30 @@ class OnePass:
         sums = columns * acc if self.groups > 1 else 0
         return max(sums, self.slots * columns * dy), self.slots * columns * x
 
+    def stages_bias(self, spec: NormSpec) -> bool:
+        """Whether shared memory keeps the bias that a backward from the output reads."""
+        return self.stages_weight and spec.from_output and bool(spec.has_bias)
+
     def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
-        acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
+        acc, gamma, beta = (
+            DTYPES[name].numpy.itemsize
+            for name in (spec.acc_dtype, spec.gamma_dtype, spec.beta_dtype)
+        )
         exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
         weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
-        weight *= acc if self.widens_weight else gamma
+        weight *= (acc if self.widens_weight else gamma) + beta * self.stages_bias(spec)
         return exchange + weight + sum(self.row_bytes(spec, target))
 
     def registers(self, spec: NormSpec, target: Target) -> float:
         """Registers of a thread, by ptxas's reports: two accumulators, the row, the weight."""
-        dy, x, gamma = (
+        dy, x, gamma, beta = (
             DTYPES[name].numpy.itemsize / 4
-            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
+            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype, spec.beta_dtype)
         )
         an_element = (2.0 if self.rereads else 4.0) * words(spec)
         if not (self.stages_weight or self.rereads):
-            an_element += gamma
+            an_element += gamma + beta * (spec.from_output and bool(spec.has_bias))
         if self.ahead and not self.slots:
             an_element += dy + x
         return (

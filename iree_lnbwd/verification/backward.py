@@ -26,8 +26,13 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
     dx, dx_off = np.empty((2, call.rows, columns))
     dgamma, dgamma_off, dbeta, dbeta_off = (ColumnSums(columns) for _ in range(4))
     for block in blocks(call.rows, columns):
-        dy, x = (call.arrays[n][block].astype(np.float64) for n in ("grad_output", "input"))
-        row = Normalized.of(call, block, x, arithmetic)
+        names = ("grad_output", call.spec.family.data.name)
+        dy, data = (call.arrays[name][block].astype(np.float64) for name in names)
+        row = (
+            Normalized.of_output(call, block, data, gamma, arithmetic)
+            if call.spec.from_output
+            else Normalized.of(call, block, data, arithmetic)
+        )
         dx[block], dx_off[block] = _dx(call, block, dy, row, gamma, arithmetic)
         dgamma.add(dy * row.xhat)
         dgamma_off.add(

@@ -10,6 +10,7 @@ import numpy as np
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import (
+    FROM_OUTPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OPS,
@@ -18,7 +19,7 @@ from iree_lnbwd.operands import (
     Op,
 )
 from iree_lnbwd.schedules import FewRows, Schedule, forms
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
 
 _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)
 _DTYPES = ("f32", "f16", "bf16")
@@ -35,6 +36,8 @@ def specs() -> Iterator[NormSpec]:
         if op != LAYER_NORM_BACKWARD:
             yield from _plain_specs(op)
         yield from _option_specs(op)
+    for op in FROM_OUTPUT.values():
+        yield from _from_output_specs(op)
 
 
 def _layer_norm_backward_specs() -> Iterator[NormSpec]:
@@ -111,10 +114,34 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
             yield of((4096,), dtype, residual_dtype=dtype, output_mask=alone)
 
 
+def _from_output_specs(op: Op) -> Iterator[NormSpec]:
+    """Widths, element types, masks and options of a backward from the output."""
+    of = _spec_of(op)
+    for width in _FAMILY_WIDTHS:
+        for dtype in ("f32", "bf16"):
+            yield of((width,), dtype)
+    for width in _OPTIONS_WIDTHS:
+        yield of((width,), "f16")
+        yield of((width,), "f64")
+        yield of((width,), "bf16", weight_dtype="f32")
+        yield of((width,), "f16", has_weight=False)
+        yield of((width,), "bf16", residual_dtype="f32", weight_offset=1.0)
+        for gradient in op.masked:
+            yield of((width,), "bf16", output_mask=tuple(other is gradient for other in op.masked))
+        if op.reads_bias:
+            yield of((width,), "f32", has_bias=False)
+            yield of((width,), "bf16", bias_dtype="f32")
+    yield of((769,), "f32", grad_output_dtype="bf16", weight_dtype="bf16")
+    yield of((769,), "f64", residual_dtype="f64", weight_offset=1.0)
+    yield of((16384,), "bf16", residual_dtype="bf16")
+    alone = tuple(gradient.name != "grad_input" for gradient in op.masked)
+    yield of((65536,), "bf16", output_mask=alone)
+
+
 def _spec_of(op: Op) -> Callable[..., NormSpec]:
     """A spec of an op; a forward needs an eps."""
     if op.is_backward:
-        return functools.partial(NormSpec, op=op.name)
+        return functools.partial(NormSpec, op=op.name, from_output=op.from_output)
     return functools.partial(NormSpec, op=op.name, eps=_eps(op))
 
 
@@ -167,7 +194,8 @@ def adversarial_call(
 ) -> BoundCall:
     """Random rows, and among them constant ones, ones far from zero, zeros, an Inf and a NaN.
 
-    What is added to the rows has them, too, so that sums are constant, far from zero and zero.
+    What is added to the rows has them, too, so that sums are constant, far from zero and zero. For
+    a backward from the output, these rows are the output, and some weights are near zero.
     """
     x = rng.standard_normal((rows, spec.columns))
     x[0] = 3.0  # with layer norm, rstd is 1 / sqrt(eps)
@@ -175,7 +203,22 @@ def adversarial_call(
     x[2] = 0.0
     x[3, 0] = np.inf
     x[4, -1] = np.nan
-    return _call(spec, x, rng, _adversarial)
+    call = _call(spec, x, rng, _adversarial)
+    return _from_any_output(call, x) if spec.from_output else call
+
+
+def _from_any_output(call: BoundCall, rows: Array) -> BoundCall:
+    """The same call from an output of these rows, by weights of which some are near zero."""
+    assert call.spec is not None
+    output = rows.astype(DTYPES[call.spec.dtype].numpy)
+    changed = {"output": output}
+    if "weight" in call.arrays:
+        changed["weight"] = weight = call.arrays["weight"].copy()
+        of_least = (0.0, -0.0, 0.25, -0.25, 1.0, -1.0, 2.0, -2.0)
+        small = LEAST_WEIGHT * np.array(of_least)
+        places = np.arange(0, len(weight), 3)
+        weight[places] = small[places % len(small)] - call.spec.weight_offset
+    return call._replace(arrays={**call.arrays, **changed})
 
 
 def _as_they_are(added: Array) -> Array:
@@ -210,7 +253,8 @@ def _call(
             return values.astype(DTYPES[dtype].numpy)
 
     x = of(spec.dtype, x64)
-    values = {"input": x} | _true_statistics(spec, x)
+    statistics = _true_statistics(spec, x)
+    values = {"input": x, **statistics}
     values["weight"] = rng.standard_normal(spec.columns) + (1 - spec.weight_offset)
     if op.is_backward:
         values["grad_output"] = rng.standard_normal(x.shape)
@@ -219,6 +263,12 @@ def _call(
     if spec.residual_dtype is not None:
         name = "grad_residual" if op.is_backward else "residual"
         values[name] = change(rng.standard_normal(x.shape))
+    if spec.from_output:
+        with np.errstate(all="ignore"):
+            mean = statistics["mean"] if op.centres else np.zeros(len(x))
+            xhat = (x.astype(np.float64) - mean[:, None]) * statistics["rstd"][:, None]
+            g = values["weight"] + spec.weight_offset if spec.has_weight else 1.0
+            values["output"] = xhat * g + values.get("bias", 0.0)
     given = {}
     for operand in op.inputs:
         if spec.has(operand):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from iree_lnbwd.arguments import BoundCall
 from iree_lnbwd.dtypes import DTYPES, DType
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
 
 F64 = npt.NDArray[np.float64]
 
@@ -25,6 +25,7 @@ LAMBDA = 4.0
 
 # Square root, then division; each correctly rounded, or a GPU's approximation within two.
 _RSTD_ROUNDINGS = 4
+_INVERSE_ROUNDINGS = 2  # a division
 
 _BLOCK_ELEMENTS = 1 << 20
 
@@ -97,12 +98,20 @@ class Gamma:
         return cls(value, arithmetic.u * np.abs(value) + arithmetic.constant_off(offset))
 
 
+def divisor(g: F64) -> F64:
+    """What an output without its bias is divided by: a weight, kept away from zero.
+
+    Below `LEAST_WEIGHT` in magnitude it is that, with g's sign; a zero has one, too.
+    """
+    return np.where(np.abs(g) < LEAST_WEIGHT, np.copysign(LEAST_WEIGHT, g), g)
+
+
 @dataclass(frozen=True)
 class Normalized:
     """A block of m rows, normalized.
 
     Attributes:
-        mean: [m, 1]; zeros where the op does not centre.
+        mean: [m, 1]; zeros where the op does not centre, or reads no mean.
         mean_off: [m, 1].
         rstd: [m, 1].
         rstd_relative: How far rstd may be off, relative to it: [m, 1].
@@ -144,6 +153,47 @@ class Normalized:
             + arithmetic.step
         )
         return cls(mean, mean_off, rstd, rstd_relative, xhat, xhat_off)
+
+    @classmethod
+    def of_output(
+        cls, call: BoundCall, block: slice, y: F64, gamma: Gamma, arithmetic: Arithmetic
+    ) -> Normalized:
+        """A block of a call's rows, from the forward's output: ``(y - beta) / g'``.
+
+        The tolerance covers a division, and a product with a rounded ``1 / g'``.
+
+        Args:
+            call: Has the bias, if there is one, and rstd.
+            block: The rows.
+            y: The stored output: [m, N].
+            gamma: ``g``, of the call.
+            arithmetic: Of the call.
+        """
+        rstd = call.arrays["rstd"][block].astype(np.float64)[:, None]
+        zeros = np.zeros_like(rstd)
+        u, step = arithmetic.u, arithmetic.step
+        has_bias = "bias" in call.arrays
+        scaled = y - call.arrays["bias"].astype(np.float64) if has_bias else y
+        xhat = scaled / divisor(gamma.value)
+        # The divisor is off as g is, and as the constant is. If g may be on either side of zero,
+        # so may the divisor.
+        size = np.abs(gamma.value)
+        least = np.maximum(size - gamma.off, LEAST_WEIGHT)
+        inverse_off = np.where(
+            (gamma.off > 0) & (size <= gamma.off),
+            2 / LEAST_WEIGHT,
+            1 / least - 1 / np.maximum(size, LEAST_WEIGHT),
+        )
+        inverse_off += (least <= LEAST_WEIGHT) * (
+            arithmetic.constant_off(LEAST_WEIGHT) / LEAST_WEIGHT**2
+        )
+        roundings = _INVERSE_ROUNDINGS + 1 + has_bias
+        xhat_off = (
+            roundings * u * np.abs(xhat)
+            + (1 + roundings * u) * np.abs(scaled) * (inverse_off + step)
+            + step
+        )
+        return cls(zeros, zeros, rstd, zeros, xhat, xhat_off)
 
 
 def _statistics(spec: NormSpec, x: F64, arithmetic: Arithmetic) -> tuple[F64, F64, F64, F64]:

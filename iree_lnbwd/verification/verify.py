@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind
+from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind, variant_of
 from iree_lnbwd.errors import printable
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, Op, When, names
+from iree_lnbwd.operands import (
+    LAYER_NORM_BACKWARD,
+    OPS,
+    OUTPUT,
+    Op,
+    When,
+    names,
+)
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.verification.judge import Comparison, compare, judge
 
@@ -52,7 +60,8 @@ def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
 
     An array ``op`` is the name of the op; without it, it is ``layer_norm_backward``.
 
-    ``normalized_shape`` is the weight's shape, else the bias's, else the input's last dimension.
+    ``normalized_shape`` is the weight's shape, else the bias's, else the last dimension of the
+    input, or of the output where a backward has that in its place.
 
     Args:
         arrays: By ATen's name.
@@ -62,14 +71,25 @@ def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
         TypeError, ValueError: Naming the source and the argument.
     """
     op, arrays = _op_of(arrays, source)
+    if op.is_backward and OUTPUT.name in arrays:
+        with _naming(source):
+            op = variant_of(op, arrays)
     check_names(arrays, source, op)
+    data = op.data.name
     shaped_like = arrays.get("weight", arrays.get("bias"))
-    shape = arrays["input"].shape[-1:] if shaped_like is None else shaped_like.shape
+    shape = arrays[data].shape[-1:] if shaped_like is None else shaped_like.shape
     if not shape:
-        name = next(name for name in ("weight", "bias", "input") if name in arrays)
+        name = next(name for name in ("weight", "bias", data) if name in arrays)
         raise ValueError(f"{source}: {name}: expected one dimension or more, got none")
-    try:
+    with _naming(source):
         return bind(op.name, arrays, shape, eps=DEFAULT_EPS if op.centres else None)
+
+
+@contextlib.contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Errors with the source before what they say."""
+    try:
+        yield
     except TypeError as error:
         raise TypeError(f"{source}: {error}") from error
     except ValueError as error:

@@ -45,6 +45,8 @@ def variants(op: str) -> Iterator[NormSpec]:
     if op in BACKWARDS:
         yield spec_of(op, 300, "f16", eps=1e-3, residual_dtype="f16")
         yield spec_of(op, 300, "f32", eps=1e-3, grad_output_dtype="bf16", residual_dtype="f32")
+        yield spec_of(op, 300, "f16", from_output=True, weight_dtype="f32", residual_dtype="f32")
+        yield spec_of(op, 33, "bf16", from_output=True, has_weight=False)
     if op == "layer_norm":
         yield spec_of(op, 65, "bf16", has_bias=False)
         yield spec_of(op, 65, "f16", bias_dtype="f32")
@@ -72,6 +74,8 @@ def arguments_of(call: BoundCall) -> dict[str, Any]:
         options["eps"] = spec.eps
     if spec.family.is_backward:
         options["output_mask"] = spec.output_mask
+    if spec.from_output:
+        options["input"] = None
     return arrays | options
 
 

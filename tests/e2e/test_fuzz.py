@@ -42,7 +42,7 @@ def test_a_short_run_finds_nothing(where: str, cases: int) -> None:
 
 
 # How often a kind of case is run, so that it meets each argument, good and bad.
-OFTEN = {"values": 5, "storage": 10, "junk": 500, "specs": 60, "compile": 60, "torch_junk": 60}
+OFTEN = {"values": 5, "storage": 10, "junk": 500, "specs": 60, "compile": 60, "torch_junk": 400}
 
 
 def test_every_public_argument_is_tried_good_and_bad() -> None:
@@ -66,8 +66,8 @@ def test_every_public_function_is_tried() -> None:
     assert {name for name in lnbwd.__all__ if name not in NOT_CALLED} <= set(fuzz_cases.PUBLIC)
     if fuzz_cases.torch is not None:
         ours = fuzz_cases.lnbwd_torch()
-        functions = {f"torch.{name}" for name in ours.__all__ if name != "LayerNorm"}
-        assert functions <= set(fuzz_cases.PUBLIC)
+        functions = {name for name in ours.__all__ if not isinstance(getattr(ours, name), type)}
+        assert {f"torch.{name}" for name in functions} <= set(fuzz_cases.PUBLIC)
 
 
 def outcome_of(number: int, kind: str) -> str:

@@ -46,6 +46,9 @@ CASES: dict[str, tuple[NormSpec, Schedule | None]] = {
     "two passes, columns alone": (NormSpec((96,), output_mask=(False, False, True)), TWO_PASS),
     "two passes, statistics": (NormSpec((96,), eps=1e-5), TWO_PASS),
     "fixed rows": (NormSpec((96,), rows=5), None),
+    "from the output": (NormSpec((96,), from_output=True, bias_dtype="bf16"), None),
+    "from the output, no bias": (NormSpec((96,), from_output=True, has_bias=False), ONE_PASS),
+    "from the output, two passes": (NormSpec((96,), from_output=True), TWO_PASS),
 }
 
 

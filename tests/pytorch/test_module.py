@@ -1,4 +1,4 @@
-"""`LayerNorm`, `replace_layer_norm` and `warmup`."""
+"""The modules, `replace_layer_norm` and `warmup`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import inspect
 import logging
 import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support import random_generator
@@ -16,15 +18,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iree_lnbwd.torch import LayerNorm, layer_norm, replace_layer_norm, warmup
+from iree_lnbwd.torch import (
+    AddLayerNorm,
+    AddRMSNorm,
+    LayerNorm,
+    RMSNorm,
+    layer_norm,
+    replace_layer_norm,
+    warmup,
+)
 
-ARGUMENTS = [
+MODULES = (LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm)
+OF_LAYERS: list[dict[str, Any]] = [
+    {"normalized_shape": (24,), "bias": False},
+    {"normalized_shape": 24, "eps": 1e-3, "bias": True},
+]
+ARGUMENTS: list[dict[str, Any]] = [
     {"normalized_shape": 24},
     {"normalized_shape": [4, 6], "eps": 1e-3},
-    {"normalized_shape": (24,), "bias": False},
     {"normalized_shape": 24, "elementwise_affine": False},
     {"normalized_shape": 24, "dtype": torch.bfloat16},
 ]
+every_module = pytest.mark.parametrize("module", MODULES)
+
+
+def pytorchs(module: type[nn.Module]) -> type[nn.Module]:
+    """The class of PyTorch's that has the same parameters."""
+    found: type[nn.Module] = nn.LayerNorm if issubclass(module, nn.LayerNorm) else nn.RMSNorm
+    return found
+
+
+def applied(norm: nn.Module, x: Tensor) -> Tensor:
+    """The output; the sum of norms that take one is that of halves."""
+    found = norm(x / 2, x / 2) if isinstance(norm, AddLayerNorm | AddRMSNorm) else norm(x)
+    output: Tensor = found[0] if isinstance(found, tuple) else found
+    return output
 
 
 def transformer() -> nn.Module:
@@ -36,37 +64,76 @@ def transformer() -> nn.Module:
 
 
 def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(model(x).square().mean(), [*model.parameters()]))
+    return list(torch.autograd.grad(applied(model, x).square().mean(), [*model.parameters()]))
 
 
-def test_same_constructor_as_pytorchs() -> None:
-    assert inspect.signature(LayerNorm) == inspect.signature(nn.LayerNorm)
+@every_module
+def test_same_constructor_as_pytorchs(module: type[nn.Module]) -> None:
+    """And our options, which are given by name."""
+
+    def arguments(module: type[nn.Module]) -> dict[str, object]:
+        parameters = inspect.signature(module).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
+
+    assert arguments(module) == arguments(pytorchs(module))
 
 
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
-def test_is_a_drop_in(arguments: dict[str, object]) -> None:
-    ours, theirs = LayerNorm(**arguments), nn.LayerNorm(**arguments)
-    assert repr(ours) == repr(theirs)
-    for parameter in theirs.parameters():
-        nn.init.normal_(parameter)
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [(m, a) for m in MODULES for a in ARGUMENTS]
+    + [(m, a) for m in (LayerNorm, AddLayerNorm) for a in OF_LAYERS],
+    ids=str,
+)
+def test_is_a_drop_in(module: type[nn.Module], arguments: dict[str, Any]) -> None:
+    ours, theirs = module(**arguments), pytorchs(module)(**arguments)
+    assert repr(ours) == repr(theirs).replace(type(theirs).__name__, module.__name__)
+    assert isinstance(ours, type(theirs))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        nn.init.normal_(other)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 4, 6).reshape(3, *ours.normalized_shape).to(arguments.get("dtype"))
-    assert torch.equal(ours(x), theirs(x))
-    again = nn.LayerNorm(**arguments)
+    if module is LayerNorm:
+        assert torch.equal(ours(x), theirs(x))
+    torch.testing.assert_close(applied(ours, x), theirs(x))
+    again = pytorchs(module)(**arguments)
     again.load_state_dict(ours.state_dict())
     assert torch.equal(again(x), theirs(x))
 
 
+@every_module
+def test_a_weight_around_zero(module: type[nn.Module]) -> None:
+    """It begins at zero where its offset is one, and computes what a weight of one does."""
+    norm = module(24, weight_offset=1.0)
+    assert not norm.weight.any()
+    x = torch.randn(3, 24)
+    torch.testing.assert_close(applied(norm, x), pytorchs(module)(24)(x))
+    with pytest.raises(ValueError, match=r"^weight_offset: expected 0.0 without a weight, got 1.0"):
+        applied(module(24, elementwise_affine=False, weight_offset=1.0), x)
+
+
+def test_options_are_shown() -> None:
+    assert repr(LayerNorm(24, weight_offset=1.0, own_forward=True)) == (
+        "LayerNorm((24,), eps=1e-05, elementwise_affine=True, bias=True, weight_offset=1.0, "
+        "own_forward=True)"
+    )
+    assert repr(AddRMSNorm(24, weight_offset=0.5)) == (
+        "AddRMSNorm((24,), eps=None, elementwise_affine=True, weight_offset=0.5)"
+    )
+
+
+@every_module
 @pytest.mark.parametrize(
     "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
 )
-def test_copies(clone: object) -> None:
-    norm = LayerNorm(24)
+def test_copies(clone: Callable[[nn.Module], nn.Module], module: type[nn.Module]) -> None:
+    norm = module(24, weight_offset=1.0)
     nn.init.normal_(norm.weight)
     x = torch.randn(3, 24)
-    copied = clone(norm)  # type: ignore[operator]
-    assert type(copied) is LayerNorm
+    copied = clone(norm)
+    assert type(copied) is module
+    assert repr(copied) == repr(norm)
     assert copied.weight is not norm.weight
     for ours, theirs in zip(gradients(copied, x), gradients(norm, x), strict=True):
         assert torch.equal(ours, theirs)
@@ -123,17 +190,48 @@ def test_replacing_leaves_subclasses_alone() -> None:
     assert [type(module) for module in model] == kept
 
 
+class Norms(nn.Module):
+    """Each of ours once, in a row."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([module(columns) for module in MODULES])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second, third, fourth = self.norms
+        x, residual = second(first(x), x)
+        return fourth(third(x), residual)  # type: ignore[no-any-return]
+
+
 def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether or not the last sum is used; and nothing is compiled twice."""
     columns = int(random_generator().integers(6000, 7000))  # which no other test has compiled
-    model = nn.Sequential(LayerNorm(columns), nn.Linear(columns, 8), LayerNorm(8, bias=False))
+    model = Norms(columns)
     with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
         warmup(model)
-        assert any(f"_n{columns}_" in record.getMessage() for record in caplog.records)
+        said = [record.getMessage() for record in caplog.records]
+        assert all(f"_n{columns}_" in message for message in said)
+        # Four forwards but PyTorch's, each one's backward, and two that take a gradient past it.
+        assert len(said) == len(set(said)) == 3 + 2 + 2
         assert all(parameter.grad is None for parameter in model.parameters())
         caplog.clear()
         x = torch.randn(3, columns, requires_grad=True)
-        torch.autograd.backward(model(x).sum())
+        output, residual = model(x)
+        torch.autograd.backward(output.sum(), retain_graph=True)
+        torch.autograd.backward(output.sum() + residual.sum())
         assert not caplog.records
+
+
+def test_warmup_of_a_wide_stream(caplog: pytest.LogCaptureFixture) -> None:
+    columns = int(random_generator().integers(8000, 9000))
+    norm = AddRMSNorm(columns, dtype=torch.bfloat16)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(norm, residual_dtype=torch.float32)
+        assert len(caplog.records) == 3
+        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
+        output, residual = norm(x, x.float())
+        torch.autograd.backward(output.sum() + residual.sum())
+        assert len(caplog.records) == 3
 
 
 def test_warmup_of_other_types(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from iree_lnbwd.arguments import Array, BoundCall
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import Element
+from iree_lnbwd.spec import LEAST_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Way:
         no_grad_residual: It is forgotten.
         late_grad_residual: It is added to what is rounded.
         scaled_grad_residual: It is added before rstd.
+        by_reciprocal: An output is multiplied by a rounded 1 / g'. (This is right, too.)
+        unclamped: An output is divided by the weight, however small that is.
+        unsigned_least: A small weight counts as positive.
+        clamped_h: h has what an output is divided by in place of the weight.
+        undivided: xhat is the output without its bias.
+        late_bias: The bias is subtracted after the division.
     """
 
     spans: bool = False
@@ -60,6 +67,12 @@ class Way:
     no_grad_residual: bool = False
     late_grad_residual: bool = False
     scaled_grad_residual: bool = False
+    by_reciprocal: bool = False
+    unclamped: bool = False
+    unsigned_least: bool = False
+    clamped_h: bool = False
+    undivided: bool = False
+    late_bias: bool = False
 
 
 def computed(call: BoundCall, way: Way | None = None) -> dict[str, Array]:
@@ -113,7 +126,7 @@ class _Run:
         gamma: Array = np.ones(self.spec.columns, self.acc)
         if "weight" in self.arrays:
             offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
-            gamma = self.wide("weight") + self.acc.type(offset)
+            gamma = self.wide("weight") + self.acc.type(offset or -0.0)  # zeros keep their sign
         return gamma
 
     def statistics(self, x: Array) -> tuple[Array, Array]:
@@ -166,11 +179,36 @@ class _Run:
             y = self.product_sum(xhat, self.gamma, bias)
         return results | {"output": y, "mean": mean[:, 0], "rstd": rstd[:, 0]}
 
+    @property
+    def divisor(self) -> Array:
+        """What an output without its bias is divided by."""
+        g, least = self.gamma, self.acc.type(LEAST_WEIGHT)
+        if self.way.unclamped:
+            return g
+        signed = least if self.way.unsigned_least else np.copysign(least, g)
+        away: Array = np.where(np.abs(g) < least, signed, g)
+        return away
+
+    def xhat_of_output(self) -> Array:
+        y, by = self.wide("output"), self.divisor
+        there = "bias" in self.arrays and not self.way.no_bias
+        bias = self.wide("bias") if there else self.acc.type(0)
+        if self.way.undivided:
+            return y - bias
+        if self.way.late_bias:
+            return y / by - bias
+        return (y - bias) * (1 / by) if self.way.by_reciprocal else (y - bias) / by
+
     def backward(self) -> dict[str, Array]:
-        dy, x = self.wide("grad_output"), self.wide("input")
-        mean, rstd = self.statistics(x)
-        xhat = (x - mean) * rstd
-        h = dy * self.gamma
+        dy = self.wide("grad_output")
+        if self.spec.from_output:
+            rstd = self.wide("rstd")[:, None]
+            xhat = self.xhat_of_output()
+        else:
+            x = self.wide("input")
+            mean, rstd = self.statistics(x)
+            xhat = (x - mean) * rstd
+        h = dy * (self.divisor if self.way.clamped_h else self.gamma)
         zeros = np.zeros_like(rstd)
         sum_h = self.total(h, 1) if self.centres != self.way.no_mean_h else zeros
         sum_hx = zeros if self.way.no_mean_hx else self.total(h * xhat, 1)

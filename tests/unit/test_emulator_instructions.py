@@ -423,6 +423,18 @@ def test_negate_and_absolute_of_floats(type_: str) -> None:
     assert absolute.view(unsigned).tolist() == [x & sign - 1 for x in a.view(unsigned).tolist()]
 
 
+@pytest.mark.parametrize("type_", ["f32", "f64"])
+def test_copysign(type_: str) -> None:
+    """The sign of the first operand, the rest of the second: NaN have signs, too."""
+    rng = random_generator()
+    a, b = floats(rng, type_), floats(rng, type_)
+    unsigned = f"u{a.itemsize}"
+    sign = 1 << 8 * a.itemsize - 1
+    actual = evaluate(f"copysign.{type_} {{d}}, {{0}}, {{1}}", [a, b], a.dtype)
+    bits = zip(a.view(unsigned).tolist(), b.view(unsigned).tolist(), strict=True)
+    assert actual.view(unsigned).tolist() == [x & sign | y & sign - 1 for x, y in bits]
+
+
 @pytest.mark.parametrize("type_", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("opcode", ["add", "mul", "fma"])
 def test_pairs_of_halves(opcode: str, type_: str) -> None:

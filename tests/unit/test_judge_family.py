@@ -19,8 +19,9 @@ from support import central_differences, random_generator
 from iree_lnbwd import NormSpec, reference
 from iree_lnbwd.arguments import Array, BoundCall, NormOutput, bind
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import LAYER_NORM, OPS, Op, When
+from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM, OPS, Op, When
 from iree_lnbwd.reference import F64, compare, judge
+from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.verification import matrix
 from iree_lnbwd.verification import rows as blocks_of_rows
 
@@ -64,7 +65,7 @@ def missed(actual: Mapping[str, Array], call: BoundCall) -> set[str]:
 # --- what is expected: each backward is the derivative of its forward ------------------------
 
 
-@pytest.mark.parametrize("statistics", ["given", "recomputed"])
+@pytest.mark.parametrize("statistics", ["given", "recomputed", "given, from the output"])
 @pytest.mark.parametrize("has_residual", [False, True], ids=["alone", "residual"])
 @pytest.mark.parametrize("offset", [0.0, 1.0, -0.3])
 @pytest.mark.parametrize(
@@ -100,17 +101,21 @@ def test_each_backward_is_the_derivative_of_its_forward(
         return float((dy * result.output).sum() + past)
 
     saved = forward()
+    normalized: F64 | None
     normalized, grad_residual = (saved.residual_output, of_sum) if has_residual else (x, None)
-    mean, rstd = (saved.mean, saved.rstd) if statistics == "given" else (None, None)
+    mean, rstd = (None, None) if statistics == "recomputed" else (saved.mean, saved.rstd)
+    output = None
+    if statistics == "given, from the output":
+        normalized, mean, output = None, None, saved.output
     gradients = (
         reference.layer_norm_backward(
             dy, normalized, dims, mean, rstd, gamma, beta,
-            eps=EPS, grad_residual=grad_residual, weight_offset=offset,
+            eps=EPS, grad_residual=grad_residual, output=output, weight_offset=offset,
         )
         if centres
         else reference.rms_norm_backward(
             dy, normalized, dims, rstd, gamma,
-            eps=EPS, grad_residual=grad_residual, weight_offset=offset,
+            eps=EPS, grad_residual=grad_residual, output=output, weight_offset=offset,
         )
     )._asdict()  # fmt: skip
     expected = {
@@ -148,16 +153,21 @@ def in_decimals(call: BoundCall) -> dict[str, list[list[Decimal]]]:
         "grad_weight": [list(zeros)], "grad_bias": [list(zeros)], "mean": [[]], "rstd": [[]],
         "output": [], "grad_input": [],
     }  # fmt: skip
-    for i, x in enumerate(have["input"]):
+    for i, x in enumerate(have[spec.family.data.name]):
         if "rstd" in have:
             rstd = have["rstd"][0][i]
-            mean = have["mean"][0][i] if centres else Decimal(0)
+            mean = have["mean"][0][i] if "mean" in have else Decimal(0)
         else:
             assert spec.eps is not None
             mean = sum(x, Decimal(0)) / n if centres else Decimal(0)
             square = sum(((value - mean) ** 2 for value in x), Decimal(0)) / n
             rstd = 1 / (square + Decimal(spec.eps)).sqrt()
-        xhat = [(value - mean) * rstd for value in x]
+        if spec.from_output:
+            least = Decimal(LEAST_WEIGHT)
+            by = [w if abs(w) >= least else least.copy_sign(w) for w in g]
+            xhat = [(x[j] - beta[j]) / by[j] for j in range(n)]
+        else:
+            xhat = [(value - mean) * rstd for value in x]
         results["mean"][0].append(mean)
         results["rstd"][0].append(rstd)
         results["output"].append([xhat[j] * g[j] + beta[j] for j in range(n)])
@@ -192,11 +202,33 @@ def small_specs() -> Iterator[NormSpec]:
             yield replace(plain, eps=EPS)
             yield replace(plain, dtype="bf16", residual_dtype="f32", weight_offset=1.0)
             yield replace(plain, eps=EPS, residual_dtype="f32")
+            output = replace(plain, from_output=True, has_bias=None)
+            yield output
+            yield replace(output, has_weight=False)
+            yield replace(output, dtype="bf16", weight_dtype="f32", weight_offset=1.0)
+            yield replace(output, dtype="f64", residual_dtype="f64")
+            if FROM_OUTPUT[op.name].reads_bias:
+                yield replace(output, has_bias=False)
+
+
+def small_weights(call: BoundCall, rng: np.random.Generator) -> BoundCall:
+    """Zeros among the weights, and numbers on both sides of the least divisor."""
+    spec = call.spec
+    assert spec is not None
+    if "weight" not in call.arrays:
+        return call
+    weight = LEAST_WEIGHT * rng.uniform(-2, 2, spec.columns)
+    weight[::4], weight[1::8] = 0.0, rng.standard_normal(weight[1::8].shape)
+    kept = call.arrays["weight"]
+    return rebound(call, weight=(weight - spec.weight_offset).astype(kept.dtype))
 
 
 @pytest.mark.parametrize("spec", list(small_specs()), ids=lambda spec: spec.name)
 def test_the_expected_values_are_those_of_the_formulas(spec: NormSpec) -> None:
-    call = matrix.random_call(spec, 5, random_generator())
+    rng = random_generator()
+    call = matrix.random_call(spec, 5, rng)
+    if spec.from_output:  # small weights, and only finite rows
+        call = small_weights(call, rng)
     with decimal.localcontext() as context:
         context.prec = 50
         want = in_decimals(call)
@@ -287,7 +319,7 @@ RIGHT = {
     "spans": Way(spans=True),
     "multiply-adds": Way(fused=True),
     "rstd first": Way(rstd_first=True),
-    "as on GPUs": Way(fused=True, rstd_first=True),
+    "as on GPUs": Way(fused=True, rstd_first=True, by_reciprocal=True),
 }
 NARROW = [spec for spec in matrix.specs() if spec.columns <= 4096]
 WIDE = [
@@ -390,6 +422,14 @@ def near_zero(call: BoundCall) -> BoundCall:
     return rebound(call, input=x.astype(call.arrays["input"].dtype))
 
 
+def near_zero_weights(call: BoundCall) -> BoundCall:
+    """An output of any numbers, by weights of which many are small."""
+    rng = random_generator()
+    y = call.arrays["output"]
+    call = small_weights(call, rng)
+    return rebound(call, output=rng.standard_normal(y.shape).astype(y.dtype))
+
+
 def as_it_is(call: BoundCall) -> BoundCall:
     return call
 
@@ -441,6 +481,18 @@ for op in BACKWARDS:
         (op, {"residual_dtype": "f32"}, Way(no_grad_residual=True), as_it_is, {"grad_input"}),
         (op, {"residual_dtype": "f32"}, Way(scaled_grad_residual=True), as_it_is, {"grad_input"}),
     ]
+    output: dict[str, object] = {"from_output": True}
+    MISTAKES += [
+        (op, output, Way(no_mean_h=True), as_it_is, {"grad_input"}),
+        (op, output, Way(no_mean_hx=True), as_it_is, {"grad_input"}),
+        (op, output, Way(undivided=True), as_it_is, ROWS_AND_WEIGHT),
+        (op, output | {"dtype": "bf16"}, Way(undivided=True), as_it_is, ROWS_AND_WEIGHT),
+        (op, output | {"weight_offset": 1.0}, Way(no_offset=True), as_it_is, ROWS_AND_WEIGHT),
+        (op, output, Way(unclamped=True), near_zero_weights, ROWS_AND_WEIGHT),
+        (op, output, Way(unsigned_least=True), near_zero_weights, ROWS_AND_WEIGHT),
+        (op, output, Way(clamped_h=True), near_zero_weights, {"grad_input"}),
+        (op, output | {"dtype": "bf16"}, Way(unclamped=True), near_zero_weights, ROWS_AND_WEIGHT),
+    ]
     for dtype in ("bf16", "f16"):
         both: dict[str, object] = {"dtype": dtype, "residual_dtype": dtype}
         late = Way(late_grad_residual=True)
@@ -450,6 +502,10 @@ for op in BACKWARDS:
         MISTAKES.append((op, {"dtype": dtype}, Way(half_sums=True), as_it_is, all_of_them))
 MISTAKES += [
     ("layer_norm", {}, Way(no_bias=True), as_it_is, {"output"}),
+    *(
+        ("layer_norm_backward", {"from_output": True}, way, as_it_is, ROWS_AND_WEIGHT)
+        for way in (Way(no_bias=True), Way(late_bias=True))
+    ),
     ("layer_norm", {}, Way(expanded=True), far_from_zero, SCALED),
     ("layer_norm_backward", {"eps": EPS}, Way(expanded=True), far_from_zero, ROWS_AND_WEIGHT),
     ("rms_norm_backward", {"eps": EPS}, Way(centring=True), as_it_is, ROWS_AND_WEIGHT),
@@ -603,14 +659,19 @@ def test_the_matrix_begins_with_the_specs_of_old() -> None:
         "bias_dtype": None,
         "residual_dtype": None,
         "weight_offset": 0.0,
+        "from_output": False,
     }
     is_old = [old.items() <= spec.to_dict().items() for spec in specs]
     assert is_old == [True] * 85 + [False] * (len(specs) - 85)
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op",
+    [*OPS.values(), *FROM_OUTPUT.values()],
+    ids=lambda op: op.name + "_from_output" * op.from_output,
+)
 def test_the_matrix_has_every_option_of_every_op(op: Op) -> None:
-    specs = [spec for spec in matrix.specs() if spec.op == op.name]
+    specs = [spec for spec in matrix.specs() if spec.family == op]
     assert {spec.dtype for spec in specs} == set(DTYPES)
     for operand in op.rows:
         if operand.when is not When.NEVER:

@@ -22,6 +22,8 @@ SPECS = [
     NormSpec((1024,), "f32", output_mask=(False, True, True)),
     NormSpec((65536,), "f32", output_mask=(False, True, True)),
     NormSpec((1024,), "f32", eps=1e-5),
+    NormSpec((4096,), "bf16", from_output=True),
+    NormSpec((65536,), "f32", op="rms_norm_backward", from_output=True, has_weight=False),
 ]
 
 

@@ -1,0 +1,120 @@
+// RMS normalization, backward, from the forward's output y in place of its input: the algorithm on whole
+// tensors, for no particular target and without a schedule. The tensors have M rows of N columns.
+//
+//   xhat   = y / g'                                        g' is g, or +-#least_weight if g is smaller
+//   h      = dy * g                                        g = gamma + weight_offset
+//   dx     = rstd * (h - xhat * mean_N(h * xhat)) + dresidual     a row sum
+//   dgamma = sum_M(dy * xhat)                                     a column sum
+//
+// An output does not tell rstd. It was rounded; where g is small, much of xhat is lost with that.
+// Every sum is an !acc, for data of any type. A spec without dresidual gives another tensor in its place,
+// and does not add it.
+
+// What a NormSpec decides. These lines are replaced; nothing below them is.
+!dy = bf16
+!x = bf16
+!gamma = bf16
+!residual = bf16
+!acc = f32
+!dy_mn = tensor<?x4096x!dy>
+!x_mn = tensor<?x4096x!x>
+!residual_mn = tensor<?x4096x!residual>
+!acc_mn = tensor<?x4096x!acc>
+!acc_m = tensor<?x!acc>
+!acc_n = tensor<4096x!acc>
+!gamma_n = tensor<4096x!gamma>
+#inv_n = 2.44140625e-4 : !acc
+#weight_offset = -0.0 : !acc  // added to gamma; -0.0 changes no number
+#adds_residual = false        // dresidual is added
+#least_weight = 1.0e-5 : !acc // of what an output is divided by
+// End of what is replaced.
+
+#mn = affine_map<(m, n) -> (m, n)>
+#m  = affine_map<(m, n) -> (m)>
+#n  = affine_map<(m, n) -> (n)>
+// Column sums: IREE wants a reduction's parallel dimensions first.
+#nm_mn = affine_map<(n, m) -> (m, n)>
+#nm_n  = affine_map<(n, m) -> (n)>
+#id = affine_map<(n) -> (n)>
+
+func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+    -> (!x_mn, !gamma_n) {
+  %zero = arith.constant 0.0 : !acc
+  %inv_n = arith.constant #inv_n
+  %offset = arith.constant #weight_offset
+  %least = arith.constant #least_weight
+  %adds_residual = arith.constant #adds_residual
+  %c0 = arith.constant 0 : index
+  %rows = tensor.dim %y, %c0 : !x_mn
+
+  %empty_mn = tensor.empty(%rows) : !acc_mn
+  %empty_n = tensor.empty() : !acc_n
+  %dya = linalg.copy ins(%dy : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %ya = linalg.copy ins(%y : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %gamma_acc = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
+  %dra = linalg.copy ins(%dresidual : !residual_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+
+  // The weight, and g'.
+  %ga, %divisor = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel"]}
+      ins(%gamma_acc : !acc_n) outs(%empty_n, %empty_n : !acc_n, !acc_n) {
+  ^bb0(%gamma_: !acc, %unused_g: !acc, %unused_divisor: !acc):
+    %g = arith.addf %gamma_, %offset : !acc
+    %size = math.absf %g : !acc
+    %is_small = arith.cmpf olt, %size, %least : !acc
+    %signed_least = math.copysign %least, %g : !acc
+    %divisor_ = arith.select %is_small, %signed_least, %g : !acc
+    linalg.yield %g, %divisor_ : !acc, !acc
+  } -> (!acc_n, !acc_n)
+
+  %xhat = linalg.generic {indexing_maps = [#mn, #n, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%ya, %divisor : !acc_mn, !acc_n) outs(%empty_mn : !acc_mn) {
+  ^bb0(%y_: !acc, %divisor_: !acc, %unused: !acc):
+    %xhat_ = arith.divf %y_, %divisor_ : !acc
+    linalg.yield %xhat_ : !acc
+  } -> !acc_mn
+
+  // The row sum: sum_N(h * xhat).
+  %empty_m = tensor.empty(%rows) : !acc_m
+  %zeros_m = linalg.fill ins(%zero : !acc) outs(%empty_m : !acc_m) -> !acc_m
+  %sum_hx = linalg.generic {indexing_maps = [#mn, #mn, #n, #m], iterator_types = ["parallel", "reduction"]}
+      ins(%dya, %xhat, %ga : !acc_mn, !acc_mn, !acc_n) outs(%zeros_m : !acc_m) {
+  ^bb0(%dy_: !acc, %xhat_: !acc, %g: !acc, %hx_: !acc):
+    %h = arith.mulf %dy_, %g : !acc
+    %hx = arith.mulf %h, %xhat_ : !acc
+    %hx1 = arith.addf %hx_, %hx : !acc
+    linalg.yield %hx1 : !acc
+  } -> !acc_m
+
+  // dx, from the row sum.
+  %dx_acc = linalg.generic {
+      indexing_maps = [#mn, #mn, #m, #n, #m, #mn, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%dya, %xhat, %rstd, %ga, %sum_hx, %dra : !acc_mn, !acc_mn, !acc_m, !acc_n, !acc_m, !acc_mn)
+      outs(%empty_mn : !acc_mn) {
+  ^bb0(%dy_: !acc, %xhat_: !acc, %rstd_: !acc, %g: !acc, %hx_: !acc, %dr_: !acc, %unused: !acc):
+    %h = arith.mulf %dy_, %g : !acc
+    %mean_hx = arith.mulf %hx_, %inv_n : !acc
+    %t0 = arith.mulf %xhat_, %mean_hx : !acc
+    %t1 = arith.subf %h, %t0 : !acc
+    %through = arith.mulf %t1, %rstd_ : !acc
+    %with_residual = arith.addf %through, %dr_ : !acc
+    %dxa = arith.select %adds_residual, %with_residual, %through : !acc
+    linalg.yield %dxa : !acc
+  } -> !acc_mn
+
+  // The column sum: dgamma, in !acc.
+  %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
+  %dgamma_acc = linalg.generic {
+      indexing_maps = [#nm_mn, #nm_mn, #nm_n], iterator_types = ["parallel", "reduction"]}
+      ins(%dya, %xhat : !acc_mn, !acc_mn) outs(%zeros_n : !acc_n) {
+  ^bb0(%dy_: !acc, %xhat_: !acc, %dg_: !acc):
+    %dg = arith.mulf %dy_, %xhat_ : !acc
+    %dg1 = arith.addf %dg_, %dg : !acc
+    linalg.yield %dg1 : !acc
+  } -> !acc_n
+
+  %empty_dx = tensor.empty(%rows) : !x_mn
+  %empty_dgamma = tensor.empty() : !gamma_n
+  %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
+  %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
+  return %dx, %dgamma : !x_mn, !gamma_n
+}

@@ -1,0 +1,189 @@
+"""The autograd formula of all norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from iree_lnbwd.arguments import NormOutput, results_of
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, names
+from iree_lnbwd.runtime.frameworks import pytorch
+from iree_lnbwd.torch import aten, kernels, kinds
+from iree_lnbwd.torch.norms import Norm, operator
+
+
+class Options(NamedTuple):
+    """The options of a norm.
+
+    Attributes:
+        normalized_shape: The trailing dimensions.
+        eps: Added to the variance; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+        memory_efficient: Whether the output is saved for the backward, in place of the input.
+    """
+
+    normalized_shape: Sequence[int]
+    eps: float | None
+    weight_offset: float
+    memory_efficient: bool
+
+
+class NormFunction(torch.autograd.Function):
+    """A norm and its gradients.
+
+    It takes a `Norm`, its `Options` and the tensors of the op's table, and returns what the
+    operator returns.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, norm: Norm, options: Options, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """The results, and what the backward needs."""
+        given = dict(zip(norm.all_arguments, tensors, strict=True))
+        if options.memory_efficient and norm.takes_residual:
+            _check_alike(given["input"], given["residual"])
+        results = _forward(norm, options, tensors)
+        data = results.residual_output if norm.takes_residual else given["input"]
+        mean, rstd = results.mean, results.rstd
+        if norm.own_forward:
+            ctx.mark_non_differentiable(*(s for s in (mean, rstd) if s is not None))
+        if options.memory_efficient:
+            data, mean = results.output, None
+        elif rstd.dtype in kinds.HALF:
+            # PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
+            mean = rstd = None
+        ctx.save_for_backward(data, mean, rstd, given["weight"], given.get("bias"))
+        ctx.norm, ctx.options = norm, options
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+        ctx.set_materialize_grads(False)
+        return norm.returned(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors, from those of the results."""
+        norm, needed = ctx.norm, ctx.needs_input_grad[2:]
+        asked = dict(zip(norm.all_arguments, needed, strict=True))
+        asked["input"] = asked["input"] or asked["residual"]  # they have one gradient
+        reached = dict(zip(norm.results, grads, strict=True))
+        grad_output = reached["output"]
+        grad_residual = reached.get("residual_output") if asked["input"] else None
+        found: dict[str, Tensor | None] = {"input": grad_residual}
+        if grad_output is not None:  # else the gradient went past the norm
+            mask = tuple(asked[name] for name in norm.gradients.differentiated)
+            compute = _differentiable if torch.is_grad_enabled() else _gradients
+            gradients = compute(
+                norm, ctx.options, grad_output, grad_residual, ctx.saved_tensors, mask
+            )
+            found = dict(zip(norm.gradients.differentiated, gradients, strict=True))
+        found["residual"] = found["input"]
+        return (
+            None,
+            None,
+            *(
+                _of_type(found.get(name), dtype) if wanted else None
+                for name, wanted, dtype in zip(norm.all_arguments, needed, ctx.dtypes, strict=True)
+            ),
+        )
+
+
+def _of_type(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return gradient if gradient is None or gradient.dtype == dtype else gradient.to(dtype)
+
+
+def _check_alike(input: Tensor, residual: Tensor) -> None:
+    """The gradient of the residual stream must not lose its precision in each norm."""
+    if input.dtype != residual.dtype:
+        raise TypeError(
+            f"residual: expected {input.dtype} like input with memory_efficient, whose gradients "
+            f"have the output's type, got {residual.dtype}"
+        )
+
+
+def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> NormOutput:
+    if not norm.own_forward:  # ATen's instead of the operator again, so that a compiler may fuse it
+        return aten.pytorchs(tensors, options.normalized_shape, options.eps)
+    if _are_plain(*tensors):
+        return kernels.forward(norm.op, tensors, *options[:3])
+    given = dict(zip(norm.all_arguments, tensors, strict=True))
+    with torch._C._AutoDispatchBelowAutograd():
+        found = norm.operator(*(given[name] for name in names(norm.arguments)), *options)
+    return results_of(norm.op, dict(zip(norm.results, found, strict=True)))  # type: ignore[return-value]
+
+
+def _gradients(
+    norm: Norm,
+    options: Options,
+    grad_output: Tensor,
+    grad_residual: Tensor | None,
+    saved: Sequence[Tensor | None],
+    mask: tuple[bool, ...],
+) -> Sequence[Tensor | None]:
+    """By this package's backward, in the order of the mask."""
+    gradients = norm.from_output if options.memory_efficient else norm.gradients
+    op = gradients.op
+    data, mean, rstd, weight, bias = saved
+    given = {
+        "grad_output": grad_output,
+        op.data.name: data,
+        "mean": mean,
+        "rstd": rstd,
+        "weight": weight,
+        "bias": bias,
+        "grad_residual": grad_residual,
+    }
+    tensors = tuple(given[name] for name in gradients.arguments)
+    dims, eps, weight_offset, _ = options
+    plain = _are_plain(*tensors)
+    if op is LAYER_NORM_BACKWARD and grad_residual is None and not weight_offset:
+        # C++ knows this operator.
+        run: Any = kernels.layer_norm_backward if plain else operator("layer_norm_backward")
+        found = run(grad_output, data, dims, mean, rstd, weight, bias, mask, eps)
+    elif plain:
+        found, _ = kernels.backward(op, tensors, dims, mask, eps, weight_offset)
+    else:
+        found = gradients.operator(*tensors, dims, mask, eps, weight_offset)
+    return found  # type: ignore[no-any-return]
+
+
+def _differentiable(
+    norm: Norm,
+    options: Options,
+    grad_output: Tensor,
+    grad_residual: Tensor | None,
+    saved: Sequence[Tensor | None],
+    mask: tuple[bool, ...],
+) -> Sequence[Tensor | None]:
+    """By PyTorch's own operators, which can be differentiated again; in the order of the mask."""
+    if options.memory_efficient:
+        raise RuntimeError(
+            "memory_efficient: expected a backward that is not differentiated itself, got "
+            "create_graph=True; the input was not saved"
+        )
+    input, _, _, weight, bias = saved
+    assert input is not None
+    output, _, _ = aten.normalized(norm.op, input, weight, bias, *options[:3])
+    given = zip((input, weight, bias), mask, strict=False)
+    asked = [tensor for tensor, wanted in given if wanted]
+    grads = torch.autograd.grad(output, asked, grad_output.to(output.dtype), create_graph=True)
+    computed = iter(grads)
+    found = [next(computed) if wanted else None for wanted in mask]
+    if grad_residual is not None:
+        found[0] = found[0] + grad_residual
+    return found
+
+
+def _are_plain(*tensors: Tensor | None) -> bool:
+    """Whether the dispatcher can be skipped, because nothing observes these tensors."""
+    return (
+        all(
+            tensor is None or (type(tensor) in (Tensor, nn.Parameter) and pytorch.is_plain(tensor))
+            for tensor in tensors
+        )
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._autograd._profiler_enabled()
+    )

@@ -1,0 +1,215 @@
+"""The norms as functions."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from iree_lnbwd.arguments import DEFAULT_EPS
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = DEFAULT_EPS,
+    *,
+    memory_efficient: bool = False,
+    weight_offset: float = 0.0,
+    own_forward: bool = False,
+) -> Tensor:
+    """Normalizes ``input`` over its trailing dimensions, as ``torch.nn.functional.layer_norm``.
+
+    The forward is PyTorch's own, so the output has its bits; the backward is this package's. The
+    first backward for a row length, element types and a device compiles a module. This takes about
+    a second and is logged; the module is kept on disk. `warmup` compiles it ahead of time.
+
+    PyTorch's own operators compute the gradients if they are themselves to be differentiated
+    (``create_graph=True``), and under the transforms of ``torch.func``.
+
+    The first use on a GPU compiles the operators in C++, too (see `torch_native.load`).
+
+    Args:
+        input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides;
+            what is not contiguous is copied.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: [*normalized_shape], on the same device; None means ones. Its element type may be
+            another than ``input``'s, unless one is f64.
+        bias: As ``weight``; None means zeros.
+        eps: Added to the variance.
+        memory_efficient: Whether the output is kept for the backward, in place of the input; it
+            takes this package's forward. The output must not change before the backward. It was
+            rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward` says;
+            they cannot be differentiated again.
+        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around
+            zero. Any but 0.0 takes this package's forward, for PyTorch's has none.
+        own_forward: Whether to take this package's forward. Its statistics are f32 on the CPU, too,
+            so that a backward in half precision need not recompute them.
+
+    Returns:
+        The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU).
+
+    Raises:
+        TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
+    """
+    _check_tensors(input=input)
+    _check_flag("own_forward", own_forward)
+    _check_flag("memory_efficient", memory_efficient)
+    dims = _dims(normalized_shape)
+    output: Tensor
+    if own_forward or memory_efficient or _is_an_offset(weight_offset):
+        output, _, _ = torch.ops.iree_lnbwd.own_layer_norm.default(
+            input, weight, bias, dims, eps, weight_offset, memory_efficient
+        )
+    else:
+        output = torch.ops.iree_lnbwd.layer_norm.default(input, dims, weight, bias, eps)
+    return output
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    memory_efficient: bool = False,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    """Divides by the root of the mean square, as ``torch.nn.functional.rms_norm``.
+
+    Both directions are this package's. The output is rounded once, after the weight. Compilation,
+    ``create_graph=True`` and ``torch.func``: as `layer_norm`.
+
+    Args:
+        input: As `layer_norm`.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: As `layer_norm`.
+        eps: Added to the mean of the squares; None means the machine epsilon of f32, or of f64 for
+            f64 tensors, as PyTorch has it.
+        memory_efficient: As `layer_norm`.
+        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+
+    Returns:
+        The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU).
+
+    Raises:
+        TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
+    """
+    _check_tensors(input=input)
+    dims = _dims(normalized_shape)
+    output: Tensor
+    output, _ = torch.ops.iree_lnbwd.rms_norm.default(
+        input, weight, dims, eps, weight_offset, memory_efficient
+    )
+    return output
+
+
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = DEFAULT_EPS,
+    *,
+    memory_efficient: bool = False,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Normalizes ``input + residual``, and returns that sum, too.
+
+    Both directions are this package's, and each is one kernel's work: the sum is rounded to
+    ``residual``'s element type, and that is what is normalized, so the outputs have the bits of an
+    addition and a norm. In the backward, the gradient that reaches the sum past the norm is added
+    before the sum's gradient is rounded. That gradient is ``residual``'s, and ``input``'s too, cast
+    to its element type where that is another.
+
+    Under ``torch.autocast`` the tensors keep the types that they are given: the residual stream may
+    be f32 where ``input`` is bf16. Compilation, ``create_graph=True`` and ``torch.func``: as
+    `layer_norm`.
+
+    Args:
+        input: As `layer_norm`.
+        residual: As ``input``, of any element type that mixes with it: f64 does not.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: As `layer_norm`.
+        bias: As ``weight``; None means zeros.
+        eps: Added to the variance.
+        memory_efficient: As `layer_norm`: nor is the sum kept for the backward. Gradients are
+            computed in the output's element type, so ``residual`` must have it, too.
+        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+
+    Returns:
+        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
+    """
+    _check_tensors(input=input, residual=residual)
+    dims = _dims(normalized_shape)
+    output, _, _, residual_output = torch.ops.iree_lnbwd.add_layer_norm.default(
+        input, residual, weight, bias, dims, eps, weight_offset, memory_efficient
+    )
+    return output, residual_output
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    memory_efficient: bool = False,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
+
+    Args:
+        input: As `layer_norm`.
+        residual: As `add_layer_norm`.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: As `layer_norm`.
+        eps: As `rms_norm`.
+        memory_efficient: As `add_layer_norm`.
+        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+
+    Returns:
+        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
+    """
+    _check_tensors(input=input, residual=residual)
+    dims = _dims(normalized_shape)
+    output, _, residual_output = torch.ops.iree_lnbwd.add_rms_norm.default(
+        input, residual, weight, dims, eps, weight_offset, memory_efficient
+    )
+    return output, residual_output
+
+
+def _check_tensors(**tensors: Tensor | None) -> None:
+    """PyTorch's dispatcher refuses everything else that is no tensor."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            raise TypeError(f"{name}: expected a tensor, got None")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {type(value).__name__}")
+
+
+def _is_an_offset(value: object) -> bool:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"weight_offset: expected a float, got {type(value).__name__}")
+    return value != 0.0
+
+
+def _dims(normalized_shape: int | Sequence[int]) -> Sequence[int]:
+    if isinstance(normalized_shape, int | torch.SymInt):
+        return (normalized_shape,)
+    return normalized_shape

@@ -1,0 +1,206 @@
+"""This package's ops on PyTorch's tensors, without autograd."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from iree_lnbwd import functional, notices, torch_native
+from iree_lnbwd.arguments import (
+    LayerNormGrads,
+    NormOutput,
+    Options,
+    Results,
+    check_options,
+    results_of,
+)
+from iree_lnbwd.operands import (
+    LAYER_NORM_BACKWARD,
+    RESIDUAL_OUTPUT,
+    Element,
+    Kind,
+    Op,
+    Operand,
+)
+from iree_lnbwd.runtime.gpu_module import KnownCall
+from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.targets import Target
+from iree_lnbwd.torch import kinds
+
+_log = logging.getLogger(__package__)
+
+
+def forward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float,
+) -> NormOutput:
+    """A forward of ours.
+
+    Args:
+        op: The op.
+        tensors: In the order of its table.
+        normalized_shape: The trailing dimensions.
+        eps: Added to the variance; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+    """
+    if 0 in normalized_shape:  # PyTorch takes rows of no columns
+        return fake_forward(op, tensors, normalized_shape, eps, weight_offset)
+    kinds.given(op, tensors)
+    options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
+    results, _ = functional.call(tensors, options, compiling=_say_compiling)
+    return results  # type: ignore[return-value]
+
+
+def fake_forward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float,
+) -> NormOutput:
+    """As `forward`, but for the values; the tensors need no memory."""
+    given = kinds.given(op, tensors)
+    _check_shapes(op, given, tuple(normalized_shape))
+    results = {
+        result.name: _empty(result, given[op.data.name], given, normalized_shape)
+        for result in op.results
+        if result is not RESIDUAL_OUTPUT or "residual" in given
+    }
+    return results_of(op, results)  # type: ignore[return-value]
+
+
+def backward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+    eps: float | None,
+    weight_offset: float,
+) -> tuple[Results, KnownCall | None]:
+    """The gradients, and the kind of the call where `functional.call` has one.
+
+    Args:
+        op: The op.
+        tensors: In the order of its table.
+        normalized_shape: The trailing dimensions.
+        output_mask: Which gradients to compute.
+        eps: Used if the statistics are recomputed; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+    """
+    given = kinds.given(op, tensors)
+    if given[op.data.name].numel() == 0:  # an empty sum is zero
+        zeros = fake_backward(op, tensors, normalized_shape, output_mask)
+        return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
+    asked = tuple(_asked(op, given, output_mask))
+    options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
+    return functional.call(tensors, options, compiling=_say_compiling)
+
+
+def fake_backward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+) -> Results:
+    """As `backward`, but for the values; the tensors need no memory."""
+    given = kinds.given(op, tensors)
+    asked = _asked(op, given, output_mask)
+    results = {
+        result.name: _empty(result, given[op.data.name], given, normalized_shape)
+        for result, wanted in zip(op.masked, asked, strict=True)
+        if wanted
+    }
+    return results_of(op, results)
+
+
+def layer_norm_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+    eps: float,
+) -> LayerNormGrads:
+    """`backward` of layer norms without options; C++ is told of it and launches the next itself."""
+    tensors = (grad_output, input, mean, rstd, weight, bias, None)
+    computed, known = backward(
+        LAYER_NORM_BACKWARD, tensors, normalized_shape, output_mask, eps, 0.0
+    )
+    if known is not None and mean is not None and torch_native.load():
+        torch_native.remember(
+            torch_native.CallKind(
+                input.device,
+                known.rows,
+                known.module.spec.columns,
+                grad_output.dtype,
+                input.dtype,
+                None if weight is None else weight.dtype,
+                None if bias is None else bias.dtype,
+                (output_mask[0], output_mask[1], output_mask[2]),
+            ),
+            known,
+        )
+    return computed  # type: ignore[return-value]
+
+
+def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> list[bool]:
+    """Which gradients to compute: without a weight there is no gradient of one."""
+    return [
+        wanted and (gradient.name != "grad_weight" or "weight" in given)
+        for gradient, wanted in zip(op.masked, output_mask, strict=True)
+    ]
+
+
+def _empty(
+    result: Operand, data: Tensor, given: Mapping[str, Tensor], normalized_shape: Sequence[int]
+) -> Tensor:
+    """Storage for a result; ``data`` is the input, or the output in its place."""
+    of_weight = given.get("weight", data)
+    dtype = {
+        Element.X: data.dtype,
+        Element.ACC: kinds.wide(data.dtype),
+        Element.GAMMA: of_weight.dtype,
+        Element.BETA: given.get("bias", of_weight).dtype,
+        Element.RESIDUAL: given.get("residual", data).dtype,
+    }[result.element]
+    leading = data.shape[: data.ndim - len(normalized_shape)]
+    shape = {
+        Kind.CELLS: data.shape,
+        Kind.ROWS: (*leading, *(1 for _ in normalized_shape)),
+        Kind.COLUMNS: normalized_shape,
+    }[result.kind]
+    return data.new_empty(shape, dtype=dtype)
+
+
+def _check_shapes(op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...]) -> None:
+    """As `bind_arrays` does, for shapes that a compiler may not know."""
+    x = given["input"]
+    if not dims or tuple(x.shape[max(0, x.ndim - len(dims)) :]) != dims:
+        raise ValueError(
+            f"input: expected a shape that ends in normalized_shape {dims}, got {tuple(x.shape)}"
+        )
+    for argument in op.arguments:
+        tensor = given.get(argument.name)
+        expected = dims if argument.kind is Kind.COLUMNS else tuple(x.shape)
+        if tensor is not None and tuple(tensor.shape) != expected:
+            raise ValueError(
+                f"{argument.name}: expected shape {expected}, got {tuple(tensor.shape)}"
+            )
+
+
+def _say_compiling(spec: NormSpec, target: Target) -> None:
+    notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
+
+
+# PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.
+# IREE's devices and modules must be closed before that.
+atexit.register(functional.loaded.cache_clear)

@@ -1,0 +1,75 @@
+"""The devices and element types of tensors that an op has a module for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from iree_lnbwd.operands import Op, names
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+HALF = (torch.float16, torch.bfloat16)
+_DEVICE_TYPES = ("cpu", "cuda", "meta")  # PyTorch calls AMD GPUs "cuda" too
+
+# A tensor's device and element type; None for a tensor that is not given.
+TensorKind = tuple[torch.device, torch.dtype] | None
+
+
+def kind(tensor: Tensor | None) -> TensorKind:
+    """Of a tensor."""
+    return None if tensor is None else (tensor.device, tensor.dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that statistics and sums have."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def given(op: Op, tensors: Iterable[Tensor | None]) -> dict[str, Tensor]:
+    """The arguments of an op that are there, by name; checked.
+
+    Args:
+        op: The op.
+        tensors: In the order of its table.
+
+    Raises:
+        TypeError, ValueError: Naming the tensor, what came and what was expected.
+    """
+    there, found = {}, {}
+    for name, tensor in zip(names(op.arguments), tensors, strict=True):
+        if tensor is not None:
+            there[name] = tensor
+            found[name] = (tensor.device, tensor.dtype)
+    check(op.data.name, **found)
+    return there
+
+
+@functools.lru_cache
+def check(first: str, /, **kinds: TensorKind) -> None:
+    """Expects kinds of tensors that the op has a module for.
+
+    Args:
+        first: The name of the one that decides the device.
+        kinds: By name.
+
+    Raises:
+        TypeError, ValueError: Naming the tensor, what came and what was expected.
+    """
+    of_first = kinds[first]
+    assert of_first is not None
+    device, dtype = of_first
+    if device.type not in _DEVICE_TYPES:
+        raise ValueError(f"{first}: expected a tensor on the CPU or on a GPU, got one on {device}")
+    for name, other in {first: of_first, **kinds}.items():
+        if other is None:
+            continue
+        if other[0] != device:
+            raise ValueError(f"{name}: expected a tensor on {device} like {first}, got {other[0]}")
+        if other[1] not in DTYPES:
+            expected = ", ".join(map(str, DTYPES))
+            raise TypeError(f"{name}: expected an element type of {expected}, got {other[1]}")
+        if other[1] != dtype and torch.float64 in (other[1], dtype):
+            raise TypeError(f"{name}: expected {dtype} like {first}, got {other[1]}")
