@@ -121,11 +121,11 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Normalizes ``input + residual``, and returns that sum, too.
 
-    Both directions are this package's, and each is one kernel's work: the sum is rounded to
-    ``residual``'s element type, and that is what is normalized, so the outputs have the bits of an
-    addition and a norm. In the backward, the gradient that reaches the sum past the norm is added
-    before the sum's gradient is rounded. That gradient is ``residual``'s, and ``input``'s too, cast
-    to its element type where that is another.
+    Both directions are this package's. The sum is rounded to ``residual``'s element type, and that
+    is what is normalized, so the outputs have the bits of an addition and a norm. In the backward,
+    the norm's kernel adds the gradient that reaches the sum past the norm, before the sum's
+    gradient is rounded. That gradient is ``residual``'s, and ``input``'s too, cast to its element
+    type where that is another.
 
     Under ``torch.autocast`` the tensors keep the types that they are given: the residual stream may
     be f32 where ``input`` is bf16. Compilation, ``create_graph=True`` and ``torch.func``: as

@@ -19,6 +19,7 @@ from norm_support import (
     random_tensors,
 )
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd.torch import AddRMSNorm, LayerNorm, RMSNorm, layer_norm
@@ -113,6 +114,25 @@ def test_bytes_that_a_model_saves(kind: Any, device: str) -> None:
         found.append(saved.nbytes)
     of_input, of_mean = x.nbytes, 64 * 4 if kind is LayerNorm else 0
     assert found[0] - found[1] == of_input + of_mean
+
+
+@every_form
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(form: Form, reentrant: bool, device: str) -> None:
+    tensors = random_tensors(form, (9,), (24,), device=device)
+
+    def function(*given: Tensor) -> tuple[Tensor, ...]:
+        arguments = dict(zip(tensors, given, strict=True))
+        return form(arguments, (24,), memory_efficient=True)
+
+    outputs = function(*tensors.values())
+    reached = tuple(map(random_like, outputs))
+    stored = gradients_of(outputs, tensors, reached)
+    again = checkpoint(function, *tensors.values(), use_reentrant=reentrant)
+    torch.autograd.backward(again, reached)
+    for name, tensor in tensors.items():
+        assert tensor.grad is not None
+        assert bits(tensor.grad) == bits(stored[name]), name
 
 
 def test_it_takes_our_forward() -> None:
