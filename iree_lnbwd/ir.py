@@ -150,6 +150,9 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
 
     Those of ``math/types.mlir`` widen or round from the first type to the last.
     """
+    if function == "away_from_zero":
+        crashes = target.backend == "rocm" and types[0] == "vector<1xf64>"
+        return "away_from_zero_by_reciprocal" if crashes else function
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
