@@ -10,8 +10,9 @@
 // the chunks t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that the values held of
 // each chunk stay in registers.
 //
-// From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. The bias is kept
-// where the weight is. 1 / g is computed where g is used, which takes fewer registers than to keep it.
+// From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. Shared memory
+// keeps the bias where there is room. 1 / g is computed where g is used, again for each row: to keep it
+// would take a register for each element.
 //
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
@@ -53,6 +54,7 @@
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
 #stages_bias = false         // shared memory keeps beta
+#divides_again = false       // the compiler is kept from computing 1 / g before the first row
 #least_weight = 1.0e-5 : !acc
 #wants_dx = true             // the caller asks for dx
 #one_group = true
@@ -163,6 +165,18 @@ hal.executable.source private @rows {
         scf.yield %wide : !chunk
       }
       return %weight : !chunk
+    }
+
+    // 1 / g. A weight that is in registers gets -0.0 added, which changes no number, so that 1 / g seems to
+    // depend on the row.
+    func.func private @inverse_of_chunk(%g: !chunk, %row_zero: !acc) -> !chunk {
+      %divides_again = arith.constant #divides_again
+      %row_zeros = vector.broadcast %row_zero : !acc to !chunk
+      %row_g = arith.addf %g, %row_zeros : !chunk
+      %g_here = arith.select %divides_again, %row_g, %g : !chunk
+      %divisor = func.call @away_from_zero(%g_here) : (!chunk) -> !chunk
+      %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+      return %inverse : !chunk
     }
 
     // The bias of chunk k, from where it is kept.
@@ -420,6 +434,15 @@ hal.executable.source private @rows {
         %mean_next = memref.load %mean[%row_next_index] : !acc_column
         %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
 
+        // -0.0, twice: rows are counted from zero, so these numbers are below it. The compiler does not know
+        // that, and does not keep what it computes with one until it needs the other.
+        %row_below = arith.xori %row, %all_lanes : i32
+        %row_below_acc = arith.sitofp %row_below : i32 to !acc
+        %row_zero = math.copysign %zero, %row_below_acc : !acc
+        %row_lower = arith.subi %row_below, %one_i32 : i32
+        %row_lower_acc = arith.sitofp %row_lower : i32 to !acc
+        %row_zero_again = math.copysign %zero, %row_lower_acc : !acc
+
         // This thread's share of the row's two sums, of h and of h * xhat.
         %row_index = arith.index_castui %row : i32 to index
         scf.if %adds_residual {
@@ -457,8 +480,7 @@ hal.executable.source private @rows {
               : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
           %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
               : (!beta_held, !beta_staged, index, index, index) -> !chunk
-          %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
-          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+          %inverse = func.call @inverse_of_chunk(%ga, %row_zero) : (!chunk, !acc) -> !chunk
           %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
           %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
           %xhat = arith.select %from_output, %of_y, %of_x : !chunk
@@ -521,8 +543,7 @@ hal.executable.source private @rows {
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
             %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
                 : (!beta_held, !beta_staged, index, index, index) -> !chunk
-            %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
-            %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+            %inverse = func.call @inverse_of_chunk(%ga, %row_zero_again) : (!chunk, !acc) -> !chunk
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %xhat_again = arith.select %from_output, %of_y, %of_x : !chunk

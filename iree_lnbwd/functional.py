@@ -154,12 +154,12 @@ def layer_norm_backward(
     Arrays may be NumPy's, PyTorch's, or any that support DLPack, all of one kind and in one place.
     `Norm` says how calls on a GPU are ordered.
 
-    From the forward's ``output`` in place of ``input``, a caller need not keep the input:
-    ``xhat = (output - bias) / g``, where ``g = weight_offset + weight``. Where ``|g|`` is below
-    1e-5, ``+-1e-5`` is in its place, so that nothing is divided by zero. The output was rounded:
-    that is an error of ``u * |output| / |g|`` in xhat, where u is half the distance of 1 and the
-    next number of its type. It is large where the bias is large against g; and where the weight is
-    zero, xhat is lost and counts as zero.
+    With the forward's ``output`` in place of ``input``, a caller need not keep the input:
+    ``xhat = (output - bias) / g``, where ``g = weight_offset + weight``. If ``|g|`` is below 1e-5,
+    it is divided by 1e-5 with g's sign, so that nothing is divided by zero. The output was rounded,
+    which is an error of ``u * |output| / |g|`` in xhat, where u is half the distance of 1 and the
+    next number of its type: large if the bias is large against g. Where g is zero, the output does
+    not tell xhat, and this column's ``grad_weight`` means nothing.
 
     Args:
         grad_output: [..., *normalized_shape], the gradient that reached the output.

@@ -150,6 +150,9 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
 
     Those of ``math/types.mlir`` widen or round from the first type to the last.
     """
+    if function == "away_from_zero":
+        crashes = target.backend == "rocm" and types[0] == "vector<1xf64>"
+        return "away_from_zero_by_reciprocal" if crashes else function
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
@@ -360,7 +363,8 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#rereads": _flag(schedule.rereads and spec.has(GRAD_INPUT)),
         "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
         "#widens_weight": _flag(schedule.widens_weight),
-        "#stages_bias": _flag(schedule.stages_bias(spec)),
+        "#stages_bias": _flag(schedule.stages_bias(spec, target)),
+        "#divides_again": _flag(spec.from_output and not schedule.stages_weight),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
         "#one_group": _flag(groups == 1),
         "#one_warp": _flag(schedule.warps == 1),

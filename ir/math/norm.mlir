@@ -56,6 +56,25 @@ func.func private @away_from_zero(%g: !chunk) -> !chunk {
   return %divisor : !chunk
 }
 
+// The same for single f64 on AMD's GPUs, where LLVM crashes on math.copysign. The reciprocal tells the sign
+// of a zero.
+func.func private @away_from_zero_by_reciprocal(%g: !chunk) -> !chunk {
+  %ones = arith.constant dense<1.0> : !chunk
+  %zeros = arith.constant dense<0.0> : !chunk
+  %least = arith.constant #least_weight
+  %least_v = vector.broadcast %least : !acc to !chunk
+  %minus_least_v = arith.negf %least_v : !chunk
+  %inverse = arith.divf %ones, %g : !chunk
+  %is_below = arith.cmpf olt, %g, %zeros : !chunk
+  %inverse_is_below = arith.cmpf olt, %inverse, %zeros : !chunk
+  %is_negative = arith.ori %is_below, %inverse_is_below : !lanes
+  %signed_least = arith.select %is_negative, %minus_least_v, %least_v : !lanes, !chunk
+  %size = math.absf %g : !chunk
+  %is_small = arith.cmpf olt, %size, %least_v : !chunk
+  %divisor = arith.select %is_small, %signed_least, %g : !lanes, !chunk
+  return %divisor : !chunk
+}
+
 func.func private @reciprocal(%g: !chunk) -> !chunk {
   %ones = arith.constant dense<1.0> : !chunk
   %inverse = arith.divf %ones, %g : !chunk

@@ -102,30 +102,41 @@ class OnePass:
         sums = columns * acc if self.groups > 1 else 0
         return max(sums, self.slots * columns * dy), self.slots * columns * x
 
-    def stages_bias(self, spec: NormSpec) -> bool:
-        """Whether shared memory keeps the bias that a backward from the output reads."""
-        return self.stages_weight and spec.from_output and bool(spec.has_bias)
+    def stages_bias(self, spec: NormSpec, target: Target) -> bool:
+        """Whether shared memory keeps the bias that a backward from the output reads.
+
+        It does if there is room, because in registers it would be one value more an element.
+        """
+        if not (spec.from_output and spec.has_bias):
+            return False
+        room = target.shared_bytes // self.resident - self._shared_besides_bias(spec, target)
+        return self._bias_bytes(spec, target) <= room
+
+    def _bias_bytes(self, spec: NormSpec, target: Target) -> int:
+        size = DTYPES[spec.beta_dtype].numpy.itemsize
+        return self.groups * self.padded_columns(spec, target) * size
 
     def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
-        acc, gamma, beta = (
-            DTYPES[name].numpy.itemsize
-            for name in (spec.acc_dtype, spec.gamma_dtype, spec.beta_dtype)
-        )
+        bias = self._bias_bytes(spec, target) if self.stages_bias(spec, target) else 0
+        return bias + self._shared_besides_bias(spec, target)
+
+    def _shared_besides_bias(self, spec: NormSpec, target: Target) -> int:
+        acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
         exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
         weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
-        weight *= (acc if self.widens_weight else gamma) + beta * self.stages_bias(spec)
+        weight *= acc if self.widens_weight else gamma
         return exchange + weight + sum(self.row_bytes(spec, target))
 
     def registers(self, spec: NormSpec, target: Target) -> float:
         """Registers of a thread, by ptxas's reports: two accumulators, the row, the weight."""
-        dy, x, gamma, beta = (
+        dy, x, gamma = (
             DTYPES[name].numpy.itemsize / 4
-            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype, spec.beta_dtype)
+            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
         )
         an_element = (2.0 if self.rereads else 4.0) * words(spec)
         if not (self.stages_weight or self.rereads):
-            an_element += gamma + beta * (spec.from_output and bool(spec.has_bias))
+            an_element += gamma
         if self.ahead and not self.slots:
             an_element += dy + x
         return (
