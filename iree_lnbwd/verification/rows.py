@@ -187,10 +187,11 @@ class Normalized:
         inverse_off += (least <= LEAST_WEIGHT) * (
             arithmetic.constant_off(LEAST_WEIGHT) / LEAST_WEIGHT**2
         )
+        inverse_off += float(np.finfo(arithmetic.accumulator.numpy).tiny)  # GPUs may flush it
         roundings = _INVERSE_ROUNDINGS + 1 + has_bias
         xhat_off = (
             roundings * u * np.abs(xhat)
-            + (1 + roundings * u) * np.abs(scaled) * (inverse_off + step)
+            + (1 + roundings * u) * np.abs(scaled) * inverse_off
             + step
         )
         return cls(zeros, zeros, rstd, zeros, xhat, xhat_off)

@@ -69,7 +69,7 @@ def test_gradients(form: Form, dtype: str, device: str) -> None:
 
 
 @every_form
-@pytest.mark.parametrize("without", [("weight", "bias"), ("weight",), ("bias",)], ids="-".join)
+@pytest.mark.parametrize("without", [("weight", "bias"), ("weight",)], ids="-".join)
 def test_without_parameters(form: Form, without: tuple[str, ...], device: str) -> None:
     tensors = random_tensors(form, (7,), (4, 6), without=without, device=device)
     check(form, tensors, (4, 6))
@@ -83,7 +83,7 @@ def test_a_weight_around_zero(form: Form, device: str) -> None:
 @every_form
 @pytest.mark.parametrize(
     ("dtype", "residual", "parameters"),
-    [("bf16", "f32", "f32"), ("f32", "bf16", "f32"), ("bf16", "bf16", "f32")],
+    [("bf16", "f32", "f32"), ("f32", "bf16", "f32")],
 )
 def test_mixed_types(form: Form, dtype: str, residual: str, parameters: str, device: str) -> None:
     tensors = random_tensors(

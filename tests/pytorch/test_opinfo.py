@@ -26,7 +26,7 @@ SAMPLES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, float], bool]] =
 ]
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("shape", "dims", "options", "has_weight"), SAMPLES)
 def test_samples(
     shape: tuple[int, ...],
