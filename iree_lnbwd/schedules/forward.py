@@ -181,6 +181,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     fill = max(1, lanes // threads)  # a subgroup
     rows = -(-rows // fill) * fill
     busy = _BUSIER if words_of_thread <= _BUSIER_WORDS else _BUSY
+    if spec.has(RESIDUAL) and not _is_narrow(spec):
+        busy = 1  # rows of two tensors take the registers that they need
     return Forward(
         rows=rows,
         threads=threads,

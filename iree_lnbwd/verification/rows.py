@@ -190,9 +190,7 @@ class Normalized:
         inverse_off += float(np.finfo(arithmetic.accumulator.numpy).tiny)  # GPUs may flush it
         roundings = _INVERSE_ROUNDINGS + 1 + has_bias
         xhat_off = (
-            roundings * u * np.abs(xhat)
-            + (1 + roundings * u) * np.abs(scaled) * inverse_off
-            + step
+            roundings * u * np.abs(xhat) + (1 + roundings * u) * np.abs(scaled) * inverse_off + step
         )
         return cls(zeros, zeros, rstd, zeros, xhat, xhat_off)
 
