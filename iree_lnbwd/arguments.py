@@ -260,13 +260,14 @@ def variant(op: Op, input: object, output: object, mean: object, rstd: object) -
         rstd: Likewise; given beside an output.
 
     Raises:
-        ValueError: Naming the argument, what came and what was expected.
+        TypeError, ValueError: Naming the argument, what came and what was expected.
     """
     if not op.is_backward:
         return op
-    if (input is None) == (output is None):
-        got = "neither" if input is None else "both"
-        raise ValueError(f"input, output: expected one of the two, got {got}")
+    if input is None and output is None:
+        raise TypeError("input: expected an array, or output in its place, got None")
+    if input is not None and output is not None:
+        raise ValueError("output: expected None beside input, got both")
     if output is None:
         return op
     if mean is not None:

@@ -181,8 +181,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     fill = max(1, lanes // threads)  # a subgroup
     rows = -(-rows // fill) * fill
     busy = _BUSIER if words_of_thread <= _BUSIER_WORDS else _BUSY
-    if spec.has(RESIDUAL) and not _is_narrow(spec):
-        busy = 1  # rows of two tensors take the registers that they need
+    caps = not spec.has(RESIDUAL) or _is_narrow(spec)  # others take the registers that they need
     return Forward(
         rows=rows,
         threads=threads,
@@ -191,7 +190,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         keeps=True,
         # If each workgroup has a multiprocessor for itself, nothing hides the loads of the weights.
         weights_early=spec.rows is not None and spec.rows <= product.processors,
-        resident=max(1, busy // (rows * threads)),
+        resident=max(1, busy // (rows * threads)) if caps else 1,
     )
 
 

@@ -172,7 +172,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
         TypeError,
         "input: expected a NumPy array, .* another array with DLPack, got list",
     ),
-    ({"input": None}, ValueError, "input, output: expected one of the two, got neither"),
+    ({"input": None}, TypeError, "input: expected an array, or output in its place, got None"),
     ({"grad_output": 1.0}, TypeError, "grad_output: expected a NumPy array, .*, got float"),
     ({"mean": [1.0] * 6}, TypeError, "mean: expected a NumPy array, .*, got list"),
     ({"rstd": (1.0,)}, TypeError, "rstd: expected a NumPy array, .*, got tuple"),

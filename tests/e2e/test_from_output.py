@@ -155,9 +155,9 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "input",
         {"input": np.zeros((3, 8), np.float32)},
         ValueError,
-        "input, output: expected one of the two, got both",
+        "output: expected None beside input, got both",
     ),
-    ("output", {"output": None}, ValueError, "input, output: expected one of the two, got neither"),
+    ("output", {"output": None}, TypeError, "input: expected an array, or output in its place"),
     ("rstd", {"rstd": None}, ValueError, "rstd: expected an array beside output, from which it "),
     (
         "shape",
@@ -236,7 +236,7 @@ def test_specs_that_mean_nothing_are_refused(options: dict[str, Any], said: str)
 
 def test_a_case_has_an_input_or_an_output() -> None:
     arrays: dict[str, Array] = {k: v for k, v in bound().arrays.items() if v is not None}
-    with pytest.raises(ValueError, match=r"^it: input, output: expected one of the two, got both$"):
+    with pytest.raises(ValueError, match=r"^it: output: expected None beside input, got both$"):
         verify.bind_case({**arrays, "input": arrays["output"]}, source="it")
     without = {k: v for k, v in arrays.items() if k != "rstd"}
     with pytest.raises(ValueError, match=r"^it: rstd: expected an array beside output"):
