@@ -11,8 +11,8 @@
 // each chunk stay in registers.
 //
 // From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. Shared memory
-// keeps the bias where there is room. 1 / g is computed where g is used, again for each row: to keep it
-// would take a register for each element.
+// keeps the bias and 1 / g where there is room: in registers, each would be one more for each element.
+// Without room for it, 1 / g is computed again for each row.
 //
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
@@ -54,6 +54,7 @@
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
 #stages_bias = false         // shared memory keeps beta
+#stages_inverse = false      // shared memory keeps 1 / g
 #divides_again = false       // the compiler is kept from computing 1 / g before the first row
 #least_weight = 1.0e-5 : !acc
 #wants_dx = true             // the caller asks for dx
@@ -74,6 +75,7 @@
 !gamma_staged = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
 !wide_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !beta_staged = memref<1x4096x!beta, #gpu.address_space<workgroup>>
+!inverse_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !exchange = memref<2x1x16x2x!acc, #gpu.address_space<workgroup>>
 !warp_sums = vector<16x2x!acc>
 !group_sums = memref<1x4096x!acc, #gpu.address_space<workgroup>>
@@ -167,15 +169,23 @@ hal.executable.source private @rows {
       return %weight : !chunk
     }
 
-    // 1 / g. A weight that is in registers gets -0.0 added, which changes no number, so that 1 / g seems to
-    // depend on the row.
-    func.func private @inverse_of_chunk(%g: !chunk, %row_zero: !acc) -> !chunk {
+    // 1 / g, from where it is kept. Without a place for it, it is computed for each row: a weight that is in
+    // registers gets -0.0 added, which changes no number, so that 1 / g seems to depend on the row.
+    func.func private @inverse_of_chunk(%staged: !inverse_staged, %group: index, %col: index, %g: !chunk, %row_zero: !acc)
+        -> !chunk {
+      %stages_inverse = arith.constant #stages_inverse
       %divides_again = arith.constant #divides_again
-      %row_zeros = vector.broadcast %row_zero : !acc to !chunk
-      %row_g = arith.addf %g, %row_zeros : !chunk
-      %g_here = arith.select %divides_again, %row_g, %g : !chunk
-      %divisor = func.call @away_from_zero(%g_here) : (!chunk) -> !chunk
-      %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+      %inverse = scf.if %stages_inverse -> !chunk {
+        %shared = vector.load %staged[%group, %col] : !inverse_staged, !chunk
+        scf.yield %shared : !chunk
+      } else {
+        %row_zeros = vector.broadcast %row_zero : !acc to !chunk
+        %row_g = arith.addf %g, %row_zeros : !chunk
+        %g_here = arith.select %divides_again, %row_g, %g : !chunk
+        %divisor = func.call @away_from_zero(%g_here) : (!chunk) -> !chunk
+        %own = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+        scf.yield %own : !chunk
+      }
       return %inverse : !chunk
     }
 
@@ -225,6 +235,7 @@ hal.executable.source private @rows {
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
       %from_output = arith.constant #from_output
+      %stages_inverse = arith.constant #stages_inverse
       %adds_bias = arith.constant #adds_bias
       %stages_bias = arith.constant #stages_bias
       %one_group = arith.constant #one_group
@@ -288,6 +299,7 @@ hal.executable.source private @rows {
       %gamma_staged = memref.alloc() : !gamma_staged                       // [groups, columns of T threads]
       %wide_staged = memref.alloc() : !wide_staged                         // likewise
       %beta_staged = memref.alloc() : !beta_staged                         // likewise
+      %inverse_staged = memref.alloc() : !inverse_staged                   // likewise
       %exchange = memref.alloc() : !exchange                               // [2, groups, warps, (h, h * xhat)]
 
       // Registers, with a place for each of a thread's chunks.
@@ -376,6 +388,15 @@ hal.executable.source private @rows {
           } else {
             memref.store %beta_k, %beta_held[%k] : !beta_held
           }
+        }
+        scf.if %stages_inverse {
+          %col_in = arith.select %inside, %col, %c0 : index
+          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+          %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
+          %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+          vector.store %inverse, %inverse_staged[%group, %col] : !inverse_staged, !chunk
         }
       } {llvm.loop_annotation = #unrolled}
 
@@ -480,7 +501,8 @@ hal.executable.source private @rows {
               : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
           %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
               : (!beta_held, !beta_staged, index, index, index) -> !chunk
-          %inverse = func.call @inverse_of_chunk(%ga, %row_zero) : (!chunk, !acc) -> !chunk
+          %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
+              : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
           %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
           %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
           %xhat = arith.select %from_output, %of_y, %of_x : !chunk
@@ -543,7 +565,8 @@ hal.executable.source private @rows {
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
             %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
                 : (!beta_held, !beta_staged, index, index, index) -> !chunk
-            %inverse = func.call @inverse_of_chunk(%ga, %row_zero_again) : (!chunk, !acc) -> !chunk
+            %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero_again)
+                : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %xhat_again = arith.select %from_output, %of_y, %of_x : !chunk

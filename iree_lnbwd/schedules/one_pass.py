@@ -107,21 +107,39 @@ class OnePass:
 
         It does if there is room, because in registers it would be one value more an element.
         """
-        if not (spec.from_output and spec.has_bias):
-            return False
-        room = target.shared_bytes // self.resident - self._shared_besides_bias(spec, target)
-        return self._bias_bytes(spec, target) <= room
+        return "bias" in self._staged_if_room(spec, target)
 
-    def _bias_bytes(self, spec: NormSpec, target: Target) -> int:
-        size = DTYPES[spec.beta_dtype].numpy.itemsize
-        return self.groups * self.padded_columns(spec, target) * size
+    def stages_inverse(self, spec: NormSpec, target: Target) -> bool:
+        """Whether shared memory keeps 1 / g of a backward from the output.
+
+        It does if there is room; otherwise each row computes it again.
+        """
+        return "inverse" in self._staged_if_room(spec, target)
+
+    def _staged_if_room(self, spec: NormSpec, target: Target) -> dict[str, int]:
+        """What shared memory keeps for a backward from the output, and bytes of each."""
+        if not spec.from_output:
+            return {}
+        columns = self.groups * self.padded_columns(spec, target)
+        wanted = {}
+        if spec.has_bias:
+            wanted["bias"] = columns * DTYPES[spec.beta_dtype].numpy.itemsize
+        if spec.has_weight:
+            wanted["inverse"] = columns * DTYPES[spec.acc_dtype].numpy.itemsize
+        room = target.shared_bytes // self.resident - self._shared_anyway(spec, target)
+        fitting = {}
+        for name, size in wanted.items():
+            if size <= room:
+                fitting[name] = size
+                room -= size
+        return fitting
 
     def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
-        bias = self._bias_bytes(spec, target) if self.stages_bias(spec, target) else 0
-        return bias + self._shared_besides_bias(spec, target)
+        more = self._staged_if_room(spec, target)
+        return sum(more.values()) + self._shared_anyway(spec, target)
 
-    def _shared_besides_bias(self, spec: NormSpec, target: Target) -> int:
+    def _shared_anyway(self, spec: NormSpec, target: Target) -> int:
         acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
         exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
         weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
