@@ -122,8 +122,10 @@ def _of_layer_norms(run: Run) -> tuple[NormSpec, ...]:
 
 # --- RMS norms of a residual stream ----------------------------------------------------------
 
+# `AddRMSNorm` before another class adds, and calls the other's forward, which takes one tensor.
 
-class _OursApart(AddRMSNorm, ours.RMSNorm):
+
+class _OursApart(AddRMSNorm, ours.RMSNorm):  # type: ignore[misc]
     """Ours, after an addition."""
 
 
@@ -139,7 +141,7 @@ def _ligers_llama(run: Run) -> nn.Module:
             normed: Tensor = function.apply(x, self.weight, self.eps)
             return normed
 
-    class LigerApart(AddRMSNorm, Liger):
+    class LigerApart(AddRMSNorm, Liger):  # type: ignore[misc]
         """Liger's, after an addition."""
 
     return Llama(run.config, LigerApart)
