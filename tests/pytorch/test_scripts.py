@@ -16,7 +16,7 @@ import torch
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-def run(*words: object, launcher: tuple[str, ...] = ()) -> str:
+def run(*words: object, launcher: tuple[str, ...] = (), **environment: object) -> str:
     """What a script prints."""
     done = subprocess.run(
         [sys.executable, *launcher, *map(str, words)],
@@ -24,7 +24,11 @@ def run(*words: object, launcher: tuple[str, ...] = ()) -> str:
         text=True,
         check=False,
         # One thread each, so that processes do not wait for each other's.
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            **{name: str(value) for name, value in environment.items()},
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -45,20 +49,80 @@ def test_distributed_gradients_equal_those_of_one_process(device: str) -> None:
             assert said.count(f": {model} {way}: {verdict}") == 2
 
 
+def losses_of(path: Path) -> dict[str, list[float]]:
+    """Those of a training run, by contender."""
+    losses: dict[str, list[float]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            losses.setdefault(row["contender"], []).append(float(row["loss"]))
+    return losses
+
+
 def test_training(tmp_path: Path, device: str) -> None:
     path = tmp_path / "out.csv"
     run(SCRIPTS / "train", "run", f"--csv={path}", "--steps=3", f"--device={device}")
     with path.open(newline="") as file:
-        assert file.readline().startswith("# 4 layers of 192, 16 x 96 tokens, f32, seed 0; ")
-        rows = list(csv.DictReader(file))
-    losses = {
-        name: [float(row["loss"]) for row in rows if row["contender"] == name]
-        for name in ("PyTorch", "iree-lnbwd")
-    }
-    theirs, ours = losses.values()
+        assert file.readline().startswith("# GPT: 4 layers of 192, 16 x 96 tokens, f32, seed 0; ")
+    theirs, ours = losses_of(path).values()
     assert len(ours) == len(theirs) == 3
     assert ours[0] == theirs[0]  # the forward is PyTorch's
     assert ours[2] < ours[0]
+
+
+def test_training_of_a_llama_with_modules_compiled_before(tmp_path: Path) -> None:
+    names = ("PyTorch", "iree-lnbwd", "iree-lnbwd fused", "iree-lnbwd memory-efficient")
+    what = ("--preset=small-llama", f"--contenders={','.join(names)}")
+    run(SCRIPTS / "train", "modules", *what, tmp_path / "modules")
+    compiler = tmp_path / "tools" / "iree-compile"
+    compiler.parent.mkdir()
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    path = tmp_path / "out.csv"
+    said = run(
+        SCRIPTS / "train",
+        *("run", *what, f"--csv={path}", "--steps=3"),
+        IREE_LNBWD_CACHE=tmp_path / "modules",
+        IREE_TOOL_PATH=compiler.parent,  # a compiler that fails: nothing more is compiled
+    )
+    losses = losses_of(path)
+    assert tuple(losses) == names
+    for name, of_one in losses.items():
+        # f32 differs by some units in the last place, of numbers from 4 to 8.
+        assert of_one == pytest.approx(losses["PyTorch"], abs=16 * 2**-21, rel=0)
+        assert of_one[2] < of_one[0] - 0.01
+        assert f"\n{name} " in said.split("largest loss difference")[1]
+
+
+@pytest.mark.parametrize("has_peaks", [False, True])
+def test_plot_of_training(has_peaks: bool, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    path, image = tmp_path / "out.csv", tmp_path / "out.png"
+    lines = ["# what was run", "# what peak_mib is", "contender,step,loss,milliseconds,peak_mib"]
+    for step, loss in enumerate((5.5, 5.25), start=1):
+        lines.append(f"PyTorch,{step},{loss},10.0,{2000.0 if has_peaks else ''}")
+        lines.append(f"iree-lnbwd,{step},{loss - 0.125},{8 + step},{1500.0 if has_peaks else ''}")
+    path.write_text("\n".join(lines) + "\n")
+    said = run(SCRIPTS / "train", "plot", f"--csv={path}", f"--plot={image}").splitlines()
+    assert image.read_bytes().startswith(b"\x89PNG")
+    peaks = ("2000", "1500") if has_peaks else ("-", "-")
+    assert [line.split() for line in said[-2:]] == [
+        ["PyTorch", "10.00", "1.000", peaks[0], "5.2500", "0.0e+00"],
+        ["iree-lnbwd", "9.50", "0.950", peaks[1], "5.1250", "1.2e-01"],
+    ]
+
+
+def test_training_without_its_baseline_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "train"), "modules", "--contenders=Liger", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "error: contenders: expected PyTorch and others of PyTorch, torch.compile, iree-lnbwd, "
+        "iree-lnbwd compiled, got Liger\n"
+    )
 
 
 def test_soak(device: str) -> None:
