@@ -160,7 +160,7 @@ class GpuModule:
             module=self,
             rows=rows,
             input=arguments.index(spec.family.data.name),
-            inputs=operator.itemgetter(*places),
+            inputs=_picking(places),
             copied=tuple(
                 place
                 for place, given in enumerate(spec.inputs)
@@ -262,6 +262,13 @@ class GpuModule:
                     f"bytes, got {came}"
                 )
             used[place] = framework.copy(name, used[place])
+
+
+def _picking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at these places; `operator.itemgetter` of one would give no tuple."""
+    if len(places) == 1:
+        return lambda given: (given[places[0]],)
+    return operator.itemgetter(*places)
 
 
 def _numpy_type(spec: NormSpec, operand: Operand) -> np.dtype[Any]:

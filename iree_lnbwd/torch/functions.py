@@ -94,7 +94,8 @@ def rms_norm(
         weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
 
     Returns:
-        The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU).
+        The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU,
+        if PyTorch's own is).
 
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.

@@ -5,8 +5,9 @@ All but the driver and the arrays is what runs on a GPU. C++ is not tried here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from support import (
     ARGUMENTS,
     Arguments,
     assert_matches_reference,
+    assert_right,
     assert_same_bits,
     built,
     random_arguments,
@@ -23,14 +25,37 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, NormSpec, runtime
+from iree_lnbwd.arguments import Results
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.operands import LAYER_NORM, OPS
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import dlpack_arrays
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification.matrix import random_call
+
+Grads = TypeVar("Grads", bound=Results)
 
 SPEC = NormSpec((96,))
 ONE_PASS = OnePass(4, 1, 2, 1)
+
+
+def family() -> Iterator[NormSpec]:
+    """Each norm with every option and without any."""
+    bare: dict[str, Any] = {"has_weight": False}
+    for op in OPS.values():
+        kinds: list[dict[str, Any]] = [
+            {},
+            bare,
+            {"residual_dtype": "f32", "weight_offset": 1.0},
+            {"residual_dtype": "f32", **bare},
+        ]
+        if op is LAYER_NORM:
+            kinds += [{"has_bias": False}, {"has_bias": False, **bare}]
+        if op.is_backward:
+            kinds += [{"from_output": True}, {"from_output": True, **bare}]
+        for kind in kinds:
+            yield NormSpec((96,), op=op.name, eps=None if op.is_backward else 1e-5, **kind)
 
 
 class Gpu:
@@ -53,8 +78,8 @@ class Gpu:
         return made
 
 
-def on_host(gradients: LayerNormGrads) -> LayerNormGrads:
-    return LayerNormGrads(*(None if g is None else g.numpy() for g in gradients))
+def on_host(results: Grads) -> Grads:
+    return type(results)(*(None if r is None else r.numpy() for r in results))
 
 
 SPECS: dict[str, tuple[NormSpec, Schedule | None]] = {
@@ -77,6 +102,19 @@ def test_calls_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         arguments = random_arguments(rng, gpu.op.spec, (rows,))
         gradients = gpu.op(**gpu.given(arguments))
         assert_matches_reference(on_host(gradients), arguments)
+
+
+@pytest.mark.parametrize("spec", family(), ids=lambda spec: spec.name)
+def test_calls_of_every_norm_are_right(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no argument changes."""
+    gpu, rng = Gpu(spec, None, monkeypatch), random_generator()
+    for rows in (5, 5, 1):  # the second time, such a call is known
+        call = random_call(spec, rows, rng)
+        arrays = {name: gpu.arrays.asarray(array) for name, array in call.arrays.items()}
+        results = gpu.op(**arrays)
+        assert_right(on_host(results), call)
+        for name, array in call.arrays.items():
+            assert arrays[name].numpy().tobytes() == array.tobytes(), name
 
 
 def test_kernels_are_put_on_the_stream_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:

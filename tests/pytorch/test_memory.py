@@ -239,6 +239,8 @@ def test_the_tensors_of_a_transform_are_refused_by_name(device: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_freed_storage_is_refused_by_name(name: str, left: int, device: str) -> None:
     """As FSDP frees its parameters: the shape stays, and an access ends the process."""
+    if (name, device) == ("bias", "cuda"):
+        pytest.skip("a GPU's kernels have no pointer to it")
     tensors = given(arguments_for(SPEC, (5,)), device)
     tensors[name].untyped_storage().resize_(left)
     said = f"^{name}: expected a tensor with .* bytes of storage, got one with {left}"
