@@ -104,7 +104,7 @@ def test_calls_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_reference(on_host(gradients), arguments)
 
 
-@pytest.mark.parametrize("spec", family(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", tuple(family()), ids=lambda spec: spec.name)
 def test_calls_of_every_norm_are_right(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no argument changes."""
     gpu, rng = Gpu(spec, None, monkeypatch), random_generator()
