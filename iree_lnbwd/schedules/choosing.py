@@ -109,18 +109,19 @@ def choose_statistics(spec: NormSpec, target: Target) -> Forward:
 def _measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
     """Schedules that were measured as the fastest for this width, if dy and x have one size.
 
-    That of the very op comes first. That of plain layer normalization serves the others as well,
-    if they were not measured.
+    That of the very op comes first. That of the plain op, and then that of plain layer
+    normalization, serve others as well if they were not measured.
     """
     sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
     if len(sizes) > 1:
         return
     size, known = sizes.pop(), fastest(product.name)
-    for op, has_residual in (
-        (spec.op, spec.residual_dtype is not None),
-        (LAYER_NORM_BACKWARD.name, False),
+    for op, *options in (
+        (spec.op, spec.residual_dtype is not None, spec.from_output),
+        (spec.op, False, False),
+        (LAYER_NORM_BACKWARD.name, False, False),
     ):
-        one = known.get(Key(op, has_residual, size, spec.columns))
+        one = known.get(Key(op, *options, size, spec.columns))
         if one is not None:
             yield one
 

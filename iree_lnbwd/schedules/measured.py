@@ -14,12 +14,14 @@ class Key(NamedTuple):
     Attributes:
         op: Name of the backward.
         has_residual: Whether it adds ``grad_residual``.
+        from_output: Whether x is the forward's output.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
     """
 
     op: str
     has_residual: bool
+    from_output: bool
     element_bytes: int
     columns: int
 
@@ -35,6 +37,7 @@ class Measurement:
     Attributes:
         op: Name of the backward.
         has_residual: Whether it adds ``grad_residual``.
+        from_output: Whether x is the forward's output.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
         rows: M of the calls that were timed; rows x columns is their number of elements.
@@ -46,6 +49,7 @@ class Measurement:
 
     op: str
     has_residual: bool
+    from_output: bool
     element_bytes: int
     columns: int
     rows: int
@@ -55,7 +59,7 @@ class Measurement:
     @property
     def key(self) -> Key:
         """What it is about."""
-        return Key(self.op, self.has_residual, self.element_bytes, self.columns)
+        return Key(self.op, self.has_residual, self.from_output, self.element_bytes, self.columns)
 
 
 @dataclass(frozen=True)

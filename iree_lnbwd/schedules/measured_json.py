@@ -116,6 +116,7 @@ def _measurement(values: Any, place: str) -> Measurement:
     return Measurement(
         op=op,
         has_residual=_of(bool, given["has_residual"], f"{place}.has_residual"),
+        from_output=_of(bool, given["from_output"], f"{place}.from_output"),
         element_bytes=_int(given["element_bytes"], f"{place}.element_bytes", least=1),
         columns=_int(given["columns"], f"{place}.columns", least=1),
         rows=_int(given["rows"], f"{place}.rows", least=1),

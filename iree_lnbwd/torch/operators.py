@@ -159,9 +159,9 @@ for _norm in OWN_NORMS:
 for _gradients in GRADIENTS:
     _register_gradients(_gradients)
 
-# As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them, and
-# in the input's type on the CPU. The norms of sums keep the types that they are given: those of the
-# residual stream.
+# As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them,
+# and in the input's type on the CPU. The norms of sums keep the types that they are given: those of
+# the residual stream.
 for _norm, _theirs in (
     (PYTORCHS_LAYER_NORM, "aten::layer_norm"),
     (OWN_LAYER_NORM, "aten::layer_norm"),

@@ -28,7 +28,7 @@ MEASURED = [
     for measurement in run.measurements
 ]
 ONE = OnePass(132, 2, 8, 8, ahead=2, slots=3, stages_weight=True)
-SMALL = Measurement("layer_norm_backward", False, 2, 768, 65536, 0.93, ONE)
+SMALL = Measurement("layer_norm_backward", False, False, 2, 768, 65536, 0.93, ONE)
 LARGE = Measurement(
     "rms_norm_backward", True, 4, 8192, 8192, 0.9, replace(ONE, groups=1, rereads=True)
 )
@@ -53,7 +53,13 @@ def test_every_measured_schedule_is_legal_and_chosen(
     target = find_target(product)
     dtype = {2: "bf16", 4: "f32"}[measurement.element_bytes]
     residual = dtype if measurement.has_residual else None
-    spec = NormSpec((measurement.columns,), dtype, op=measurement.op, residual_dtype=residual)
+    spec = NormSpec(
+        (measurement.columns,),
+        dtype,
+        op=measurement.op,
+        residual_dtype=residual,
+        from_output=measurement.from_output,
+    )
     chosen = schedules.choose(spec, target, find_product(product))
     assert isinstance(chosen, OnePass)
     assert measured_numbers(chosen) == measured_numbers(measurement.schedule)
@@ -166,7 +172,8 @@ FIRST = ("runs", 0, "measurements", 0)
         (
             lambda values: values["runs"].append(values["runs"][0]),
             "$.runs[1].measurements[0]: expected one schedule for each op, has_residual, "
-            "element_bytes, columns, got a second one for layer_norm_backward, False, 2, 768",
+            "from_output, element_bytes, columns, got a second one for layer_norm_backward, False, "
+            "False, 2, 768",
         ),
     ],
 )
