@@ -116,13 +116,12 @@ def _measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
     if len(sizes) > 1:
         return
     size, known = sizes.pop(), fastest(product.name)
-    for op, *options in (
-        (spec.op, spec.residual_dtype is not None, spec.from_output),
-        (spec.op, False, False),
-        (LAYER_NORM_BACKWARD.name, False, False),
+    for key in (
+        Key(spec.op, spec.residual_dtype is not None, spec.from_output, size, spec.columns),
+        Key(spec.op, False, False, size, spec.columns),
+        Key(LAYER_NORM_BACKWARD.name, False, False, size, spec.columns),
     ):
-        one = known.get(Key(op, *options, size, spec.columns))
-        if one is not None:
+        if (one := known.get(key)) is not None:
             yield one
 
 
