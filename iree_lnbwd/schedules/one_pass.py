@@ -23,6 +23,8 @@ _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size
 _QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
 _REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
+# Workgroups that share a processor where rows are not copied ahead: a rule of thumb.
+_LOADING_AT_ONCE = 4
 # Registers of a thread besides its elements': estimated from ptxas's reports. AMD's hold addresses
 # of 64 bits for each lane; the estimate is large enough that no module of the matrix spills.
 _REGISTERS_FIXED = {"cuda": 40, "rocm": 64}
@@ -126,7 +128,8 @@ class OnePass:
             wanted["bias"] = columns * DTYPES[spec.beta_dtype].numpy.itemsize
         if spec.has_weight:
             wanted["inverse"] = columns * DTYPES[spec.acc_dtype].numpy.itemsize
-        room = target.shared_bytes // self.resident - self._shared_anyway(spec, target)
+        at_once = self.resident if self.slots else max(self.resident, _LOADING_AT_ONCE)
+        room = target.shared_bytes // at_once - self._shared_anyway(spec, target)
         fitting = {}
         for name, size in wanted.items():
             if size <= room:
