@@ -16,8 +16,8 @@ from iree_lnbwd.targets import Target
 # Rules of thumb for all GPUs, from an H200; the widths were 64 to 65536.
 _WORDS = 24  # 32-bit words of a row that a thread has, in the type of sums
 _NARROW_WORDS = 32  # if elements have 16 bits: fewer threads load as many bytes
-_RESIDUAL_WORDS = 16  # with a residual: a thread loads twice as much
-_LONE_WORDS = 16  # if accesses are of one element
+_FEW_WORDS = 16  # if accesses are of one element, or rows are short
+_SHORT = 128  # columns of such a row
 _MOST_WORDS = 32  # with more, registers spill
 _BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
 _BUSIER = 1536  # likewise, if a thread has no more words than this leaves registers for
@@ -106,8 +106,7 @@ class Forward:
         """Shared memory (LDS) of a workgroup."""
         warps = self.warps(target)
         exchange = 2 * warps * DTYPES[spec.acc_dtype].numpy.itemsize if warps > 1 else 0
-        kept = RESIDUAL if spec.has(RESIDUAL) else INPUT  # of their sum, the residual's type
-        row = self.padded_columns(spec) * DTYPES[spec.element_type(kept.element)].numpy.itemsize
+        row = self.padded_columns(spec) * _bytes_of(_normalized(spec))
         return self.rows * (exchange + (row if self.shares else 0))
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
@@ -154,18 +153,25 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     elements of each thread, as long as registers hold them; then it is kept in shared memory, and
     the widest is read again.
 
+    How a row is shared out among threads follows from what is normalized, with a residual their
+    sum. So the sums of a row have one order and the same bits, whether the residual is fused or
+    added before.
+
     Args:
         spec: What is computed; a forward, or a backward that recomputes its statistics.
         target: The GPU target to run on.
         product: One of the target's products: a fixed number of rows is spread over its processors.
     """
-    vector = widest_vector(spec.columns, _read_dtypes(spec))
+    vector = widest_vector(spec.columns, (_normalized(spec),))
     lanes, vectors = target.subgroup_size, spec.columns // vector
     if -(-vectors // _MOST_KEEPING_THREADS) > _vectors_of(_MOST_WORDS, spec, vector):
         return _wide(spec, target, vector)
-    two_weights = spec.has(ADDED_BIAS) and _is_narrow(spec) and not spec.has(RESIDUAL)
-    if two_weights and spec.columns > _TWO_WEIGHTS_IN_CACHE:
-        shared = _shared(spec, vector, _SHARING_THREADS)
+    if (
+        spec.has(ADDED_BIAS)
+        and _bytes_of(_normalized(spec)) < _WORD_BYTES
+        and spec.columns > _TWO_WEIGHTS_IN_CACHE
+    ):
+        shared = _in_steps(spec, vector, _SHARING_THREADS, shares=True)
         if shared.illegal(spec, target) is None:
             return shared
     words_of_thread = _words_of_thread(spec, vector)
@@ -181,7 +187,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     fill = max(1, lanes // threads)  # a subgroup
     rows = -(-rows // fill) * fill
     busy = _BUSIER if words_of_thread <= _BUSIER_WORDS else _BUSY
-    caps = not spec.has(RESIDUAL) or _is_narrow(spec)  # others take the registers that they need
+    # f32 rows of two tensors take the registers that they need.
+    caps = not spec.has(RESIDUAL) or _bytes_of(_normalized(spec)) < _WORD_BYTES
     return Forward(
         rows=rows,
         threads=threads,
@@ -196,19 +203,17 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
 
 def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
     """For rows that registers cannot keep."""
-    threads = min(_MOST_THREADS, target.max_threads)
-    if spec.has(RESIDUAL) or _is_narrow(spec):
-        row_bytes = spec.columns * DTYPES[spec.dtype].numpy.itemsize
-        shared = _shared(spec, vector, threads if spec.has(RESIDUAL) else threads // 2)
-        pays = row_bytes <= _SHARED_BYTES or spec.has(RESIDUAL)
-        if pays and shared.illegal(spec, target) is None:
-            return shared
-    chunks = _vectors_of(_MOST_WORDS, spec, vector)
-    return Forward(rows=1, threads=threads, vector=vector, chunks=chunks, keeps=False)
+    size = _bytes_of(_normalized(spec))
+    fits = size < _WORD_BYTES and spec.columns * size <= _SHARED_BYTES
+    threads = min(_MOST_THREADS, target.max_threads) // (2 if fits else 1)
+    shared = _in_steps(spec, vector, threads, shares=True)
+    if (fits or spec.has(RESIDUAL)) and shared.illegal(spec, target) is None:
+        return shared
+    return _in_steps(spec, vector, threads, shares=False)
 
 
-def _shared(spec: NormSpec, vector: int, threads: int) -> Forward:
-    """A row in shared memory, in as few steps as registers allow."""
+def _in_steps(spec: NormSpec, vector: int, threads: int, *, shares: bool) -> Forward:
+    """A row in as few steps as registers allow; it stays in shared memory, or is read again."""
     vectors = spec.columns // vector
     steps = -(-vectors // (threads * _vectors_of(_MOST_WORDS, spec, vector)))
     return Forward(
@@ -217,27 +222,25 @@ def _shared(spec: NormSpec, vector: int, threads: int) -> Forward:
         vector=vector,
         chunks=-(-vectors // (threads * steps)),
         keeps=False,
-        shares=True,
-        resident=_BUSY // threads,
+        shares=shares,
+        resident=_BUSY // threads if shares else 1,
     )
 
 
 def _words_of_thread(spec: NormSpec, vector: int) -> int:
-    if spec.has(RESIDUAL):
-        return _RESIDUAL_WORDS
-    if vector == 1:
-        return _LONE_WORDS
-    return _NARROW_WORDS if _is_narrow(spec) else _WORDS
+    if vector == 1 or spec.columns <= _SHORT:
+        return _FEW_WORDS
+    return _NARROW_WORDS if _bytes_of(_normalized(spec)) < _WORD_BYTES else _WORDS
 
 
 def _vectors_of(words_of_thread: int, spec: NormSpec, vector: int) -> int:
     return max(1, words_of_thread // words(spec) // vector)
 
 
-def _is_narrow(spec: NormSpec) -> bool:
-    return DTYPES[spec.dtype].numpy.itemsize < _WORD_BYTES
+def _normalized(spec: NormSpec) -> str:
+    """Element type of what is normalized: the input, or its stored sum with the residual."""
+    return spec.element_type((RESIDUAL if spec.has(RESIDUAL) else INPUT).element)
 
 
-def _read_dtypes(spec: NormSpec) -> list[str]:
-    """Element types of the rows that are read."""
-    return [spec.element_type(one.element) for one in (INPUT, RESIDUAL) if spec.has(one)]
+def _bytes_of(dtype: str) -> int:
+    return DTYPES[dtype].numpy.itemsize

@@ -231,6 +231,40 @@ def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
                 assert how.keeps or how.shares or columns > 4096
 
 
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_a_fused_residual_leaves_the_order_of_a_rows_sums(target: Target, op: str) -> None:
+    """So that the sum with a residual has the bits of one that was made before."""
+    for columns in (
+        1,
+        5,
+        64,
+        96,
+        128,
+        136,
+        769,
+        1000,
+        4096,
+        8200,
+        12288,
+        16384,
+        20480,
+        32768,
+        65536,
+    ):
+        for dtype, residual in itertools.product(("f32", "bf16"), repeat=2):
+            fused = NormSpec((columns,), dtype, op=op, eps=1e-5, residual_dtype=residual)
+            alone = NormSpec((columns,), residual, op=op, eps=1e-5, weight_dtype=dtype)
+            assert order(fused, target) == order(alone, target)
+
+
+def order(spec: NormSpec, target: Target) -> tuple[int, ...]:
+    """What decides which numbers are added when."""
+    how = schedules.choose(spec, target)
+    assert isinstance(how, Forward)
+    return how.vector, how.threads, how.chunks, how.steps(spec), how.span(spec)
+
+
 @pytest.mark.parametrize(
     ("changes", "target", "why"),
     [
