@@ -150,7 +150,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"weight": ones(4, 5, dtype=F64)},
         ValueError,
-        "weight: expected bf.* beside an input of f32, got f64",
+        "weight: expected bf.* beside an input or output of f32, got f64",
     ),
     (
         {"grad_output": ones(3, 2, 4, 5, dtype=F64)},
