@@ -141,7 +141,7 @@ SUM_H = Operand("sum_h", "sum_h", Kind.ROWS, Element.ACC, Access.WRITTEN, When.N
 SUM_HX = Operand("sum_hx", "sum_hx", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each call looks its op up: by identity, not by all its rows
 class Op:
     """One op of the family.
 

@@ -355,7 +355,8 @@ def check_mixture(name: str, dtype: str, of_input: str) -> None:
     if DTYPES[dtype].accumulator != accumulator:
         expected = [other for other in DTYPES if DTYPES[other].accumulator == accumulator]
         raise ValueError(
-            f"{name}: expected {' or '.join(expected)} beside an input of {of_input}, got {dtype}"
+            f"{name}: expected {' or '.join(expected)} beside an input or output of {of_input}, "
+            f"got {dtype}"
         )
 
 

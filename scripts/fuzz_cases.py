@@ -34,6 +34,9 @@ from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import loaded
 from iree_lnbwd.operands import (
+    FROM_OUTPUT,
+    GIVEN_OUTPUT,
+    INPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OPS,
@@ -47,6 +50,7 @@ from iree_lnbwd.operands import (
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.ops import CLASSES
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass
+from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.targets import Target, targets
 
 torch: Any = None
@@ -173,20 +177,26 @@ def draw_spec(case: Case, *ops: Op) -> NormSpec:
             mask[i] and (has_weight or name != "grad_weight") for i, name in enumerate(gradients)
         )
     ]
+    from_output = op.is_backward and bool(rng.random() < 0.3)
     statistics = [None, None] if op.is_backward else [rms_eps(dtype)]
+    reads_bias = (FROM_OUTPUT if from_output else OPS)[op.name].reads_bias
+    has_bias = pick(None, True, False) if reads_bias else None
+    # Without a bias, a caller cannot say which type its gradient has.
+    tells_type = not (from_output and has_bias is False)
     return NormSpec(
         dims,
         dtype,
         grad_output_dtype=pick(*narrow) if op.is_backward else None,
         weight_dtype=pick(*narrow) if has_weight else None,
-        bias_dtype=pick(*narrow),
+        bias_dtype=pick(*narrow) if tells_type else None,
         has_weight=has_weight,
         output_mask=pick((), (), *masks),
-        eps=pick(*statistics, 1e-5, 0.5, 1e-12),
+        eps=None if from_output else pick(*statistics, 1e-5, 0.5, 1e-12),
         op=op.name,
-        has_bias=pick(None, True, False) if op is LAYER_NORM else None,
+        has_bias=has_bias,
         residual_dtype=pick(None, None, dtype, *narrow),
         weight_offset=pick(0.0, 0.0, 1.0, -0.25) if has_weight else 0.0,
+        from_output=from_output,
     )
 
 
@@ -200,7 +210,11 @@ def draw_rows(case: Case, spec: NormSpec, most_elements: int = _MOST_ELEMENTS) -
 def draw_values(case: Case, dtype: str, shape: tuple[int, ...], *, plain: bool = False) -> Array:
     """Numbers of an element type: random, constant, tiny, far from zero, not finite."""
     rng, of = case.rng, DTYPES[dtype]
-    how = "normal" if plain else case.pick(*["normal"] * 4, "far", "equal", "subnormal", "scaled")
+    how = (
+        "normal"
+        if plain
+        else case.pick(*["normal"] * 4, "far", "equal", "subnormal", "scaled", "least")
+    )
     values: Array = rng.standard_normal(shape)
     if how == "far":
         values += case.pick(-1, 1) * 2.0 ** rng.integers(1, 10)
@@ -210,6 +224,8 @@ def draw_values(case: Case, dtype: str, shape: tuple[int, ...], *, plain: bool =
         values = rng.integers(-99, 99, shape) * of.smallest_subnormal
     elif how == "scaled":
         values *= 2.0 ** rng.integers(-6 if dtype == "f16" else -20, 6 if dtype == "f16" else 20)
+    elif how == "least":  # about the least weight that an output is divided by, and zeros
+        values = rng.choice([0.0, -0.0, *(LEAST_WEIGHT * rng.uniform(-2, 2, 8)), 1.0], shape)
     if not plain and values.size and case.chance(0.05):
         values.flat[int(rng.integers(values.size))] = case.pick(np.inf, -np.inf, np.nan)
     case.said.append(how)
@@ -241,9 +257,11 @@ def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -
             if there
             else None
         )
+    if op.from_output:
+        given[INPUT.name] = None
     if op.is_backward and spec.eps is None:
         ones = (1,) * len(dims) if case.chance(0.5) else ()
-        flat = given["input"].reshape(*leading, spec.columns).astype(np.float64)
+        flat = given[op.data.name].reshape(*leading, spec.columns).astype(np.float64)
         with np.errstate(all="ignore"):
             square = flat.var(axis=-1) if op.centres else (flat * flat).mean(axis=-1)
             true = {"mean": flat.mean(axis=-1), "rstd": 1 / np.sqrt(square + 1e-5)}
@@ -252,7 +270,7 @@ def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -
         for statistic in op.statistics:
             values = np.asarray(true[statistic.name], DTYPES[spec.acc_dtype].numpy)
             given[statistic.name] = values.reshape((*leading, *ones))
-    case.said += [spec.name, f"input {given['input'].shape}"]
+    case.said += [spec.name, f"{op.data.name} {given[op.data.name].shape}"]
     return given
 
 
@@ -452,7 +470,7 @@ def values(case: Case) -> None:
         )
     for result in results:
         if library in ("numpy", "torch") and result is not None:
-            _expect_kind(result, arrays["input"])
+            _expect_kind(result, arrays[op.data.name])
     case.judge(on_host(results), call)
     if on_host_all(arrays) != before:
         raise Failure("an argument was written to")
@@ -602,10 +620,17 @@ def draw_junk(case: Case) -> Any:
 def junk(case: Case) -> None:
     """Good arguments but for one: refused by name, or what it means is right."""
     op = case.pick(*OPS.values())
+    if op.is_backward and case.chance(0.3):
+        op = FROM_OUTPUT[op.name]
     shapes = {Kind.CELLS: (3, 8), Kind.ROWS: (3,), Kind.COLUMNS: (8,)}
     given: dict[str, Any] = {
         operand.name: np.ones(shapes[operand.kind], np.float32) for operand in op.arguments
     }
+    if op.from_output:
+        given[INPUT.name] = None
+    elif op.is_backward:
+        given[GIVEN_OUTPUT.name] = None
+    arrays = tuple(given)
     added = "grad_residual" if op.is_backward else "residual"
     if case.chance(0.5):
         given[added] = None
@@ -617,7 +642,9 @@ def junk(case: Case) -> None:
     is_module = name == CLASSES[op.name].__name__
     if is_module:
         residual = None if given[added] is None else "f32"
-        spec = NormSpec((8,), op=op.name, eps=eps, residual_dtype=residual)
+        spec = NormSpec(
+            (8,), op=op.name, eps=eps, residual_dtype=residual, from_output=op.from_output
+        )
         module = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
         given |= {"self": module, "out": None, "eps": eps}
     else:
@@ -633,7 +660,7 @@ def junk(case: Case) -> None:
         case.refused = expect_refusal(error, tuple(given))
         return
     # A tensor among arrays is one, too.
-    known = {argument: array_of(given[argument]) for argument in names(op.arguments)}
+    known = {argument: array_of(given[argument]) for argument in arrays}
     call = bind(
         op.name,
         known,
@@ -723,6 +750,9 @@ def _loads(case: Case, path: Path, spec: NormSpec) -> None:
 def autograd(case: Case) -> None:
     """PyTorch's norms, forward and backward, of any layouts and with any gradients asked for."""
     spec = draw_spec(case, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)
+    # A sum of another type is refused.
+    keeps_output = spec.from_output and spec.residual_dtype in (None, spec.dtype)
+    spec = dataclasses.replace(spec, from_output=False, has_bias=None)
     given = draw_arrays(case, spec, max(1, draw_rows(case, spec)), plain=True)
     given |= {"mean": None, "rstd": None}
     if case.chance(0.3):
@@ -751,11 +781,16 @@ def autograd(case: Case) -> None:
     case.said += [f"of {sorted(asked)}", *reached, device]
     dims, eps, offset = spec.normalized_shape, case.pick(1e-5, 0.5), spec.weight_offset
     options: dict[str, Any] = {"normalized_shape": dims, "eps": eps, "weight_offset": offset}
+    options["memory_efficient"] = keeps_output
     name = spec.op.removesuffix("_backward")
     if name == LAYER_NORM.name and not has_sum:
         options["own_forward"] = case.chance(0.5)
     outputs = case.call(f"torch.{'add_' if has_sum else ''}{name}", **options, **tensors)
     outputs = outputs[: len(reached)] if has_sum else (outputs,)
+    if keeps_output:
+        own = {name: array_of(one) for name, one in tensors.items()}
+        saved = getattr(lnbwd, name)(normalized_shape=dims, eps=eps, weight_offset=offset, **own)
+        given |= {"output": array_of(outputs[0]), "rstd": saved.rstd}
     leaves = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     found = torch.autograd.grad(outputs, list(leaves.values()), list(reached.values()))
     gradients = dict(zip(leaves, found, strict=True))
@@ -768,11 +803,13 @@ def autograd(case: Case) -> None:
             raise Failure("input: another gradient than that of residual")
         if of_sum is not None:
             gradients["input"] = of_sum
+    if keeps_output:
+        given["input"] = None
     given |= {"grad_residual": None} | {name: array_of(one) for name, one in reached.items()}
     masked = names(spec.family.masked)
     call = bind(
         spec.op,
-        {name: given.get(name) for name in names(spec.family.arguments)},
+        {name: array for name, array in given.items() if name != "residual"},
         dims,
         tuple(name.removeprefix("grad_") in gradients for name in masked),
         eps=eps,

@@ -101,6 +101,7 @@ def rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     _check_tensors(input=input)
+    _check_flag("memory_efficient", memory_efficient)
     dims = _dims(normalized_shape)
     output: Tensor
     output, _ = torch.ops.iree_lnbwd.rms_norm.default(
@@ -150,6 +151,7 @@ def add_layer_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     _check_tensors(input=input, residual=residual)
+    _check_flag("memory_efficient", memory_efficient)
     dims = _dims(normalized_shape)
     output, _, _, residual_output = torch.ops.iree_lnbwd.add_layer_norm.default(
         input, residual, weight, bias, dims, eps, weight_offset, memory_efficient
@@ -185,6 +187,7 @@ def add_rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     _check_tensors(input=input, residual=residual)
+    _check_flag("memory_efficient", memory_efficient)
     dims = _dims(normalized_shape)
     output, _, residual_output = torch.ops.iree_lnbwd.add_rms_norm.default(
         input, residual, weight, dims, eps, weight_offset, memory_efficient

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.spec import check_number
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 
@@ -53,7 +54,7 @@ class _LayerNorm(_WithOptions, nn.LayerNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
         self.memory_efficient = memory_efficient
-        self.weight_offset = weight_offset
+        self.weight_offset = check_number(weight_offset, "weight_offset")
         self.reset_parameters()
 
 
@@ -138,7 +139,7 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self.memory_efficient = memory_efficient
-        self.weight_offset = weight_offset
+        self.weight_offset = check_number(weight_offset, "weight_offset")
         self.reset_parameters()
 
 

@@ -150,14 +150,18 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"weight": ones(4, 5, dtype=F64)},
         ValueError,
-        "weight: expected bf.* beside an input of f32, got f64",
+        "weight: expected bf.* beside an input or output of f32, got f64",
     ),
     (
         {"grad_output": ones(3, 2, 4, 5, dtype=F64)},
         ValueError,
-        "grad_output: .* input of f32, got f64",
+        "grad_output: .* input or output of f32, got f64",
     ),
-    ({"bias": ones(4, 5, dtype=F64)}, ValueError, "bias: expected bf.* input of f32, got f64"),
+    (
+        {"bias": ones(4, 5, dtype=F64)},
+        ValueError,
+        "bias: expected bf.* input or output of f32, got f64",
+    ),
     ({"input": ones(3, 2, 4, 5, dtype=F64)}, TypeError, "mean: expected element type f64, got"),
     # byte order
     ({"input": ones(3, 2, 4, 5, dtype=SWAPPED)}, TypeError, "input: expected .*, got >f4"),

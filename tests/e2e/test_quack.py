@@ -136,7 +136,11 @@ def test_rmsnorm_empty() -> None:
     ("weight", "error", "said"),
     [
         (np.ones(512, np.float32), ValueError, r"weight: expected shape \(1024,\), got \(512,\)"),
-        (np.ones(1024), ValueError, "weight: expected bf16 or f16 or f32 beside an input of f16"),
+        (
+            np.ones(1024),
+            ValueError,
+            "weight: expected bf16 or f16 or f32 beside an input or output of f16",
+        ),
     ],
 )
 def test_rmsnorm_input_validation(

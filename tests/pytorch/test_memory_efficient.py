@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd.torch import AddRMSNorm, LayerNorm, RMSNorm, layer_norm
+from iree_lnbwd.torch import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm, layer_norm
 
 # Raised inside PyTorch 2.13, by imports of inductor and of export.
 pytestmark = [
@@ -166,11 +166,12 @@ def test_a_residual_of_another_type_is_refused(form: Form) -> None:
         form(tensors, (24,), memory_efficient=True)
 
 
-def test_it_is_a_bool() -> None:
-    with pytest.raises(TypeError, match=r"^memory_efficient: expected True or False, got int"):
-        layer_norm(torch.ones(3, 8), 8, memory_efficient=1)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="memory_efficient"):
-        FORMS["rms_norm"]({"input": torch.ones(3, 8)}, 8, memory_efficient="yes")
+@every_form
+@pytest.mark.parametrize("flag", [1, None, "yes"])
+def test_it_is_a_bool(form: Form, flag: object) -> None:
+    tensors = random_tensors(form, (3,), (8,))
+    with pytest.raises(TypeError, match=r"^memory_efficient: expected True or False, got "):
+        form(tensors, (8,), memory_efficient=flag)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -195,3 +196,9 @@ def test_compiled(backend: str, device: str) -> None:
     for ours, expected in zip(found, gradients(norm), strict=True):
         torch.testing.assert_close(ours, expected)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm, AddLayerNorm, AddRMSNorm])
+def test_a_module_names_a_bad_offset(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"^weight_offset: expected a float, got str$"):
+        kind(8, weight_offset="1")

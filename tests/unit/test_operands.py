@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,10 @@ def test_a_kernels_operand_is_found_by_its_name(op: Op) -> None:
         assert op.named(row.name) is row
         assert op.knows(row.name)
     assert op.knows("partial_dbeta") == (op is LAYER_NORM_BACKWARD)
+
+
+@every_op
+def test_an_op_is_looked_up_by_identity(op: Op) -> None:
+    """A call does it for its options; a hash of all operands takes longer than the call's rest."""
+    assert Op.__hash__ is object.__hash__
+    assert op != replace(op)

@@ -367,7 +367,7 @@ def test_fixed_rows_show_in_the_types() -> None:
         (
             LAYER_NORM_FIELDS | {"dtype": "f64", "residual_dtype": "f32"},
             ValueError,
-            "residual_dtype: expected f64 beside an input of f64, got f32",
+            "residual_dtype: expected f64 beside an input or output of f64, got f32",
         ),
         ({"weight_offset": "1"}, TypeError, "weight_offset: expected a float, got str"),
         ({"weight_offset": None}, TypeError, "weight_offset: expected a float, got NoneType"),

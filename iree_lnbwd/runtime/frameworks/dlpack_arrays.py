@@ -28,12 +28,15 @@ class _DlPackOnGpu:
     def describe(self, name: str, array: Any) -> GpuArray:
         if not hasattr(array, "__dlpack_device__"):
             raise TypeError(
-                f"{name}: expected an array with DLPack, as input is, got {type_name(array)}"
+                f"{name}: expected an array with DLPack, as input or output is, got "
+                f"{type_name(array)}"
             )
         kind, index = dlpack.place(name, array)
         driver = dlpack.GPU_DRIVERS.get(kind)
         if driver is None:
-            raise ValueError(f"{name}: expected an array on a GPU, as input is, got one elsewhere")
+            raise ValueError(
+                f"{name}: expected an array on a GPU, as input or output is, got one elsewhere"
+            )
         given = dlpack.exported(name, array)
         return GpuArray(
             shape=given.shape,

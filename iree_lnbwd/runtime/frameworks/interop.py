@@ -81,7 +81,7 @@ def memory_of(name: str, array: Any) -> Array:
         return np.asarray(array)
     if on_gpu(name, array) is not None:
         raise ValueError(
-            f"{name}: expected an array in the host's memory, as input is, got a GPU's"
+            f"{name}: expected an array in the host's memory, as input or output is, got a GPU's"
         )
     if not pytorch.is_torch(array):
         return dlpack.to_numpy(name, array)

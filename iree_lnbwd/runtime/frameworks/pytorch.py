@@ -165,11 +165,12 @@ class _TorchOnGpu:
     def describe(self, name: str, array: Any) -> GpuArray:
         if not isinstance(array, self._torch.Tensor):
             raise TypeError(
-                f"{name}: expected a PyTorch tensor, as input is, got {type_name(array)}"
+                f"{name}: expected a PyTorch tensor, as input or output is, got {type_name(array)}"
             )
         if array.device.type != "cuda":
             raise ValueError(
-                f"{name}: expected a tensor on a GPU, as input is, got one on {array.device}"
+                f"{name}: expected a tensor on a GPU, as input or output is, got one on "
+                f"{array.device}"
             )
         lazy = check_memory(name, array, allowed=LAZY_KEYS)
         return GpuArray(
