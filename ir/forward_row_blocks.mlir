@@ -14,8 +14,8 @@
 // No sum is long, because rounding errors of the same sign, such as those of equal numbers, grow with the
 // number of terms. So a wide row is summed by spans of columns.
 //
-// While one row's y is computed, the next row comes from memory, and so do the lines that s and y will be
-// stored to (#fetches_ahead). Otherwise memory would wait for arithmetic, and arithmetic for memory.
+// While one row's y is computed, the next row comes from memory; so do the lines of y, while the variance
+// is computed (#fetches_ahead). Otherwise memory would wait for arithmetic, and arithmetic for memory.
 //
 // RMS normalization does not centre (#centres = false): it has no mean and no beta. A spec without some
 // operand gives another one in its place, which the kernel does not use.
@@ -251,7 +251,6 @@ hal.executable.source private @normalize {
             }
             scf.if %fetches_residual {
               func.call @fetch_residual(%residual, %next_row, %col) : (!residual_rows, index, index) -> ()
-              func.call @fetch_residual(%s, %next_row, %col) : (!residual_rows, index, index) -> ()
             }
             %sa = scf.if %adds_residual -> !chunk {
               %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
