@@ -118,6 +118,18 @@ hal.executable.source private @normalize {
       return
     }
 
+    // For lines that are stored to: they become this processor's own.
+    func.func private @fetch_y(%rows: !x_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #x_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], write, locality<2>, data : !x_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
     func.func @normalize() attributes {translation_info = #forward_worker} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -211,7 +223,7 @@ hal.executable.source private @normalize {
               %seen = arith.subi %chunk, %col : index
               %again = vector.create_mask %seen : !lanes
               scf.if %fetches_y {
-                func.call @fetch_x(%y, %row, %col) : (!x_rows, index, index) -> ()
+                func.call @fetch_y(%y, %row, %col) : (!x_rows, index, index) -> ()
               }
               %sa = scf.if %adds_residual -> !chunk {
                 %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
