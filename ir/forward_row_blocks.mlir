@@ -14,6 +14,9 @@
 // No sum is long, because rounding errors of the same sign, such as those of equal numbers, grow with the
 // number of terms. So a wide row is summed by spans of columns.
 //
+// While one row's y is computed, the next row comes from memory; so do the lines of y, while the variance
+// is computed (#fetches_ahead). Otherwise memory would wait for arithmetic, and arithmetic for memory.
+//
 // RMS normalization does not centre (#centres = false): it has no mean and no beta. A spec without some
 // operand gives another one in its place, which the kernel does not use.
 //
@@ -39,8 +42,12 @@
 #takes_residual = false      // s is normalized, not x
 #adds_bias = true            // beta is added
 #writes_output = true        // not the statistics of x alone
+#fetches_ahead = true        // the next row is fetched into the cache
 #columns = 4096 : index      // N
 #vector = 64 : index         // V
+#x_line = 32 : index         // elements of a cache line
+#residual_line = 32 : index
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
 #forward_share = affine_map<()[m] -> (m ceildiv 64)>  // rows of a workgroup
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -87,6 +94,42 @@ hal.executable.source private @normalize {
     func.func private @round_of_x(!chunk) -> !x_chunk
     func.func private @round_of_residual(!chunk) -> !residual_chunk
 
+    // Asks for the cache lines of a chunk ahead of their use. A processor that finds by itself what is
+    // read next does not look beyond a page, and a row is about as long as one.
+    func.func private @fetch_x(%rows: !x_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #x_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], read, locality<2>, data : !x_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    func.func private @fetch_residual(%rows: !residual_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #residual_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], read, locality<2>, data : !residual_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    // For lines that are stored to: they become this processor's own.
+    func.func private @fetch_y(%rows: !x_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #x_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], write, locality<2>, data : !x_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
     func.func @normalize() attributes {translation_info = #forward_worker} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -104,6 +147,9 @@ hal.executable.source private @normalize {
       %writes_output = arith.constant #writes_output
       %has_residual = arith.constant #takes_residual
       %adds_residual = arith.andi %has_residual, %writes_output : i1  // the statistics alone are those of x
+      %fetches_ahead = arith.constant #fetches_ahead
+      %fetches_y = arith.andi %fetches_ahead, %writes_output : i1
+      %fetches_residual = arith.andi %fetches_ahead, %adds_residual : i1
       %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
       llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
 
@@ -124,7 +170,10 @@ hal.executable.source private @normalize {
       %first = arith.muli %workgroup, %share : index
       %first_after = arith.addi %first, %share : index
       %end = arith.minui %first_after, %m : index
+      %last_row = arith.subi %m, %c1 : index
       scf.for %row = %first to %end step %c1 {
+        %row_after = arith.addi %row, %c1 : index
+        %next_row = arith.minui %row_after, %last_row : index
         // The row's mean, or its mean of squares where nothing is centred. s is stored on the way.
         %sum = scf.for %span_first = %c0 to %n step %span iter_args(%before = %zeros) -> (!chunk) {
           %span_after = arith.addi %span_first, %span : index
@@ -173,6 +222,9 @@ hal.executable.source private @normalize {
               %col = arith.minui %chunk, %last_chunk : index
               %seen = arith.subi %chunk, %col : index
               %again = vector.create_mask %seen : !lanes
+              scf.if %fetches_y {
+                func.call @fetch_y(%y, %row, %col) : (!x_rows, index, index) -> ()
+              }
               %sa = scf.if %adds_residual -> !chunk {
                 %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
                 %rounded = func.call @widen_of_residual(%s_) : (!residual_chunk) -> !chunk
@@ -206,6 +258,12 @@ hal.executable.source private @normalize {
         scf.if %writes_output {
           scf.for %chunk = %c0 to %n step %v {
             %col = arith.minui %chunk, %last_chunk : index
+            scf.if %fetches_ahead {
+              func.call @fetch_x(%x, %next_row, %col) : (!x_rows, index, index) -> ()
+            }
+            scf.if %fetches_residual {
+              func.call @fetch_residual(%residual, %next_row, %col) : (!residual_rows, index, index) -> ()
+            }
             %sa = scf.if %adds_residual -> !chunk {
               %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
               %rounded = func.call @widen_of_residual(%s_) : (!residual_chunk) -> !chunk

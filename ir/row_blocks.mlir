@@ -7,6 +7,9 @@
 // decides how rows are shared out, and the number of threads does not matter: the bits are the same every
 // time.
 //
+// While dx is computed from one block, the next one comes from memory (#fetches_ahead). Otherwise memory
+// would wait for arithmetic, and arithmetic for memory.
+//
 // A row is divided into chunks of V neighbouring columns. Where V does not divide N, the last chunk begins
 // V columns before the end. The columns that it shares with the chunk before count for nothing in sums.
 //
@@ -44,8 +47,13 @@
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
 #least_weight = 1.0e-5 : !acc
+#fetches_ahead = true        // the next block is fetched into the cache
 #columns = 4096 : index      // N
 #vector = 64 : index         // V
+#dy_line = 32 : index        // elements of a cache line
+#x_line = 32 : index
+#residual_line = 32 : index
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
 #block = 4 : index           // rows that are in the cache at once
 // Rows of a workgroup: the share of each of 64 workgroups, but at most 512 rows, unless that took more
@@ -124,6 +132,41 @@ hal.executable.source private @rows {
       return %bias : !chunk
     }
 
+    // Asks for the cache lines of a chunk ahead of their use. A processor that finds by itself what is
+    // read next does not look beyond a page, and a row is about as long as one.
+    func.func private @fetch_dy(%rows: !dy_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #dy_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], read, locality<2>, data : !dy_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    func.func private @fetch_x(%rows: !x_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #x_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], read, locality<2>, data : !x_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    func.func private @fetch_residual(%rows: !residual_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #residual_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], read, locality<2>, data : !residual_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
     func.func @rows() attributes {translation_info = #worker} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -139,6 +182,8 @@ hal.executable.source private @rows {
       %adds_residual = arith.constant #adds_residual
       %from_output = arith.constant #from_output
       %wants_dx = arith.constant #wants_dx
+      %fetches_ahead = arith.constant #fetches_ahead
+      %fetches_residual = arith.andi %fetches_ahead, %adds_residual : i1
       %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
       llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
 
@@ -162,6 +207,7 @@ hal.executable.source private @rows {
       %first = arith.muli %workgroup, %share : index
       %first_after = arith.addi %first, %share : index
       %end = arith.minui %first_after, %m : index
+      %last_row = arith.subi %m, %c1 : index
       %means = memref.alloca() : !means  // mean_N(h) and mean_N(h * xhat) of the block's rows
 
       scf.for %chunk = %c0 to %n step %v {
@@ -248,6 +294,15 @@ hal.executable.source private @rows {
           %dgamma, %dbeta = scf.for %i = %c0 to %rows step %c1
               iter_args(%dgamma_ = %dgamma_sum, %dbeta_ = %dbeta_sum) -> (!chunk, !chunk) {
             %row = arith.addi %block_row, %i : index
+            %row_after = arith.addi %row, %block : index
+            %next_row = arith.minui %row_after, %last_row : index
+            scf.if %fetches_ahead {
+              func.call @fetch_dy(%dy, %next_row, %col) : (!dy_rows, index, index) -> ()
+              func.call @fetch_x(%x, %next_row, %col) : (!x_rows, index, index) -> ()
+            }
+            scf.if %fetches_residual {
+              func.call @fetch_residual(%dresidual, %next_row, %col) : (!residual_rows, index, index) -> ()
+            }
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
             %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk

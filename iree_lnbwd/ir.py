@@ -56,6 +56,8 @@ _SUBGROUP_SUM = re.compile(
 )
 # The variants of functions in math/norm.mlir, where the mean is not subtracted.
 _UNCENTRED = {name: f"{name}_uncentred" for name in ("xhat", "dx", "dx_from_means")}
+_UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
+_LINE_BYTES = 64  # of a CPU's caches
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
@@ -271,7 +273,7 @@ def _gpu_aliases(
     aliases = {
         "#columns": f"{spec.columns} : index",
         "#subgroup": f"{target.subgroup_size} : index",
-        "#unrolled": "#llvm.loop_annotation<unroll = <full = true>>",
+        "#unrolled": _UNROLLED,
         **_bindings(spec.columns),
     }
     if spec.eps is not None:
@@ -327,6 +329,12 @@ def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
     return {
         "#columns": f"{cols} : index",
         "#vector": f"{vector} : index",
+        "#fetches_ahead": _flag(schedule.fetches_ahead),
+        **{
+            f"#{element.value}_line": f"{_LINE_BYTES // _itemsize(spec, element)} : index"
+            for element in (Element.DY, Element.X, Element.RESIDUAL)
+        },
+        "#unrolled": _UNROLLED,
         "#span": f"{schedule.span} : index",
         "#block": f"{block} : index",
         "#of_few": f"affine_map<()[m] -> ({rows_of_each(schedule.workgroups)})>",
@@ -340,6 +348,10 @@ def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
         **_chunks(vector),
         "!lanes": f"vector<{vector}xi1>",
     }
+
+
+def _itemsize(spec: NormSpec, element: Element) -> int:
+    return DTYPES[spec.element_type(element)].numpy.itemsize
 
 
 def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict[str, str]:

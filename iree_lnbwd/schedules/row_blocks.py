@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
 from iree_lnbwd.spec import NormSpec
@@ -25,6 +25,8 @@ class RowBlocks:
         most_workgroups: The most workgroups. If M has more rows than they can share so, their
             shares are longer.
         span_chunks: Vectors of a row that are summed at a time.
+        fetches_ahead: Whether the next block, or row of a forward, is fetched into the cache while
+            one is worked on.
     """
 
     workgroups: int
@@ -33,6 +35,7 @@ class RowBlocks:
     share: int = 512
     most_workgroups: int = 4096
     span_chunks: int = 128
+    fetches_ahead: bool = True
 
     @property
     def path(self) -> str:
@@ -50,7 +53,15 @@ class RowBlocks:
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if min(astuple(self)) < 1:
+        least = min(
+            self.workgroups,
+            self.block,
+            self.vector,
+            self.share,
+            self.most_workgroups,
+            self.span_chunks,
+        )
+        if least < 1:
             return BELOW_ONE
         rules = (
             (target.backend != "cpu", "it is for a CPU's threads and caches"),

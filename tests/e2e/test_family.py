@@ -18,7 +18,7 @@ from iree_lnbwd import NormSpec, cli, compiler, npz, runtime
 from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, bind, results_type, rms_eps
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.operands import OPS, Kind, Op, names
-from iree_lnbwd.schedules import WholeTensors
+from iree_lnbwd.schedules import RowBlocks, WholeTensors
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
 
@@ -106,6 +106,23 @@ def test_the_algorithm_and_its_oracle_agree(spec: NormSpec) -> None:
     fixed = NormSpec(**{**spec.to_dict(), "rows": 7, "output_mask": spec.output_mask})
     oracle = compiler.build_oracle(fixed, HOST)
     assert_right(runtime.load_built(oracle).run(call), call)
+
+
+@pytest.mark.parametrize("target", ["host", "generic"])
+@pytest.mark.parametrize("op", OPS)
+def test_fetching_rows_ahead_changes_no_bit(op: str, target: str) -> None:
+    """At the edges of blocks, chunks and shares, with elements of several sizes."""
+    rng = random_generator()
+    spec = spec_of(op, 129, "bf16", residual_dtype="f32")
+    ahead, alone = (
+        runtime.load_built(compiler.build(spec, find_target(target), how=how)[0])
+        for how in (RowBlocks(3, 2, 16), RowBlocks(3, 2, 16, fetches_ahead=False))
+    )
+    for rows in (13, 2, 1):
+        call = matrix.random_call(spec, rows, rng)
+        results = ahead.run(call)
+        assert_right(results, call)
+        assert_same_bits(results, alone.run(call))
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_75", "gfx942", "gfx1100"])

@@ -11,6 +11,9 @@
 // CHECK: !acc = f32
 // CHECK: #columns = 1000 : index
 // CHECK: #vector = 16 : index
+// CHECK: #fetches_ahead = true
+// CHECK: #dy_line = 32 : index
+// CHECK: #x_line = 32 : index
 // CHECK: #span = 2048 : index
 // CHECK: #block = 1 : index
 // CHECK: #of_few = affine_map<()[m] -> ((m ceildiv 1) ceildiv 64 * 1)>
@@ -26,6 +29,9 @@
 // CHECK-NEXT: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
 // CHECK: arith.select %again, %zeros, %dya : !lanes, !chunk
 // CHECK: arith.addf {{.*}} : !chunk
+// The next block is fetched while this one is worked on.
+// CHECK: func.call @fetch_dy(%dy, %next_row, %col)
+// CHECK: func.call @fetch_x(%x, %next_row, %col)
 // dx is narrowed as it is stored, and the row is read from the cache for it.
 // CHECK: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
 // CHECK: %[[DX:.+]] = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk

@@ -145,6 +145,20 @@ def test_benchmark_of_autograd(tmp_path: Path, device: str) -> None:
     assert all(0 < float(row["host_us"]) <= float(row["total_us"]) for row in rows)
 
 
+@pytest.mark.parametrize("clock", ["perf_counter", "thread_time"])
+def test_benchmark_of_the_cpu(tmp_path: Path, clock: str) -> None:
+    path = tmp_path / "out.csv"
+    few = ("--shapes", "8x32", "--dtypes", "bf16", "--seconds=0.001")
+    words = ("--processor-time",) if clock == "thread_time" else ()
+    run(SCRIPTS / "benchmark_cpu", f"--csv={path}", *few, *words)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 2 * 4  # op, mode, residual, provider
+    assert len({tuple(row.values())[:8] for row in rows}) == 2 * 2 * 2 * 4
+    assert {row["clock"] for row in rows} == {clock}
+    assert all(0 < float(row["least_us"]) <= float(row["y_value_50"]) for row in rows)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_tuning_without_a_gpu_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(

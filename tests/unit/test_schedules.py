@@ -317,6 +317,27 @@ def test_wider_vectors_of_narrower_accumulators(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
+    ("op", "dtype", "columns", "fetches_ahead"),
+    [
+        ("layer_norm_backward", "bf16", 4096, True),
+        ("layer_norm_backward", "f32", 16384, True),
+        ("layer_norm_backward", "f32", 16385, False),  # the next block would not fit the cache
+        ("layer_norm", "f32", 4096, True),
+        ("layer_norm", "f32", 65536, False),
+        ("layer_norm", "bf16", 4096, False),
+        ("rms_norm", "f16", 1024, False),
+    ],
+)
+def test_cpus_fetch_ahead_where_it_was_faster(
+    op: str, dtype: str, columns: int, fetches_ahead: bool
+) -> None:
+    eps = None if op.endswith("_backward") else 1e-5
+    chosen = schedules.choose(NormSpec((columns,), dtype, op=op, eps=eps), gpu("host"))
+    assert isinstance(chosen, RowBlocks)
+    assert chosen.fetches_ahead is fetches_ahead
+
+
+@pytest.mark.parametrize(
     ("how", "spec", "target", "why"),
     [
         (RowBlocks(64, 2, 16), SPEC, "sm_90", "it is for a CPU's threads and caches"),
@@ -408,6 +429,7 @@ def test_the_last_kernel_of_any_number_of_workgroups_is_legal(
         TwoPass(66, 8, 8, 1, 4),
         WholeTensors("why"),
         RowBlocks(64, 2, 16),
+        RowBlocks(64, 2, 16, fetches_ahead=False),
     ],
 )
 def test_schedules_survive_a_manifest(how: Schedule) -> None:
