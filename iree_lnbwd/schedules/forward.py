@@ -18,12 +18,9 @@ _WORDS = 24  # 32-bit words of a row that a thread has, in the type of sums
 _NARROW_WORDS = 32  # if elements have 16 bits: fewer threads load as many bytes
 _FEW_WORDS = 16  # if accesses are of one element, or rows are short
 _SHORT = 128  # columns of such a row
-_MOST_WORDS = 32  # with more, registers spill
 _BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
-_BUSIER = 1536  # likewise, if a thread has no more words than this leaves registers for
-_BUSIER_WORDS = 16
+_BUSIER = 1536  # likewise, if a thread has few words
 _MOST_KEEPING_THREADS = 512  # that share a row in registers
-_WORD_BYTES = 4
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
@@ -33,8 +30,8 @@ _TWO_WEIGHTS_IN_CACHE = 8192
 _SHARING_THREADS = 256  # of such a row
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
-
 _FEWEST_THREADS = 2  # of a row: a sum over one thread is none
+_WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     """
     vector = widest_vector(spec.columns, (_normalized(spec),))
     lanes, vectors = target.subgroup_size, spec.columns // vector
-    if -(-vectors // _MOST_KEEPING_THREADS) > _vectors_of(_MOST_WORDS, spec, vector):
+    if -(-vectors // _MOST_KEEPING_THREADS) > most_elements(spec) // vector:
         return _wide(spec, target, vector)
     if (
         spec.has(ADDED_BIAS)
@@ -176,7 +173,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
             return shared
     words_of_thread = _words_of_thread(spec, vector)
     if -(-vectors // _vectors_of(words_of_thread, spec, vector)) > _MOST_KEEPING_THREADS:
-        words_of_thread = _MOST_WORDS
+        words_of_thread = most_elements(spec) * words(spec)
     threads = -(-vectors // _vectors_of(words_of_thread, spec, vector))
     threads = max(_FEWEST_THREADS, min(_LEAST_THREADS, vectors), threads)
     power_of_2, subgroups = 1 << (threads - 1).bit_length(), -(-threads // lanes)
@@ -186,7 +183,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         rows = min(rows, -(-spec.rows // product.processors))
     fill = max(1, lanes // threads)  # a subgroup
     rows = -(-rows // fill) * fill
-    busy = _BUSIER if words_of_thread <= _BUSIER_WORDS else _BUSY
+    busy = _BUSIER if words_of_thread == _FEW_WORDS else _BUSY
     # f32 rows of two tensors take the registers that they need.
     caps = not spec.has(RESIDUAL) or _bytes_of(_normalized(spec)) < _WORD_BYTES
     return Forward(
@@ -215,7 +212,7 @@ def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
 def _in_steps(spec: NormSpec, vector: int, threads: int, *, shares: bool) -> Forward:
     """A row in as few steps as registers allow; it stays in shared memory, or is read again."""
     vectors = spec.columns // vector
-    steps = -(-vectors // (threads * _vectors_of(_MOST_WORDS, spec, vector)))
+    steps = -(-vectors // (threads * (most_elements(spec) // vector)))
     return Forward(
         rows=1,
         threads=threads,
