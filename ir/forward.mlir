@@ -15,8 +15,11 @@
 //
 // A workgroup has one set of rows, and is done. Several of them on a multiprocessor keep memory busy while
 // others wait for their sums. The more of them there are, the better; so the weights, which all rows have
-// in common, can be loaded after the sums, where registers are free. Workgroups that walk over the rows
-// were slower on an H200, whether they loaded the next row into registers or copied rows by cp.async.
+// in common, can be loaded after the sums, each when it is used, where registers are free. With few rows,
+// they are loaded with the row: nothing else would hide how long they take to arrive. That is a kernel of
+// its own, @normalize_few, from this text; the sums of a row have the same order in both. Workgroups that
+// walk over the rows were slower on an H200, whether they loaded the next row into registers or copied rows
+// by cp.async.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -169,26 +172,22 @@ hal.executable.source private @normalize {
       return
     }
 
-    // Loads the weights of a thread's chunks of a step.
-    func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %step: index, %t: index,
+    // Loads the weights of a thread's chunk k of a step.
+    func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %step: index, %k: index, %t: index,
         %gamma_held: !forward_gamma_held, %beta_held: !forward_beta_held) {
       %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %chunks = arith.constant #forward_chunks
       %scales = arith.constant #scales
       %adds_bias = arith.constant #adds_bias
-      scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
-        %col_in = arith.select %inside, %col, %c0 : index
-        scf.if %scales {
-          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !forward_gamma
-          memref.store %gamma_k, %gamma_held[%k] : !forward_gamma_held
-        }
-        scf.if %adds_bias {
-          %beta_k = vector.load %beta[%col_in] : !beta_row, !forward_beta
-          memref.store %beta_k, %beta_held[%k] : !forward_beta_held
-        }
-      } {llvm.loop_annotation = #unrolled}
+      %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+      %col_in = arith.select %inside, %col, %c0 : index
+      scf.if %scales {
+        %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !forward_gamma
+        memref.store %gamma_k, %gamma_held[%k] : !forward_gamma_held
+      }
+      scf.if %adds_bias {
+        %beta_k = vector.load %beta[%col_in] : !beta_row, !forward_beta
+        memref.store %beta_k, %beta_held[%k] : !forward_beta_held
+      }
       return
     }
 
@@ -388,8 +387,10 @@ hal.executable.source private @normalize {
             : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
       }
       scf.if %loads_weights {
-        func.call @load_weights(%gamma, %beta, %c0, %t, %gamma_held, %beta_held)
-            : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+        scf.for %k = %c0 to %chunks step %c1 {
+          func.call @load_weights(%gamma, %beta, %c0, %k, %t, %gamma_held, %beta_held)
+              : (!gamma_row, !beta_row, index, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+        } {llvm.loop_annotation = #unrolled}
       }
       scf.if %keeps {
         func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %group, %row, %exists, %c0, %t, %values)
@@ -424,15 +425,15 @@ hal.executable.source private @normalize {
       %again = arith.constant true
       scf.if %writes_output {
         scf.for %step = %c0 to %steps step %c1 {
-          scf.if %weights_early {
-          } else {
-            func.call @load_weights(%gamma, %beta, %step, %t, %gamma_held, %beta_held)
-                : (!gamma_row, !beta_row, index, index, !forward_gamma_held, !forward_beta_held) -> ()
-          }
           func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %step, %t, %again, %values)
               : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, i1, !forward_held) -> ()
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+            scf.if %weights_early {
+            } else {
+              func.call @load_weights(%gamma, %beta, %step, %k, %t, %gamma_held, %beta_held)
+                  : (!gamma_row, !beta_row, index, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+            }
             %value = memref.load %values[%k] : !forward_held
             %xhat = func.call @xhat(%value, %mean_row, %rstd_row) : (!forward_chunk, !acc, !acc) -> !forward_chunk
             %g = scf.if %scales -> !forward_chunk {

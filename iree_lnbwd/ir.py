@@ -180,8 +180,22 @@ def _literals(
     of_a_row = target.subgroup_size
     if name == FORWARD:
         of_a_row = _forward(spec, target, schedule).cluster(target)
+        text += "\n" + _of_few_rows(text)
     text = text.replace("cluster(size = 32)", f"cluster(size = {of_a_row})")
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
+
+
+def _of_few_rows(text: str) -> str:
+    """The forward's kernel once more, for few rows, under a name of its own."""
+    text = text[text.index("hal.executable.source") :]
+    for one, few in (
+        ("#forward_weights_early", "#few_weights_early"),
+        ("#forward_resident", "#few_resident"),
+        ("#normalize_", "#normalize_few_"),
+        ("@normalize", "@normalize_few"),
+    ):
+        text = text.replace(one, few)
+    return text
 
 
 def _spec_aliases(spec: NormSpec) -> dict[str, str]:
@@ -467,6 +481,7 @@ def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict
 def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, str]:
     vector, chunks, warps = how.vector, how.chunks, how.warps(target)
     is_forward = not spec.family.is_backward
+    few, many = how.forms(spec)[0], how.forms(spec)[-1]
     named = ("x", "residual", "gamma", "beta")
     return {
         "#forward_vector": f"{vector} : index",
@@ -478,9 +493,11 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_whole": _flag(how.whole(spec)),
         "#forward_keeps": _flag(how.keeps),
         "#forward_shares": _flag(how.shares),
-        "#forward_weights_early": _flag(how.weights_early),
+        "#forward_weights_early": _flag(many.early_rows is None),
         "#forward_alone": _flag(warps == 1),
-        "#forward_resident": f"{how.resident} : i32",
+        "#forward_resident": f"{many.resident} : i32",
+        "#few_weights_early": _flag(few.early_rows is None),
+        "#few_resident": f"{few.resident} : i32",
         "#scales": _flag(spec.has_weight and is_forward),
         "#forward_kernel": _kernel(how.rows * how.threads, target),
         "!forward_exchange": _shared(f"2x{how.rows}x{warps}x!acc"),

@@ -43,6 +43,7 @@ from iree_lnbwd.schedules import (
     TwoPass,
     choose_statistics,
     forms,
+    most_few_rows,
 )
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
@@ -92,8 +93,13 @@ _NORMALIZE = Kernel(
     (OUTPUT, MEAN, RSTD, RESIDUAL_OUTPUT),
     ahead=(INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
 )
+_NORMALIZE_FEW = replace(_NORMALIZE, name="normalize_few")
 KERNELS = {
-    kernel.name: kernel for kernel in (_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE, _NORMALIZE)
+    kernel.name: kernel
+    for kernel in (
+        *(_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE),
+        *(_NORMALIZE, _NORMALIZE_FEW),
+    )
 }
 
 
@@ -216,7 +222,10 @@ def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans 
     That is the case if IREE itself makes the kernels, from whole tensors.
     """
     if isinstance(schedule, Forward):
-        return LaunchPlans((Plan((), (_normalize(_NORMALIZE, spec, schedule),)),))
+        *few, many = schedule.forms(spec)
+        most = most_few_rows(schedule, spec)
+        of_few = (Plan((), (_normalize(_NORMALIZE_FEW, spec, how),), most) for how in few)
+        return LaunchPlans((*of_few, Plan((), (_normalize(_NORMALIZE, spec, many),))))
     if not isinstance(schedule, OnePass | TwoPass):
         return None
     plans = []

@@ -8,6 +8,7 @@ that the call before it left in the cache, up to a tenth of a short call.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_OTHER_BYTES = 400_000_000  # several times the L2 cache of any GPU
+_OTHER_BYTES = 800_000_000  # many times the L2 cache of any GPU; the host is ahead meanwhile
+_WARMING = 50  # readings of that memory before the first round: 10 ms
 
 Contender = Callable[[int], object]  # calls itself on the i-th set of buffers
 
@@ -35,7 +37,12 @@ class Times:
 
 
 def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[str, Times]:
-    """Times of every contender's kernels, all contenders taking turns in each round."""
+    """Times of every contender's kernels, all contenders taking turns in each round.
+
+    A GPU that has just been idle is slower, by 2 us in 62 on an H200. So it is kept busy before the
+    first round and between rounds, and the order is another one in each round, always the same
+    ones: nobody is always the first.
+    """
     kernels = {name: _count_kernels(contender) for name, contender in contenders.items()}
     other = torch.ones(_OTHER_BYTES // 4, device="cuda")
 
@@ -43,19 +50,23 @@ def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[
         return other.sum()
 
     cleaning = _count_kernels(clean_cache)
+    shuffle = random.Random(0).sample
+    orders = [shuffle(list(contenders), len(contenders)) for _ in range(rounds)]
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for i in range(rounds):
-            for contender in contenders.values():
+        for i in range(_WARMING):
+            clean_cache(i)
+        for i, order in enumerate(orders):
+            for name in order:
                 clean_cache(i)
-                contender(i)
-            torch.cuda.synchronize()
-    events = iter(_kernel_events(profiled))
+                contenders[name](i)
+        torch.cuda.synchronize()
+    events = iter(_kernel_events(profiled)[_WARMING * cleaning :])
     samples: dict[str, list[list[float]]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, count in kernels.items():
+    for order in orders:
+        for name in order:
             for _ in range(cleaning):
                 next(events)
-            samples[name].append([next(events).device_time for _ in range(count)])
+            samples[name].append([next(events).device_time for _ in range(kernels[name])])
     return {name: _times(calls) for name, calls in samples.items()}
 
 

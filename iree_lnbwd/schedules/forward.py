@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL
+from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-# Rules of thumb for all GPUs, from an H200; the widths were 64 to 65536.
-_WORDS = 24  # 32-bit words of a row that a thread has, in the type of sums
-_NARROW_WORDS = 32  # if elements have 16 bits: fewer threads load as many bytes
-_FEW_WORDS = 16  # if accesses are of one element, or rows are short
-_SHORT = 128  # columns of such a row
+# Rules for all GPUs, from an H200; the widths were 128 to 16384.
+# 32-bit words of a row that a thread has, in the type of sums; the first that leaves a row few
+# enough threads counts. The last is as many as there may be.
+_WORDS = ((8, 512), (16, 512), (32, 512))
+_NARROW_WORDS = ((16, 256), (32, 512))  # if elements have 16 bits: fewer threads load as many bytes
+_CENTRED_WORDS = ((16, 128), (32, 512))  # and there are two sums, which each thread loads
+_SINGLE_WORDS = 16  # at least, if accesses are of one element
 _BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
-_BUSIER = 1536  # likewise, if a thread has few words
-_MOST_KEEPING_THREADS = 512  # that share a row in registers
+_BUSIER = 1536  # likewise, of a biased row that has few words in each
+_EARLY_COLUMNS = 2048  # up to which rows of 32 bits are always loaded with their weights
+_EARLY_ROWS = 256  # up to which a call's other rows are
+_EARLY_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
-# Two weights of 16 bits take the L1 cache, from which each row loads them, from this width on.
-# Rows that stay in shared memory are then faster.
-_TWO_WEIGHTS_IN_CACHE = 8192
-_SHARING_THREADS = 256  # of such a row
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
 _FEWEST_THREADS = 2  # of a row: a sum over one thread is none
@@ -46,8 +46,9 @@ class Forward:
         keeps: Rows stay in registers.
         shares: Rows stay in shared memory. If they stay nowhere, they are read again for each sum
             and for the output.
-        weights_early: Weights are loaded with the row, before its sums; otherwise when they are
-            used, so that registers are free for more workgroups meanwhile.
+        early_rows: In calls of at most so many rows, weights are loaded with the row, before its
+            sums; None if in all calls. Otherwise each is loaded when it is used, so that registers
+            are free for more workgroups meanwhile.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
     """
 
@@ -57,7 +58,7 @@ class Forward:
     chunks: int
     keeps: bool
     shares: bool = False
-    weights_early: bool = False
+    early_rows: int | None = 0
     resident: int = 1
 
     @property
@@ -65,9 +66,10 @@ class Forward:
         """Its use of memory, in words."""
         kept = "once, and kept in " + ("registers" if self.keeps else "shared memory")
         read = kept if self.keeps or self.shares else "again for each sum and for the output"
+        weights = "with the row" if self.early_rows is None else "after its sums"
         return (
-            f"one kernel: rows are read {read}; workgroups of {self.rows} x {self.threads} "
-            f"threads, {self.vector} elements an access"
+            f"one kernel: rows are read {read}; weights are read {weights}; workgroups of "
+            f"{self.rows} x {self.threads} threads, {self.vector} elements an access"
         )
 
     def steps(self, spec: NormSpec) -> int:
@@ -91,6 +93,19 @@ class Forward:
         """Whether every thread has all of its vectors in every step."""
         return spec.columns % self._step == 0
 
+    def forms(self, spec: NormSpec) -> tuple[Forward, ...]:
+        """Its kernels; M decides which a call takes. If there are two, few rows' is first.
+
+        Each loads the weights of all rows or of none with the row.
+        """
+        if self.early_rows in (0, None):
+            return (self,)
+        few = replace(self, early_rows=None, resident=1)
+        many = replace(self, early_rows=0)
+        if spec.rows is None:
+            return (few, many)
+        return (few if spec.rows <= (self.early_rows or 0) else many,)
+
     def warps(self, target: Target) -> int:
         """Subgroups that share a row."""
         return -(-self.threads // target.subgroup_size)
@@ -109,7 +124,7 @@ class Forward:
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         least = min(self.rows, self.threads, self.vector, self.chunks, self.resident)
-        if least < 1:
+        if least < 1 or (self.early_rows or 0) < 0:
             return BELOW_ONE
         lanes, threads = target.subgroup_size, self.rows * self.threads
         shared = self.shared_bytes(spec, target)
@@ -132,7 +147,7 @@ class Forward:
             (self.keeps and self.shares, "a row is kept in one place"),
             (not (self.keeps or self.shares) and self.rows > 1, "several rows are kept"),
             (
-                self.weights_early and not self.keeps,
+                self.early_rows != 0 and not self.keeps,
                 "a row that is not kept has its weights in steps",
             ),
             (
@@ -151,8 +166,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     the widest is read again.
 
     How a row is shared out among threads follows from what is normalized, with a residual their
-    sum. So the sums of a row have one order and the same bits, whether the residual is fused or
-    added before.
+    sum, and from the op. So the sums of a row have one order and the same bits, whether the
+    residual is fused or added before, and for any M.
 
     Args:
         spec: What is computed; a forward, or a backward that recomputes its statistics.
@@ -161,20 +176,10 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     """
     vector = widest_vector(spec.columns, (_normalized(spec),))
     lanes, vectors = target.subgroup_size, spec.columns // vector
-    if -(-vectors // _MOST_KEEPING_THREADS) > most_elements(spec) // vector:
+    shared_out = _shared_out(spec, vector)
+    if shared_out is None:
         return _wide(spec, target, vector)
-    if (
-        spec.has(ADDED_BIAS)
-        and _bytes_of(_normalized(spec)) < _WORD_BYTES
-        and spec.columns > _TWO_WEIGHTS_IN_CACHE
-    ):
-        shared = _in_steps(spec, vector, _SHARING_THREADS, shares=True)
-        if shared.illegal(spec, target) is None:
-            return shared
-    words_of_thread = _words_of_thread(spec, vector)
-    if -(-vectors // _vectors_of(words_of_thread, spec, vector)) > _MOST_KEEPING_THREADS:
-        words_of_thread = most_elements(spec) * words(spec)
-    threads = -(-vectors // _vectors_of(words_of_thread, spec, vector))
+    words_of_thread, threads = shared_out
     threads = max(_FEWEST_THREADS, min(_LEAST_THREADS, vectors), threads)
     power_of_2, subgroups = 1 << (threads - 1).bit_length(), -(-threads // lanes)
     threads = power_of_2 if threads <= lanes else lanes * subgroups
@@ -183,19 +188,41 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         rows = min(rows, -(-spec.rows // product.processors))
     fill = max(1, lanes // threads)  # a subgroup
     rows = -(-rows // fill) * fill
-    busy = _BUSIER if words_of_thread == _FEW_WORDS else _BUSY
-    # f32 rows of two tensors take the registers that they need.
-    caps = not spec.has(RESIDUAL) or _bytes_of(_normalized(spec)) < _WORD_BYTES
+    is_narrow, has_residual = _bytes_of(_normalized(spec)) < _WORD_BYTES, spec.has(RESIDUAL)
+    is_biased = spec.has(ADDED_BIAS) and is_narrow
+    busy = _BUSIER if is_biased and words_of_thread < most_elements(spec) else _BUSY
+    early_rows: int | None = min(_EARLY_ROWS, _EARLY_ELEMENTS // spec.columns)
+    if not is_narrow and (has_residual or spec.columns <= _EARLY_COLUMNS):
+        early_rows = None
+    if not (spec.has(WEIGHT) or spec.has(ADDED_BIAS)) or spec.family.is_backward:
+        early_rows = 0
     return Forward(
         rows=rows,
         threads=threads,
         vector=vector,
         chunks=-(-vectors // threads),
         keeps=True,
-        # If each workgroup has a multiprocessor for itself, nothing hides the loads of the weights.
-        weights_early=spec.rows is not None and spec.rows <= product.processors,
-        resident=max(1, busy // (rows * threads)) if caps else 1,
+        early_rows=early_rows,
+        # f32 rows of two tensors take the registers that they need.
+        resident=1 if has_residual and not is_narrow else max(1, busy // (rows * threads)),
     )
+
+
+def _shared_out(spec: NormSpec, vector: int) -> tuple[int, int] | None:
+    """Words of a thread, and the threads of a row; None if registers cannot keep it."""
+    vectors = spec.columns // vector
+    is_narrow = _bytes_of(_normalized(spec)) < _WORD_BYTES
+    ladder = _WORDS if not is_narrow else _NARROW_WORDS
+    if is_narrow and spec.family.centres:
+        ladder = _CENTRED_WORDS
+    for words_of_thread, most_threads in ladder:
+        if vector == 1 and words_of_thread < _SINGLE_WORDS:
+            continue
+        of_thread = max(1, words_of_thread // words(spec) // vector)
+        threads = -(-vectors // of_thread)
+        if threads <= most_threads:
+            return words_of_thread, threads
+    return None
 
 
 def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
@@ -222,16 +249,6 @@ def _in_steps(spec: NormSpec, vector: int, threads: int, *, shares: bool) -> For
         shares=shares,
         resident=_BUSY // threads if shares else 1,
     )
-
-
-def _words_of_thread(spec: NormSpec, vector: int) -> int:
-    if vector == 1 or spec.columns <= _SHORT:
-        return _FEW_WORDS
-    return _NARROW_WORDS if _bytes_of(_normalized(spec)) < _WORD_BYTES else _WORDS
-
-
-def _vectors_of(words_of_thread: int, spec: NormSpec, vector: int) -> int:
-    return max(1, words_of_thread // words(spec) // vector)
 
 
 def _normalized(spec: NormSpec) -> str:

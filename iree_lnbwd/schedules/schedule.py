@@ -23,6 +23,8 @@ Form = Schedule | FewRows
 
 def forms(schedule: Schedule, spec: NormSpec) -> tuple[Form, ...]:
     """The forms of a module; M decides which a call takes. If there are two, few rows' is first."""
+    if isinstance(schedule, Forward):
+        return schedule.forms(spec)
     few = schedule.few_rows if isinstance(schedule, OnePass) else None
     if few is None:
         return (schedule,)
@@ -31,12 +33,22 @@ def forms(schedule: Schedule, spec: NormSpec) -> tuple[Form, ...]:
     return (few, schedule)
 
 
+def most_few_rows(schedule: Schedule, spec: NormSpec) -> int | None:
+    """The most rows that the first of two forms is for; None if a module has one form."""
+    if len(forms(schedule, spec)) == 1:
+        return None
+    if isinstance(schedule, Forward):
+        return schedule.early_rows
+    return schedule.few_rows.rows if isinstance(schedule, OnePass) and schedule.few_rows else None
+
+
 def paths(schedule: Schedule, spec: NormSpec) -> tuple[str, ...]:
     """The use of memory, in words, for each of the module's forms."""
     first, *rest = forms(schedule, spec)
-    if not rest or not isinstance(first, FewRows):
+    most = most_few_rows(schedule, spec)
+    if most is None:
         return (first.path,)
-    return (f"M <= {first.rows}: {first.path}", *(f"M > {first.rows}: {o.path}" for o in rest))
+    return (f"M <= {most}: {first.path}", *(f"M > {most}: {other.path}" for other in rest))
 
 
 def host_alignment(schedule: Schedule) -> int:

@@ -18,7 +18,7 @@ from iree_lnbwd.operands import (
     Kind,
     Op,
 )
-from iree_lnbwd.schedules import FewRows, Schedule, forms
+from iree_lnbwd.schedules import Schedule, most_few_rows
 from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
 
 _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)
@@ -151,8 +151,8 @@ def _eps(op: Op) -> float:
 
 def both_sides(spec: NormSpec, schedule: Schedule) -> tuple[int, ...]:
     """The most rows that count as few, and one row more, if a module has two forms."""
-    first, *rest = forms(schedule, spec)
-    return (first.rows, first.rows + 1) if rest and isinstance(first, FewRows) else ()
+    most = most_few_rows(schedule, spec)
+    return () if most is None else (most, most + 1)
 
 
 def random_call(spec: NormSpec, rows: int, rng: np.random.Generator) -> BoundCall:
