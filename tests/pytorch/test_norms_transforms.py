@@ -231,6 +231,40 @@ def test_compiled_model(backend: str, device: str) -> None:
         torch.testing.assert_close(gradient, expected[name], msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@every_form
+def test_captured_into_a_graph(form: Form, memory_efficient: bool) -> None:
+    """Forward and backward; a replay computes from what the tensors hold then."""
+    tensors = random_tensors(form, (9,), (24,), device="cuda")
+    reached = tuple(
+        random_like(output) for output in form(tensors, (24,), memory_efficient=memory_efficient)
+    )
+
+    def both() -> tuple[tuple[Tensor, ...], Any]:
+        outputs = form(tensors, (24,), memory_efficient=memory_efficient)
+        return outputs, gradients_of(outputs, tensors, reached)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what is compiled and loaded, is so before
+        both()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs, gradients = both()
+    others = random_tensors(form, (9,), (24,), device="cuda")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(others[name])
+    graph.replay()
+    expected = form(others, (24,), memory_efficient=memory_efficient)
+    assert list(map(bits, outputs)) == list(map(bits, expected))
+    alike = gradients_of(expected, others, reached)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, alike[name]), name
+
+
 @pytest.mark.usefixtures("fresh_dynamo")
 @every_form
 def test_compiled_for_any_number_of_rows(form: Form) -> None:
