@@ -18,7 +18,7 @@ from iree_lnbwd import NormSpec, cli, compiler, npz, runtime
 from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, bind, results_type, rms_eps
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.operands import OPS, Kind, Op, names
-from iree_lnbwd.schedules import RowBlocks, WholeTensors
+from iree_lnbwd.schedules import RowBlocks, WholeTensors, most_few_rows
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
 
@@ -159,10 +159,10 @@ def test_a_fused_forward_has_the_bits_of_an_addition_and_a_norm(
 ) -> None:
     dtype, residual = dtypes
     rng = random_generator()
-    for columns in (35, 1024):
+    for columns, rows in ((35, 3), (1024, 3), (512, 257)):  # on GPUs, 256 rows count as few
         fused = spec_of(op, columns, dtype, residual_dtype=residual)
         plain = spec_of(op, columns, residual, eps=fused.eps, weight_dtype=dtype, bias_dtype=None)
-        call = matrix.random_call(fused, 3, rng)
+        call = matrix.random_call(fused, rows, rng)
         got = ran(fused, target, call.arrays)
         sums = call.arrays["input"].astype(np.float32) + call.arrays["residual"].astype(np.float32)
         expected_sum = sums.astype(call.arrays["residual"].dtype)
@@ -200,6 +200,23 @@ def test_rows_have_the_same_bits_whatever_else_is_in_the_call(op: str) -> None:
         for name in ("output", "rstd", "residual_output", "grad_input"):
             if hasattr(one, name):
                 assert getattr(one, name).tobytes() == getattr(many, name)[row].tobytes()
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("op", FORWARDS)
+def test_few_rows_have_the_bits_of_many_on_gpus(op: str, target: str) -> None:
+    """Each has a kernel of its own."""
+    spec = spec_of(op, 520, "bf16")
+    vmfb, manifest = compiler.build(spec, find_target(target))
+    most = most_few_rows(manifest.schedule, spec)
+    assert most is not None
+    call = matrix.random_call(spec, most + 1, random_generator())
+    emulated = EmulatedNorm(vmfb)
+    many = emulated.run(call)
+    few = call.arrays | {"input": call.arrays["input"][:3]}
+    for name, result in emulated.run(call._replace(arrays=few, shape=(3, 520)))._asdict().items():
+        if result is not None:
+            assert result.tobytes() == getattr(many, name)[:3].tobytes()
 
 
 @pytest.mark.parametrize("op", OPS)
