@@ -213,7 +213,7 @@ def test_few_rows_have_the_bits_of_many_on_gpus(op: str, target: str) -> None:
     call = matrix.random_call(spec, most + 1, random_generator())
     emulated = EmulatedNorm(vmfb)
     many = emulated.run(call)
-    few = call.arrays | {"input": call.arrays["input"][:3]}
+    few = {**call.arrays, "input": call.arrays["input"][:3]}
     for name, result in emulated.run(call._replace(arrays=few, shape=(3, 520)))._asdict().items():
         if result is not None:
             assert result.tobytes() == getattr(many, name)[:3].tobytes()
