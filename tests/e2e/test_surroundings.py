@@ -117,7 +117,8 @@ except BaseException as error:
     said = repr(error)
 (folder / "said").write_text(str(said))
 """
-    ended = python(script, tmp_path, shell=shell)
+    # Buffered, any warning would make Python itself end with 120: it cannot flush it.
+    ended = python(script, tmp_path, shell=shell, PYTHONUNBUFFERED="1")
     assert (tmp_path / "said").read_text() == str([np.float32(4), np.float32(5)])
     assert ended.returncode == 0
     assert len(list(tmp_path.rglob("*.vmfb"))) == 2
