@@ -96,9 +96,16 @@ def test_functions_are_right(spec: NormSpec) -> None:
     assert_right(called(call), call)
 
 
-@by_name
+@pytest.mark.parametrize(
+    "spec",
+    [spec for spec in VARIANTS if spec.op != "layer_norm_backward" or spec.from_output],
+    ids=lambda spec: spec.name,
+)
 def test_the_algorithm_and_its_oracle_agree(spec: NormSpec) -> None:
-    """linalg on whole tensors, and StableHLO, which shares no line with it."""
+    """linalg on whole tensors, and StableHLO, which shares no line with it.
+
+    That of the plain layer-norm backward is in test_stablehlo_oracle.py.
+    """
     rng = random_generator()
     call = matrix.random_call(spec, 7, rng)
     whole, _ = compiler.build(spec, HOST, how=WholeTensors("asked for"))
@@ -159,7 +166,10 @@ def test_a_fused_forward_has_the_bits_of_an_addition_and_a_norm(
 ) -> None:
     dtype, residual = dtypes
     rng = random_generator()
-    for columns, rows in ((35, 3), (1024, 3), (512, 257)):  # on GPUs, 256 rows count as few
+    shapes = [(35, 3), (1024, 3)]
+    if target is not None:
+        shapes.append((512, 257))  # 256 rows count as few
+    for columns, rows in shapes:
         fused = spec_of(op, columns, dtype, residual_dtype=residual)
         plain = spec_of(op, columns, residual, eps=fused.eps, weight_dtype=dtype, bias_dtype=None)
         call = matrix.random_call(fused, rows, rng)
