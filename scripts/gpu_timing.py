@@ -39,9 +39,9 @@ class Times:
 def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[str, Times]:
     """Times of every contender's kernels, all contenders taking turns in each round.
 
-    A GPU that has just been idle is slower, by 2 us in 62 on an H200. So it is kept busy before the
-    first round and between rounds, and the order is another one in each round, always the same
-    ones: nobody is always the first.
+    The first calls after a pause take longer: on an H200, up to 2 us of 64. So there is no pause
+    between rounds, the GPU is busy before the first, and each round has another order, which is
+    the same in every run.
     """
     kernels = {name: _count_kernels(contender) for name, contender in contenders.items()}
     other = torch.ones(_OTHER_BYTES // 4, device="cuda")
