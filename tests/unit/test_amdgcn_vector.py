@@ -437,6 +437,20 @@ def test_mixed_precision(name: str) -> None:
         assert number(got[at]) & kept == number(words[0][at]) & kept
 
 
+def test_mixed_precision_of_halves_of_scalars() -> None:
+    """As LLVM has it where all lanes have the same f16 weight."""
+    words = random(random_generator(), "u32")[:, 0]  # of a scalar, by waves
+    halves = np.ascontiguousarray(words).view(np.float16).reshape(-1, 2)
+    registers = Registers(_LANES)
+    registers.fill({"s4": words})
+    for upper in (0, 1):
+        said = f"op_sel:[{upper},0,0] op_sel_hi:[1,0,0]"
+        got = registers.run(f"v_fma_mix_f32 v0, s4, 1.0, 0 {said}").read("v0").view(np.float32)
+        for wave, lane in np.ndindex(_SHAPE):
+            exact = exact_float("fma", "f32", float(halves[wave, upper]), 1.0, 0.0)
+            assert same(got[wave, lane], exact)
+
+
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("kind", ["f16", "f32"])
 def test_extremes(name: str, kind: str) -> None:

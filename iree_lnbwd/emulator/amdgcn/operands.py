@@ -145,13 +145,14 @@ def scalar_reader(instruction: Instruction, text: str, kind: str) -> Reader:
     return _scalars(instruction, what.register, kind)
 
 
-def _scalars(instruction: Instruction, source: Register, kind: str) -> Reader:
+def _scalars(instruction: Instruction, source: Register, kind: str, half: int = 0) -> Reader:
     index, dtype = source.index, _NUMPY[kind]
     _check_count(instruction, source, kind)
     if width(kind) == 64:
         return lambda group: _joined(group.scalar(index), group.scalar(index + 1)).view(dtype)
     if width(kind) == 16:
-        return lambda group: group.scalar(index).astype(np.uint16).view(dtype)
+        shift = np.uint32(16 * half)
+        return lambda group: (group.scalar(index) >> shift).astype(np.uint16).view(dtype)
     return lambda group: group.scalar(index).view(dtype)
 
 
@@ -207,9 +208,7 @@ def _plain_reader(instruction: Instruction, what: Operand, kind: str, half: int 
             raise instruction.fault(f"the upper half of a constant: {what.text}")
         return lambda group: value
     if not source.vector:
-        if half:
-            raise instruction.fault(f"the upper half of a scalar register: {what.text}")
-        read = _scalars(instruction, source, kind)
+        read = _scalars(instruction, source, kind, half or 0)
         return lambda group: read(group)[:, None]
     _check_count(instruction, source, kind)
     index = source.index

@@ -364,12 +364,7 @@ def _of_halves(instruction: Instruction, text: str, half: int, negated: bool) ->
     what = _packed_operand(instruction, text)
     if what.register is None and is_literal(text):
         raise instruction.fault(f"a literal of packed f16: {text}")
-    if what.register is None or what.register.vector:
-        read = vector_reader(instruction, text, "f16", half=half)
-    else:
-        word = vector_reader(instruction, text, "u32")
-        shift = np.uint32(16 * half)
-        read = lambda group: (word(group) >> shift).astype(np.uint16).view(np.float16)  # noqa: E731
+    read = vector_reader(instruction, text, "f16", half=half)
     return (lambda group: np.negative(read(group))) if negated else read
 
 
