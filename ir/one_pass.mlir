@@ -129,6 +129,7 @@ hal.executable.source private @rows {
     func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
+    func.func private @plus_hx_from_output(!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
@@ -455,14 +456,11 @@ hal.executable.source private @rows {
         %mean_next = memref.load %mean[%row_next_index] : !acc_column
         %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
 
-        // -0.0, twice: rows are counted from zero, so these numbers are below it. The compiler does not know
-        // that, and does not keep what it computes with one until it needs the other.
+        // -0.0: rows are counted from zero, so this number is below it. The compiler does not know that, and
+        // does not compute with it before the first row.
         %row_below = arith.xori %row, %all_lanes : i32
         %row_below_acc = arith.sitofp %row_below : i32 to !acc
         %row_zero = math.copysign %zero, %row_below_acc : !acc
-        %row_lower = arith.subi %row_below, %one_i32 : i32
-        %row_lower_acc = arith.sitofp %row_lower : i32 to !acc
-        %row_zero_again = math.copysign %zero, %row_lower_acc : !acc
 
         // This thread's share of the row's two sums, of h and of h * xhat.
         %row_index = arith.index_castui %row : i32 to index
@@ -509,7 +507,16 @@ hal.executable.source private @rows {
           %h = arith.mulf %dya, %ga : !chunk
           %h_more = arith.addf %h_before, %h : !chunk
           %h_after = arith.select %centres, %h_more, %h_before : !chunk
-          %hx_after = math.fma %h, %xhat, %hx_before : !chunk
+          // If dx computes xhat once more, the sum takes h * xhat without it.
+          %divides_later = arith.andi %from_output, %rereads : i1
+          %hx_after = scf.if %divides_later -> !chunk {
+            %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
+                : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
+            scf.yield %undivided : !chunk
+          } else {
+            %divided = math.fma %h, %xhat, %hx_before : !chunk
+            scf.yield %divided : !chunk
+          }
           memref.store %dya, %dya_kept[%k] : !held
           memref.store %xhat, %xhat_kept[%k] : !held
           memref.store %h, %h_kept[%k] : !held
@@ -565,7 +572,7 @@ hal.executable.source private @rows {
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
             %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
                 : (!beta_held, !beta_staged, index, index, index) -> !chunk
-            %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero_again)
+            %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
                 : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk

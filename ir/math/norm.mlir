@@ -44,6 +44,26 @@ func.func private @xhat_from_output(%y: !chunk, %beta: !chunk, %inverse: !chunk)
   return %xhat : !chunk
 }
 
+// A sum of h * xhat from the output, without a division: h * xhat = dy * (y - beta) * g / g', where g' is what
+// counts as g, below. g / g' is 1, but not where g is smaller than #least_weight. Inf and NaN give NaN, as
+// they would by Inf * 0.
+func.func private @plus_hx_from_output(%sum: !chunk, %dy: !chunk, %g: !chunk, %y: !chunk, %beta: !chunk) -> !chunk {
+  %one = arith.constant 1.0 : !acc
+  %least = arith.constant #least_weight
+  %per_least = arith.divf %one, %least : !acc
+  %per_least_v = vector.broadcast %per_least : !acc to !chunk
+  %ones = arith.constant dense<1.0> : !chunk
+  %zeros = arith.constant dense<0.0> : !chunk
+  %size = math.absf %g : !chunk
+  %by_least = arith.mulf %size, %per_least_v : !chunk
+  %ratio = arith.minnumf %by_least, %ones : !chunk
+  %ratio_or_nan = math.fma %g, %zeros, %ratio : !chunk
+  %dy_part = arith.mulf %dy, %ratio_or_nan : !chunk
+  %scaled = arith.subf %y, %beta : !chunk
+  %more = math.fma %dy_part, %scaled, %sum : !chunk
+  return %more : !chunk
+}
+
 // g, or what counts as g where an output is divided by it: #least_weight with g's sign where g is smaller.
 // A zero has a sign too. NaN stays NaN.
 func.func private @away_from_zero(%g: !chunk) -> !chunk {

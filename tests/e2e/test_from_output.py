@@ -10,12 +10,13 @@ import pytest
 from support import assert_right, assert_same_bits, built, central_differences, random_generator
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import NormSpec, cli, npz, runtime
+from iree_lnbwd import NormSpec, cli, compiler, npz, runtime
 from iree_lnbwd.arguments import Array, BoundCall
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.operands import FROM_OUTPUT
 from iree_lnbwd.reference import F64
+from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
@@ -129,6 +130,20 @@ def test_modules_for_gpus_are_right(op: str, target: str, columns: int, rows: in
     emulated = EmulatedNorm(built(spec, find_target(target))[0])
     for call in (matrix.random_call(spec, rows, rng), matrix.adversarial_call(spec, rng, 5)):
         assert_right(emulated.run(call), call)
+
+
+@pytest.mark.parametrize("value", [0.0, LEAST_WEIGHT / 3, np.inf, np.nan])
+@every_op
+def test_a_row_that_is_read_twice_is_divided_once(op: str, value: float) -> None:
+    """Its sum takes h * xhat without a division; what a weight does to a row is the same."""
+    spec = spec_of(op, 520, "bf16")
+    how = OnePass(2, 1, 4, vector=4, ahead=1, slots=2, rereads=True)
+    vmfb, _ = compiler.build(spec, find_target("sm_90"), how=how)
+    call = matrix.random_call(spec, 5, random_generator())
+    weight = call.arrays["weight"].copy()
+    weight[7] = value
+    changed = call._replace(arrays={**call.arrays, "weight": weight})
+    assert_right(EmulatedNorm(vmfb).run(changed), changed)
 
 
 @pytest.mark.parametrize("target", ["gfx942", "sm_90"])
