@@ -13,16 +13,25 @@ from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-# Rules for all GPUs, from an H200; the widths were 128 to 16384.
-# 32-bit words of a row that a thread has, in the type of sums; the first that leaves a row few
-# enough threads counts. The last is as many as there may be.
-_WORDS = ((8, 512), (16, 512), (32, 512))
-_NARROW_WORDS = ((16, 256), (32, 512))  # if elements have 16 bits: fewer threads load as many bytes
-_CENTRED_WORDS = ((16, 128), (32, 512))  # and there are two sums, which each thread loads
-_SINGLE_WORDS = 16  # at least, if accesses are of one element
+# Rules for all GPUs, from 7021 schedules of 71 widths from 64 to 65536, on an H200.
+# Elements of a row that a thread has at best, by their bytes.
+_ELEMENTS = {2: 22, 4: 8, 8: 8}
+_ELEMENTS_OF_NARROW_ACCESSES = 10  # of 4 bytes or less
+# Columns that threads cover, to the fewest: up to which the elements of each decide.
+_IDLE = {2: 1.07, 4: 1.25, 8: 1.25}
+_FEWEST_CHUNKS = 2  # of a thread: with one, too few loads are under way
+# Threads of a row at most. With 16 bits, fewer of them load as many bytes, until each has as many
+# elements as there may be; and fewer still if there are two sums, which each thread loads.
+_THREADS = 512
+_NARROW_THREADS = 256
+_CENTRED_THREADS = 128
 _BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
 _BUSIER = 1536  # likewise, of a biased row that has few words in each
-_EARLY_COLUMNS = 2048  # up to which rows of 32 bits are always loaded with their weights
+_FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
+# Rows of 32 bits are always loaded with their weights, up to so many columns and elements of a
+# thread.
+_EARLY_COLUMNS = 2048
+_EARLY_ELEMENTS_OF_THREAD = 8
 _EARLY_ROWS = 256  # up to which a call's other rows are
 _EARLY_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
@@ -175,54 +184,74 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         product: One of the target's products: a fixed number of rows is spread over its processors.
     """
     vector = widest_vector(spec.columns, (_normalized(spec),))
-    lanes, vectors = target.subgroup_size, spec.columns // vector
-    shared_out = _shared_out(spec, vector)
+    lanes = target.subgroup_size
+    shared_out = _shared_out(spec, lanes, vector)
     if shared_out is None:
         return _wide(spec, target, vector)
-    words_of_thread, threads = shared_out
-    threads = max(_FEWEST_THREADS, min(_LEAST_THREADS, vectors), threads)
-    power_of_2, subgroups = 1 << (threads - 1).bit_length(), -(-threads // lanes)
-    threads = power_of_2 if threads <= lanes else lanes * subgroups
+    chunks, threads = shared_out
     rows = max(1, _WARPS * lanes // threads)
     if spec.rows is not None:
         rows = min(rows, -(-spec.rows // product.processors))
     fill = max(1, lanes // threads)  # a subgroup
     rows = -(-rows // fill) * fill
     is_narrow, has_residual = _bytes_of(_normalized(spec)) < _WORD_BYTES, spec.has(RESIDUAL)
-    is_biased = spec.has(ADDED_BIAS) and is_narrow
-    busy = _BUSIER if is_biased and words_of_thread < most_elements(spec) else _BUSY
+    few_words = chunks * vector * words(spec) <= _FEW_WORDS
+    busy = _BUSIER if spec.has(ADDED_BIAS) and is_narrow and few_words else _BUSY
     early_rows: int | None = min(_EARLY_ROWS, _EARLY_ELEMENTS // spec.columns)
-    if not is_narrow and (has_residual or spec.columns <= _EARLY_COLUMNS):
+    few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
+    if not is_narrow and (has_residual or (spec.columns <= _EARLY_COLUMNS and few_elements)):
         early_rows = None
     if not (spec.has(WEIGHT) or spec.has(ADDED_BIAS)) or spec.family.is_backward:
         early_rows = 0
+    # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
+    is_free = (has_residual and not is_narrow) or _is_slow(spec, vector)
     return Forward(
         rows=rows,
         threads=threads,
         vector=vector,
-        chunks=-(-vectors // threads),
+        chunks=chunks,
         keeps=True,
         early_rows=early_rows,
-        # f32 rows of two tensors take the registers that they need.
-        resident=1 if has_residual and not is_narrow else max(1, busy // (rows * threads)),
+        resident=1 if is_free else max(1, busy // (rows * threads)),
     )
 
 
-def _shared_out(spec: NormSpec, vector: int) -> tuple[int, int] | None:
-    """Words of a thread, and the threads of a row; None if registers cannot keep it."""
-    vectors = spec.columns // vector
-    is_narrow = _bytes_of(_normalized(spec)) < _WORD_BYTES
-    ladder = _WORDS if not is_narrow else _NARROW_WORDS
-    if is_narrow and spec.family.centres:
-        ladder = _CENTRED_WORDS
-    for words_of_thread, most_threads in ladder:
-        if vector == 1 and words_of_thread < _SINGLE_WORDS:
-            continue
-        of_thread = max(1, words_of_thread // words(spec) // vector)
-        threads = -(-vectors // of_thread)
+def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | None:
+    """Vectors of a thread, and the threads of a row; None if registers cannot keep it.
+
+    Few threads are to be idle. Among ways that leave about as few, a thread has about as many
+    elements as the rules say.
+    """
+    size, vectors = _bytes_of(_normalized(spec)), spec.columns // vector
+    most, is_slow = most_elements(spec), _is_slow(spec, vector)
+    ways = []
+    for chunks in range(_FEWEST_CHUNKS, most // vector + 1):
+        threads = _threads(-(-vectors // chunks), lanes, vectors)
+        most_threads = _THREADS
+        if size < _WORD_BYTES and (chunks + 1) * vector <= most and not is_slow:
+            most_threads = _CENTRED_THREADS if spec.family.centres else _NARROW_THREADS
         if threads <= most_threads:
-            return words_of_thread, threads
-    return None
+            ways.append((-(-vectors // threads), threads))
+    if not ways:
+        return None
+    least = min(chunks * threads for chunks, threads in ways)
+
+    def misses(way: tuple[int, int]) -> float:
+        best = _ELEMENTS_OF_NARROW_ACCESSES if is_slow else _ELEMENTS[size]
+        return abs(math.log2(way[0] * vector / best))
+
+    return min((way for way in ways if math.prod(way) <= _IDLE[size] * least), key=misses)
+
+
+def _is_slow(spec: NormSpec, vector: int) -> bool:
+    """Whether accesses are so narrow that their number decides."""
+    return vector * _bytes_of(_normalized(spec)) <= _WORD_BYTES
+
+
+def _threads(least: int, lanes: int, vectors: int) -> int:
+    """At least so many, as a row may have: a power of 2 of a subgroup's, or several subgroups."""
+    threads = max(_FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
+    return 1 << (threads - 1).bit_length() if threads <= lanes else -(-threads // lanes) * lanes
 
 
 def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
