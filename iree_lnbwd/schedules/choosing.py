@@ -14,6 +14,7 @@ from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward, choose_forward
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.measured_files import fastest
+from iree_lnbwd.schedules.nearby import fitted
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.rules import wait_by_themselves
@@ -22,7 +23,7 @@ from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-# One pass, staged by cp.async: rules of thumb, from an H200, for widths that were not measured.
+# One pass, staged by cp.async: rules of thumb, from an H200, for widths that none was measured near.
 _STAGED_WARPS = 16  # of a multiprocessor, if rows are divided among that many
 _STAGED_CHUNKS = (
     2,
@@ -96,7 +97,7 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
         return choose_forward(spec, target, product)
     reasoned = (*_staged(spec, target, product), *_direct(spec, target, product))
     for candidate in (
-        *_measured(spec, product),
+        *_measured(spec, target, product),
         *(o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
     ):
         if candidate.illegal(spec, target) is None:
@@ -111,23 +112,24 @@ def choose_statistics(spec: NormSpec, target: Target) -> Forward:
     return choose_forward(spec, target, standing_for(target.name))
 
 
-def _measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
-    """Schedules that were measured as the fastest for this width, if dy and x have one size.
+def _measured(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Schedules that were measured as the fastest, if dy and x have one size.
 
-    That of the very op comes first. That of the plain op, and then that of plain layer
-    normalization, serve others as well if they were not measured.
+    Those of this width come first, and then those of widths near it. That of the very op comes
+    before those of the plain op and of plain layer normalization, which serve others as well.
     """
     sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
     if len(sizes) > 1:
         return
     size, known = sizes.pop(), fastest(product.name)
-    for key in (
+    kinds = (
         Key(spec.op, spec.residual_dtype is not None, spec.from_output, size, spec.columns),
         Key(spec.op, False, False, size, spec.columns),
         Key(LAYER_NORM_BACKWARD.name, False, False, size, spec.columns),
-    ):
-        if (one := known.get(key)) is not None:
-            yield one
+    )
+    yield from (known[kind] for kind in kinds if kind in known)
+    for kind in kinds:
+        yield from fitted(spec, target, known, kind)
 
 
 def _staged(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:

@@ -1,0 +1,73 @@
+"""Measured schedules of other widths, fitted to a width that was not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from iree_lnbwd.schedules.elements import most_elements, vector_of
+from iree_lnbwd.schedules.measured import Key
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.targets import Target
+
+_WHOLE_LINES = 4  # elements of an access
+_OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
+# What a way to fit costs, by guess: idle threads count in full, and differences from what was
+# measured for so much, all in powers of 2.
+_DISTANCE = 0.15
+_WARPS = 0.15
+_CHUNKS = 0.1
+
+
+def fitted(
+    spec: NormSpec, target: Target, known: Mapping[Key, OnePass], kind: Key
+) -> Iterator[OnePass]:
+    """Schedules for a spec from those of widths near its own, best first.
+
+    A thread keeps about as many vectors of a row. The subgroups of a row follow from that, and a
+    workgroup has about as many subgroups as before, in as many groups as that takes. How rows are
+    fetched and where the weight is kept stay as they were measured.
+
+    Args:
+        spec: What is computed.
+        target: Where.
+        known: The measured schedules of a product of the target.
+        kind: Those of this op, source, residual and element size count, whatever their width.
+    """
+    columns, ways = spec.columns, []
+    for key, one in known.items():
+        distance = abs(math.log2(columns / key.columns))
+        if key._replace(columns=columns) != kind or distance >= _OCTAVES:
+            continue
+        if not _same_accesses(one.vector, vector_of(spec)):
+            continue
+        step = one.vector * target.subgroup_size
+        old = -(-key.columns // (step * one.warps))
+        for chunks in range(max(1, old - 1), old + 2):
+            if chunks * one.vector > most_elements(spec):
+                continue
+            warps = -(-columns // (step * chunks))
+            groups = max(1, round(one.groups * one.warps / warps))
+            way = replace(one, warps=warps, groups=groups)
+            if way.illegal(spec, target) is not None:
+                continue
+            if way.registers(spec, target) > way.registers_available(target):
+                continue
+            cost = (
+                math.log2(way.padded_columns(spec, target) / columns)
+                + _DISTANCE * distance
+                + _WARPS * abs(math.log2(groups * warps / (one.groups * one.warps)))
+                + _CHUNKS * abs(math.log2(chunks / old))
+            )
+            ways.append((cost, way))
+    yield from (way for _, way in sorted(ways, key=lambda each: each[0]))
+
+
+def _same_accesses(measured: int, widest: int) -> bool:
+    """Whether a row of the widest access can be read as it was measured, and no slower.
+
+    With accesses of 4 elements, partial rows are stored in whole lines; wider ones gain nothing.
+    """
+    return measured == widest or min(measured, widest) >= _WHOLE_LINES

@@ -1,0 +1,72 @@
+"""Schedules for widths that nobody measured: fitted from widths near them, without cliffs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from iree_lnbwd import schedules
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
+from iree_lnbwd.products import find_product
+from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.schedules.measured import Key
+from iree_lnbwd.schedules.nearby import fitted
+from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.targets import find_target
+
+SM_90, H200 = find_target("sm_90"), find_product("h200")
+MEASURED = OnePass(256, 4, 2, 4, ahead=1, slots=2, stages_weight=True, resident=2)
+AT_1024 = Key(LAYER_NORM_BACKWARD.name, False, False, 2, 1024)
+
+
+def ways(
+    columns: int, known: Mapping[Key, OnePass] | None = None, dtype: str = "bf16"
+) -> list[OnePass]:
+    spec = NormSpec((columns,), dtype)
+    kind = AT_1024._replace(columns=columns, element_bytes=2 if dtype == "bf16" else 4)
+    return list(fitted(spec, SM_90, known or {AT_1024: MEASURED}, kind))
+
+
+def test_a_width_close_by_takes_it_as_it_is() -> None:
+    assert ways(1000)[0] == MEASURED
+
+
+@pytest.mark.parametrize("columns", [516, 700, 1400, 1984, 2044])
+def test_what_it_takes_to_fit_is_all_that_changes(columns: int) -> None:
+    found = ways(columns)
+    assert found
+    for one in found:
+        assert one.illegal(NormSpec((columns,), "bf16"), SM_90) is None
+        for field in ("workgroups", "vector", "ahead", "slots", "stages_weight", "resident"):
+            assert getattr(one, field) == getattr(MEASURED, field)
+        assert 6 <= one.groups * one.warps <= 10  # 8 were measured
+
+
+def test_the_first_leaves_the_fewest_threads_idle() -> None:
+    """Of rows of 1152 columns: with 3 vectors for each thread, they are 3 full subgroups."""
+    spec = NormSpec((1152,), "bf16")
+    idle = [one.padded_columns(spec, SM_90) for one in ways(1152)]
+    assert idle[0] == 1152 == min(idle)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [(512, "bf16"), (2048, "bf16"), (1001, "bf16"), (1002, "bf16"), (1000, "f32")],
+)
+def test_far_widths_other_accesses_and_other_types_say_nothing(columns: int, dtype: str) -> None:
+    assert ways(columns, dtype=dtype) == []
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("op", [LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name])
+def test_no_width_falls_off(op: str, dtype: str) -> None:
+    """One pass, few threads idle, and enough of them, where accesses of 4 elements divide N."""
+    for columns in range(128, 16385, 52):
+        spec = NormSpec((columns,), dtype, op=op)
+        chosen = schedules.choose(spec, SM_90, H200)
+        assert isinstance(chosen, OnePass), spec.name
+        assert chosen.vector >= 4, spec.name
+        assert chosen.padded_columns(spec, SM_90) <= 1.5 * columns, spec.name
+        assert chosen.groups * chosen.warps * chosen.resident >= 6, spec.name
+        assert chosen.registers(spec, SM_90) <= chosen.registers_available(SM_90), spec.name
