@@ -24,6 +24,7 @@ _PROLOGUE = """
 {parameters}
 )
 .maxntid {x}, {y}, {z}
+{directives}
 {{
 \t.reg .pred %p<20>;
 \t.reg .b16 %rs<40>;
@@ -50,6 +51,7 @@ def run_kernel(
     shared_bytes: int = 0,
     read_only: Sequence[int] = (),
     module: str = "",
+    directives: str = "",
     lockstep: bool = False,
 ) -> list[Array]:
     """Runs the body of a kernel.
@@ -63,6 +65,7 @@ def run_kernel(
         shared_bytes: Dynamic shared memory.
         read_only: Numbers of the buffers that the kernel promises not to write.
         module: What stands before the kernel.
+        directives: Of the kernel, besides the size of its workgroups.
         lockstep: Threads of a warp run in step.
 
     Returns:
@@ -79,6 +82,7 @@ def run_kernel(
     names = [f"kernel_param_{number}" for number in range(len(buffers))]
     text = _PROLOGUE.format(
         module=module,
+        directives=directives,
         parameters=",\n".join(f"\t.param .u64 .ptr .global .align 16 {name}" for name in names),
         x=threads[0],
         y=threads[1],

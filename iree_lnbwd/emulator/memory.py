@@ -523,6 +523,7 @@ _MOST_EPOCHS = {
     _SUBGROUP_EPOCH_BITS: (1 << _GROUP_EPOCH_BITS - _SUBGROUP_EPOCH_BITS) - 1,
 }
 _EPOCH = 1 << _EPOCH_BITS  # barriers that the workgroup has passed
+_BY_ANOTHER = 1  # the stamp of a write by another workgroup: it is in no epoch of this one
 _WHO = (
     1 << _SUBGROUP_EPOCH_BITS
 ) - 1  # a thread, or several of one subgroup, of one group, or of several
@@ -627,6 +628,25 @@ class SharedMemory:
         self._note_writes(at, lanes, addresses)
         _scatter(self._data, offsets, values, alignment)
 
+    def load_of(self, workgroups: Lanes, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
+        """As `load`, from the memory of other workgroups; `clusters.Cluster` finds the races."""
+        offsets, at = self._locate(lanes, addresses, nbytes, nbytes, workgroups)
+        self._check_under_way(at, lanes, addresses, "is read")
+        _check_written(self._cells.write[at], lanes + self._first_lane, addresses, "shared memory")
+        return _gather(self._data, offsets, nbytes, nbytes)
+
+    def store_of(self, workgroups: Lanes, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
+        """As `store`, to the memory of other workgroups; `clusters.Cluster` finds the races."""
+        nbytes = values.shape[1]
+        offsets, at = self._locate(lanes, addresses, nbytes, nbytes, workgroups)
+        self._check_under_way(at, lanes, addresses, "is written")
+        self._cells.write[at] = _BY_ANOTHER
+        _scatter(self._data, offsets, values, nbytes)
+
+    def cluster_barrier(self, lanes: Lanes) -> None:
+        """These lanes have met all others of their cluster."""
+        self._begin_epoch(lanes, _EPOCH_BITS)
+
     def barrier(self, workgroups: Lanes) -> None:
         """All threads of these workgroups have met, so their earlier accesses are ordered."""
         lanes = workgroups[:, None] * self._threads + np.arange(self._threads)
@@ -718,7 +738,12 @@ class SharedMemory:
         self._copies = remaining
 
     def _locate(
-        self, lanes: Lanes, addresses: Lanes, nbytes: int, alignment: int
+        self,
+        lanes: Lanes,
+        addresses: Lanes,
+        nbytes: int,
+        alignment: int,
+        workgroups: Lanes | None = None,
     ) -> tuple[Lanes, Lanes]:
         """Offsets in the memory of all workgroups, and cells, of accesses that are in bounds."""
         _check_alignment(addresses, alignment, lanes + self._first_lane, "shared memory")
@@ -729,7 +754,8 @@ class SharedMemory:
                 f"{self.nbytes}",
                 lanes[outside] + self._first_lane,
             )
-        offsets = addresses + self._base[lanes]
+        base = self._base[lanes] if workgroups is None else workgroups * self._stride
+        offsets = addresses + base
         return offsets, self._index(offsets, nbytes, alignment)
 
     def _index(self, offsets: Lanes, nbytes: int, alignment: int) -> Lanes:

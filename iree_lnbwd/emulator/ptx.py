@@ -8,6 +8,7 @@ wait for their threads. Hardware may choose any such order.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from iree_lnbwd.emulator import limits, ptx_parser, ptx_semantics
+from iree_lnbwd.emulator import clusters, limits, ptx_parser, ptx_semantics
 from iree_lnbwd.emulator.launch import (
     CONFUSION,
     Array,
@@ -53,7 +54,9 @@ _Sync = Callable[["_Threads", Lanes, "npt.NDArray[np.bool_]"], "npt.NDArray[np.b
 
 _IMMEDIATE = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 _FLOAT = re.compile(r"0[fF][0-9a-fA-F]{8}$|0[dD][0-9a-fA-F]{16}$")
-_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid)$")
+_SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|cluster_ctarank|cluster_nctarank)$"
+)
 _BARRIERS = 16  # of a workgroup
 _NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
 _CACHE_HINTS = re.compile(r"(nc|volatile|relaxed|weak|gpu|cta|sys|c[agvsow]|wb|wt|lu|L[12]::\w+)$")
@@ -101,12 +104,17 @@ class PtxExecutor:
         try:
             program = self._program(launch)
             kernel = program.kernel
+            of_cluster = kernel.cluster[0]
+            shared = kernel.nbytes["shared"] + launch.shared_bytes
             room = workgroups_at_once(
-                kernel.nbytes["shared"] + launch.shared_bytes,
+                shared if of_cluster == 1 else 2 * shared,  # with the notes on who touches it
                 2 * kernel.nbytes["local"] + program.register_bytes,
                 launch.threads,
             )
+            if room < of_cluster:
+                raise Fault(f"a cluster of {of_cluster} workgroups: the emulator runs {room}")
             at_once = max(1, min(room, _LANES_AT_ONCE // launch.threads))
+            at_once = max(1, at_once // of_cluster) * of_cluster
             work = Work()
             for first in range(0, launch.workgroups, at_once):
                 count = min(at_once, launch.workgroups - first)
@@ -146,6 +154,7 @@ def _check(kernel: Kernel, launch: Launch) -> None:
             f"workgroups of {launch.workgroup_size} threads: .reqntid asks for "
             f"{kernel.required_size}"
         )
+    _check_clusters(kernel, launch)
     given = [64] * len(launch.bindings) + [32] * len(launch.constants)
     widths = [int(type_[1:]) for type_ in kernel.parameters.values()]
     if given != widths:
@@ -153,6 +162,17 @@ def _check(kernel: Kernel, launch: Launch) -> None:
             f"{len(launch.bindings)} bindings and {len(launch.constants)} constants for "
             f"parameters of {widths} bits"
         )
+
+
+def _check_clusters(kernel: Kernel, launch: Launch) -> None:
+    size = math.prod(kernel.cluster)
+    if kernel.cluster != (size, 1, 1) or not 1 <= size <= clusters.MOST_WORKGROUPS:
+        raise Fault(
+            f"clusters of {kernel.cluster} workgroups: expected up to {clusters.MOST_WORKGROUPS} "
+            "along x"
+        )
+    if launch.workgroup_count[0] % size:
+        raise Fault(f"{launch.workgroup_count[0]} workgroups along x, in clusters of {size}")
 
 
 @dataclass
@@ -227,6 +247,16 @@ class _Threads:
             subgroup_size=WARP,
             first_lane=self.first_lane,
         )
+        size = kernel.cluster[0]
+        self.cluster = None
+        if size > 1:
+            self.cluster = clusters.Cluster(
+                self.shared.nbytes,
+                size=size,
+                workgroups=count,
+                threads=launch.threads,
+                first_lane=self.first_lane,
+            )
         self.local = LocalMemory(
             kernel.nbytes["local"], lanes=self.lanes, first_lane=self.first_lane
         )
@@ -245,9 +275,18 @@ class _Threads:
         )
         self.numbers = np.arange(self.lanes)
         self.special = _special_registers(launch, first, self.numbers)
+        ranks = self.numbers // launch.threads % size  # a batch begins with a cluster
+        self.special["cluster_ctarank"] = ranks.astype(np.uint32)
+        self.special["cluster_nctarank"] = np.full(self.lanes, size, np.uint32)
         self._ended = len(program.blocks)
         self._at = np.zeros(self.lanes, np.int32)
         self._waits = np.zeros(self.lanes, np.bool_)
+
+    @property
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """Which threads have not ended."""
+        alive: npt.NDArray[np.bool_] = self._at < self._ended
+        return alive
 
     def in_warp(self, lanes: Lanes) -> Lanes:
         """The number of each thread in its warp."""
@@ -340,6 +379,11 @@ class _Threads:
             raise _at(instruction, not_understood(error)) from error
         target = self._ended if block.ends else block.target
         assert target is not None
+        if block.ends and self.cluster is not None:
+            try:
+                self.cluster.end(self.numbers[chosen])
+            except Fault as fault:
+                raise _at(instruction, fault) from None
         if chosen is selection:
             return target
         self._at[selection] = number + 1
@@ -351,7 +395,7 @@ class _Threads:
     ) -> int | None:
         """Threads come to a barrier or a shuffle; complete sets of them pass, the others wait."""
         lanes = self.numbers[chosen]
-        alive = self._at < self._ended
+        alive = self.alive
         passes = sync(self, lanes, alive)
         if passes.all() and chosen is selection:
             self._waits[selection] = False
@@ -386,6 +430,8 @@ class _Threads:
         was there when the first one arrived.
         """
         assert block.instruction is not None
+        if "cluster" in block.instruction.modifiers and self.cluster is not None:
+            return self.cluster.would_pass(lanes, self.alive)
         if block.instruction.opcode == "shfl" or "warp" in block.instruction.modifiers:
             return False
         if len(block.instruction.operands) == 2:  # so many threads, whoever has ended
@@ -449,6 +495,8 @@ class _Decoder:
             "cvta": self._convert_address,
             "cp": self._copy_async,
             "trap": self._trap,
+            "mapa": self._map_address,
+            "barrier": self._arrive,
         }
 
     @property
@@ -459,7 +507,9 @@ class _Decoder:
     @staticmethod
     def is_sync(instruction: Instruction) -> bool:
         """It waits for other threads."""
-        return instruction.opcode in ("bar", "barrier", "shfl")
+        return instruction.opcode in ("bar", "barrier", "shfl") and (
+            instruction.modifiers[:2] != ("cluster", "arrive")
+        )
 
     def check_predicate(self, instruction: Instruction) -> None:
         """The register that decides who takes part is one that can."""
@@ -653,6 +703,7 @@ class _Decoder:
                         alignment=nbytes,
                     )
             at = np.broadcast_to(to_address(threads, to), lanes.shape)
+            _note_own(threads, lanes, at, nbytes, writes=True)
             threads.shared.copy_async(lanes, at, values)
 
         return copy
@@ -671,6 +722,30 @@ class _Decoder:
             writer(threads, to, value - offset if way else value + offset)
 
         return convert
+
+    def _map_address(self, instruction: Instruction) -> Step:
+        if instruction.modifiers != ("shared::cluster", "u32"):
+            raise UnknownInstructionError(instruction.text)
+        destination, source, rank = instruction.operands
+        address, ranks = self._reader(source, "u32"), self._reader(rank, "u32")
+        writer = self._writer(destination)
+
+        def map_address(threads: _Threads, to: Selection) -> None:
+            both = address(threads, to).astype(np.int64), ranks(threads, to).astype(np.int64)
+            writer(threads, to, clusters.address_of(*both).astype(np.uint32))
+
+        return map_address
+
+    def _arrive(self, instruction: Instruction) -> Step:
+        """At the barrier of a cluster, without waiting."""
+        *hints, aligned = instruction.modifiers[2:] or ("aligned",)
+        if aligned != "aligned" or hints not in ([], ["release"]) or instruction.operands:
+            raise UnknownInstructionError(instruction.text)
+
+        def arrive(threads: _Threads, to: Selection) -> None:
+            _of_cluster(threads).arrive(threads.numbers[to])
+
+        return arrive
 
     def _trap(self, instruction: Instruction) -> Step:
         def trap(threads: _Threads, to: Selection) -> None:
@@ -691,6 +766,20 @@ class _Decoder:
                     return passes
 
                 return meet_warp
+            case (
+                ("cluster", "wait")
+                | ("cluster", "wait", "aligned")
+                | ("cluster", "wait", "acquire", "aligned")
+            ):
+
+                def meet_cluster(
+                    threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
+                ) -> npt.NDArray[np.bool_]:
+                    passes = _of_cluster(threads).passes(lanes, alive)
+                    threads.shared.cluster_barrier(lanes[passes])
+                    return passes
+
+                return meet_cluster
             case ("sync",) | ("cta", "sync") | ("sync", "aligned") | ("cta", "sync", "aligned"):
                 if len(instruction.operands) == 2:
                     return self._group_barrier(*instruction.operands)
@@ -924,8 +1013,9 @@ def _access(instruction: Instruction) -> tuple[str, str, int]:
     *words, type_ = instruction.modifiers
     space, count = "generic", 1
     for word in words:
-        word = word.removesuffix("::entry")  # PTX 8.3 and later may say whose parameter it is
-        if word in ("global", "shared", "local", "param"):
+        # PTX 8.3 and later may say whose parameter, or shared memory, it is.
+        word = word.removesuffix("::entry").removesuffix("::cta")
+        if word in ("global", "shared", "shared::cluster", "local", "param"):
             space = word
         elif word == "const":  # its addresses here are those of global memory
             space = "global"
@@ -945,7 +1035,18 @@ def _load_bytes(
         case "global":
             return threads.memory.load(lanes + threads.first_lane, addresses, nbytes)
         case "shared":
+            _note_own(threads, lanes, addresses, nbytes, writes=False)
             return threads.shared.load(lanes, addresses, nbytes)
+        case "shared::cluster":
+            values = np.empty((len(lanes), nbytes), np.uint8)
+            own, others, workgroups, at = _in_cluster(
+                threads, lanes, addresses, nbytes, writes=False
+            )
+            values[own] = threads.shared.load(lanes[own], at[own], nbytes)
+            values[others] = threads.shared.load_of(
+                workgroups[others], lanes[others], at[others], nbytes
+            )
+            return values
         case "local":
             return threads.local.load(lanes, addresses, nbytes)
     values = np.empty((len(lanes), nbytes), np.uint8)
@@ -961,12 +1062,48 @@ def _store_bytes(
         case "global":
             threads.memory.store(lanes + threads.first_lane, addresses, values)
         case "shared":
+            _note_own(threads, lanes, addresses, values.shape[1], writes=True)
             threads.shared.store(lanes, addresses, values)
+        case "shared::cluster":
+            own, others, workgroups, at = _in_cluster(
+                threads, lanes, addresses, values.shape[1], writes=True
+            )
+            threads.shared.store(lanes[own], at[own], values[own])
+            threads.shared.store_of(workgroups[others], lanes[others], at[others], values[others])
         case "local":
             threads.local.store(lanes, addresses, values)
         case _:
             for where, part, window in _windows(addresses):
                 _store_bytes(threads, where, lanes[part], addresses[part] - window, values[part])
+
+
+def _of_cluster(threads: _Threads) -> clusters.Cluster:
+    if threads.cluster is None:
+        raise Fault("an instruction of clusters in a kernel without .reqnctapercluster")
+    return threads.cluster
+
+
+def _note_own(
+    threads: _Threads, lanes: Lanes, addresses: Lanes, nbytes: int, *, writes: bool
+) -> None:
+    """Threads touch their workgroup's memory, which others of the cluster may touch as well."""
+    if threads.cluster is not None:
+        inside = (addresses >= 0) & (addresses + nbytes <= threads.shared.nbytes)
+        own = lanes // threads.threads
+        threads.cluster.note(lanes[inside], own[inside], addresses[inside], nbytes, writes=writes)
+
+
+def _in_cluster(
+    threads: _Threads, lanes: Lanes, addresses: Lanes, nbytes: int, *, writes: bool
+) -> tuple[Lanes, Lanes, Lanes, Lanes]:
+    """Accesses to a workgroup's own memory, the others; whose memory each is to, and where."""
+    cluster = _of_cluster(threads)
+    workgroups, at = cluster.locate(lanes, addresses)
+    is_own = workgroups == lanes // threads.threads
+    cluster.check_there(lanes[~is_own], workgroups[~is_own], threads.alive)
+    inside = (at >= 0) & (at + nbytes <= threads.shared.nbytes)  # others are told by the memory
+    cluster.note(lanes[inside], workgroups[inside], at[inside], nbytes, writes=writes)
+    return np.flatnonzero(is_own), np.flatnonzero(~is_own), workgroups, at
 
 
 def _windows(addresses: Lanes) -> list[tuple[str, Lanes, int]]:

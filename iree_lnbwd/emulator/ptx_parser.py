@@ -20,8 +20,10 @@ _ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\(")
 _DIRECTIVES = re.compile(r"[^{;]*")
 _THREADS = re.compile(r"\.(?P<what>max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 _DIRECTIVE = re.compile(r"\.[a-z]\w*")
+_CLUSTER = re.compile(r"\.reqnctapercluster\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 # Directives of a kernel: the size of its workgroups, and some that only compilers use.
 _KNOWN = (".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".pragma")
+_OF_CLUSTERS = (".explicitcluster", ".reqnctapercluster")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.(?P<type>[busf](?:8|16|32|64))\s+(?:\.\S+\s+|\d+\s+)*"
 )
@@ -123,6 +125,7 @@ class Kernel:
         parameters: Types by name, in order, e.g. {"f_param_0": "u64"}.
         max_threads: Of a workgroup: ``.maxntid``; None where it does not say.
         required_size: Of a workgroup: ``.reqntid``; None where it does not say.
+        cluster: Workgroups of a cluster: ``.reqnctapercluster``; one where it does not say.
         unknown_directives: Its other directives about launches, and all that are not known here.
         registers: By their name without the number.
         variables: Of the kernel and of the module around it, by name; those that it uses.
@@ -136,6 +139,7 @@ class Kernel:
     parameters: dict[str, str]
     max_threads: int | None
     required_size: Dim3 | None
+    cluster: Dim3
     unknown_directives: tuple[str, ...]
     registers: dict[str, Registers]
     variables: Mapping[str, Variable]
@@ -226,6 +230,8 @@ def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variabl
         for match in _THREADS.finditer(entry.directives)
     }
     x, y, z = sizes.get("req", (0, 0, 0))
+    asks = _CLUSTER.search(entry.directives)
+    along_x, along_y, along_z = (_number(n or "1") for n in (asks.groups() if asks else "111"))
     declarations: list[str] = []
     registers: dict[str, Registers] = {}
     code: list[Instruction] = []
@@ -250,8 +256,11 @@ def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variabl
         parameters=_parameters(entry.parameters, name),
         max_threads=math.prod(sizes["max"]) if "max" in sizes else None,
         required_size=(x, y, z) if "req" in sizes else None,
+        cluster=(along_x, along_y, along_z),
         unknown_directives=tuple(
-            word for word in _DIRECTIVE.findall(entry.directives) if word not in _KNOWN
+            word
+            for word in _DIRECTIVE.findall(entry.directives)
+            if word not in _KNOWN and not (asks and word in _OF_CLUSTERS)
         ),
         registers=registers,
         variables=variables,

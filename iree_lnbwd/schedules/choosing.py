@@ -23,7 +23,7 @@ from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-# One pass, staged by cp.async: rules of thumb, from an H200, for widths that none was measured near.
+# One pass, staged by cp.async: rules of thumb, from an H200, for widths near no measured one.
 _STAGED_WARPS = 16  # of a multiprocessor, if rows are divided among that many
 _STAGED_CHUNKS = (
     2,

@@ -131,3 +131,68 @@ func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
     vmfb = compile_str(text, input_type="none", extra_args=flags)
     with pytest.raises(VmError, match="not found or unavailable"):
         Module(vmfb, "cuda")
+
+
+def test_a_cluster_that_swaps_the_halves_of_rows() -> None:
+    """Two workgroups to a row; each writes its half into the other's shared memory."""
+    module = _compile(
+        """
+#layout = #hal.pipeline.layout<bindings = [
+  #hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>]>
+#kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline
+  workgroup_size = [32, 1, 1] subgroup_size = 32>
+!rows = memref<3x2x32xf32, #hal.descriptor_type<storage_buffer>>
+!half = memref<32xf32, #gpu.address_space<workgroup>>
+hal.executable.source private @swap {
+  hal.executable.export public @swap ordinal(0) layout(#layout)
+      count(%device: !hal.device) -> (index, index, index) {
+    %six = arith.constant 6 : index
+    %one = arith.constant 1 : index
+    hal.return %six, %one, %one : index, index, index
+  }
+  builtin.module {
+    func.func @swap()
+        attributes {translation_info = #kernel, nvvm.cluster_dim = array<i32: 2, 1, 1>} {
+      %c0 = arith.constant 0 : index
+      %c2 = arith.constant 2 : index
+      %x = hal.interface.binding.subspan layout(#layout) binding(0) alignment(64) offset(%c0)
+        : !rows
+      %y = hal.interface.binding.subspan layout(#layout) binding(1) alignment(64) offset(%c0)
+        : !rows
+      %half = memref.alloc() : !half
+      %t = gpu.thread_id x
+      %workgroup = hal.interface.workgroup.id[0] : index
+      %row = arith.divui %workgroup, %c2 : index
+      %part = arith.remui %workgroup, %c2 : index
+      %value = memref.load %x[%row, %part, %t] : !rows
+      %rank = nvvm.read.ptx.sreg.cluster.ctarank : i32
+      %one = arith.constant 1 : i32
+      %other = arith.xori %rank, %one : i32
+      %base = memref.extract_aligned_pointer_as_index %half : !half -> index
+      %base_i32 = arith.index_cast %base : index to i32
+      %t_i32 = arith.index_cast %t : index to i32
+      %four = arith.constant 4 : i32
+      %offset = arith.muli %t_i32, %four : i32
+      %mine = arith.addi %base_i32, %offset : i32
+      nvvm.cluster.arrive
+      nvvm.cluster.wait
+      %theirs = llvm.inline_asm has_side_effects "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r"
+        %mine, %other : (i32, i32) -> i32
+      llvm.inline_asm has_side_effects "st.shared::cluster.f32 [$0], $1;", "r,f,~{memory}"
+        %theirs, %value : (i32, f32) -> ()
+      nvvm.cluster.arrive
+      nvvm.cluster.wait
+      %got = memref.load %half[%t] : !half
+      memref.store %got, %y[%row, %part, %t] : !rows
+      return
+    }
+  }
+}
+func.func @f(%x: tensor<3x2x32xf32>) -> tensor<3x2x32xf32> {
+  %y = flow.dispatch @swap::@swap(%x) : (tensor<3x2x32xf32>) -> tensor<3x2x32xf32>
+  return %y : tensor<3x2x32xf32>
+}""",
+        "sm_90",
+    )
+    x = random_generator().standard_normal((3, 2, 32), np.float32)
+    np.testing.assert_array_equal(_call(module, x), x[:, ::-1])

@@ -1,0 +1,184 @@
+"""Clusters: workgroups that reach each other's shared memory (PTX, since sm_90).
+
+A thread that has passed as many barriers of its cluster as another is in the same *epoch*. Nothing
+but such a barrier orders accesses of two workgroups. So two accesses to a cell race if they are in
+one epoch, one of them comes from another workgroup, and one of them writes.
+
+A workgroup is known to have begun once its cluster has met, and its memory is gone when it ends. So
+there is a barrier before the first access of another workgroup to its memory, and one after the
+last.
+
+Source: PTX ISA, "barrier.cluster", "mapa", "Cluster of CTAs"; CUDA C++ Programming Guide,
+"Distributed Shared Memory".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from iree_lnbwd.emulator.launch import Fault, Lanes
+
+MOST_WORKGROUPS = 8  # of a cluster, on every GPU that has them
+_CELL = 4  # bytes: the narrowest access to another workgroup's memory
+_WINDOW_BITS = 24  # of an address in one workgroup's memory, in that of a cluster
+_NEVER = -1
+
+
+def address_of(addresses: Lanes, ranks: Lanes) -> Lanes:
+    """Where a cluster has bytes of the shared memory of its workgroup of a rank (``mapa``)."""
+    return (ranks + 1 << _WINDOW_BITS) | addresses
+
+
+class Cluster:
+    """How far the threads of some clusters are, and who touched whose shared memory when.
+
+    Lanes count from the first thread of the first of these workgroups.
+    """
+
+    def __init__(
+        self, nbytes: int, *, size: int, workgroups: int, threads: int, first_lane: int = 0
+    ) -> None:
+        """Workgroups that have just begun.
+
+        Args:
+            nbytes: Of shared memory, of a workgroup.
+            size: Workgroups of a cluster.
+            workgroups: How many there are: whole clusters.
+            threads: Of a workgroup.
+            first_lane: What lane 0 is in the launch, for messages.
+        """
+        self._size, self._threads, self._first_lane = size, threads, first_lane
+        self._cells = -(-nbytes // _CELL)
+        count = workgroups * self._cells
+        # The epoch of the last access to each cell of a kind.
+        self._last = {
+            (access, where): np.full(count, _NEVER, np.int64)
+            for access in ("read", "write")
+            for where in ("own", "another's")
+        }
+        self._arrived = np.zeros(workgroups * threads, np.int64)  # times
+        self._passed = np.zeros(workgroups * threads, np.int64)
+        self._reached = np.full(workgroups, _NEVER, np.int64)  # from another one, in which epoch
+
+    def rank(self, lanes: Lanes) -> Lanes:
+        """Of each thread's workgroup in its cluster."""
+        return lanes // self._threads % self._size
+
+    def locate(self, lanes: Lanes, addresses: Lanes) -> tuple[Lanes, Lanes]:
+        """The workgroup whose memory each address is in, and where in it.
+
+        Raises:
+            Fault: The cluster has no such workgroup.
+        """
+        ranks = (addresses >> _WINDOW_BITS) - 1
+        own = lanes // self._threads
+        if (wild := ranks >= self._size).any():
+            raise self._fault(
+                f"rank {ranks[wild][0]} of a cluster of {self._size} workgroups", lanes[wild]
+            )
+        workgroups = np.where(ranks < 0, own, own - self.rank(lanes) + ranks)
+        return workgroups, addresses & ((1 << _WINDOW_BITS) - 1)
+
+    def arrive(self, lanes: Lanes) -> None:
+        """Threads come to the barrier of their cluster, and do not wait yet.
+
+        Raises:
+            Fault: They did so before, and have not waited since.
+        """
+        self._check_arrived(lanes, 0, "arrives at the cluster's barrier twice")
+        self._arrived[lanes] += 1
+
+    def passes(self, lanes: Lanes, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which of the threads that wait need not: all others of their cluster have arrived.
+
+        Raises:
+            Fault: A thread waits that has not arrived.
+        """
+        self._check_arrived(lanes, 1, "waits for a cluster's barrier that it has not come to")
+        most = np.iinfo(np.int64).max
+        of_cluster = np.where(alive, self._arrived, most).reshape(-1, self._size * self._threads)
+        least = of_cluster.min(axis=1)
+        passed: npt.NDArray[np.bool_] = (
+            least[lanes // (self._size * self._threads)] >= self._arrived[lanes]
+        )
+        self._passed[lanes[passed]] += 1
+        return passed
+
+    def would_pass(self, lanes: Lanes, alive: npt.NDArray[np.bool_]) -> bool:
+        """Whether any of the threads that wait need not."""
+        before = self._passed.copy()
+        passed = bool(self.passes(lanes, alive).any())
+        self._passed = before
+        return passed
+
+    def note(
+        self, lanes: Lanes, workgroups: Lanes, addresses: Lanes, nbytes: int, *, writes: bool
+    ) -> None:
+        """Threads touch shared memory, their own workgroup's or another's of their cluster.
+
+        Raises:
+            Fault: A race; or they have come to a barrier and not waited; or nothing says that the
+                other workgroup has begun.
+        """
+        self._check_arrived(
+            lanes, 0, "touches shared memory between coming to a barrier and waiting"
+        )
+        own = workgroups == lanes // self._threads
+        epochs = self._passed[lanes]
+        if (early := ~own & (epochs == 0)).any():
+            raise self._fault(
+                "another workgroup's memory before a barrier of the cluster: it may not have begun",
+                lanes[early],
+            )
+        count = -(-nbytes // _CELL)
+        at = (workgroups * self._cells + addresses // _CELL)[:, None] + np.arange(count)
+        for where, part in (("own", own), ("another's", ~own)):
+            if not part.any():
+                continue
+            if writes and where == "another's" and np.unique(at[part]).size < at[part].size:
+                raise self._fault("two threads write at once to another workgroup", lanes[part])
+            against = [("write", "another's")]
+            if writes:
+                against.append(("read", "another's"))
+            if where == "another's":
+                against += [("write", "own"), *([("read", "own")] if writes else [])]
+            for access, whose in against:
+                if (races := self._last[access, whose][at[part]] == epochs[part, None]).any():
+                    row = int(np.flatnonzero(races.any(axis=1))[0])
+                    raise self._fault(
+                        f"race in shared memory at byte {addresses[part][row]} with another "
+                        "workgroup: no barrier of the cluster came between",
+                        lanes[part][row : row + 1],
+                    )
+            self._last["write" if writes else "read", where][at[part]] = epochs[part, None]
+        np.maximum.at(self._reached, workgroups[~own], epochs[~own])
+
+    def end(self, lanes: Lanes) -> None:
+        """Threads end.
+
+        Raises:
+            Fault: Since they met the others last, one of them has touched their memory.
+        """
+        if (late := self._reached[lanes // self._threads] >= self._passed[lanes]).any():
+            raise self._fault(
+                "a workgroup ends, and no barrier of its cluster since another touched its memory",
+                lanes[late],
+            )
+
+    def check_there(self, lanes: Lanes, workgroups: Lanes, alive: npt.NDArray[np.bool_]) -> None:
+        """Expects workgroups none of whose threads has ended.
+
+        Raises:
+            Fault: One has.
+        """
+        there = np.logical_and.reduce(alive.reshape(-1, self._threads), axis=1)
+        if (gone := ~there[workgroups]).any():
+            raise self._fault("shared memory of a workgroup that has ended", lanes[gone])
+
+    def _fault(self, what: str, lanes: Lanes) -> Fault:
+        return Fault(what, lanes + self._first_lane)
+
+    def _check_arrived(self, lanes: Lanes, times: int, what: str) -> None:
+        if (wrong := self._arrived[lanes] - self._passed[lanes] != times).any():
+            raise self._fault(f"a thread {what}", lanes[wrong])
