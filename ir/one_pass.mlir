@@ -14,6 +14,10 @@
 // keeps the bias and 1 / g where there is room: in registers, each would be one more for each element.
 // Without room for it, 1 / g is computed again for each row.
 //
+// A row that is too wide for a workgroup is shared by a cluster of them (NVIDIA since sm_90): each has a
+// part of the columns. Then the workgroups count along y, and a cluster's along x. Every subgroup writes its
+// sums into the exchange of each workgroup of the cluster.
+//
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
 // Schedule says which, by constants; the compiler folds the branches that are not taken.
@@ -27,12 +31,16 @@
 !residual = bf16
 !acc = f32
 #columns = 4096 : index      // N
+#own_columns = 4096 : index  // of a workgroup
+#cluster = 1 : index         // workgroups that share a row
+#in_clusters = false
 #vector = 8 : index          // V
 #chunks = 1 : index          // of a row that a thread owns
 #copied = 8 : index          // V, where chunks are copied
 #threads = 512 : index       // T
 #threads_i32 = 512 : i32
 #subgroup = 32 : index
+#warps = 16 : index          // subgroups of a group
 #subgroup_i32 = 32 : i32
 #groups = 1 : index
 #groups_i32 = 1 : i32
@@ -107,6 +115,7 @@
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [workgroups, N]
 ]>
 #rows_x = affine_map<()[m] -> (m ceildiv 1, 132)>
+#rows_y = affine_map<()[m] -> (1)>
 // End of what is replaced.
 
 !pair = vector<2x!acc>
@@ -115,8 +124,9 @@ hal.executable.source private @rows {
   hal.executable.export public @rows ordinal(0) layout(#rows_layout)
       count(%device: !hal.device, %m: index) -> (index, index, index) {
     %x = affine.min #rows_x()[%m]
+    %y = affine.min #rows_y()[%m]
     %one = arith.constant 1 : index
-    hal.return %x, %one, %one : index, index, index
+    hal.return %x, %y, %one : index, index, index
   }
   builtin.module {
     // From ir/math/.
@@ -135,9 +145,9 @@ hal.executable.source private @rows {
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
 
-    // The first column of thread t's chunk k, and whether the row has that chunk.
+    // The first column of thread t's chunk k, of the workgroup's columns, and whether they have that chunk.
     func.func private @column(%k: index, %t: index) -> (index, i1) {
-      %n = arith.constant #columns
+      %n = arith.constant #own_columns
       %v = arith.constant #vector
       %t_count = arith.constant #threads
       %before = arith.muli %k, %t_count : index
@@ -211,6 +221,34 @@ hal.executable.source private @rows {
       return %bias : !chunk
     }
 
+    // A subgroup's sums for the workgroups of its cluster: lane r writes them to that of rank r.
+    func.func private @tell_cluster(%exchange: !exchange, %half: index, %rank: index, %warp: index, %lane: index,
+        %h: !acc, %hx: !acc) {
+      %cluster = arith.constant #cluster
+      %warps = arith.constant #warps
+      %two = arith.constant 2 : index
+      %bytes = arith.constant 4 : index
+      %there = arith.cmpi ult, %lane, %cluster : index
+      scf.if %there {
+        %all_warps = arith.muli %cluster, %warps : index
+        %halves_before = arith.muli %half, %all_warps : index
+        %ranks_before = arith.muli %rank, %warps : index
+        %before = arith.addi %halves_before, %ranks_before : index
+        %place = arith.addi %before, %warp : index
+        %number = arith.muli %place, %two : index
+        %offset = arith.muli %number, %bytes : index
+        %base = memref.extract_aligned_pointer_as_index %exchange : !exchange -> index
+        %mine = arith.addi %base, %offset : index
+        %mine_i32 = arith.index_castui %mine : index to i32
+        %lane_i32 = arith.index_castui %lane : index to i32
+        %theirs = llvm.inline_asm has_side_effects "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r" %mine_i32, %lane_i32
+            : (i32, i32) -> i32
+        llvm.inline_asm has_side_effects "st.shared::cluster.v2.f32 [$0], {$1, $2};", "r,f,f,~{memory}" %theirs, %h, %hx
+            : (i32, !acc, !acc) -> ()
+      }
+      return
+    }
+
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -241,6 +279,7 @@ hal.executable.source private @rows {
       %stages_bias = arith.constant #stages_bias
       %one_group = arith.constant #one_group
       %one_warp = arith.constant #one_warp
+      %in_clusters = arith.constant #in_clusters
       %zero_i32 = arith.constant 0 : i32
       %lanes_i32 = arith.constant #subgroup_i32
       %one_i32 = arith.constant 1 : i32
@@ -264,12 +303,19 @@ hal.executable.source private @rows {
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_rows{%m}
       %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
       %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
-      %p = hal.interface.workgroup.count[0] : index
+      %count_x = hal.interface.workgroup.count[0] : index
+      %count_y = hal.interface.workgroup.count[1] : index
+      %p = arith.select %in_clusters, %count_y, %count_x : index
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
-      %workgroup = hal.interface.workgroup.id[0] : index
+      %id_x = hal.interface.workgroup.id[0] : index
+      %id_y = hal.interface.workgroup.id[1] : index
+      %workgroup = arith.select %in_clusters, %id_y, %id_x : index
+      %rank = arith.select %in_clusters, %id_x, %c0 : index  // of the cluster's workgroups
+      %own_columns = arith.constant #own_columns
+      %part = arith.muli %rank, %own_columns : index         // the first column of this workgroup
       %thread = gpu.thread_id x
       %t = arith.remui %thread, %t_count : index
       %group = arith.divui %thread, %t_count : index
@@ -320,14 +366,16 @@ hal.executable.source private @rows {
       // A chunk past the end of the row is all zeros and is never stored.
       scf.for %k = %c0 to %chunks step %c1 {
         %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+        %at = arith.addi %part, %col : index
         scf.if %copies_weight {
           %size = arith.select %inside, %v, %c0 : index
-          %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %col, %size)
+          %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %at, %size)
               <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
               : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
         } else {
           %col_in = arith.select %inside, %col, %c0 : index
-          %read = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          %at_in = arith.addi %part, %col_in : index
+          %read = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
           %gamma_k = arith.select %inside, %read, %zero_gamma : !gamma_chunk
           memref.store %gamma_k, %gamma_held[%k] : !gamma_held
         }
@@ -350,12 +398,13 @@ hal.executable.source private @rows {
           %row_index = arith.index_castui %row_in : i32 to index
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+            %at = arith.addi %part, %col : index
             %exists = arith.andi %inside, %live : i1
             %size = arith.select %exists, %v, %c0 : index
-            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %row_index, %col, %size)
+            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %row_index, %at, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-            %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %row_index, %col, %size)
+            %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %row_index, %at, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
           } {llvm.loop_annotation = #unrolled}
@@ -369,8 +418,9 @@ hal.executable.source private @rows {
         scf.if %stages {
         } else {
           %col_in = arith.select %inside, %col, %c0 : index
-          %dy_k = vector.load %dy[%first_index, %col_in] : !dy_rows, !dy_chunk
-          %x_k = vector.load %x[%first_index, %col_in] : !x_rows, !x_chunk
+          %at_in = arith.addi %part, %col_in : index
+          %dy_k = vector.load %dy[%first_index, %at_in] : !dy_rows, !dy_chunk
+          %x_k = vector.load %x[%first_index, %at_in] : !x_rows, !x_chunk
           memref.store %dy_k, %dy_held[%k] : !dy_held
           memref.store %x_k, %x_held[%k] : !x_held
         }
@@ -382,7 +432,8 @@ hal.executable.source private @rows {
         }
         scf.if %adds_bias {
           %col_in = arith.select %inside, %col, %c0 : index
-          %read = vector.load %beta[%col_in] : !beta_row, !beta_chunk
+          %at_in = arith.addi %part, %col_in : index
+          %read = vector.load %beta[%at_in] : !beta_row, !beta_chunk
           %beta_k = arith.select %inside, %read, %zero_beta : !beta_chunk
           scf.if %stages_bias {
             vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
@@ -392,7 +443,8 @@ hal.executable.source private @rows {
         }
         scf.if %stages_inverse {
           %col_in = arith.select %inside, %col, %c0 : index
-          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          %at_in = arith.addi %part, %col_in : index
+          %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
           %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
           %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
@@ -400,6 +452,12 @@ hal.executable.source private @rows {
           vector.store %inverse, %inverse_staged[%group, %col] : !inverse_staged, !chunk
         }
       } {llvm.loop_annotation = #unrolled}
+
+      // Nobody writes to a workgroup that has not begun, or has ended.
+      scf.if %in_clusters {
+        nvvm.cluster.arrive
+        nvvm.cluster.wait
+      }
 
       // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
       // other groups: each has a barrier of its own.
@@ -421,22 +479,24 @@ hal.executable.source private @rows {
         %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %at = arith.addi %part, %col : index
           scf.if %stages {
             scf.if %in_place {
             } else {
               %exists = arith.andi %inside, %row_ahead_live : i1
               %size = arith.select %exists, %v, %c0 : index
-              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %col, %size)
+              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %at, %size)
                   <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-              %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %col, %size)
+              %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %at, %size)
                   <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
             }
           } else {
             %col_in = arith.select %inside, %col, %c0 : index
-            %dy_k = vector.load %dy[%row_ahead_index, %col_in] : !dy_rows, !dy_chunk
-            %x_k = vector.load %x[%row_ahead_index, %col_in] : !x_rows, !x_chunk
+            %at_in = arith.addi %part, %col_in : index
+            %dy_k = vector.load %dy[%row_ahead_index, %at_in] : !dy_rows, !dy_chunk
+            %x_k = vector.load %x[%row_ahead_index, %at_in] : !x_rows, !x_chunk
             memref.store %dy_k, %dy_next[%k] : !dy_held
             memref.store %x_k, %x_next[%k] : !x_held
           }
@@ -468,7 +528,8 @@ hal.executable.source private @rows {
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
             %col_in = arith.select %inside, %col, %c0 : index
-            %dresidual_k = vector.load %dresidual[%row_index, %col_in] : !residual_rows, !residual_chunk
+            %at_in = arith.addi %part, %col_in : index
+            %dresidual_k = vector.load %dresidual[%row_index, %at_in] : !residual_rows, !residual_chunk
             memref.store %dresidual_k, %residual_held[%k] : !residual_held
           } {llvm.loop_annotation = #unrolled}
         }
@@ -539,14 +600,21 @@ hal.executable.source private @rows {
             scf.yield %warp_h, %warp_hx : !acc, !acc
           } else {
             %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-            scf.if %leads {
-              vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-            }
-            scf.if %one_group {
-              gpu.barrier
+            scf.if %in_clusters {
+              func.call @tell_cluster(%exchange, %half, %rank, %warp, %lane, %warp_h, %warp_hx)
+                  : (!exchange, index, index, index, index, !acc, !acc) -> ()
+              nvvm.cluster.arrive
+              nvvm.cluster.wait
             } else {
-              %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
-              nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
+              scf.if %leads {
+                vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+              }
+              scf.if %one_group {
+                gpu.barrier
+              } else {
+                %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
+                nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
+              }
             }
             %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
             %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
@@ -562,6 +630,7 @@ hal.executable.source private @rows {
         // dx, and the row's part of dgamma and dbeta.
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %at = arith.addi %part, %col : index
           %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
             nvvm.bar.warp.sync %all_lanes : i32
             %dy_k = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
@@ -592,15 +661,15 @@ hal.executable.source private @rows {
           %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
           %stores = arith.andi %inside, %wants_dx : i1
           scf.if %stores {
-            vector.store %dx_k, %dx[%row_index, %col] : !x_rows, !x_chunk
+            vector.store %dx_k, %dx[%row_index, %at] : !x_rows, !x_chunk
           }
           scf.if %in_place {
             %exists = arith.andi %inside, %row_ahead_live : i1
             %size = arith.select %exists, %v, %c0 : index
-            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %col, %size)
+            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %at, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-            %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %col, %size)
+            %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %at, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
           }
@@ -627,16 +696,21 @@ hal.executable.source private @rows {
       scf.if %stages {
         nvvm.cp.async.wait.group 0
       }
+      scf.if %in_clusters {
+        nvvm.cluster.arrive
+        nvvm.cluster.wait
+      }
 
       scf.if %one_group {
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %at = arith.addi %part, %col : index
           %dgamma_k = memref.load %dgamma_sums[%k] : !held
           %dbeta_k = memref.load %dbeta_sums[%k] : !held
           scf.if %inside {
-            vector.store %dgamma_k, %dgamma_partials[%workgroup, %col] : !acc_rows, !chunk
+            vector.store %dgamma_k, %dgamma_partials[%workgroup, %at] : !acc_rows, !chunk
             scf.if %sums_dbeta {
-              vector.store %dbeta_k, %dbeta_partials[%workgroup, %col] : !acc_rows, !chunk
+              vector.store %dbeta_k, %dbeta_partials[%workgroup, %at] : !acc_rows, !chunk
             }
           }
         } {llvm.loop_annotation = #unrolled}

@@ -177,6 +177,9 @@ def _literals(
         text = text.replace("cluster(size = 8)", f"cluster(size = {few.parts(target)})")
     if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _narrow_copies(text, spec, schedule)
+        if schedule.cluster > 1:
+            size = f"nvvm.cluster_dim = array<i32: {schedule.cluster}, 1, 1>"
+            text = text.replace("@rows() attributes {", f"@rows() attributes {{{size}, ")
     of_a_row = target.subgroup_size
     if name == FORWARD:
         of_a_row = _forward(spec, target, schedule).cluster(target)
@@ -394,7 +397,12 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#divides_again": _flag(spec.from_output and not schedule.stages_weight),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
         "#one_group": _flag(groups == 1),
-        "#one_warp": _flag(schedule.warps == 1),
+        "#one_warp": _flag(schedule.warps * schedule.cluster == 1),
+        "#warps": f"{schedule.warps} : index",
+        "!warp_sums": f"vector<{schedule.warps * schedule.cluster}x2x!acc>",
+        "#own_columns": f"{schedule.own_columns(spec)} : index",
+        "#cluster": f"{schedule.cluster} : index",
+        "#in_clusters": _flag(schedule.cluster > 1),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),
@@ -404,7 +412,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
         "!inverse_staged": _shared(f"{groups}x{padded}x!acc"),
         "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
-        "!exchange": _shared(f"2x{groups}x{schedule.warps}x2x!acc"),
+        "!exchange": _shared(f"2x{groups}x{schedule.warps * schedule.cluster}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),

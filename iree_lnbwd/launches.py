@@ -297,7 +297,8 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) ->
     sums: tuple[str, ...] = ()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
-        kernels.append(_launch(_ROWS, spec, walkers, constant=rows))
+        of_rows = (walkers,) if form.cluster == 1 else (form.cluster, walkers)
+        kernels.append(_launch(_ROWS, spec, *of_rows, constant=rows))
     else:
         walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))

@@ -58,6 +58,11 @@ class Target:
         return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 80
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether workgroups can reach each other's shared memory (clusters, since sm_90)."""
+        return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 90
+
+    @property
     def group_barriers(self) -> int:
         """The number of barriers at which some subgroups of a workgroup can wait for each other.
 

@@ -43,7 +43,7 @@ def fitted(
             continue
         if not _same_accesses(one.vector, vector_of(spec)):
             continue
-        step = one.vector * target.subgroup_size
+        step = one.cluster * one.vector * target.subgroup_size
         old = -(-key.columns // (step * one.warps))
         for chunks in range(max(1, old - 1), old + 2):
             if chunks * one.vector > most_elements(spec):
@@ -56,7 +56,7 @@ def fitted(
             if way.registers(spec, target) > way.registers_available(target):
                 continue
             cost = (
-                math.log2(way.padded_columns(spec, target) / columns)
+                math.log2(way.cluster * way.padded_columns(spec, target) / columns)
                 + _DISTANCE * distance
                 + _WARPS * abs(math.log2(groups * warps / (one.groups * one.warps)))
                 + _CHUNKS * abs(math.log2(chunks / old))

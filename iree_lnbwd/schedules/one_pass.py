@@ -17,6 +17,7 @@ from iree_lnbwd.schedules.rules import (
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
+_MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thread Block Clusters")
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
 # Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
 # Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
@@ -47,6 +48,8 @@ class OnePass:
         stages_weight: Keep the weight in shared memory instead of in registers.
         widens_weight: Keep it in shared memory in the type of the sums.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
+        cluster: Workgroups that share a row, each a part of its columns; ``workgroups`` counts
+            clusters then.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
         finalize_columns: Columns of a workgroup of that kernel.
@@ -63,6 +66,7 @@ class OnePass:
     stages_weight: bool = False
     widens_weight: bool = False
     resident: int = 1
+    cluster: int = 1
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -72,9 +76,10 @@ class OnePass:
     def path(self) -> str:
         """Its use of memory, in words."""
         fetched = "copied by cp.async" if self.slots else "read"
+        walkers = f"clusters of {self.cluster} workgroups" if self.cluster > 1 else "workgroups"
         ahead = f"{self.ahead} steps ahead" if self.ahead else "where they are used"
         return (
-            f"one pass: x and dy are read once; {self.workgroups} workgroups of {self.groups} x "
+            f"one pass: x and dy are read once; {self.workgroups} {walkers} of {self.groups} x "
             f"{self.warps} subgroups, rows {fetched} {ahead}, {self.vector} elements an access"
         )
 
@@ -89,7 +94,11 @@ class OnePass:
 
     def chunks(self, spec: NormSpec, target: Target) -> int:
         """How many vectors of a row each thread has."""
-        return -(-spec.columns // (self.vector * self.threads(target)))
+        return -(-self.own_columns(spec) // (self.vector * self.threads(target)))
+
+    def own_columns(self, spec: NormSpec) -> int:
+        """Columns of a workgroup."""
+        return spec.columns // self.cluster
 
     def padded_columns(self, spec: NormSpec, target: Target) -> int:
         """Columns that a group's threads cover."""
@@ -144,7 +153,8 @@ class OnePass:
 
     def _shared_anyway(self, spec: NormSpec, target: Target) -> int:
         acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
-        exchange = 2 * self.groups * self.warps * 2 * acc if self.warps > 1 else 0
+        exchanged = self.warps * self.cluster
+        exchange = 2 * self.groups * exchanged * 2 * acc if exchanged > 1 else 0
         weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
         weight *= acc if self.widens_weight else gamma
         return exchange + weight + sum(self.row_bytes(spec, target))
@@ -175,7 +185,7 @@ class OnePass:
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if least(self, self.groups) < 1:
+        if least(self, self.groups, self.cluster) < 1:
             return BELOW_ONE
         shared = self.shared_bytes(spec, target)
         most_ahead = self.slots if self.slots else 1
@@ -204,6 +214,16 @@ class OnePass:
             (
                 not max(0, self.slots - 1) <= self.ahead <= most_ahead,
                 f"{self.ahead} rows ahead do not go with {self.slots} slots",
+            ),
+            (self.cluster > 1 and not target.has_clusters, "clusters"),
+            (self.cluster > _MOST_IN_CLUSTER, f"clusters of at most {_MOST_IN_CLUSTER} workgroups"),
+            (
+                spec.columns % (self.cluster * self.vector) != 0,
+                f"N is no multiple of {self.cluster} x {self.vector}",
+            ),
+            (
+                self.cluster > 1 and (self.groups > 1 or spec.acc_dtype != "f32"),
+                "a cluster shares one row at a time, and sums of f32",
             ),
             (self.rereads and not self.slots, "nothing is staged"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),

@@ -1,0 +1,90 @@
+"""Rows that a cluster of workgroups shares: right in the emulator, refused where they cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support import assert_right, assert_same_bits, random_generator
+
+from iree_lnbwd import NormSpec, compiler
+from iree_lnbwd.emulated import EmulatedNorm
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
+from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import matrix
+
+SM_90 = find_target("sm_90")
+ONE = OnePass(3, 1, 2, vector=4, ahead=1, slots=2, cluster=2)
+LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name
+CASES: dict[str, tuple[NormSpec, OnePass]] = {
+    "two": (NormSpec((1024,), "bf16", op=LAYER), ONE),
+    "four of one subgroup": (
+        NormSpec((1024,), "f32", op=RMS),
+        replace(ONE, warps=1, ahead=2, slots=3, cluster=4),
+    ),
+    "eight, without copies": (
+        NormSpec((4096,), "f32", op=LAYER),
+        replace(ONE, ahead=0, slots=0, cluster=8),
+    ),
+    "columns that do not fill": (
+        NormSpec((2080,), "bf16", op=LAYER),
+        replace(ONE, warps=3, rereads=True, stages_weight=True),
+    ),
+    "from the output, in place": (
+        NormSpec((4096,), "bf16", op=RMS, from_output=True),
+        replace(ONE, warps=4, slots=1, rereads=True, stages_weight=True, widens_weight=True),
+    ),
+    "residual": (
+        NormSpec((4096,), "bf16", op=LAYER, residual_dtype="bf16"),
+        replace(ONE, warps=4, slots=0, cluster=4),
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "how"), CASES.values(), ids=CASES)
+def test_gradients_are_right(spec: NormSpec, how: OnePass) -> None:
+    """For fewer rows than clusters, and for rows that a cluster walks over."""
+    emulated = EmulatedNorm(compiler.build(spec, SM_90, how=how)[0])
+    rng = random_generator()
+    for rows in (2, 7):
+        call = matrix.random_call(spec, rows, rng)
+        results = emulated.run(call)
+        assert_right(results, call)
+        assert_same_bits(emulated.run(call), results)
+    call = matrix.adversarial_call(spec, rng, 5)
+    assert_right(emulated.run(call), call)
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns", "dtype", "target", "why"),
+    [
+        ({}, 1024, "bf16", "sm_80", "clusters"),
+        ({}, 1024, "f32", "gfx942", "clusters"),
+        ({"cluster": 16}, 1024, "bf16", "sm_90", "clusters of at most 8 workgroups"),
+        ({"cluster": 0}, 1024, "bf16", "sm_90", "a number below 1"),
+        ({"cluster": 4}, 1032, "bf16", "sm_90", "N is no multiple of 4 x 4"),
+        (
+            {"groups": 2},
+            1024,
+            "bf16",
+            "sm_90",
+            "a cluster shares one row at a time, and sums of f32",
+        ),
+    ],
+)
+def test_an_illegal_cluster_says_why(
+    changes: dict[str, Any], columns: int, dtype: str, target: str, why: str
+) -> None:
+    how = replace(ONE, ahead=0, slots=0, **changes)
+    assert how.illegal(NormSpec((columns,), dtype), find_target(target)) == why
+
+
+def test_rows_of_131072_columns_are_one_pass() -> None:
+    """No single workgroup could hold them."""
+    spec = NormSpec((131072,), "bf16")
+    how = OnePass(16, 1, 32, vector=4, ahead=1, slots=2, rereads=True, cluster=8)
+    assert how.illegal(spec, SM_90) is None
+    assert replace(how, cluster=1).illegal(spec, SM_90) is not None
+    assert "clusters of 8 workgroups" in how.path
