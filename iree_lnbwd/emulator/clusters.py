@@ -49,7 +49,7 @@ class Cluster:
             first_lane: What lane 0 is in the launch, for messages.
         """
         self._size, self._threads, self._first_lane = size, threads, first_lane
-        self._cells = -(-nbytes // _CELL)
+        self._nbytes, self._cells = nbytes, -(-nbytes // _CELL)
         count = workgroups * self._cells
         # The epoch of the last access to each cell of a kind.
         self._last = {
@@ -96,26 +96,26 @@ class Cluster:
             Fault: A thread waits that has not arrived.
         """
         self._check_arrived(lanes, 1, "waits for a cluster's barrier that it has not come to")
-        most = np.iinfo(np.int64).max
-        of_cluster = np.where(alive, self._arrived, most).reshape(-1, self._size * self._threads)
-        least = of_cluster.min(axis=1)
-        passed: npt.NDArray[np.bool_] = (
-            least[lanes // (self._size * self._threads)] >= self._arrived[lanes]
-        )
+        passed = self.may_pass(lanes, alive)
         self._passed[lanes[passed]] += 1
         return passed
 
-    def would_pass(self, lanes: Lanes, alive: npt.NDArray[np.bool_]) -> bool:
-        """Whether any of the threads that wait need not."""
-        before = self._passed.copy()
-        passed = bool(self.passes(lanes, alive).any())
-        self._passed = before
-        return passed
+    def may_pass(self, lanes: Lanes, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """As `passes`, of threads that go on waiting."""
+        most = np.iinfo(np.int64).max
+        of_cluster = np.where(alive, self._arrived, most).reshape(-1, self._size * self._threads)
+        least = of_cluster.min(axis=1)
+        may: npt.NDArray[np.bool_] = (
+            least[lanes // (self._size * self._threads)] >= self._arrived[lanes]
+        )
+        return may
 
     def note(
         self, lanes: Lanes, workgroups: Lanes, addresses: Lanes, nbytes: int, *, writes: bool
     ) -> None:
         """Threads touch shared memory, their own workgroup's or another's of their cluster.
+
+        Accesses that are out of bounds are the memory's to tell.
 
         Raises:
             Fault: A race; or they have come to a barrier and not waited; or nothing says that the
@@ -124,6 +124,8 @@ class Cluster:
         self._check_arrived(
             lanes, 0, "touches shared memory between coming to a barrier and waiting"
         )
+        inside = (addresses >= 0) & (addresses + nbytes <= self._nbytes)
+        lanes, workgroups, addresses = lanes[inside], workgroups[inside], addresses[inside]
         own = workgroups == lanes // self._threads
         epochs = self._passed[lanes]
         if (early := ~own & (epochs == 0)).any():

@@ -373,17 +373,14 @@ class _Threads:
                 return number + 1
             if block.sync is not None:
                 return self._meet(block.sync, number, selection, chosen)
+            if block.ends and self.cluster is not None:
+                self.cluster.end(self.numbers[chosen])
         except Fault as fault:
             raise _at(instruction, fault) from None
         except CONFUSION as error:
             raise _at(instruction, not_understood(error)) from error
         target = self._ended if block.ends else block.target
         assert target is not None
-        if block.ends and self.cluster is not None:
-            try:
-                self.cluster.end(self.numbers[chosen])
-            except Fault as fault:
-                raise _at(instruction, fault) from None
         if chosen is selection:
             return target
         self._at[selection] = number + 1
@@ -431,7 +428,7 @@ class _Threads:
         """
         assert block.instruction is not None
         if "cluster" in block.instruction.modifiers and self.cluster is not None:
-            return self.cluster.would_pass(lanes, self.alive)
+            return bool(self.cluster.may_pass(lanes, self.alive).any())
         if block.instruction.opcode == "shfl" or "warp" in block.instruction.modifiers:
             return False
         if len(block.instruction.operands) == 2:  # so many threads, whoever has ended
@@ -738,8 +735,8 @@ class _Decoder:
 
     def _arrive(self, instruction: Instruction) -> Step:
         """At the barrier of a cluster, without waiting."""
-        *hints, aligned = instruction.modifiers[2:] or ("aligned",)
-        if aligned != "aligned" or hints not in ([], ["release"]) or instruction.operands:
+        known = ((), ("aligned",), ("release", "aligned"))
+        if instruction.modifiers[2:] not in known or instruction.operands:
             raise UnknownInstructionError(instruction.text)
 
         def arrive(threads: _Threads, to: Selection) -> None:
@@ -1088,9 +1085,7 @@ def _note_own(
 ) -> None:
     """Threads touch their workgroup's memory, which others of the cluster may touch as well."""
     if threads.cluster is not None:
-        inside = (addresses >= 0) & (addresses + nbytes <= threads.shared.nbytes)
-        own = lanes // threads.threads
-        threads.cluster.note(lanes[inside], own[inside], addresses[inside], nbytes, writes=writes)
+        threads.cluster.note(lanes, lanes // threads.threads, addresses, nbytes, writes=writes)
 
 
 def _in_cluster(
@@ -1101,8 +1096,7 @@ def _in_cluster(
     workgroups, at = cluster.locate(lanes, addresses)
     is_own = workgroups == lanes // threads.threads
     cluster.check_there(lanes[~is_own], workgroups[~is_own], threads.alive)
-    inside = (at >= 0) & (at + nbytes <= threads.shared.nbytes)  # others are told by the memory
-    cluster.note(lanes[inside], workgroups[inside], at[inside], nbytes, writes=writes)
+    cluster.note(lanes, workgroups, at, nbytes, writes=writes)
     return np.flatnonzero(is_own), np.flatnonzero(~is_own), workgroups, at
 
 

@@ -18,9 +18,10 @@ _STRANGE = re.compile(r"[^\t-\r -~]")
 _TARGET = re.compile(r"\.target\s+(sm_\w+)")
 _ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\(")
 _DIRECTIVES = re.compile(r"[^{;]*")
-_THREADS = re.compile(r"\.(?P<what>max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_SIZES = re.compile(
+    r"\.(?P<what>maxntid|reqntid|reqnctapercluster)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"
+)
 _DIRECTIVE = re.compile(r"\.[a-z]\w*")
-_CLUSTER = re.compile(r"\.reqnctapercluster\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 # Directives of a kernel: the size of its workgroups, and some that only compilers use.
 _KNOWN = (".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".pragma")
 _OF_CLUSTERS = (".explicitcluster", ".reqnctapercluster")
@@ -227,11 +228,11 @@ class _Entry(NamedTuple):
 def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variable]) -> Kernel:
     sizes = {
         match["what"]: tuple(_number(size or "1") for size in match.groups()[1:])
-        for match in _THREADS.finditer(entry.directives)
+        for match in _SIZES.finditer(entry.directives)
     }
-    x, y, z = sizes.get("req", (0, 0, 0))
-    asks = _CLUSTER.search(entry.directives)
-    along_x, along_y, along_z = (_number(n or "1") for n in (asks.groups() if asks else "111"))
+    x, y, z = sizes.get("reqntid", (0, 0, 0))
+    along_x, along_y, along_z = sizes.get("reqnctapercluster", (1, 1, 1))
+    known_ones = _KNOWN + (_OF_CLUSTERS if "reqnctapercluster" in sizes else ())
     declarations: list[str] = []
     registers: dict[str, Registers] = {}
     code: list[Instruction] = []
@@ -254,13 +255,11 @@ def _kernel(name: str, entry: _Entry, target: str, outside: Mapping[str, Variabl
         name=name,
         target=target,
         parameters=_parameters(entry.parameters, name),
-        max_threads=math.prod(sizes["max"]) if "max" in sizes else None,
-        required_size=(x, y, z) if "req" in sizes else None,
+        max_threads=math.prod(sizes["maxntid"]) if "maxntid" in sizes else None,
+        required_size=(x, y, z) if "reqntid" in sizes else None,
         cluster=(along_x, along_y, along_z),
         unknown_directives=tuple(
-            word
-            for word in _DIRECTIVE.findall(entry.directives)
-            if word not in _KNOWN and not (asks and word in _OF_CLUSTERS)
+            word for word in _DIRECTIVE.findall(entry.directives) if word not in known_ones
         ),
         registers=registers,
         variables=variables,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.products import Product, standing_for
-from iree_lnbwd.schedules.elements import most_elements, vector_of, words
+from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of, words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward, choose_forward
@@ -37,7 +38,7 @@ _WORDS_IN_REGISTERS = 24  # 32-bit words of a row that a thread holds; with more
 # Steps ahead, slots, and whether the weight is staged; best first.
 _FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
 _WIDE_FETCHES = ((1, 2, False), (1, 1, False))
-_WIDE_VECTOR = 4  # elements; with more, registers spill and partial rows are stored in half lines
+_WIDE_VECTOR = WHOLE_LINES  # elements; with more, registers spill, too
 
 # One pass without staging: rules of thumb, because no such GPU was available.
 _DIRECT_THREADS = 256  # of a workgroup
@@ -95,10 +96,10 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
     product = product or standing_for(target.name)
     if not spec.family.is_backward:
         return choose_forward(spec, target, product)
-    reasoned = (*_staged(spec, target, product), *_direct(spec, target, product))
-    for candidate in (
-        *_measured(spec, target, product),
-        *(o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
+    reasoned = chain(_staged(spec, target, product), _direct(spec, target, product))
+    for candidate in chain(
+        _measured(spec, target, product),
+        (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
     ):
         if candidate.illegal(spec, target) is None:
             one = with_finalize(candidate, spec, target, product)

@@ -12,6 +12,8 @@ _ACCESS_BYTES = 16
 # 32-bit words that a thread holds of each of its two sums. If a row needs more, two passes are
 # faster (NVIDIA H200).
 _MOST_WORDS = 32
+# Elements of the widest access with which partial rows of f32 are stored in whole lines.
+WHOLE_LINES = 4
 
 
 def vector_of(spec: NormSpec) -> int:

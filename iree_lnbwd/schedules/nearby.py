@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from iree_lnbwd.schedules.elements import most_elements, vector_of
+from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-_WHOLE_LINES = 4  # elements of an access
 _OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
 # What a way to fit costs, by guess: idle threads count in full, and differences from what was
 # measured for so much, all in powers of 2.
@@ -68,6 +67,6 @@ def fitted(
 def _same_accesses(measured: int, widest: int) -> bool:
     """Whether a row of the widest access can be read as it was measured, and no slower.
 
-    With accesses of 4 elements, partial rows are stored in whole lines; wider ones gain nothing.
+    Accesses that are wider than for whole lines gain nothing.
     """
-    return measured == widest or min(measured, widest) >= _WHOLE_LINES
+    return measured == widest or min(measured, widest) >= WHOLE_LINES
