@@ -13,6 +13,9 @@
 // step is a whole row, or in shared memory, as narrow as it came. A wider row is read again, from the
 // cache, for each of the three.
 //
+// A cluster of workgroups may share a row (NVIDIA since sm_90): each has a part of the columns, and every
+// subgroup writes its sums into the exchange of each workgroup of the cluster.
+//
 // A workgroup has one set of rows, and is done. Several of them on a multiprocessor keep memory busy while
 // others wait for their sums. The more of them there are, the better; so the weights, which all rows have
 // in common, can be loaded after the sums, each when it is used, where registers are free. With few rows,
@@ -37,9 +40,13 @@
 #scales = true                   // gamma is given
 #adds_bias = true
 #writes_output = true            // y; without it, only statistics are computed
+#forward_columns = 4096 : index  // of a workgroup
+#forward_cluster = 1 : index     // workgroups that share a row
+#forward_in_clusters = false
 #forward_vector = 8 : index      // V
 #forward_chunks = 2 : index      // C
 #forward_threads = 256 : index   // T
+#forward_warps = 8 : index       // subgroups of a group
 #forward_rows = 1 : index        // of a workgroup at once
 #forward_steps = 1 : index       // of a row
 #forward_span = 1 : index        // steps that are summed at a time
@@ -83,6 +90,7 @@
   #hal.pipeline.binding<storage_buffer>   // s [M, N]
 ]>
 #normalize_x = affine_map<()[m] -> (m ceildiv 1)>
+#normalize_y = affine_map<()[m] -> (1)>
 // End of what is replaced.
 
 // Of the steps of a row that is not kept. LLVM would unroll a few of them, and keep the row all the same.
@@ -92,8 +100,9 @@ hal.executable.source private @normalize {
   hal.executable.export public @normalize ordinal(0) layout(#normalize_layout)
       count(%device: !hal.device, %m: index) -> (index, index, index) {
     %x = affine.min #normalize_x()[%m]
+    %y = affine.min #normalize_y()[%m]
     %one = arith.constant 1 : index
-    hal.return %x, %one, %one : index, index, index
+    hal.return %x, %y, %one : index, index, index
   }
   builtin.module {
     // From ir/math/.
@@ -108,9 +117,10 @@ hal.executable.source private @normalize {
     func.func private @round_of_x(!forward_chunk) -> !forward_x
     func.func private @round_of_residual(!forward_chunk) -> !forward_residual
 
-    // The first column of thread t's chunk k of a step, and whether the row has that chunk.
+    // The first column of thread t's chunk k of a step, of the workgroup's columns, and whether they have
+    // that chunk.
     func.func private @column(%step: index, %k: index, %t: index) -> (index, i1) {
-      %n = arith.constant #columns
+      %n = arith.constant #forward_columns
       %v = arith.constant #forward_vector
       %t_count = arith.constant #forward_threads
       %chunks = arith.constant #forward_chunks
@@ -129,8 +139,8 @@ hal.executable.source private @normalize {
     // place of both. From shared memory it reads only what it has stored there itself. For a chunk past the
     // end of the row, its first chunk is loaded. That of s could not be: another thread stores it.
     func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept,
-        %residual_kept: !forward_residual_kept, %group: index, %row: index, %step: index, %t: index, %again: i1,
-        %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
+        %residual_kept: !forward_residual_kept, %group: index, %row: index, %part: index, %step: index, %t: index,
+        %again: i1, %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
@@ -142,6 +152,8 @@ hal.executable.source private @normalize {
       scf.for %k = %c0 to %chunks step %c1 {
         %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
         %col_in = arith.select %inside, %col, %c0 : index
+        %at = arith.addi %part, %col : index
+        %at_in = arith.addi %part, %col_in : index
         scf.if %was_kept {
           scf.if %adds_residual {
             %s_k = vector.load %residual_kept[%group, %col] : !forward_residual_kept, !forward_residual
@@ -153,17 +165,17 @@ hal.executable.source private @normalize {
         } else {
           scf.if %reads_s {
             %s_k = scf.if %inside -> !forward_residual {
-              %stored = vector.load %s[%row, %col] : !residual_rows, !forward_residual
+              %stored = vector.load %s[%row, %at] : !residual_rows, !forward_residual
               scf.yield %stored : !forward_residual
             } else {
               scf.yield %no_residual : !forward_residual
             }
             memref.store %s_k, %residual_held[%k] : !forward_residual_held
           } else {
-            %x_k = vector.load %x[%row, %col_in] : !x_rows, !forward_x
+            %x_k = vector.load %x[%row, %at_in] : !x_rows, !forward_x
             memref.store %x_k, %x_held[%k] : !forward_x_held
             scf.if %adds_residual {
-              %residual_k = vector.load %residual[%row, %col_in] : !residual_rows, !forward_residual
+              %residual_k = vector.load %residual[%row, %at_in] : !residual_rows, !forward_residual
               memref.store %residual_k, %residual_held[%k] : !forward_residual_held
             }
           }
@@ -173,19 +185,20 @@ hal.executable.source private @normalize {
     }
 
     // Loads the weights of a thread's chunk k of a step.
-    func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %step: index, %k: index, %t: index,
-        %gamma_held: !forward_gamma_held, %beta_held: !forward_beta_held) {
+    func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %part: index, %step: index, %k: index,
+        %t: index, %gamma_held: !forward_gamma_held, %beta_held: !forward_beta_held) {
       %c0 = arith.constant 0 : index
       %scales = arith.constant #scales
       %adds_bias = arith.constant #adds_bias
       %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
       %col_in = arith.select %inside, %col, %c0 : index
+      %at_in = arith.addi %part, %col_in : index
       scf.if %scales {
-        %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !forward_gamma
+        %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !forward_gamma
         memref.store %gamma_k, %gamma_held[%k] : !forward_gamma_held
       }
       scf.if %adds_bias {
-        %beta_k = vector.load %beta[%col_in] : !beta_row, !forward_beta
+        %beta_k = vector.load %beta[%at_in] : !beta_row, !forward_beta
         memref.store %beta_k, %beta_held[%k] : !forward_beta_held
       }
       return
@@ -194,7 +207,7 @@ hal.executable.source private @normalize {
     // The values to normalize, from what @load has loaded. Those of s are rounded and stored first.
     func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_residual_held, %again: i1,
         %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %group: index,
-        %row: index, %exists: i1, %step: index, %t: index, %values: !forward_held) {
+        %row: index, %part: index, %exists: i1, %step: index, %t: index, %values: !forward_held) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
@@ -205,6 +218,7 @@ hal.executable.source private @normalize {
       %stores_kept = arith.andi %shares, %is_first : i1
       scf.for %k = %c0 to %chunks step %c1 {
         %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+        %at = arith.addi %part, %col : index
         %value = scf.if %adds_residual -> !forward_chunk {
           %residual_k = memref.load %residual_held[%k] : !forward_residual_held
           %s_k = scf.if %again -> !forward_residual {
@@ -217,7 +231,7 @@ hal.executable.source private @normalize {
             %rounded = func.call @round_of_residual(%sum) : (!forward_chunk) -> !forward_residual
             %stores = arith.andi %inside, %exists : i1
             scf.if %stores {
-              vector.store %rounded, %s[%row, %col] : !residual_rows, !forward_residual
+              vector.store %rounded, %s[%row, %at] : !residual_rows, !forward_residual
             }
             scf.if %stores_kept {
               vector.store %rounded, %residual_kept[%group, %col] : !forward_residual_kept, !forward_residual
@@ -241,25 +255,25 @@ hal.executable.source private @normalize {
 
     // The values of a step of a row that is not in registers.
     func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept,
-        %residual_kept: !forward_residual_kept, %group: index, %row: index, %exists: i1, %step: index, %t: index,
-        %again: i1, %values: !forward_held) {
+        %residual_kept: !forward_residual_kept, %group: index, %row: index, %part: index, %exists: i1, %step: index,
+        %t: index, %again: i1, %values: !forward_held) {
       %keeps = arith.constant #forward_keeps
       scf.if %keeps {
       } else {
         %x_held = memref.alloca() : !forward_x_held
         %residual_held = memref.alloca() : !forward_residual_held
-        func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %step, %t, %again, %x_held, %residual_held)
-            : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
-        func.call @take(%x_held, %residual_held, %again, %s, %x_kept, %residual_kept, %group, %row, %exists, %step, %t, %values)
-            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, !forward_held) -> ()
+        func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %step, %t, %again, %x_held, %residual_held)
+            : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        func.call @take(%x_held, %residual_held, %again, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %step, %t, %values)
+            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, index, !forward_held) -> ()
       }
       return
     }
 
     // A thread's share of a row's sum: of the values, or of the squares of the values without %centre.
     func.func private @share(%squares: i1, %centre: !acc, %x: !x_rows, %residual: !residual_rows, %s: !residual_rows,
-        %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %group: index, %row: index, %exists: i1,
-        %t: index, %again: i1, %values: !forward_held) -> !acc {
+        %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %group: index, %row: index, %part: index,
+        %exists: i1, %t: index, %again: i1, %values: !forward_held) -> !acc {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
@@ -271,8 +285,8 @@ hal.executable.source private @normalize {
         %span_after = arith.addi %span_first, %span : index
         %span_end = arith.minui %span_after, %steps : index
         %span_sum = scf.for %step = %span_first to %span_end step %c1 iter_args(%steps_before = %minus_zeros) -> (!forward_chunk) {
-          func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %step, %t, %again, %values)
-              : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, i1, !forward_held) -> ()
+          func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %step, %t, %again, %values)
+              : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, index, i1, !forward_held) -> ()
           %step_sum = scf.for %k = %c0 to %chunks step %c1 iter_args(%before = %steps_before) -> (!forward_chunk) {
             %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
             %value = memref.load %values[%k] : !forward_held
@@ -297,11 +311,39 @@ hal.executable.source private @normalize {
       return %thread_sum : !acc
     }
 
-    // The sum over a group's threads, for all of them. Subgroups exchange their sums through a buffer for
+    // A subgroup's sum for the workgroups of its cluster: lane r writes it to that of rank r.
+    func.func private @tell_cluster(%exchange: !forward_exchange, %buffer: index, %rank: index, %warp: index,
+        %lane: index, %sum: !acc) {
+      %cluster = arith.constant #forward_cluster
+      %warps = arith.constant #forward_warps
+      %bytes = arith.constant 4 : index
+      %there = arith.cmpi ult, %lane, %cluster : index
+      scf.if %there {
+        %all_warps = arith.muli %cluster, %warps : index
+        %buffers_before = arith.muli %buffer, %all_warps : index
+        %ranks_before = arith.muli %rank, %warps : index
+        %before = arith.addi %buffers_before, %ranks_before : index
+        %place = arith.addi %before, %warp : index
+        %offset = arith.muli %place, %bytes : index
+        %base = memref.extract_aligned_pointer_as_index %exchange : !forward_exchange -> index
+        %mine = arith.addi %base, %offset : index
+        %mine_i32 = arith.index_castui %mine : index to i32
+        %lane_i32 = arith.index_castui %lane : index to i32
+        %theirs = llvm.inline_asm has_side_effects "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r" %mine_i32, %lane_i32
+            : (i32, i32) -> i32
+        llvm.inline_asm has_side_effects "st.shared::cluster.f32 [$0], $1;", "r,f,~{memory}" %theirs, %sum
+            : (i32, !acc) -> ()
+      }
+      return
+    }
+
+    // The sum over a row's threads, for all of them. Subgroups exchange their sums through a buffer for
     // each sum, so one barrier is enough.
-    func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: index, %group: index, %t: index) -> !acc {
+    func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: index, %group: index, %rank: index,
+        %t: index) -> !acc {
       %c0 = arith.constant 0 : index
       %lanes = arith.constant #subgroup
+      %in_clusters = arith.constant #forward_in_clusters
       %alone = arith.constant #forward_alone
       %zero = arith.constant 0.0 : !acc
       %warp_sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
@@ -310,11 +352,18 @@ hal.executable.source private @normalize {
       } else {
         %lane = arith.remui %t, %lanes : index
         %warp = arith.divui %t, %lanes : index
-        %leads = arith.cmpi eq, %lane, %c0 : index
-        scf.if %leads {
-          memref.store %warp_sum, %exchange[%buffer, %group, %warp] : !forward_exchange
+        scf.if %in_clusters {
+          func.call @tell_cluster(%exchange, %buffer, %rank, %warp, %lane, %warp_sum)
+              : (!forward_exchange, index, index, index, index, !acc) -> ()
+          nvvm.cluster.arrive
+          nvvm.cluster.wait
+        } else {
+          %leads = arith.cmpi eq, %lane, %c0 : index
+          scf.if %leads {
+            memref.store %warp_sum, %exchange[%buffer, %group, %warp] : !forward_exchange
+          }
+          gpu.barrier
         }
-        gpu.barrier
         %warp_sums = vector.transfer_read %exchange[%buffer, %group, %c0], %zero {in_bounds = [true]} : !forward_exchange, !forward_warps
         %group_sum = vector.reduction <add>, %warp_sums fastmath<reassoc> : !forward_warps into !acc
         scf.yield %group_sum : !acc
@@ -337,6 +386,7 @@ hal.executable.source private @normalize {
       %scales = arith.constant #scales
       %adds_bias = arith.constant #adds_bias
       %writes_output = arith.constant #writes_output
+      %in_clusters = arith.constant #forward_in_clusters
       %zero = arith.constant 0.0 : !acc
       %inv_n = arith.constant #inv_n
       %ones = arith.constant dense<1.0> : !forward_chunk
@@ -355,11 +405,16 @@ hal.executable.source private @normalize {
       %s = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !residual_rows{%m}
 
       %workgroup = hal.interface.workgroup.id[0] : index
+      %id_y = hal.interface.workgroup.id[1] : index
+      %rank = arith.select %in_clusters, %id_y, %c0 : index  // of the cluster's workgroups
+      %own_columns = arith.constant #forward_columns
+      %part = arith.muli %rank, %own_columns : index         // the first column of this workgroup
       %thread = gpu.thread_id x
       %group = arith.divui %thread, %t_count : index
       %t = arith.remui %thread, %t_count : index
       %is_first = arith.cmpi eq, %t, %c0 : index
-      %exchange = memref.alloc() : !forward_exchange            // [sums, groups, warps]
+      %leads_cluster = arith.cmpi eq, %rank, %c0 : index
+      %exchange = memref.alloc() : !forward_exchange            // [sums, groups, warps of the cluster]
       %x_kept = memref.alloc() : !forward_x_kept                // [groups, columns of T threads' steps]
       %residual_kept = memref.alloc() : !forward_residual_kept  // likewise: s
 
@@ -380,21 +435,31 @@ hal.executable.source private @normalize {
       %before_end = arith.cmpi ule, %row_mine, %last_row : index
       %exists = arith.ori %one_row, %before_end : i1
 
+      // Nobody writes to a workgroup that has not begun. None ends before the others have written: each waits
+      // for the sums of all.
+      scf.if %in_clusters {
+        nvvm.cluster.arrive
+      }
+
       // What a row needs is loaded before anything is waited for.
       %loads_weights = arith.andi %writes_output, %weights_early : i1
       scf.if %keeps {
-        func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %c0, %t, %first_time, %x_held, %residual_held)
-            : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %c0, %t, %first_time, %x_held, %residual_held)
+            : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, index, index, i1, !forward_x_held, !forward_residual_held) -> ()
       }
       scf.if %loads_weights {
         scf.for %k = %c0 to %chunks step %c1 {
-          func.call @load_weights(%gamma, %beta, %c0, %k, %t, %gamma_held, %beta_held)
-              : (!gamma_row, !beta_row, index, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+          func.call @load_weights(%gamma, %beta, %part, %c0, %k, %t, %gamma_held, %beta_held)
+              : (!gamma_row, !beta_row, index, index, index, index, !forward_gamma_held, !forward_beta_held) -> ()
         } {llvm.loop_annotation = #unrolled}
       }
       scf.if %keeps {
-        func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %group, %row, %exists, %c0, %t, %values)
-            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, !forward_held) -> ()
+        func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %c0, %t, %values)
+            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, index, !forward_held) -> ()
+      }
+
+      scf.if %in_clusters {
+        nvvm.cluster.wait
       }
 
       // The variance is biased and is computed from centred values: the mean of squares minus the square
@@ -402,19 +467,22 @@ hal.executable.source private @normalize {
       %values_sum = arith.constant false
       %squares_sum = arith.constant true
       %mean_row = scf.if %centres -> !acc {
-        %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %t, %first_time, %values)
-            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, i1, !forward_held) -> !acc
-        %sum = func.call @total(%share, %exchange, %c0, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+        %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %first_time, %values)
+            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
+        %sum = func.call @total(%share, %exchange, %c0, %group, %rank, %t)
+            : (!acc, !forward_exchange, index, index, index, index) -> !acc
         %mean_of_row = arith.mulf %sum, %inv_n : !acc
         scf.yield %mean_of_row : !acc
       } else {
         scf.yield %zero : !acc
       }
-      %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %t, %centres, %values)
-          : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, i1, !forward_held) -> !acc
-      %sum_squares = func.call @total(%share_squares, %exchange, %c1, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+      %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %centres, %values)
+          : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
+      %sum_squares = func.call @total(%share_squares, %exchange, %c1, %group, %rank, %t)
+            : (!acc, !forward_exchange, index, index, index, index) -> !acc
       %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
-      %stores_statistics = arith.andi %is_first, %exists : i1
+      %is_there = arith.andi %is_first, %exists : i1
+      %stores_statistics = arith.andi %leads_cluster, %is_there : i1
       scf.if %stores_statistics {
         scf.if %centres {
           memref.store %mean_row, %mean[%row] : !acc_column
@@ -425,14 +493,15 @@ hal.executable.source private @normalize {
       %again = arith.constant true
       scf.if %writes_output {
         scf.for %step = %c0 to %steps step %c1 {
-          func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %exists, %step, %t, %again, %values)
-              : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, i1, index, index, i1, !forward_held) -> ()
+          func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %step, %t, %again, %values)
+              : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, index, i1, !forward_held) -> ()
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+            %at = arith.addi %part, %col : index
             scf.if %weights_early {
             } else {
-              func.call @load_weights(%gamma, %beta, %step, %k, %t, %gamma_held, %beta_held)
-                  : (!gamma_row, !beta_row, index, index, index, !forward_gamma_held, !forward_beta_held) -> ()
+              func.call @load_weights(%gamma, %beta, %part, %step, %k, %t, %gamma_held, %beta_held)
+                  : (!gamma_row, !beta_row, index, index, index, index, !forward_gamma_held, !forward_beta_held) -> ()
             }
             %value = memref.load %values[%k] : !forward_held
             %xhat = func.call @xhat(%value, %mean_row, %rstd_row) : (!forward_chunk, !acc, !acc) -> !forward_chunk
@@ -455,7 +524,7 @@ hal.executable.source private @normalize {
             %y_k = func.call @round_of_x(%ya) : (!forward_chunk) -> !forward_x
             %stores = arith.andi %inside, %exists : i1
             scf.if %stores {
-              vector.store %y_k, %y[%row, %col] : !x_rows, !forward_x
+              vector.store %y_k, %y[%row, %at] : !x_rows, !forward_x
             }
           } {llvm.loop_annotation = #unrolled}
         } {llvm.loop_annotation = #rolled}

@@ -15,7 +15,7 @@
 // Without room for it, 1 / g is computed again for each row.
 //
 // A row that is too wide for a workgroup is shared by a cluster of them (NVIDIA since sm_90): each has a
-// part of the columns. Then the workgroups count along y, and a cluster's along x. Every subgroup writes its
+// part of the columns. Clusters count along x, and a cluster's workgroups along y. Every subgroup writes its
 // sums into the exchange of each workgroup of the cluster.
 //
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
@@ -303,17 +303,14 @@ hal.executable.source private @rows {
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_rows{%m}
       %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
       %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
-      %count_x = hal.interface.workgroup.count[0] : index
-      %count_y = hal.interface.workgroup.count[1] : index
-      %p = arith.select %in_clusters, %count_y, %count_x : index
+      %p = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
-      %id_x = hal.interface.workgroup.id[0] : index
+      %workgroup = hal.interface.workgroup.id[0] : index
       %id_y = hal.interface.workgroup.id[1] : index
-      %workgroup = arith.select %in_clusters, %id_y, %id_x : index
-      %rank = arith.select %in_clusters, %id_x, %c0 : index  // of the cluster's workgroups
+      %rank = arith.select %in_clusters, %id_y, %c0 : index  // of the cluster's workgroups
       %own_columns = arith.constant #own_columns
       %part = arith.muli %rank, %own_columns : index         // the first column of this workgroup
       %thread = gpu.thread_id x

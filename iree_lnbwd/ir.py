@@ -177,15 +177,23 @@ def _literals(
         text = text.replace("cluster(size = 8)", f"cluster(size = {few.parts(target)})")
     if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _narrow_copies(text, spec, schedule)
-        if schedule.cluster > 1:
-            size = f"nvvm.cluster_dim = array<i32: {schedule.cluster}, 1, 1>"
-            text = text.replace("@rows() attributes {", f"@rows() attributes {{{size}, ")
+        text = _clustered(text, "rows", schedule.cluster)
     of_a_row = target.subgroup_size
     if name == FORWARD:
-        of_a_row = _forward(spec, target, schedule).cluster(target)
+        how = _forward(spec, target, schedule)
+        of_a_row = how.lanes(target)
+        text = _clustered(text, "normalize", how.cluster)
         text += "\n" + _of_few_rows(text)
     text = text.replace("cluster(size = 32)", f"cluster(size = {of_a_row})")
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
+
+
+def _clustered(text: str, kernel: str, cluster: int) -> str:
+    """A kernel whose workgroups along y are clusters."""
+    if cluster == 1:
+        return text
+    size = f"nvvm.cluster_dim = array<i32: 1, {cluster}, 1>"
+    return text.replace(f"@{kernel}() attributes {{", f"@{kernel}() attributes {{{size}, ")
 
 
 def _of_few_rows(text: str) -> str:
@@ -492,9 +500,13 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
     few, many = how.forms(spec)[0], how.forms(spec)[-1]
     named = ("x", "residual", "gamma", "beta")
     return {
+        "#forward_columns": f"{how.own_columns(spec)} : index",
+        "#forward_cluster": f"{how.cluster} : index",
+        "#forward_in_clusters": _flag(how.cluster > 1),
         "#forward_vector": f"{vector} : index",
         "#forward_chunks": f"{chunks} : index",
         "#forward_threads": f"{how.threads} : index",
+        "#forward_warps": f"{warps} : index",
         "#forward_rows": f"{how.rows} : index",
         "#forward_steps": f"{how.steps(spec)} : index",
         "#forward_span": f"{how.span(spec)} : index",
@@ -502,14 +514,14 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_keeps": _flag(how.keeps),
         "#forward_shares": _flag(how.shares),
         "#forward_weights_early": _flag(many.early_rows is None),
-        "#forward_alone": _flag(warps == 1),
+        "#forward_alone": _flag(warps * how.cluster == 1),
         "#forward_resident": f"{many.resident} : i32",
         "#few_weights_early": _flag(few.early_rows is None),
         "#few_resident": f"{few.resident} : i32",
         "#scales": _flag(spec.has_weight and is_forward),
         "#forward_kernel": _kernel(how.rows * how.threads, target),
-        "!forward_exchange": _shared(f"2x{how.rows}x{warps}x!acc"),
-        "!forward_warps": f"vector<{warps}x!acc>",
+        "!forward_exchange": _shared(f"2x{how.rows}x{warps * how.cluster}x!acc"),
+        "!forward_warps": f"vector<{warps * how.cluster}x!acc>",
         "!forward_chunk": f"vector<{vector}x!acc>",
         "!forward_held": _private(f"{chunks}x!forward_chunk"),
         **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},

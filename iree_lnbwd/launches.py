@@ -270,7 +270,7 @@ def _takes(spec: NormSpec, operand: Operand) -> bool:
 
 def _normalize(kernel: Kernel, spec: NormSpec, how: Forward) -> PlannedLaunch:
     """The kernel of a forward."""
-    return _launch(kernel, spec, RowCount(how.rows), constant=RowCount())
+    return _launch(kernel, spec, RowCount(how.rows), how.cluster, constant=RowCount())
 
 
 def _with_statistics(plan: Plan, spec: NormSpec, target: Target) -> Plan:
@@ -297,8 +297,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) ->
     sums: tuple[str, ...] = ()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
-        of_rows = (walkers,) if form.cluster == 1 else (form.cluster, walkers)
-        kernels.append(_launch(_ROWS, spec, *of_rows, constant=rows))
+        kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constant=rows))
     else:
         walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))

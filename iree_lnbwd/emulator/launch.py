@@ -1,8 +1,8 @@
 """A kernel's launch, and the faults while it runs.
 
 A *lane* is one thread of a launch, numbered over all workgroups: workgroup times threads of a
-workgroup, plus the thread's number in its workgroup (x fastest in both). Everything that threads do
-is an array over lanes.
+workgroup, plus the thread's number in its workgroup (x fastest in both; the workgroups of a cluster
+follow each other). Everything that threads do is an array over lanes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ Lanes = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 Dim3 = tuple[int, int, int]
+Numbers = TypeVar("Numbers", int, Lanes)
 
 _THREADS_NAMED = 4  # in a message
 
@@ -93,6 +94,7 @@ class Launch:
         shared_bytes: Dynamic shared memory (LDS) of a workgroup.
         constants: 32-bit push constants.
         bindings: Global memory, in the order of the kernel's pipeline layout.
+        cluster: Workgroups of a cluster along x, y, z.
     """
 
     kernel: str
@@ -102,6 +104,7 @@ class Launch:
     shared_bytes: int
     constants: tuple[int, ...]
     bindings: tuple[Binding, ...]
+    cluster: Dim3 = (1, 1, 1)
 
     @property
     def workgroups(self) -> int:
@@ -121,9 +124,10 @@ class Launch:
     def name(self, lane: int) -> str:
         """A readable name of a thread."""
         workgroup, thread = divmod(lane, self.threads)
+        at = coordinates(workgroup, self.workgroup_count, self.cluster)
         return (
-            f"workgroup {_coordinates(workgroup, self.workgroup_count)} "
-            f"thread {_coordinates(thread, self.workgroup_size)}"
+            f"workgroup {_shown(at, self.workgroup_count)} "
+            f"thread {_shown(coordinates(thread, self.workgroup_size), self.workgroup_size)}"
         )
 
 
@@ -180,9 +184,22 @@ class Work:
             raise Fault(f"the kernel does not end: {self._instructions} instructions were run")
 
 
-def _coordinates(number: int, counts: Dim3) -> str:
-    """A linear number as x, or as (x, y, z) where there is more than x."""
-    x, rest = number % counts[0], number // counts[0]
-    if counts[1:] == (1, 1):
-        return str(x)
-    return str((x, rest % counts[1], rest // counts[1]))
+def coordinates(numbers: Numbers, counts: Dim3, cluster: Dim3 = (1, 1, 1)) -> list[Numbers]:
+    """Where things are along x, y and z that are numbered cluster by cluster, along x first.
+
+    Args:
+        numbers: One of them, or several.
+        counts: How many there are along x, y and z.
+        cluster: How many of them are a cluster.
+    """
+    which, rank = numbers // math.prod(cluster), numbers % math.prod(cluster)
+    found = []
+    for count, size in zip(counts, cluster, strict=True):
+        found.append(which % (count // size) * size + rank % size)
+        which, rank = which // (count // size), rank // size
+    return found
+
+
+def _shown(place: list[int], counts: Dim3) -> str:
+    """x, or (x, y, z) where there is more than x."""
+    return str(place[0] if counts[1:] == (1, 1) else tuple(place))

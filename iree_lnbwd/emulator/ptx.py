@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from iree_lnbwd.emulator.launch import (
     Launch,
     Unknown,
     Work,
+    coordinates,
     not_understood,
 )
 from iree_lnbwd.emulator.memory import (
@@ -104,7 +105,8 @@ class PtxExecutor:
         try:
             program = self._program(launch)
             kernel = program.kernel
-            of_cluster = kernel.cluster[0]
+            launch = replace(launch, cluster=kernel.cluster)
+            of_cluster = math.prod(kernel.cluster)
             shared = kernel.nbytes["shared"] + launch.shared_bytes
             room = workgroups_at_once(
                 shared if of_cluster == 1 else 2 * shared,  # with the notes on who touches it
@@ -165,14 +167,13 @@ def _check(kernel: Kernel, launch: Launch) -> None:
 
 
 def _check_clusters(kernel: Kernel, launch: Launch) -> None:
-    size = math.prod(kernel.cluster)
-    if kernel.cluster != (size, 1, 1) or not 1 <= size <= clusters.MOST_WORKGROUPS:
+    if not 1 <= math.prod(kernel.cluster) <= clusters.MOST_WORKGROUPS:
         raise Fault(
-            f"clusters of {kernel.cluster} workgroups: expected up to {clusters.MOST_WORKGROUPS} "
-            "along x"
+            f"clusters of {kernel.cluster} workgroups: expected up to {clusters.MOST_WORKGROUPS}"
         )
-    if launch.workgroup_count[0] % size:
-        raise Fault(f"{launch.workgroup_count[0]} workgroups along x, in clusters of {size}")
+    for axis, count, size in zip("xyz", launch.workgroup_count, kernel.cluster, strict=True):
+        if count % size:
+            raise Fault(f"{count} workgroups along {axis}, in clusters of {size}")
 
 
 @dataclass
@@ -247,7 +248,7 @@ class _Threads:
             subgroup_size=WARP,
             first_lane=self.first_lane,
         )
-        size = kernel.cluster[0]
+        size = math.prod(kernel.cluster)
         self.cluster = None
         if size > 1:
             self.cluster = clusters.Cluster(
@@ -993,14 +994,16 @@ def shuffle_source(
 def _special_registers(launch: Launch, first: int, lanes: Lanes) -> dict[str, Array]:
     threads = lanes % launch.threads
     values: dict[str, Array] = {"laneid": threads % WARP, "warpid": threads // WARP}
-    for name, of, counts in (
-        ("tid", threads, launch.workgroup_size),
-        ("ctaid", lanes // launch.threads + first, launch.workgroup_count),
+    for name, places, counts in (
+        ("tid", coordinates(threads, launch.workgroup_size), launch.workgroup_size),
+        (
+            "ctaid",
+            coordinates(lanes // launch.threads + first, launch.workgroup_count, launch.cluster),
+            launch.workgroup_count,
+        ),
     ):
-        values[f"{name}.x"] = of % counts[0]
-        values[f"{name}.y"] = of // counts[0] % counts[1]
-        values[f"{name}.z"] = of // (counts[0] * counts[1])
-        for axis, count in zip("xyz", counts, strict=True):
+        for axis, place, count in zip("xyz", places, counts, strict=True):
+            values[f"{name}.{axis}"] = place
             values[f"n{name}.{axis}"] = np.full(len(lanes), count)
     return {name: value.astype(np.uint32) for name, value in values.items()}
 

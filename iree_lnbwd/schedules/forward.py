@@ -9,7 +9,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
-from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
+from iree_lnbwd.schedules.rules import BELOW_ONE, cluster_rules, first_broken
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -59,6 +59,7 @@ class Forward:
             sums; None if in all calls. Otherwise each is loaded when it is used, so that registers
             are free for more workgroups meanwhile.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
+        cluster: Workgroups that share a row, each a part of its columns.
     """
 
     rows: int
@@ -69,6 +70,7 @@ class Forward:
     shares: bool = False
     early_rows: int | None = 0
     resident: int = 1
+    cluster: int = 1
 
     @property
     def path(self) -> str:
@@ -76,22 +78,27 @@ class Forward:
         kept = "once, and kept in " + ("registers" if self.keeps else "shared memory")
         read = kept if self.keeps or self.shares else "again for each sum and for the output"
         weights = "with the row" if self.early_rows is None else "after its sums"
+        workgroups = f"clusters of {self.cluster} workgroups" if self.cluster > 1 else "workgroups"
         return (
-            f"one kernel: rows are read {read}; weights are read {weights}; workgroups of "
+            f"one kernel: rows are read {read}; weights are read {weights}; {workgroups} of "
             f"{self.rows} x {self.threads} threads, {self.vector} elements an access"
         )
 
     def steps(self, spec: NormSpec) -> int:
         """How many times the threads of a row load ``chunks`` vectors each to see all of it."""
-        return -(-spec.columns // self._step)
+        return -(-self.own_columns(spec) // self._step)
+
+    def own_columns(self, spec: NormSpec) -> int:
+        """Columns of a workgroup."""
+        return spec.columns // self.cluster
 
     @property
     def _step(self) -> int:
-        """Columns that the threads of a row load at once."""
+        """Columns that the threads of a workgroup's row load at once."""
         return self.vector * self.threads * self.chunks
 
     def padded_columns(self, spec: NormSpec) -> int:
-        """Columns that the steps of a row cover."""
+        """Columns that the steps of a workgroup's row cover."""
         return self.steps(spec) * self._step
 
     def span(self, spec: NormSpec) -> int:
@@ -100,7 +107,7 @@ class Forward:
 
     def whole(self, spec: NormSpec) -> bool:
         """Whether every thread has all of its vectors in every step."""
-        return spec.columns % self._step == 0
+        return self.own_columns(spec) % self._step == 0
 
     def forms(self, spec: NormSpec) -> tuple[Forward, ...]:
         """Its kernels; M decides which a call takes. If there are two, few rows' is first.
@@ -116,24 +123,24 @@ class Forward:
         return (few if spec.rows <= (self.early_rows or 0) else many,)
 
     def warps(self, target: Target) -> int:
-        """Subgroups that share a row."""
+        """Subgroups of a workgroup that share a row."""
         return -(-self.threads // target.subgroup_size)
 
-    def cluster(self, target: Target) -> int:
+    def lanes(self, target: Target) -> int:
         """Threads of a subgroup that share a row."""
         return min(self.threads, target.subgroup_size)
 
     def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
-        warps = self.warps(target)
+        warps = self.warps(target) * self.cluster
         exchange = 2 * warps * DTYPES[spec.acc_dtype].numpy.itemsize if warps > 1 else 0
         row = self.padded_columns(spec) * _bytes_of(_normalized(spec))
         return self.rows * (exchange + (row if self.shares else 0))
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        least = min(self.rows, self.threads, self.vector, self.chunks, self.resident)
-        if least < 1 or (self.early_rows or 0) < 0:
+        numbers = (self.rows, self.threads, self.vector, self.chunks, self.resident, self.cluster)
+        if min(numbers) < 1 or (self.early_rows or 0) < 0:
             return BELOW_ONE
         lanes, threads = target.subgroup_size, self.rows * self.threads
         shared = self.shared_bytes(spec, target)
@@ -148,6 +155,7 @@ class Forward:
                 f"{self.threads} threads are neither subgroups nor a power of 2 of a subgroup's",
             ),
             (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
+            *cluster_rules(spec, target, self.cluster, self.vector, self.rows),
             (
                 self.chunks * self.vector > most_elements(spec),
                 f"more than {most_elements(spec)} elements of a row to a thread at once",

@@ -9,6 +9,7 @@ from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.rules import (
     BELOW_ONE,
+    cluster_rules,
     first_broken,
     gpu_rules,
     least,
@@ -17,7 +18,6 @@ from iree_lnbwd.schedules.rules import (
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
-_MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thread Block Clusters")
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
 # Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
 # Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
@@ -215,16 +215,7 @@ class OnePass:
                 not max(0, self.slots - 1) <= self.ahead <= most_ahead,
                 f"{self.ahead} rows ahead do not go with {self.slots} slots",
             ),
-            (self.cluster > 1 and not target.has_clusters, "clusters"),
-            (self.cluster > _MOST_IN_CLUSTER, f"clusters of at most {_MOST_IN_CLUSTER} workgroups"),
-            (
-                spec.columns % (self.cluster * self.vector) != 0,
-                f"N is no multiple of {self.cluster} x {self.vector}",
-            ),
-            (
-                self.cluster > 1 and (self.groups > 1 or spec.acc_dtype != "f32"),
-                "a cluster shares one row at a time, and sums of f32",
-            ),
+            *cluster_rules(spec, target, self.cluster, self.vector, self.groups),
             (self.rereads and not self.slots, "nothing is staged"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),

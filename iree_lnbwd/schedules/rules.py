@@ -10,6 +10,8 @@ from iree_lnbwd.targets import Target
 
 BELOW_ONE = "a number below 1"
 
+_MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thread Block Clusters")
+
 Rule = tuple[bool, str]  # whether it is broken, and its message
 
 
@@ -77,6 +79,32 @@ def gpu_rules(
         ),
         (schedule.warps > target.subgroup_size, "more subgroups than lanes"),
         (spec.columns % schedule.vector != 0, f"N is no multiple of {schedule.vector}"),
+    )
+
+
+def cluster_rules(
+    spec: NormSpec, target: Target, cluster: int, vector: int, groups: int
+) -> tuple[Rule, ...]:
+    """The rules for rows that a cluster of workgroups shares.
+
+    Args:
+        spec: What is computed.
+        target: Where.
+        cluster: Workgroups that share a row; 1 if none does.
+        vector: Neighbouring elements that a thread handles together.
+        groups: Rows that a workgroup works on at once.
+    """
+    return (
+        (cluster > 1 and not target.has_clusters, "clusters"),
+        (cluster > _MOST_IN_CLUSTER, f"clusters of at most {_MOST_IN_CLUSTER} workgroups"),
+        (
+            spec.columns % (cluster * vector) != 0,
+            f"N is no multiple of {cluster} x {vector}",
+        ),
+        (
+            cluster > 1 and (groups > 1 or spec.acc_dtype != "f32"),
+            "a cluster shares one row at a time, and sums of f32",
+        ),
     )
 
 
