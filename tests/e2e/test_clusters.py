@@ -10,15 +10,16 @@ from support import assert_right, assert_same_bits, random_generator
 
 from iree_lnbwd import NormSpec, compiler
 from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
-from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
+from iree_lnbwd.schedules import Forward, OnePass
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
 
 SM_90 = find_target("sm_90")
 ONE = OnePass(3, 1, 2, vector=4, ahead=1, slots=2, cluster=2)
 LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name
-CASES: dict[str, tuple[NormSpec, OnePass]] = {
+ROW = Forward(1, 64, vector=4, chunks=2, keeps=True, cluster=2)
+CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
     "two": (NormSpec((1024,), "bf16", op=LAYER), ONE),
     "four of one subgroup": (
         NormSpec((1024,), "f32", op=RMS),
@@ -40,11 +41,28 @@ CASES: dict[str, tuple[NormSpec, OnePass]] = {
         NormSpec((4096,), "bf16", op=LAYER, residual_dtype="bf16"),
         replace(ONE, warps=4, slots=0, cluster=4),
     ),
+    "forward": (NormSpec((1024,), "bf16", op=LAYER_NORM.name, eps=1e-5), ROW),
+    "forward, four of one subgroup": (
+        NormSpec((1024,), "f32", op=RMS_NORM.name, eps=1e-5),
+        replace(ROW, threads=32, early_rows=None, cluster=4),
+    ),
+    "forward, columns that do not fill, a residual, few rows by themselves": (
+        NormSpec((2080,), "bf16", op=LAYER_NORM.name, eps=1e-5, residual_dtype="bf16"),
+        replace(ROW, threads=96, chunks=3, early_rows=2),
+    ),
+    "forward, in shared memory": (
+        NormSpec((8192,), "f32", op=LAYER_NORM.name, eps=1e-5),
+        replace(ROW, keeps=False, shares=True, cluster=8),
+    ),
+    "forward, read again": (
+        NormSpec((8192,), "bf16", op=RMS_NORM.name, eps=1e-5, residual_dtype="f32"),
+        replace(ROW, keeps=False, cluster=4),
+    ),
 }
 
 
 @pytest.mark.parametrize(("spec", "how"), CASES.values(), ids=CASES)
-def test_gradients_are_right(spec: NormSpec, how: OnePass) -> None:
+def test_results_are_right(spec: NormSpec, how: OnePass | Forward) -> None:
     """For fewer rows than clusters, and for rows that a cluster walks over."""
     emulated = EmulatedNorm(compiler.build(spec, SM_90, how=how)[0])
     rng = random_generator()
@@ -79,6 +97,12 @@ def test_an_illegal_cluster_says_why(
 ) -> None:
     how = replace(ONE, ahead=0, slots=0, **changes)
     assert how.illegal(NormSpec((columns,), dtype), find_target(target)) == why
+
+
+def test_a_cluster_has_one_row_of_a_forward() -> None:
+    how = replace(ROW, rows=2)
+    why = "a cluster shares one row at a time, and sums of f32"
+    assert how.illegal(NormSpec((1024,), "f32", op=LAYER_NORM.name, eps=1e-5), SM_90) == why
 
 
 def test_rows_of_131072_columns_are_one_pass() -> None:

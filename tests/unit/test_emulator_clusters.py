@@ -8,6 +8,7 @@ from ptx_kernels import run_kernel
 
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.emulator.launch import Launch
 
 MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
 PREPARE = f"""
@@ -88,6 +89,14 @@ DONE:
 """
     body = PULL.replace(f"\t{MAP}", f"{detour}\t{MAP}")
     np.testing.assert_array_equal(run(body), np.roll(words(), -1, axis=1))
+
+
+def test_clusters_along_y() -> None:
+    """Their workgroups have one place along x, and follow each other in the launch."""
+    launch = Launch("kernel", (3, 4, 1), (1, 1, 1), 32, 0, (), (), cluster=(1, 2, 1))
+    places = [launch.name(lane).split(" thread")[0] for lane in range(launch.lanes)]
+    assert places[:4] == [f"workgroup {(x, y, 0)}" for x, y in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert len(set(places)) == 12
 
 
 def test_clusters_in_turn_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
