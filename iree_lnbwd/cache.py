@@ -16,7 +16,7 @@ from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
+from iree_lnbwd.targets import Target, older_targets
 
 _VARIABLE = "IREE_LNBWD_CACHE"
 _ITSELF = PurePath()
@@ -83,7 +83,8 @@ def build(spec: NormSpec, target: Target) -> tuple[bytes, Manifest]:
     """As `compiler.build`, once for each spec, target, compiler version, flags and IR.
 
     An entry is compiled again if it is damaged, or if it would be compiled differently now. Without
-    a compiler, a module that `compile` wrote into the folder is used for its spec and target.
+    a compiler, a module that `compile` wrote into the folder is used for its spec and target; if
+    there is none, one for the newest older GPU that the target's GPUs stand in for, with a warning.
 
     A folder that cannot be used leads to a warning only: nothing is read from it or written to it.
 
@@ -154,7 +155,21 @@ def _kept(planned: Manifest, names: tuple[str, str]) -> tuple[bytes, Manifest] |
 
 
 def _put_there(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
-    """The module that `compile` wrote into the folder itself, if it fits."""
+    """The best module that `compile` wrote into the folder itself, of those that fit."""
+    for each in (target, *older_targets(target)):
+        found = _written_for(spec, each)
+        if found is not None:
+            if each != target:
+                notices.warn(
+                    f"{_VARIABLE}: no compiler, and no {_names(spec, target)[0]}: took "
+                    f"{_names(spec, each)[0]}, whose schedule was chosen for another GPU"
+                )
+            return found
+    return None
+
+
+def _written_for(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
+    """The module that `compile` wrote into the folder itself for exactly this target."""
     kept = read(_ITSELF, *(names := _names(spec, target)))
     if kept is None:
         return None

@@ -23,6 +23,8 @@ class Product:
         processors: Multiprocessors (NVIDIA) or compute units (AMD).
         l2_bytes: Bytes of the L2 cache; if a GPU has several, of the one that a processor uses.
         stands_for_target: Schedules are made for it if only the target is named.
+        schedules_from: Name of a product, of this or another target, whose measured schedules serve
+            where this one has none of its own (`iree_lnbwd.schedules.measured_files.serving`).
     """
 
     name: str
@@ -30,6 +32,7 @@ class Product:
     processors: int
     l2_bytes: int
     stands_for_target: bool = False
+    schedules_from: str | None = None
 
 
 _MIB = 1 << 20
@@ -37,7 +40,14 @@ _MIB = 1 << 20
 # Sources. NVIDIA's white papers: "Turing GPU Architecture" (T4), "A100 Tensor Core GPU
 # Architecture", "Ampere GA102 GPU Architecture", "Ada GPU Architecture" and "Ada GPU Architecture,
 # L40S", "H100 Tensor Core GPU Architecture", "RTX Blackwell GPU Architecture". AMD's: ROCm's "AMD
-# GPU specifications".
+# GPU specifications". NVIDIA's "Blackwell Tuning Guide" has the L2 cache of the B200, its talk at
+# Hot Chips 2025 that of the GB10. What drivers reported to others: the L4's figures, and the
+# processors of the B200, the B300 and the GB10 (NVIDIA says 160 of a whole Blackwell Ultra).
+#
+# Where schedules come from another product: the H100 has the H200's processors; with its schedules
+# it reached 88 to 96 % of its own ceiling, in eight cells that were timed once. The B200 and B300
+# have the registers and the shared memory of both, and more processors; neither was measured. Other
+# GPUs have less shared memory than many of the H200's schedules need.
 PRODUCTS: Mapping[str, Product] = MappingProxyType(
     {
         product.name: product
@@ -46,12 +56,22 @@ PRODUCTS: Mapping[str, Product] = MappingProxyType(
             Product("a100", "sm_80", 108, 40 * _MIB, stands_for_target=True),
             Product("rtx3090", "sm_86", 82, 6 * _MIB, stands_for_target=True),
             Product("rtx4090", "sm_89", 128, 72 * _MIB, stands_for_target=True),
+            Product("l4", "sm_89", 58, 48 * _MIB),
             Product("l40s", "sm_89", 142, 96 * _MIB),
-            Product("h100", "sm_90", 132, 50 * _MIB),  # SXM5; the PCIe card has 114
+            # SXM5; the PCIe card has 114 processors.
+            Product("h100", "sm_90", 132, 50 * _MIB, schedules_from="h200"),
             # The L2 cache is the H100's, which schedules have been made with so far; drivers of an
             # H200 are said to report 60 MiB.
             Product("h200", "sm_90", 132, 50 * _MIB, stands_for_target=True),
+            Product(
+                "b200", "sm_100", 148, 126 * _MIB, stands_for_target=True, schedules_from="h200"
+            ),
+            # The L2 cache is what a driver reported to others, and the B200's.
+            Product(
+                "b300", "sm_103", 148, 126 * _MIB, stands_for_target=True, schedules_from="h200"
+            ),
             Product("rtx5090", "sm_120", 170, 96 * _MIB, stands_for_target=True),
+            Product("gb10", "sm_121", 48, 24 * _MIB, stands_for_target=True),
             Product("mi210", "gfx90a", 104, 8 * _MIB, stands_for_target=True),
             Product("mi250", "gfx90a", 104, 8 * _MIB),  # one of its two dies: programs see two GPUs
             Product("mi300x", "gfx942", 304, 4 * _MIB, stands_for_target=True),  # L2 of a die

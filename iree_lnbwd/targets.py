@@ -53,14 +53,19 @@ class Target:
         return self.name == "host"
 
     @property
+    def capability(self) -> int:
+        """The compute capability of an NVIDIA GPU, 10 x major + minor; 0 of any other target."""
+        return int(self.name.removeprefix("sm_")) if self.backend == "cuda" else 0
+
+    @property
     def has_cp_async(self) -> bool:
         """Whether it can copy to shared memory in the background (cp.async, since sm_80)."""
-        return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 80
+        return self.capability >= 80
 
     @property
     def has_clusters(self) -> bool:
         """Whether workgroups can reach each other's shared memory (clusters, since sm_90)."""
-        return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 90
+        return self.capability >= 90
 
     @property
     def group_barriers(self) -> int:
@@ -86,10 +91,11 @@ def _cpu(name: str, accumulator_bytes: int, *flags: str) -> Target:
 
 
 def _cuda(name: str, ptx: int, shared_bytes: int) -> Target:
-    # The attribute is written out because IREE 3.13's own table has no sm_90 and no sm_120.
+    # The attribute is written out because IREE 3.13's own table has no sm_90, sm_100 and sm_103.
     # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
     # (shared memory a block may ask for, its threads, registers of a multiprocessor); PTX ISA,
-    # "Release History" (first version of an arch).
+    # "Release History" (first version of an arch). No name ends in "a" or "f": only then does PTX
+    # run on newer GPUs, too.
     wgp = (
         "compute = fp64|fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, "
         "subgroup = shuffle|arithmetic, subgroup_size_choices = [32], "
@@ -149,7 +155,10 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             _cuda("sm_86", 71, 101376),
             _cuda("sm_89", 78, 101376),
             _cuda("sm_90", 80, 232448),
+            _cuda("sm_100", 86, 232448),
+            _cuda("sm_103", 88, 232448),
             _cuda("sm_120", 87, 101376),
+            _cuda("sm_121", 88, 101376),
             _rocm("gfx90a", 64),
             _rocm("gfx942", 64),
             _rocm("gfx950", 64),
@@ -185,6 +194,26 @@ def find_target(name: str) -> Target:
     return target
 
 
+def older_targets(target: Target) -> tuple[Target, ...]:
+    """The targets whose modules the GPUs of a target run as well; the newest of them first.
+
+    An NVIDIA GPU runs PTX of any older architecture (PTX ISA, ".target"), if it has as much shared
+    memory. An AMD GPU or a CPU has none.
+    """
+    return tuple(
+        sorted(
+            (
+                other
+                for other in TARGETS.values()
+                if 0 < other.capability < target.capability
+                and other.shared_bytes <= target.shared_bytes
+            ),
+            key=lambda other: other.capability,
+            reverse=True,
+        )
+    )
+
+
 def _nearest(name: str) -> str | None:
     """The known name that is most similar; of several, one with the same beginning."""
 
@@ -203,8 +232,7 @@ def target_for_cuda_capability(major: int, minor: int) -> Target:
     Raises:
         ValueError: The GPU is older than every target.
     """
-    capability = 10 * major + minor
-    fitting = [t for t in TARGETS.values() if t.backend == "cuda" and int(t.name[3:]) <= capability]
+    fitting = [t for t in TARGETS.values() if 0 < t.capability <= 10 * major + minor]
     if not fitting:
         raise ValueError(f"target: no target for compute capability {major}.{minor}")
-    return max(fitting, key=lambda t: int(t.name[3:]))
+    return max(fitting, key=lambda t: t.capability)

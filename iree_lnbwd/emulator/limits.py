@@ -22,7 +22,10 @@ CUDA_SHARED_BYTES: Mapping[str, int] = MappingProxyType(
         "sm_86": 99 << 10,
         "sm_89": 99 << 10,
         "sm_90": 227 << 10,
+        "sm_100": 227 << 10,
+        "sm_103": 227 << 10,
         "sm_120": 99 << 10,
+        "sm_121": 99 << 10,
     }
 )
 ROCM_SHARED_BYTES: Mapping[str, int] = MappingProxyType(

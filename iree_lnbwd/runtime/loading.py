@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from iree_lnbwd import artifact
-from iree_lnbwd.description import Description, open_module
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu
+from iree_lnbwd import artifact, notices
+from iree_lnbwd.description import Description, OpenedModule, open_module
+from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu, target_of
+from iree_lnbwd.emulator import executables
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.runtime.iree_module import open_device
 from iree_lnbwd.runtime.op import Norm
 from iree_lnbwd.runtime.ops import CLASSES
+from iree_lnbwd.targets import Target, older_targets
 
 
 def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:
     """Loads a compiled module on a device. This needs only the runtime, no compiler.
+
+    An NVIDIA GPU runs modules for older ones as well, with a warning: its own would be better.
 
     Args:
         path: The .vmfb (or the .json beside it). A .vmfb without its manifest is enough: it
@@ -25,7 +29,8 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:
     Raises:
         TypeError, ValueError: ``path`` is no path, or ``device`` no such URI.
         ArtifactError: The file is missing, truncated, altered, or no module of this package.
-        DeviceError: The device is absent or not the kind that the module is for.
+        DeviceError: The device is absent or not the kind that the module is for, or an NVIDIA GPU
+            that is too old or has too little shared memory for it.
     """
     uri = DeviceUri.parse(device)
     if not isinstance(path, str | os.PathLike):
@@ -44,6 +49,8 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:
             f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
         )
     _check_host_cpu(module, Path(path).name)
+    if target.backend == "cuda":
+        _check_gpu(opened, Path(path).name, uri, target_of(uri))
     return CLASSES[module.spec.op](opened, uri)
 
 
@@ -69,3 +76,36 @@ def _check_host_cpu(module: Description, name: str) -> None:
             f"device: {name} was compiled for the CPU {module.host_cpu}, this one is "
             f"{host_cpu()}; compile it here, or ship one for the target 'generic'"
         )
+
+
+def _check_gpu(opened: OpenedModule, name: str, uri: DeviceUri, gpu: Target) -> None:
+    """Expects an NVIDIA GPU that runs the module; warns if one for a newer GPU would fit it.
+
+    Args:
+        opened: The module.
+        name: Its file's.
+        uri: The GPU.
+        gpu: The best target for it.
+
+    Raises:
+        DeviceError: The GPU does not run it.
+    """
+    target = opened.description.target
+    if target.capability > gpu.capability:
+        raise DeviceError(
+            f"device: {name} was compiled for {target.name}; {uri} runs modules for {gpu.name} and "
+            "older"
+        )
+    if target == gpu:
+        return
+    if target not in older_targets(gpu):
+        needed = max(export.shared_bytes for export in executables.exports(opened.vmfb))
+        if needed > gpu.shared_bytes:
+            raise DeviceError(
+                f"device: {name} was compiled for {target.name} and needs {needed} bytes of shared "
+                f"memory for a workgroup; {uri} ({gpu.name}) has {gpu.shared_bytes}"
+            )
+    notices.warn(
+        f"device: {uri} is best served by modules for {gpu.name}, got one for {target.name}: it "
+        "runs, but its schedule was chosen for another GPU"
+    )

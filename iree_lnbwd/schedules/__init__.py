@@ -2,7 +2,7 @@
 
 A schedule is a value of its own. It is either legal or illegal for a spec and a target, and an
 illegal one is not compiled. `choose` takes the schedule that was measured to be the fastest on a
-product (``data``), or one that follows from rules.
+product (``data``) or on one like it (`Product.schedules_from`), or one that follows from rules.
 """
 
 from iree_lnbwd.schedules.choosing import choose, choose_statistics

@@ -1,4 +1,7 @@
-"""The choice of a schedule: the fastest measured one, or the first legal one of several rules."""
+"""The choice of a schedule: the fastest measured one, or the first legal one of several rules.
+
+Measured are those of the product, or of the product that it has schedules from (`measured_files`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward, choose_forward
 from iree_lnbwd.schedules.measured import Key
-from iree_lnbwd.schedules.measured_files import fastest
+from iree_lnbwd.schedules.measured_files import serving
 from iree_lnbwd.schedules.nearby import fitted
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
@@ -122,7 +125,7 @@ def _measured(spec: NormSpec, target: Target, product: Product) -> Iterator[OneP
     sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
     if len(sizes) > 1:
         return
-    size, known = sizes.pop(), fastest(product.name)
+    size, known = sizes.pop(), serving(product)
     kinds = (
         Key(spec.op, spec.residual_dtype is not None, spec.from_output, size, spec.columns),
         Key(spec.op, False, False, size, spec.columns),

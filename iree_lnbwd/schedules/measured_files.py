@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from iree_lnbwd import files
+from iree_lnbwd.products import Product, find_product
 from iree_lnbwd.schedules.measured import Key, Run, merged
 from iree_lnbwd.schedules.measured_json import from_text, to_text
 from iree_lnbwd.schedules.one_pass import OnePass
@@ -27,6 +29,24 @@ def fastest(product: str) -> Mapping[Key, OnePass]:
     """
     found = {m.key: m.schedule for run in read(DATA, product) for m in run.measurements}
     return MappingProxyType(found)
+
+
+@functools.cache
+def serving(product: Product) -> Mapping[Key, OnePass]:
+    """The measured schedules to choose from for a product.
+
+    They are its own and, where it has none of a kind, those of the product that it has schedules
+    from. If the numbers of processors differ, each processor gets as many workgroups as there.
+
+    Raises:
+        OSError, ValueError: As `fastest`.
+    """
+    known = dict(fastest(product.name))
+    if product.schedules_from is not None:
+        other = find_product(product.schedules_from)
+        for key, one in fastest(other.name).items():
+            known.setdefault(key, _spread(one, other, product))
+    return MappingProxyType(known)
 
 
 def read(folder: Path, product: str) -> tuple[Run, ...]:
@@ -65,6 +85,12 @@ def merge(folder: Path, product: str, run: Run) -> Path:
     runs = merged(read(folder, product), run)
     files.write({path: to_text(product, runs).encode()})
     return path
+
+
+def _spread(one: OnePass, measured: Product, product: Product) -> OnePass:
+    if measured.processors == product.processors:
+        return one
+    return replace(one, workgroups=one.resident * product.processors // one.cluster)
 
 
 def _path(folder: Path, product: str) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support import assert_matches_reference, assert_same_bits, random_arguments, random_generator
 
-from iree_lnbwd import NormSpec
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import NormSpec, compile, load
+from iree_lnbwd.devices import DeviceUri, target_of
+from iree_lnbwd.targets import older_targets
 
 pytestmark = pytest.mark.gpu
 
@@ -43,3 +46,15 @@ def test_the_same_bits_a_hundred_times(gpu: DeviceUri) -> None:
     first = arguments.backward(str(gpu))
     for _ in range(99):
         assert_same_bits(arguments.backward(str(gpu)), first)
+
+
+def test_modules_for_older_gpus_run_with_a_warning(gpu: DeviceUri, tmp_path: Path) -> None:
+    older = older_targets(target_of(gpu))
+    if not older:
+        pytest.skip(f"{gpu} runs no older target's modules")
+    for target in older:
+        made = compile(NormSpec((1024,), "bf16"), target.name, tmp_path)
+        with pytest.warns(RuntimeWarning, match=f"got one for {target.name}: it runs"):
+            op = load(made.path, str(gpu))
+        arguments = random_arguments(random_generator(), op.spec, (37,))
+        assert_matches_reference(arguments.backward_by(op), arguments)

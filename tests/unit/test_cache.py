@@ -105,6 +105,31 @@ def test_what_is_not_what_would_be_compiled_now_is_compiled_again(
     assert cache.Entry(SPEC, TARGET).kept == built
 
 
+def test_without_a_compiler_a_module_for_an_older_gpu_is_better_than_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of those that the GPU runs; that for the very GPU before all."""
+
+    def missing() -> str:
+        raise CompileError("none here")
+
+    ours = find_target("sm_100")
+    for name in ("sm_80", "sm_90", "gfx942", "sm_120"):
+        compiler.compile(SPEC, name, folder)
+    best = compiler.compile(SPEC, "sm_100", folder / "best")
+    monkeypatch.setattr(compiler, "compiler_version", missing)
+    took = r"^IREE_LNBWD_CACHE: no compiler, and no \S+_sm_100.vmfb: took \S+_sm_90.vmfb, whose"
+    with pytest.warns(RuntimeWarning, match=took):
+        assert cache.build(SPEC, ours)[1].target == "sm_90"
+    for path in (best.path, best.manifest_path):
+        path.rename(folder / path.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.build(SPEC, ours)[1].target == "sm_100"
+    with pytest.raises(CompileError, match="none here"):
+        cache.build(NormSpec((9,)), ours)
+
+
 def test_a_manifest_that_says_more_is_not_ours(folder: Path, built: tuple[bytes, Manifest]) -> None:
     cache.build(SPEC, TARGET)
     _, manifest = entry(folder)

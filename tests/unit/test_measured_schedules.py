@@ -13,9 +13,9 @@ import pytest
 
 from iree_lnbwd import schedules
 from iree_lnbwd.products import PRODUCTS, find_product
-from iree_lnbwd.schedules import OnePass
-from iree_lnbwd.schedules.measured import Measurement, Run, merged
-from iree_lnbwd.schedules.measured_files import DATA, fastest, merge, read
+from iree_lnbwd.schedules import OnePass, measured_files
+from iree_lnbwd.schedules.measured import Key, Measurement, Run, merged
+from iree_lnbwd.schedules.measured_files import DATA, fastest, merge, read, serving
 from iree_lnbwd.schedules.measured_json import from_text, measured_numbers, to_text
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target
@@ -42,6 +42,51 @@ def test_there_are_measurements() -> None:
 
 def test_a_product_that_nobody_measured_has_none() -> None:
     assert fastest("t4") == {}
+
+
+def test_a_product_alike_has_the_very_schedules() -> None:
+    """The H100 has as many processors as the H200."""
+    assert fastest("h100") == {}
+    assert serving(find_product("h100")) == fastest("h200") == serving(find_product("h200"))
+
+
+@pytest.mark.parametrize("name", ["b200", "b300"])
+def test_a_product_with_more_processors_has_as_many_workgroups_for_each(name: str) -> None:
+    product, measured = find_product(name), fastest("h200")
+    assert serving(product).keys() == measured.keys()
+    for key, one in serving(product).items():
+        assert one.workgroups == one.resident * product.processors // one.cluster
+        assert replace(one, workgroups=measured[key].workgroups) == measured[key]
+
+
+@pytest.mark.parametrize("name", ["h100", "b200", "b300"])
+def test_what_another_product_measured_is_chosen(name: str) -> None:
+    product, spec = find_product(name), NormSpec((4096,), "bf16")
+    chosen = schedules.choose(spec, find_target(name), product)
+    assert isinstance(chosen, OnePass)
+    expected = serving(product)[Key(spec.op, False, False, 2, spec.columns)]
+    assert measured_numbers(chosen) == measured_numbers(expected)
+
+
+def test_a_products_own_measurement_comes_before_another_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(SMALL, schedule=replace(ONE, warps=3))
+    merge(tmp_path, "h200", RUN)
+    merge(tmp_path, "h100", replace(RUN, device="NVIDIA H100", measurements=(own,)))
+    monkeypatch.setattr(measured_files, "DATA", tmp_path)
+    monkeypatch.setattr(measured_files, "fastest", measured_files.fastest.__wrapped__)
+    known = serving.__wrapped__(find_product("h100"))
+    assert known == {SMALL.key: own.schedule, LARGE.key: LARGE.schedule}
+
+
+def test_who_lends_schedules_has_its_own() -> None:
+    lenders = {p.schedules_from for p in PRODUCTS.values()} - {None}
+    assert lenders == {"h200"}
+    for name in lenders:
+        assert name is not None
+        assert find_product(name).schedules_from is None
+        assert fastest(name)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd.targets import Target, find_target, target_for_cuda_capability
+from iree_lnbwd.targets import Target, find_target, older_targets, target_for_cuda_capability
 
 # name: (backend, driver, aliases)
 TABLE = {
@@ -16,9 +16,12 @@ TABLE = {
     "sm_75": ("cuda", "cuda", ("t4",)),
     "sm_80": ("cuda", "cuda", ("a100",)),
     "sm_86": ("cuda", "cuda", ("rtx3090",)),
-    "sm_89": ("cuda", "cuda", ("rtx4090", "l40s")),
+    "sm_89": ("cuda", "cuda", ("rtx4090", "l4", "l40s")),
     "sm_90": ("cuda", "cuda", ("h100", "h200")),
+    "sm_100": ("cuda", "cuda", ("b200",)),
+    "sm_103": ("cuda", "cuda", ("b300",)),
     "sm_120": ("cuda", "cuda", ("rtx5090",)),
+    "sm_121": ("cuda", "cuda", ("gb10",)),
     "gfx90a": ("rocm", "hip", ("mi210", "mi250")),
     "gfx942": ("rocm", "hip", ("mi300x", "mi325x")),
     "gfx950": ("rocm", "hip", ("mi355x",)),
@@ -36,7 +39,10 @@ CUDA = {
     "sm_86": (99, 71),
     "sm_89": (99, 78),
     "sm_90": (227, 80),
+    "sm_100": (227, 86),
+    "sm_103": (227, 88),
     "sm_120": (99, 87),
+    "sm_121": (99, 88),
 }
 
 
@@ -110,9 +116,13 @@ def test_name_is_a_string() -> None:
         (8, 7, "sm_86"),
         (8, 9, "sm_89"),
         (9, 0, "sm_90"),
-        (10, 0, "sm_90"),
+        (10, 0, "sm_100"),
+        (10, 1, "sm_100"),
+        (10, 3, "sm_103"),
+        (11, 0, "sm_103"),
         (12, 0, "sm_120"),
-        (12, 1, "sm_120"),
+        (12, 1, "sm_121"),
+        (13, 0, "sm_121"),
     ],
 )
 def test_a_newer_gpu_runs_the_newest_older_target(major: int, minor: int, name: str) -> None:
@@ -122,3 +132,20 @@ def test_a_newer_gpu_runs_the_newest_older_target(major: int, minor: int, name: 
 def test_too_old_a_gpu_has_no_target() -> None:
     with pytest.raises(ValueError, match=r"compute capability 7\.0"):
         target_for_cuda_capability(7, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "older"),
+    [
+        ("host", ()),
+        ("gfx950", ()),
+        ("sm_75", ()),
+        ("sm_89", ("sm_86", "sm_75")),  # less shared memory than sm_80
+        ("sm_103", ("sm_100", "sm_90", "sm_89", "sm_86", "sm_80", "sm_75")),
+        ("sm_121", ("sm_120", "sm_89", "sm_86", "sm_75")),
+    ],
+)
+def test_modules_of_older_targets_run_where_shared_memory_is_no_less(
+    name: str, older: tuple[str, ...]
+) -> None:
+    assert tuple(target.name for target in older_targets(find_target(name))) == older
