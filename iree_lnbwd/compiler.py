@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from iree_lnbwd import artifact, ir, iree_compile, schedules
 from iree_lnbwd.artifact import Artifact, Manifest
@@ -15,7 +14,7 @@ from iree_lnbwd.description import describe
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError, shown
 from iree_lnbwd.extra_flags import check_extra_flags
-from iree_lnbwd.schedules import FewRows, Form, Schedule, WholeTensors
+from iree_lnbwd.schedules import Schedule, WholeTensors, check_numbers
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target
 
@@ -209,18 +208,7 @@ def _check_spec(spec: object) -> None:
 def _check_schedule(how: object) -> None:
     if not isinstance(how, Schedule):
         raise TypeError(f"how: expected a schedule or None, got {type(how).__name__}")
-    _check_numbers("how", how)
-
-
-def _check_numbers(name: str, form: Form) -> None:
-    types: dict[str, Any] = get_type_hints(type(form))
-    for field in fields(form):
-        value, expected = getattr(form, field.name), types[field.name]
-        if isinstance(value, FewRows):
-            _check_numbers(f"{name}.{field.name}", value)
-        elif not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
-            wanted = getattr(expected, "__name__", expected)
-            raise TypeError(f"{name}.{field.name}: expected {wanted}, got {shown(value)}")
+    check_numbers(how, "how")
 
 
 def _checked_folder(output_dir: object) -> Path:
