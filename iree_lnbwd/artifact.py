@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import reprlib
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from iree_lnbwd import files
 from iree_lnbwd.errors import ArtifactError, one_line
+from iree_lnbwd.json_values import parsed
 from iree_lnbwd.schedules import Schedule, schedule_from_dict, schedule_to_dict
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.version import __version__
@@ -81,7 +81,7 @@ class Manifest:
             ArtifactError: It is no manifest, of another schema, or was altered.
         """
         try:
-            return _manifest(_parsed(text), path)
+            return _manifest(parsed(text), path)
         except ArtifactError:
             raise
         except (KeyError, RecursionError, TypeError, ValueError) as error:
@@ -170,23 +170,6 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
             f"expects {manifest.vmfb_sha256}"
         )
     return vmfb, manifest
-
-
-def _parsed(text: str) -> Any:
-    """JSON that every reader understands in the same way: unique names, and valid numbers."""
-
-    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            raise ValueError("a name comes twice in an object")
-        return values
-
-    def finite(literal: str) -> float:
-        if not math.isfinite(number := float(literal)):
-            raise ValueError(f"expected finite numbers, got {literal}")
-        return number
-
-    return json.loads(text, object_pairs_hook=members, parse_float=finite, parse_constant=finite)
 
 
 def _manifest(values: Any, path: Path) -> Manifest:
