@@ -32,6 +32,8 @@ class Manifest:
         spec: What it computes.
         target: Name of the target that it was compiled for.
         schedule: How it computes it.
+        schedule_source: Where the schedule comes from, in words: rules, a measurement, tuning on
+            some GPU, or whoever gave it.
         compiler_version: Of iree-base-compiler.
         flags: Exactly the flags that iree-compile was given, without the input and output.
         ir_sha256: Of the MLIR text that was compiled.
@@ -44,6 +46,7 @@ class Manifest:
     spec: NormSpec
     target: str
     schedule: Schedule
+    schedule_source: str
     compiler_version: str
     flags: tuple[str, ...]
     ir_sha256: str
@@ -195,6 +198,7 @@ def _manifest(values: Any, path: Path) -> Manifest:
         spec=NormSpec.from_dict(values["spec"]),
         target=_string("target", values["target"]),
         schedule=schedule_from_dict(values["schedule"]),
+        schedule_source=_string("schedule_source", values["schedule_source"]),
         compiler_version=_string("compiler_version", values["compiler_version"]),
         flags=tuple(_string("flags", flag) for flag in flags),
         ir_sha256=_string("ir_sha256", values["ir_sha256"]),

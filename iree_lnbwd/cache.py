@@ -16,6 +16,7 @@ from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
+from iree_lnbwd.tuning.tuned import Tuned
 from iree_lnbwd.user_folders import UnusableError, UserFolder
 
 _FOLDER = UserFolder("IREE_LNBWD_CACHE", "XDG_CACHE_HOME", ".cache")
@@ -31,14 +32,24 @@ class Entry:
             none.
     """
 
-    def __init__(self, spec: NormSpec, target: Target) -> None:
-        """Plans the module, and looks for it."""
+    def __init__(self, spec: NormSpec, target: Target, tuned: Tuned | None = None) -> None:
+        """Plans the module, and looks for it.
+
+        Args:
+            spec: What it computes.
+            target: Where.
+            tuned: What was tuned for them, which comes before the choice.
+        """
         self.kept: tuple[bytes, Manifest] | None = None
         self._names = _names(spec, target)
         self._planned: tuple[str, Manifest] | CompileError
         self._unusable: UnusableError | None = None
         try:
-            self._planned = compiler.plan(spec, target)
+            self._planned = (
+                compiler.plan(spec, target)
+                if tuned is None
+                else compiler.plan(spec, target, how=tuned.schedule, source=tuned.source)
+            )
         except CompileError as error:  # without a compiler, nothing says what it would compile
             self._planned = error
         try:
@@ -75,7 +86,7 @@ class Entry:
 
 
 def build(spec: NormSpec, target: Target) -> tuple[bytes, Manifest]:
-    """As `compiler.build`, once for each spec, target, compiler version, flags and IR.
+    """As `compiler.build`, once for each spec, target, schedule, compiler version, flags and IR.
 
     An entry is compiled again if it is damaged, or if it would be compiled differently now. Without
     a compiler, a module that `compile` wrote into the folder is used for its spec and target.

@@ -633,6 +633,7 @@ def _facts(
         return [*facts, ("manifest", "none beside the .vmfb; the above is from the module itself")]
     return [
         *facts,
+        ("schedule", manifest.schedule_source),
         ("compiler", f"iree-base-compiler {manifest.compiler_version}"),
         ("flags", " ".join(manifest.flags)),
         ("IR", f"SHA-256 {manifest.ir_sha256}"),

@@ -14,7 +14,9 @@ from iree_lnbwd.description import describe
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError, shown
 from iree_lnbwd.extra_flags import check_extra_flags
+from iree_lnbwd.products import PRODUCTS, standing_for
 from iree_lnbwd.schedules import Schedule, WholeTensors, check_numbers
+from iree_lnbwd.schedules.sources import source_of
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target
 
@@ -37,11 +39,13 @@ def compile(
         spec: What to compute.
         target: A name or alias of `iree_lnbwd.targets`.
         output_dir: Made if need be. Both files appear whole or not at all.
-        how: The schedule; None takes `schedules.choose`'s.
+        how: The schedule. None takes what `tune` found for exactly the product that ``target``
+            means, whichever GPU this machine has, and otherwise `schedules.choose`'s.
         extra_flags: Further flags for iree-compile, recorded in the manifest.
 
     Returns:
-        The artifact; the same arguments give the same bytes.
+        The artifact; the same arguments, and the same content of the user's tuning folder, give
+        the same bytes. The manifest says where the schedule comes from.
 
     Raises:
         TypeError: An argument is of another type.
@@ -51,8 +55,17 @@ def compile(
         ArtifactError: ``output_dir`` cannot be written.
     """
     folder = _checked_folder(output_dir)
-    vmfb, manifest = build(spec, find_target(target), how=how, extra_flags=extra_flags)
-    return artifact.write(folder, vmfb, manifest)
+    found = find_target(target)
+    _check_spec(spec)
+    source = None
+    if how is None and found.backend != "cpu":
+        from iree_lnbwd.tuning.found import for_product  # it plans by functions of this module
+
+        tuned = for_product(spec, found, PRODUCTS.get(target.lower()) or standing_for(found.name))
+        if tuned is not None:
+            how, source = tuned.schedule, tuned.source
+    planned = plan(spec, found, how=how, source=source, extra_flags=extra_flags)
+    return artifact.write(folder, *build_planned(*planned))
 
 
 def build(
@@ -84,9 +97,17 @@ def plan(
     target: Target,
     *,
     how: Schedule | None = None,
+    source: str | None = None,
     extra_flags: Sequence[str] = (),
 ) -> tuple[str, Manifest]:
     """The text that `build` compiles, and the manifest without the module's SHA-256.
+
+    Args:
+        spec: As `build`.
+        target: As `build`.
+        how: As `build`.
+        source: Where the schedule comes from, in words; None finds that out.
+        extra_flags: As `build`.
 
     Raises:
         TypeError, ValueError: As `build`.
@@ -100,6 +121,7 @@ def plan(
         spec=spec,
         target=target.name,
         schedule=how,
+        schedule_source=source_of(how, spec, target) if source is None else source,
         compiler_version=compiler_version(),
         flags=all_flags,
         ir_sha256=artifact.digest(text.encode()),
