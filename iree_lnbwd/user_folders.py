@@ -53,6 +53,19 @@ class UserFolder:
             users = self._absolute("HOME", home) / self.below_home
         return users / _NAME
 
+    def make(self) -> None:
+        """Makes it, if it is not there, for us alone.
+
+        Raises:
+            UnusableError: Others can write to it, or we cannot make it.
+        """
+        root = self.path()
+        try:
+            with folders.opened(root, PurePath(), make=True):
+                pass
+        except OSError as error:
+            raise self._unusable(folders.why(error, root)) from error
+
     def names(self) -> tuple[str, ...]:
         """The names of what is in it, in order; none if it is not there.
 

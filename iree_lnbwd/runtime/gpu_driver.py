@@ -247,10 +247,12 @@ class DeviceMemory:
 
     Attributes:
         pointer: Its address.
+        size: Its bytes.
     """
 
     def __init__(self, driver: Driver, size: int) -> None:
         """Allocates; the GPU is the current one."""
+        self.size = size
         address = _P()
         driver._call("allocate", ctypes.byref(address), size)
         self.pointer = address.value or 0

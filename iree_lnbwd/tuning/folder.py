@@ -35,6 +35,15 @@ def directory() -> Path:
     return _FOLDER.path()
 
 
+def make() -> None:
+    """Makes the folder, if it is not there.
+
+    Raises:
+        UnusableError: Others can write to it, or it cannot be made.
+    """
+    _FOLDER.make()
+
+
 def keep(tuned: Tuned) -> Path:
     """Keeps what was found, in place of what was found before about the same norm and GPU.
 
