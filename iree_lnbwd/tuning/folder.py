@@ -44,18 +44,22 @@ def make() -> None:
     _FOLDER.make()
 
 
-def keep(tuned: Tuned) -> Path:
-    """Keeps what was found, in place of what was found before about the same norm and GPU.
+def file_of(tuned: Tuned) -> Path:
+    """Where `keep` keeps it.
 
-    Returns:
-        The file.
+    Raises:
+        UnusableError: As `directory`.
+    """
+    return directory() / _name(*tuned.key)
+
+
+def keep(tuned: Tuned) -> None:
+    """Keeps what was found, in place of what was found before about the same norm and GPU.
 
     Raises:
         UnusableError: Others can write to the folder, or we cannot.
     """
-    name = _name(*tuned.key)
-    _FOLDER.write(_ITSELF, {name: to_text((tuned,)).encode()})
-    return directory() / name
+    _FOLDER.write(_ITSELF, {_name(*tuned.key): to_text((tuned,)).encode()})
 
 
 def find(spec: NormSpec, target: Target, gpu: Gpu) -> Tuned | None:

@@ -94,6 +94,25 @@ def tune(
         CompileError: The compiler is missing.
         OSError: The folder cannot be used; nothing is timed then.
     """
+    came = tuple(
+        outcomes(specs, device, candidates=candidates, seed=seed, again=again, progress=progress)
+    )
+    for outcome in came:
+        for wrong in outcome.wrong:
+            notices.warn(f"tune: please report: {wrong}")
+    return came
+
+
+def outcomes(
+    specs: NormSpec | Sequence[NormSpec],
+    device: str,
+    *,
+    candidates: int,
+    seed: int,
+    again: bool,
+    progress: Progress | None,
+) -> Iterator[Outcome]:
+    """What comes of each norm, when it is kept; otherwise as `tune`, without its warnings."""
     norms = _checked(specs, candidates)
     uri = DeviceUri.parse(device)
     if uri.backend == "cpu":
@@ -103,26 +122,21 @@ def tune(
     tell = progress or (lambda line: None)
     try:
         folder.make()
-        kept = {norm: _kept(norm, target, gpu) for norm in norms}
-        outcomes = []
         with contextlib.ExitStack() as closing:
             tuner: _Tuner | None = None
             for norm in norms:
-                if (before := kept[norm]) is not None and not again:
-                    outcomes.append(Outcome(norm, before, (), False))
+                if not again and (before := _kept(norm, target, gpu)) is not None:
+                    yield Outcome(norm, before, (), False)
                     continue
                 if tuner is None:
                     tuner = _Tuner(uri, target, gpu)
                     closing.callback(tuner.close)
                 tuned, wrong = tuner.tuned(norm, candidates, seed, tell)
-                for each in wrong:
-                    notices.warn(f"tune: please report: {each}")
                 if tuned is not None:
                     folder.keep(tuned)
-                outcomes.append(Outcome(norm, tuned, wrong, True))
+                yield Outcome(norm, tuned, wrong, True)
     except UnusableError as error:
         raise OSError(str(error)) from error
-    return tuple(outcomes)
 
 
 def _checked(specs: object, candidates: object) -> tuple[NormSpec, ...]:
