@@ -337,6 +337,6 @@ def forget(specs: Collection[NormSpec], uri: DeviceUri) -> None:
             _known.pop(key, None)
 
 
-def loaded_specs(uri: DeviceUri) -> tuple[NormSpec, ...]:
-    """What this process has modules for on a device."""
-    return tuple(spec for spec, where in tuple(_alive) if where == uri)
+def in_use() -> tuple[tuple[NormSpec, DeviceUri], ...]:
+    """What this process has modules for, and on which devices."""
+    return tuple(_alive)
