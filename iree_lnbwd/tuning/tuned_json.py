@@ -15,7 +15,7 @@ from iree_lnbwd.schedules import (
     schedule_to_dict,
 )
 from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.targets import TARGETS
 from iree_lnbwd.tuning.tuned import GpuSchedule, Tuned, subject, why_illegal
 
 SCHEMA_VERSION = 1
@@ -45,6 +45,13 @@ def from_text(text: str, source: str) -> tuple[Tuned, ...]:
         values = parsed(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source}: expected JSON: {error}") from error
+    try:
+        return _entries(values, source)
+    except RecursionError as error:
+        raise ValueError(f"{source}: expected JSON: it is too deep") from error
+
+
+def _entries(values: Any, source: str) -> tuple[Tuned, ...]:
     top = object_of(values, f"{source}: $", ("schema_version", "tuned"))
     version = int_of(top["schema_version"], f"{source}: $.schema_version", least=1)
     if version != SCHEMA_VERSION:
@@ -78,8 +85,8 @@ def _tuned(values: Any, place: str) -> Tuned:
         return found
 
     spec = _spec(given["spec"], f"{place}.spec")
-    target = find_target(text("target"))
-    if target.backend == "cpu" or target.name != given["target"]:
+    target = TARGETS.get(text("target"))
+    if target is None or target.backend == "cpu":
         raise wrong(f"{place}.target", "the name of a GPU target", given["target"])
     chosen, schedule = (_schedule(given[n], f"{place}.{n}") for n in ("chosen", "schedule"))
     if why := why_illegal(spec, target, chosen, schedule):
