@@ -32,7 +32,7 @@ from iree_lnbwd.errors import (
 )
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
-from iree_lnbwd.schedules import WholeTensors, paths
+from iree_lnbwd.schedules import Schedule, WholeTensors, paths
 from iree_lnbwd.spec import MOST_ROWS, NormSpec, check_output_mask
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.tuning import folder, tuner
@@ -451,13 +451,15 @@ def _verified(target: Target) -> str:
 
 def _compile(options: argparse.Namespace) -> int:
     spec, target = _spec(options), find_target(options.target)
-    how = WholeTensors("asked for") if options.whole_tensors else None
+    how: Schedule | None = WholeTensors("asked for") if options.whole_tensors else None
     if options.print_ir or options.print_command:
         if options.output_dir is not None:
             raise ValueError(
                 f"output_dir: expected none where nothing is compiled, got {options.output_dir}"
             )
         if options.print_ir:
+            if how is None and (tuned := compiler.tuned_for(spec, options.target)) is not None:
+                how = tuned.schedule
             _put(compiler.source_text(spec, target, how=how), sys.stdout)
             return _EXIT_OK
         command = compiler.command_line(spec, target, extra_flags=options.extra_flags)
@@ -467,7 +469,7 @@ def _compile(options: argparse.Namespace) -> int:
         return _EXIT_OK
     folder = Path() if options.output_dir is None else options.output_dir
     start = time.perf_counter()
-    made = compiler.compile(spec, target.name, folder, how=how, extra_flags=options.extra_flags)
+    made = compiler.compile(spec, options.target, folder, how=how, extra_flags=options.extra_flags)
     size = made.path.stat().st_size
     _say(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")
     _say(str(made.manifest_path))

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from iree_lnbwd import artifact, ir, iree_compile, schedules
 from iree_lnbwd.artifact import Artifact, Manifest
@@ -19,6 +20,9 @@ from iree_lnbwd.schedules import Schedule, WholeTensors, check_numbers
 from iree_lnbwd.schedules.sources import source_of
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target
+
+if TYPE_CHECKING:
+    from iree_lnbwd.tuning.tuned import Tuned
 
 # f64 data must stay f64.
 _COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false",)
@@ -58,14 +62,25 @@ def compile(
     found = find_target(target)
     _check_spec(spec)
     source = None
-    if how is None and found.backend != "cpu":
-        from iree_lnbwd.tuning.found import for_product  # it plans by functions of this module
-
-        tuned = for_product(spec, found, PRODUCTS.get(target.lower()) or standing_for(found.name))
-        if tuned is not None:
-            how, source = tuned.schedule, tuned.source
+    if how is None and (tuned := tuned_for(spec, target)) is not None:
+        how, source = tuned.schedule, tuned.source
     planned = plan(spec, found, how=how, source=source, extra_flags=extra_flags)
     return artifact.write(folder, *build_planned(*planned))
+
+
+def tuned_for(spec: NormSpec, target: str) -> Tuned | None:
+    """What `compile` takes before any choice: what was tuned on exactly the product that is meant.
+
+    Args:
+        spec: What to compute.
+        target: The name of a product, or of a target, which means the product that stands for it.
+    """
+    from iree_lnbwd.tuning.found import for_product  # it plans by functions of this module
+
+    found = find_target(target)
+    if found.backend == "cpu":
+        return None
+    return for_product(spec, found, PRODUCTS.get(target.lower()) or standing_for(found.name))
 
 
 def build(

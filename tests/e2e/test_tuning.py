@@ -105,7 +105,10 @@ Path("made.json").write_text(json.dumps(list(map(schedule_to_dict, made))))
 
 
 def test_the_next_process_takes_the_winner(
-    gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: EmulatedDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """At first use, and in `compile` for this GPU's product alone; `inspect` says so."""
     monkeypatch.setattr(Clock, "microseconds", {0: 100.0, 1: 99.9, 2: 80.0})
@@ -122,6 +125,15 @@ def test_the_next_process_takes_the_winner(
     assert outcome.wrong == ()
     assert any("checking 3 schedules" in line for line in said)
     assert lnbwd.tune(FORWARD, candidates=3) == (outcome._replace(is_new=False),)
+    text = {
+        target: compiler.source_text(FORWARD, SM_90, how=how)
+        for target, how in (("h200", tuned.schedule), ("h100", tuned.chosen))
+    }
+    words = ["compile", "--print-ir", "--op=rms_norm", "--normalized-shape=64", "--dtype=bf16"]
+    for target, expected in text.items():
+        capsys.readouterr()
+        assert cli.main([*words, "--eps=1e-5", f"--target={target}"]) == 0
+        assert capsys.readouterr().out == expected
     for name, first_use in (("NVIDIA H200", fastest), ("NVIDIA GH200 480GB", chosen)):
         here = tmp_path / name.replace(" ", "")
         here.mkdir()
