@@ -693,7 +693,10 @@ def _import_tuned(path: Path) -> int:
         found = folder.take(path)
         _say(f"{folder.directory()}: {len(found)} entries from {path}")
     for tuned in found:
-        why = why_stale(tuned)
+        try:
+            why = why_stale(tuned)
+        except CompileError as error:
+            why = str(error)
         used = "used where the GPU is that" if why is None else f"not used: {why}"
         _say(f"  {tuned.spec.name} for {tuned.gpu} ({tuned.processors} processors): {used}")
     return _EXIT_OK
