@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.errors import shown
 from iree_lnbwd.spec import check_number
 from iree_lnbwd.torch import kernels
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -227,6 +228,8 @@ def warmup(
         CompileError, DeviceError, OSError: As `iree_lnbwd.tune`.
     """
     _check_model(model)
+    if not isinstance(tune, bool):
+        raise TypeError(f"tune: expected a bool, got {shown(tune)}")
     norms = [
         norm
         for norm in model.modules()

@@ -81,7 +81,7 @@ def tune(
         specs: The norms, of any number of rows; see `subject` for what they have in common.
         device: A GPU, as an IREE device URI: "cuda", "hip", "cuda://1".
         candidates: How many schedules compete for each norm, at least 1.
-        seed: Decides which schedules do.
+        seed: Decides which schedules do, at least 0.
         again: Times norms anew of which what was found before still holds.
         progress: Is told what is being done, a line at a time.
 
@@ -113,7 +113,14 @@ def outcomes(
     progress: Progress | None,
 ) -> Iterator[Outcome]:
     """What comes of each norm, when it is kept; otherwise as `tune`, without its warnings."""
-    norms = _checked(specs, candidates)
+    norms = _checked(specs)
+    for name, value, least in (("candidates", candidates, 1), ("seed", seed, 0)):
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name}: expected an int of at least {least}, got {shown(value)}")
+    if not isinstance(again, bool):
+        raise TypeError(f"again: expected a bool, got {shown(again)}")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress: expected a function or None, got {shown(progress)}")
     uri = DeviceUri.parse(device)
     if uri.backend == "cpu":
         raise DeviceError(f"device: expected a GPU to tune on, such as cuda or hip, got {uri}")
@@ -139,15 +146,13 @@ def outcomes(
         raise OSError(str(error)) from error
 
 
-def _checked(specs: object, candidates: object) -> tuple[NormSpec, ...]:
+def _checked(specs: object) -> tuple[NormSpec, ...]:
     given = (specs,) if isinstance(specs, NormSpec) else specs
     if not isinstance(given, Sequence) or not all(isinstance(spec, NormSpec) for spec in given):
         raise TypeError(f"specs: expected NormSpecs, got {shown(specs)}")
     for spec in given:
         if spec.rows is not None:
             raise ValueError(f"specs: expected rows of None, got {spec.rows} of {spec.name}")
-    if type(candidates) is not int or candidates < 1:
-        raise ValueError(f"candidates: expected an int of at least 1, got {shown(candidates)}")
     return tuple(dict.fromkeys(map(subject, given)))
 
 
