@@ -1,8 +1,8 @@
 """Layer and RMS normalization, forward and backward: one IR, compiled by IREE for GPUs and the CPU.
 
 ``layer_norm``, ``rms_norm`` and their backwards compute; ``compile`` makes a module to ship,
-``load`` loads one to run it, ``targets`` lists the targets to compile for, and ``reference`` is the
-NumPy judge.
+``load`` loads one to run it, ``targets`` lists the targets to compile for, ``tune`` finds the
+fastest schedules on a GPU of this machine, and ``reference`` is the NumPy judge.
 """
 
 from iree_lnbwd import reference
@@ -19,6 +19,7 @@ from iree_lnbwd.functional import (
 from iree_lnbwd.runtime import LayerNorm, LayerNormBackward, Norm, RmsNorm, RmsNormBackward, load
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, targets
+from iree_lnbwd.tuning.tuner import tune
 from iree_lnbwd.version import __version__
 
 __all__ = [
@@ -46,4 +47,5 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "targets",
+    "tune",
 ]

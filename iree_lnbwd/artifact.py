@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import reprlib
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from iree_lnbwd import files
 from iree_lnbwd.errors import ArtifactError, one_line
+from iree_lnbwd.json_values import parsed
 from iree_lnbwd.schedules import Schedule, schedule_from_dict, schedule_to_dict
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.version import __version__
@@ -32,6 +32,8 @@ class Manifest:
         spec: What it computes.
         target: Name of the target that it was compiled for.
         schedule: How it computes it.
+        schedule_source: Where the schedule comes from, in words: rules, a measurement, tuning on
+            some GPU, or whoever gave it.
         compiler_version: Of iree-base-compiler.
         flags: Exactly the flags that iree-compile was given, without the input and output.
         ir_sha256: Of the MLIR text that was compiled.
@@ -44,6 +46,7 @@ class Manifest:
     spec: NormSpec
     target: str
     schedule: Schedule
+    schedule_source: str
     compiler_version: str
     flags: tuple[str, ...]
     ir_sha256: str
@@ -81,7 +84,7 @@ class Manifest:
             ArtifactError: It is no manifest, of another schema, or was altered.
         """
         try:
-            return _manifest(_parsed(text), path)
+            return _manifest(parsed(text), path)
         except ArtifactError:
             raise
         except (KeyError, RecursionError, TypeError, ValueError) as error:
@@ -172,23 +175,6 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
     return vmfb, manifest
 
 
-def _parsed(text: str) -> Any:
-    """JSON that every reader understands in the same way: unique names, and valid numbers."""
-
-    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            raise ValueError("a name comes twice in an object")
-        return values
-
-    def finite(literal: str) -> float:
-        if not math.isfinite(number := float(literal)):
-            raise ValueError(f"expected finite numbers, got {literal}")
-        return number
-
-    return json.loads(text, object_pairs_hook=members, parse_float=finite, parse_constant=finite)
-
-
 def _manifest(values: Any, path: Path) -> Manifest:
     """The manifest of these values.
 
@@ -212,6 +198,7 @@ def _manifest(values: Any, path: Path) -> Manifest:
         spec=NormSpec.from_dict(values["spec"]),
         target=_string("target", values["target"]),
         schedule=schedule_from_dict(values["schedule"]),
+        schedule_source=_string("schedule_source", values["schedule_source"]),
         compiler_version=_string("compiler_version", values["compiler_version"]),
         flags=tuple(_string("flags", flag) for flag in flags),
         ir_sha256=_string("ir_sha256", values["ir_sha256"]),

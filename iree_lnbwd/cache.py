@@ -6,26 +6,22 @@ modules that it would compile in the same way now.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from iree_lnbwd import artifact, compiler, files, folders, notices
+from iree_lnbwd import artifact, compiler, notices
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, older_targets
+from iree_lnbwd.tuning.tuned import Tuned
+from iree_lnbwd.user_folders import UnusableError, UserFolder
 
-_VARIABLE = "IREE_LNBWD_CACHE"
+_FOLDER = UserFolder("IREE_LNBWD_CACHE", "XDG_CACHE_HOME", ".cache")
 _ITSELF = PurePath()
 _KEY_LETTERS = 16
-_MODE = 0o644  # all may read, only we may write, for any umask
-
-
-class UnusableError(Exception):
-    """There is no folder, it cannot be used, or others write to it. The message says what to do."""
 
 
 class Entry:
@@ -36,14 +32,24 @@ class Entry:
             none.
     """
 
-    def __init__(self, spec: NormSpec, target: Target) -> None:
-        """Plans the module, and looks for it."""
+    def __init__(self, spec: NormSpec, target: Target, tuned: Tuned | None = None) -> None:
+        """Plans the module, and looks for it.
+
+        Args:
+            spec: What it computes.
+            target: Where.
+            tuned: What was tuned for them, which comes before the choice.
+        """
         self.kept: tuple[bytes, Manifest] | None = None
         self._names = _names(spec, target)
         self._planned: tuple[str, Manifest] | CompileError
         self._unusable: UnusableError | None = None
         try:
-            self._planned = compiler.plan(spec, target)
+            self._planned = (
+                compiler.plan(spec, target)
+                if tuned is None
+                else compiler.plan(spec, target, how=tuned.schedule, source=tuned.source)
+            )
         except CompileError as error:  # without a compiler, nothing says what it would compile
             self._planned = error
         try:
@@ -80,7 +86,7 @@ class Entry:
 
 
 def build(spec: NormSpec, target: Target) -> tuple[bytes, Manifest]:
-    """As `compiler.build`, once for each spec, target, compiler version, flags and IR.
+    """As `compiler.build`, once for each spec, target, schedule, compiler version, flags and IR.
 
     An entry is compiled again if it is damaged, or if it would be compiled differently now. Without
     a compiler, a module that `compile` wrote into the folder is used for its spec and target; if
@@ -100,14 +106,7 @@ def read(entry: PurePath, *names: str) -> tuple[bytes, ...] | None:
     Raises:
         UnusableError: Others can write to them, or they cannot be read.
     """
-    root = directory()
-    try:
-        with folders.opened(root, entry) as folder:
-            return tuple(folders.read(folder, name, root / entry / name) for name in names)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _unusable(folders.why(error, root)) from error
+    return _FOLDER.read(entry, *names)
 
 
 def write(entry: PurePath, contents: Mapping[str, bytes]) -> None:
@@ -116,15 +115,7 @@ def write(entry: PurePath, contents: Mapping[str, bytes]) -> None:
     Raises:
         UnusableError: Others can write to the folder, or we cannot.
     """
-    root = directory()
-    try:
-        with folders.opened(root, entry, make=True):
-            files.write(
-                {root / entry / name: data for name, data in contents.items()},
-                mode=_MODE,
-            )
-    except OSError as error:
-        raise _unusable(folders.why(error, root)) from error
+    _FOLDER.write(entry, contents)
 
 
 def directory() -> Path:
@@ -133,16 +124,7 @@ def directory() -> Path:
     Raises:
         UnusableError: It is relative, or the user has no folder.
     """
-    if named := os.environ.get(_VARIABLE):
-        return _absolute(_VARIABLE, named)
-    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not users.is_absolute():  # then it does not count, by XDG's rules
-        try:
-            home = os.environ["HOME"] if "HOME" in os.environ else str(Path.home())
-        except RuntimeError as error:
-            raise _unusable("HOME: expected an absolute path, got none") from error
-        users = _absolute("HOME", home) / ".cache"
-    return users / "iree-lnbwd"
+    return _FOLDER.path()
 
 
 def _kept(planned: Manifest, names: tuple[str, str]) -> tuple[bytes, Manifest] | None:
@@ -161,7 +143,7 @@ def _put_there(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
         if found is not None:
             if each != target:
                 notices.warn(
-                    f"{_VARIABLE}: no compiler, and no {_names(spec, target)[0]}: took "
+                    f"{_FOLDER.variable}: no compiler, and no {_names(spec, target)[0]}: took "
                     f"{_names(spec, each)[0]}, whose schedule was chosen for another GPU"
                 )
             return found
@@ -193,13 +175,3 @@ def _entry(manifest: Manifest) -> PurePath:
 def _names(spec: NormSpec, target: Target) -> tuple[str, str]:
     stem = artifact.stem(spec, target.name)
     return f"{stem}.vmfb", f"{stem}.json"
-
-
-def _absolute(variable: str, path: str) -> Path:
-    if not Path(path).is_absolute():
-        raise _unusable(f"{variable}: expected an absolute path, got {path!r}")
-    return Path(path)
-
-
-def _unusable(why: str) -> UnusableError:
-    return UnusableError(f"{why}; {_VARIABLE} can name a folder of your own")

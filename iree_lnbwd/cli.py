@@ -1,4 +1,4 @@
-"""The command ``iree-lnbwd``: targets, compile, verify, run, inspect."""
+"""The command ``iree-lnbwd``: targets, compile, verify, run, inspect, tune."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import os
 import secrets
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -31,9 +32,12 @@ from iree_lnbwd.errors import (
 )
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
-from iree_lnbwd.schedules import WholeTensors, paths
+from iree_lnbwd.schedules import Schedule, WholeTensors, paths
 from iree_lnbwd.spec import MOST_ROWS, NormSpec, check_output_mask
 from iree_lnbwd.targets import Target, find_target, targets
+from iree_lnbwd.tuning import folder, tuner
+from iree_lnbwd.tuning.tuned import why_stale
+from iree_lnbwd.user_folders import UnusableError
 from iree_lnbwd.verification import evidence, matrix, verify
 from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
@@ -253,22 +257,63 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.set_defaults(command=_run)
 
+    sub = commands.add_parser(
+        "tune",
+        help="find the fastest schedules on this machine's GPU, and keep them for this user",
+        epilog="Several shapes, types and ops are tuned one by one; each is kept when it is done.",
+    )
+    sub.add_argument("--device", default="cuda", help="IREE device URI (default: cuda)")
+    _add_spec_options(sub, several=True)
+    sub.add_argument(
+        "--candidates",
+        type=int,
+        default=tuner.CANDIDATES,
+        help=f"schedules that compete for each (default: {tuner.CANDIDATES})",
+    )
+    sub.add_argument("--seed", type=int, default=0, help="decides which compete (default: 0)")
+    sub.add_argument(
+        "--again", action="store_true", help="time again what was found before and still holds"
+    )
+    sub.add_argument(
+        "--export", type=_path, metavar="FILE", help="write all that was found into a file, only"
+    )
+    sub.add_argument(
+        "--import", dest="take", type=_path, metavar="FILE", help="keep what is in a file, only"
+    )
+    sub.set_defaults(command=_tune)
+
     sub = commands.add_parser("inspect", help="what a module is and what its kernels need")
     sub.add_argument("artifact", type=_path, help="a .vmfb")
     sub.set_defaults(command=_inspect)
     return parser
 
 
-def _add_spec_options(parser: argparse.ArgumentParser) -> None:
+def _add_spec_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """The options of a spec, or of several that differ in op, shape and type."""
     types = tuple(DTYPES)
+    op, dtype = LAYER_NORM_BACKWARD.name, "f32"
+    many: dict[str, Any] = {"nargs": "+"} if several else {}
     parser.add_argument(
         "--op",
         choices=OPS,
-        default=LAYER_NORM_BACKWARD.name,
+        default=[op] if several else op,
         help="what to compute (default: layer_norm_backward)",
+        **many,
     )
-    parser.add_argument("--normalized-shape", required=True, type=_ints, help="e.g. 4096 or 16,64")
-    parser.add_argument("--dtype", default="f32", choices=types, help="of input and its gradient")
+    parser.add_argument(
+        "--normalized-shape",
+        required=not several,
+        type=_ints,
+        help="e.g. 4096 or 16,64",
+        **many,
+    )
+    parser.add_argument(
+        "--dtype",
+        default=[dtype] if several else dtype,
+        choices=types,
+        help="of input and its gradient (default: f32)",
+        **many,
+    )
     parser.add_argument("--grad-output-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--weight-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--bias-dtype", choices=types, help="default: --weight-dtype")
@@ -406,13 +451,15 @@ def _verified(target: Target) -> str:
 
 def _compile(options: argparse.Namespace) -> int:
     spec, target = _spec(options), find_target(options.target)
-    how = WholeTensors("asked for") if options.whole_tensors else None
+    how: Schedule | None = WholeTensors("asked for") if options.whole_tensors else None
     if options.print_ir or options.print_command:
         if options.output_dir is not None:
             raise ValueError(
                 f"output_dir: expected none where nothing is compiled, got {options.output_dir}"
             )
         if options.print_ir:
+            if how is None and (tuned := compiler.tuned_for(spec, options.target)) is not None:
+                how = tuned.schedule
             _put(compiler.source_text(spec, target, how=how), sys.stdout)
             return _EXIT_OK
         command = compiler.command_line(spec, target, extra_flags=options.extra_flags)
@@ -422,7 +469,7 @@ def _compile(options: argparse.Namespace) -> int:
         return _EXIT_OK
     folder = Path() if options.output_dir is None else options.output_dir
     start = time.perf_counter()
-    made = compiler.compile(spec, target.name, folder, how=how, extra_flags=options.extra_flags)
+    made = compiler.compile(spec, options.target, folder, how=how, extra_flags=options.extra_flags)
     size = made.path.stat().st_size
     _say(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")
     _say(str(made.manifest_path))
@@ -591,6 +638,103 @@ def _run(options: argparse.Namespace) -> int:
     return _EXIT_OK
 
 
+def _tune(options: argparse.Namespace) -> int:
+    files_given = [name for name in ("export", "take") if getattr(options, name) is not None]
+    if len(files_given) + (options.normalized_shape is not None) != 1:
+        raise ValueError("tune: expected one of --normalized-shape, --export and --import")
+    if options.export is not None:
+        return _export_tuned(options.export)
+    if options.take is not None:
+        return _import_tuned(options.take)
+    chosen = vars(options)
+    specs = [
+        _spec(argparse.Namespace(**chosen | {"op": op, "normalized_shape": shape, "dtype": dtype}))
+        for op in options.op
+        for shape in options.normalized_shape
+        for dtype in options.dtype
+    ]
+    missed, start = False, time.perf_counter()
+    with _interrupted_by(signal.SIGTERM):
+        for outcome in tuner.outcomes(
+            specs,
+            options.device,
+            candidates=options.candidates,
+            seed=options.seed,
+            again=options.again,
+            progress=_show_progress,
+        ):
+            missed |= bool(outcome.wrong)
+            _say_tuned(outcome, time.perf_counter() - start)
+            start = time.perf_counter()
+    return _EXIT_MISS if missed else _EXIT_OK
+
+
+def _say_tuned(outcome: tuner.Outcome, seconds: float) -> None:
+    for wrong in outcome.wrong:
+        _say(f"WRONG, and not kept: {wrong}")
+    tuned = outcome.tuned
+    if tuned is None:
+        _say(f"{outcome.spec.name}: nothing is kept: the choice without tuning is wrong")
+        return
+    how = f"the best of {tuned.candidates} schedules, {seconds:.0f} s"
+    _say(f"{outcome.spec.name}: {tuned.gain}")
+    _say(f"  {how if outcome.is_new else 'kept before; --again times it anew'}; {tuned.source}")
+    _say(f"  {folder.file_of(tuned)}")
+
+
+def _export_tuned(path: Path) -> int:
+    with _unusable_as_error():
+        _say(f"{path}: {folder.export(path)} entries")
+    return _EXIT_OK
+
+
+def _import_tuned(path: Path) -> int:
+    with _unusable_as_error():
+        found = folder.take(path)
+        _say(f"{folder.directory()}: {len(found)} entries from {path}")
+    for tuned in found:
+        try:
+            why = why_stale(tuned)
+        except CompileError as error:
+            why = str(error)
+        used = "used where the GPU is that" if why is None else f"not used: {why}"
+        _say(f"  {tuned.spec.name} for {tuned.gpu} ({tuned.processors} processors): {used}")
+    return _EXIT_OK
+
+
+@contextlib.contextmanager
+def _unusable_as_error() -> Iterator[None]:
+    try:
+        yield
+    except UnusableError as error:
+        raise OSError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _interrupted_by(number: signal.Signals) -> Iterator[None]:
+    """A signal ends what goes on as Ctrl-C does: files are whole and temporary ones removed."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _show_progress(line: str) -> None:
+    """Shows what is being done: on a terminal's line that the next one overwrites, else in lines.
+
+    Lines that only count are left out then.
+    """
+    if sys.stderr.isatty():
+        print(f"\x1b[2K{printable(line)}\r", end="", file=sys.stderr, flush=True)
+    elif ": compiled " not in line:
+        _tell(line)
+
+
 def _inspect(options: argparse.Namespace) -> int:
     vmfb, manifest = artifact.read(options.artifact)
     described = describe(vmfb, source=str(options.artifact))
@@ -633,6 +777,7 @@ def _facts(
         return [*facts, ("manifest", "none beside the .vmfb; the above is from the module itself")]
     return [
         *facts,
+        ("schedule", manifest.schedule_source),
         ("compiler", f"iree-base-compiler {manifest.compiler_version}"),
         ("flags", " ".join(manifest.flags)),
         ("IR", f"SHA-256 {manifest.ir_sha256}"),

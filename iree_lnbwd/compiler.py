@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING
 
 from iree_lnbwd import artifact, ir, iree_compile, schedules
 from iree_lnbwd.artifact import Artifact, Manifest
@@ -15,9 +15,14 @@ from iree_lnbwd.description import describe
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError, shown
 from iree_lnbwd.extra_flags import check_extra_flags
-from iree_lnbwd.schedules import FewRows, Form, Schedule, WholeTensors
+from iree_lnbwd.products import PRODUCTS, standing_for
+from iree_lnbwd.schedules import Schedule, WholeTensors, check_numbers
+from iree_lnbwd.schedules.sources import source_of
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target
+
+if TYPE_CHECKING:
+    from iree_lnbwd.tuning.tuned import Tuned
 
 # f64 data must stay f64.
 _COMMON_FLAGS = ("--iree-input-demote-f64-to-f32=false",)
@@ -38,11 +43,13 @@ def compile(
         spec: What to compute.
         target: A name or alias of `iree_lnbwd.targets`.
         output_dir: Made if need be. Both files appear whole or not at all.
-        how: The schedule; None takes `schedules.choose`'s.
+        how: The schedule. None takes what `tune` found for exactly the product that ``target``
+            means, whichever GPU this machine has, and otherwise `schedules.choose`'s.
         extra_flags: Further flags for iree-compile, recorded in the manifest.
 
     Returns:
-        The artifact; the same arguments give the same bytes.
+        The artifact; the same arguments, and the same content of the user's tuning folder, give
+        the same bytes. The manifest says where the schedule comes from.
 
     Raises:
         TypeError: An argument is of another type.
@@ -52,8 +59,28 @@ def compile(
         ArtifactError: ``output_dir`` cannot be written.
     """
     folder = _checked_folder(output_dir)
-    vmfb, manifest = build(spec, find_target(target), how=how, extra_flags=extra_flags)
-    return artifact.write(folder, vmfb, manifest)
+    found = find_target(target)
+    _check_spec(spec)
+    source = None
+    if how is None and (tuned := tuned_for(spec, target)) is not None:
+        how, source = tuned.schedule, tuned.source
+    planned = plan(spec, found, how=how, source=source, extra_flags=extra_flags)
+    return artifact.write(folder, *build_planned(*planned))
+
+
+def tuned_for(spec: NormSpec, target: str) -> Tuned | None:
+    """What `compile` takes before any choice: what was tuned on exactly the product that is meant.
+
+    Args:
+        spec: What to compute.
+        target: The name of a product, or of a target, which means the product that stands for it.
+    """
+    from iree_lnbwd.tuning.found import for_product  # it plans by functions of this module
+
+    found = find_target(target)
+    if found.backend == "cpu":
+        return None
+    return for_product(spec, found, PRODUCTS.get(target.lower()) or standing_for(found.name))
 
 
 def build(
@@ -85,9 +112,17 @@ def plan(
     target: Target,
     *,
     how: Schedule | None = None,
+    source: str | None = None,
     extra_flags: Sequence[str] = (),
 ) -> tuple[str, Manifest]:
     """The text that `build` compiles, and the manifest without the module's SHA-256.
+
+    Args:
+        spec: As `build`.
+        target: As `build`.
+        how: As `build`.
+        source: Where the schedule comes from, in words; None finds that out.
+        extra_flags: As `build`.
 
     Raises:
         TypeError, ValueError: As `build`.
@@ -101,6 +136,7 @@ def plan(
         spec=spec,
         target=target.name,
         schedule=how,
+        schedule_source=source_of(how, spec, target) if source is None else source,
         compiler_version=compiler_version(),
         flags=all_flags,
         ir_sha256=artifact.digest(text.encode()),
@@ -209,18 +245,7 @@ def _check_spec(spec: object) -> None:
 def _check_schedule(how: object) -> None:
     if not isinstance(how, Schedule):
         raise TypeError(f"how: expected a schedule or None, got {type(how).__name__}")
-    _check_numbers("how", how)
-
-
-def _check_numbers(name: str, form: Form) -> None:
-    types: dict[str, Any] = get_type_hints(type(form))
-    for field in fields(form):
-        value, expected = getattr(form, field.name), types[field.name]
-        if isinstance(value, FewRows):
-            _check_numbers(f"{name}.{field.name}", value)
-        elif not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
-            wanted = getattr(expected, "__name__", expected)
-            raise TypeError(f"{name}.{field.name}: expected {wanted}, got {shown(value)}")
+    check_numbers(how, "how")
 
 
 def _checked_folder(output_dir: object) -> Path:

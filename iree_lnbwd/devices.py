@@ -63,6 +63,37 @@ class DeviceUri:
         return _BACKENDS[self.driver]
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """What tells a GPU's kind, and what schedules follow from.
+
+    Attributes:
+        name: Its name in the driver; of an AMD GPU, LLVM's name and the PCI device.
+        processors: Multiprocessors (NVIDIA) or compute units (AMD).
+        l2_bytes: Bytes of the L2 cache.
+    """
+
+    name: str
+    processors: int
+    l2_bytes: int
+
+
+def gpu_of(uri: DeviceUri) -> Gpu:
+    """The kind of a GPU of this machine.
+
+    Raises:
+        DeviceError: It is absent, or the driver does not tell.
+    """
+    if uri.backend == "rocm":
+        return _amd_gpu(uri)
+    cuda, device = _cuda_device(uri)
+    name = ctypes.create_string_buffer(256)
+    if status := cuda.cuDeviceGetName(name, len(name), device):
+        raise DeviceError(f"device: {uri}: cuDeviceGetName failed with {status}")
+    processors, l2_bytes = (_cuda_attribute(uri, cuda, device, n) for n in (16, 38))
+    return Gpu(name.value.decode(errors="replace"), processors, l2_bytes)
+
+
 def target_of(uri: DeviceUri) -> Target:
     """The target to compile for, for a device of this machine.
 
@@ -92,36 +123,67 @@ def host_cpu() -> str:
 
 
 def _cuda_capability(uri: DeviceUri) -> tuple[int, int]:
-    """Compute capability, asked of the CUDA driver (cuDeviceGetAttribute)."""
-    major_attribute, minor_attribute = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+    """Compute capability, asked of the CUDA driver."""
+    cuda, device = _cuda_device(uri)
+    major, minor = (_cuda_attribute(uri, cuda, device, number) for number in (75, 76))
+    return major, minor
+
+
+def _cuda_device(uri: DeviceUri) -> tuple[ctypes.CDLL, ctypes.c_int]:
+    """The CUDA driver, and its number of a device."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DeviceError(f"device: {uri} is absent: no CUDA driver on this machine") from error
-    device, value = ctypes.c_int(), ctypes.c_int()
+    device = ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), uri.index):
         raise DeviceError(f"device: {uri} is absent: the CUDA driver has no such device")
-    capability = []
-    for attribute in (major_attribute, minor_attribute):
-        if status := cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
-            raise DeviceError(f"device: {uri}: cuDeviceGetAttribute failed with {status}")
-        capability.append(value.value)
-    return capability[0], capability[1]
+    return cuda, device
+
+
+def _cuda_attribute(uri: DeviceUri, cuda: ctypes.CDLL, device: ctypes.c_int, number: int) -> int:
+    """An attribute of a device, by its number in the CUDA driver API (CUdevice_attribute).
+
+    16 is the number of multiprocessors, 38 the bytes of the L2 cache, 75 and 76 are the compute
+    capability.
+    """
+    value = ctypes.c_int()
+    if status := cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+        raise DeviceError(f"device: {uri}: cuDeviceGetAttribute failed with {status}")
+    return value.value
 
 
 def _gfx_name(uri: DeviceUri) -> str:
-    """LLVM's name of an AMD GPU, from the kernel driver's list; its CPUs have version 0."""
-    versions = []
-    for node in sorted(_KFD_NODES.glob("*"), key=lambda path: int(path.name)):
-        text = (node / "properties").read_text(encoding="utf-8")
-        version = re.search(r"^gfx_target_version (\d+)$", text, re.MULTILINE)
-        if version and int(version[1]):
-            versions.append(int(version[1]))
-    if uri.index >= len(versions):
-        raise DeviceError(f"device: {uri} is absent: this machine has {len(versions)} AMD GPUs")
-    major, minor, step = (
-        versions[uri.index] // 10000,
-        versions[uri.index] // 100 % 100,
-        versions[uri.index] % 100,
-    )
+    """LLVM's name of an AMD GPU."""
+    version = _kfd_numbers(_kfd_gpu(uri) / "properties")["gfx_target_version"]
+    major, minor, step = version // 10000, version // 100 % 100, version % 100
     return f"gfx{major}{minor:x}{step:x}"
+
+
+def _amd_gpu(uri: DeviceUri) -> Gpu:
+    """The kind of an AMD GPU, from the kernel driver's list; it has never been read on hardware."""
+    node = _kfd_gpu(uri)
+    numbers = _kfd_numbers(node / "properties")
+    caches = [_kfd_numbers(path) for path in node.glob("caches/*/properties")]
+    try:
+        name = f"{_gfx_name(uri)}, PCI device {numbers['device_id']:#06x}"
+        processors = numbers["simd_count"] // numbers["simd_per_cu"]
+        l2_kib = max(cache["size"] for cache in caches if cache["level"] == 2)
+    except (KeyError, ValueError, ZeroDivisionError) as error:
+        raise DeviceError(f"device: {uri}: {node} does not tell its kind: {error!r}") from error
+    return Gpu(name, processors, l2_kib << 10)
+
+
+def _kfd_gpu(uri: DeviceUri) -> Path:
+    """The folder of an AMD GPU in the kernel driver's list; its CPUs have version 0."""
+    nodes = sorted(_KFD_NODES.glob("*"), key=lambda path: int(path.name))
+    gpus = [n for n in nodes if _kfd_numbers(n / "properties").get("gfx_target_version")]
+    if uri.index >= len(gpus):
+        raise DeviceError(f"device: {uri} is absent: this machine has {len(gpus)} AMD GPUs")
+    return gpus[uri.index]
+
+
+def _kfd_numbers(path: Path) -> dict[str, int]:
+    """The named numbers in a file of the kernel driver's list."""
+    found = re.findall(r"^(\w+) (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: int(number) for name, number in found}

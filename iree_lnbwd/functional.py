@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -303,6 +303,8 @@ def _parsed(device: str | None) -> DeviceUri | None:
 def loaded(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None) -> Norm:
     """The module for a spec on a device: from memory, the cache on disk, or the compiler.
 
+    Its schedule is what was tuned on such a device, if anything was, and otherwise the choice.
+
     Threads that need the same module wait for the first of them; if it fails, the next tries.
 
     Args:
@@ -311,14 +313,30 @@ def loaded(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None) -
         compiling: Is called if it has to be compiled.
     """
     from iree_lnbwd import cache  # the compiler is not needed to import the package
+    from iree_lnbwd.tuning import found
 
     key = (spec, uri)
     with _loading.setdefault(key, threading.RLock()):
         if (op := _alive.get(key)) is None:
             target = target_of(uri)
-            entry = cache.Entry(spec, target)
+            entry = cache.Entry(spec, target, found.for_device(spec, target, uri))
             if entry.kept is None and compiling is not None:
                 compiling(spec, target)
             vmfb, _ = entry.build()
             op = _alive[key] = runtime.load_built(vmfb, str(uri))
         return op
+
+
+def forget(specs: Collection[NormSpec], uri: DeviceUri) -> None:
+    """Lets go of loaded modules, so that the next calls load them anew; running calls go on."""
+    loaded.cache_clear()
+    for spec in specs:
+        _alive.pop((spec, uri), None)
+    for key, known in tuple(_known.items()):
+        if known.module.spec in specs:
+            _known.pop(key, None)
+
+
+def in_use() -> tuple[tuple[NormSpec, DeviceUri], ...]:
+    """What this process has modules for, and on which devices."""
+    return tuple(_alive)

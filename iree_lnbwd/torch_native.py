@@ -25,6 +25,7 @@ from iree_lnbwd.artifact import digest
 from iree_lnbwd.operands import GRAD_RESIDUAL, LAYER_NORM_BACKWARD, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
+from iree_lnbwd.user_folders import UnusableError
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = ("-O2",)
@@ -67,7 +68,7 @@ def load() -> bool:
 
 
 @functools.cache
-def _loaded() -> tuple[bool, cache.UnusableError | None]:
+def _loaded() -> tuple[bool, UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     version = (torch.__version__, str(torch.version.git_version))
     key = "\n".join((_SOURCE.read_text(encoding="utf-8"), *_FLAGS, *version))
@@ -84,7 +85,7 @@ def _loaded() -> tuple[bool, cache.UnusableError | None]:
         return False, None
     try:
         cache.write(entry, {_LIBRARY: content, _DIGEST: digest(content).encode()})
-    except cache.UnusableError as error:
+    except UnusableError as error:
         return True, error
     return True, None
 
@@ -93,7 +94,7 @@ def _kept(entry: PurePath) -> Path | None:
     """The library that was built before, unchanged; a damaged one would crash the process."""
     try:
         files = cache.read(entry, _LIBRARY, _DIGEST)
-    except cache.UnusableError:
+    except UnusableError:
         return None
     if files is None or digest(files[0]).encode() != files[1]:
         return None

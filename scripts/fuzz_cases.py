@@ -728,6 +728,30 @@ def compiles(case: Case) -> None:
             _loads(case, made.path, spec)
 
 
+def tunes(case: Case) -> None:
+    """A spec to tune where that is not possible, in good words or bad: refused by name."""
+    given: dict[str, Any] = {
+        "specs": case.pick(draw_spec(case), [draw_spec(case)], ()),
+        "device": case.pick("local-task", "local-sync"),
+        "candidates": case.pick(1, 48),
+        "seed": case.pick(0, 7),
+        "again": case.pick(True, False),
+        "progress": case.pick(None, print),
+    }
+    bad = case.pick("", *given)
+    if bad:
+        given[bad] = draw_junk(case)
+        case.said += [bad, repr(given[bad])[:80]]
+    if isinstance(given["device"], str) and given["device"] == "cuda":  # it would be tuned on
+        return
+    try:
+        case.call("tune", bad=bad, **given)
+    except REFUSALS as error:
+        case.refused = expect_refusal(error, tuple(given))
+        return
+    raise Failure("it was not refused")
+
+
 def _loads(case: Case, path: Path, spec: NormSpec) -> None:
     """What was compiled, loaded: its results are right."""
     given = draw_arrays(case, spec, spec.rows or draw_rows(case, spec))
@@ -827,6 +851,7 @@ def torch_junk(case: Case) -> None:
     shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5}
     shared |= {"weight_offset": 1.0, "memory_efficient": True}
     types = {"dtype": torch.float32, "residual_dtype": torch.float32, "device": "cpu"}
+    types["tune"] = False
     name, given = case.pick(
         ("torch.layer_norm", {"input": x, "bias": bias, "own_forward": True} | shared),
         ("torch.rms_norm", {"input": x} | shared),
@@ -923,6 +948,7 @@ def _public() -> dict[str, Callable[..., Any]]:
         "NormSpec": NormSpec,
         "compile": lnbwd.compile,
         "load": lnbwd.load,
+        "tune": lnbwd.tune,
     }
     for op in OPS:
         found |= {op: getattr(lnbwd, op), f"reference.{op}": getattr(reference, op)}
@@ -946,7 +972,7 @@ if torch is not None:
     _ON_A_DEVICE |= {"autograd": autograd, "torch_junk": torch_junk}
 KINDS: Mapping[str, Mapping[str, Callable[[Case], None]]] = MappingProxyType(
     {
-        "cpu": {**_ON_A_DEVICE, "specs": specs, "compile": compiles},
+        "cpu": {**_ON_A_DEVICE, "specs": specs, "compile": compiles, "tune": tunes},
         "gpu": _ON_A_DEVICE,
         "emulator": {"emulated": emulated},
     }

@@ -95,7 +95,8 @@ MEMBERS = {
 class Buffers:
     """One set of tensors on the GPU: what any of the norms takes, and storage for ceilings.
 
-    Shapes: x, dy, residual, y, filled [M, N]; mean, rstd [M] f32; gamma, beta [N].
+    Shapes: x, dy, residual, y, filled [M, N]; mean, rstd [M], f32, or f64 for f64 data;
+    gamma, beta [N].
 
     Attributes:
         x: What is normalized, or what was.
@@ -135,11 +136,11 @@ def _random(member: Member, rows: int, columns: int, dtype: str) -> Buffers:
         return torch.randn(*shape, device="cuda").to(TORCH_DTYPES[dtype])
 
     x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(TORCH_DTYPES[dtype])
-    gamma, beta, wide = normal(columns), normal(columns), x.float()
+    gamma, beta, wide = normal(columns), normal(columns), x if dtype == "f64" else x.float()
     mean = wide.mean(1)
     centred = wide - mean[:, None] if member.centres else wide
     rstd = torch.rsqrt(centred.square().mean(1) + EPS)
-    y = centred * rstd[:, None] * gamma.float() + (beta.float() if member.centres else 0)
+    y = centred * rstd[:, None] * gamma + (beta if member.centres else 0)
     dy, residual = normal(rows, columns), normal(rows, columns)
     return Buffers(x, dy, residual, y.to(x.dtype), mean, rstd, gamma, beta, torch.empty_like(x))
 

@@ -19,7 +19,12 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 _OTHER_BYTES = 800_000_000  # many times the L2 cache of any GPU; the host is ahead meanwhile
 _WARMING = 50  # readings of that memory before the first round: 10 ms
 

@@ -32,13 +32,15 @@ def cpp_operators(request: pytest.FixtureRequest, module_cache: None) -> None:
 def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's own cache is neither read nor written; subprocesses inherit this one.
 
-    So do the processes that pytest-xdist runs tests in, each below a folder of all.
+    So do the processes that pytest-xdist runs tests in, each below a folder of all. What the user
+    tuned counts for no test.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IREE_LNBWD_CACHE", str(folder / "module_cache"))
+        patch.setenv("IREE_LNBWD_TUNING", str(folder / "nothing_tuned"))
         yield
 
 

@@ -23,9 +23,48 @@ from iree_lnbwd.emulator.module import EXECUTORS, FORMATS
 
 
 class Uploaded(NamedTuple):
-    """As `gpu_driver.DeviceMemory`."""
+    """As `gpu_driver.DeviceMemory`, of an upload."""
 
     pointer: int
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """As `gpu_driver.DeviceMemory`."""
+
+    driver: EmulatedDriver
+    buffer: Buffer
+
+    @property
+    def pointer(self) -> int:
+        """Its address."""
+        return self.buffer.address
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.buffer.nbytes
+
+    def free(self) -> None:
+        """Gives it back."""
+        if not self.buffer.released:
+            self.driver.memory.release(self.buffer)
+
+
+class EmulatedEvent:
+    """As `gpu_driver.Event`; a microsecond passes with each kernel, and no other time."""
+
+    def __init__(self, driver: EmulatedDriver) -> None:
+        self._driver, self._at = driver, -1
+
+    def record(self, stream: int) -> None:
+        """Puts it on a stream."""
+        self._at = len(self._driver.launches)
+
+    def microseconds_since(self, before: EmulatedEvent) -> float:
+        """Kernels between two events."""
+        assert 0 <= before._at <= self._at
+        return float(self._at - before._at)
 
 
 class EmulatedDriver:
@@ -34,6 +73,7 @@ class EmulatedDriver:
     Attributes:
         memory: Its memory.
         launches: All that ran.
+        reserved: All memory that was reserved, and what of it was given back.
         graphs: How often a graph ran.
         has_graphs: Whether `graph` can make one: as on hardware, where it is CUDA's.
     """
@@ -44,6 +84,7 @@ class EmulatedDriver:
         self.memory = GlobalMemory()
         self.launches: list[Launch] = []
         self._make_executor = EXECUTORS[FORMATS[backend]]
+        self.reserved: list[Reserved] = []
         self._ends: dict[int, int] = {}  # of each piece of memory, by where it begins
         self._starts: list[int] = []
 
@@ -75,6 +116,30 @@ class EmulatedDriver:
         """A copy in its memory."""
         return Uploaded(self.allocate("upload", len(data), np.frombuffer(data, np.uint8)).address)
 
+    def reserve(self, size: int) -> Reserved:
+        """Memory that nothing is in yet."""
+        self.reserved.append(Reserved(self, self.allocate("reserved", size)))
+        return self.reserved[-1]
+
+    def write(self, pointer: int, data: Array) -> None:
+        """Copies an array into its memory."""
+        buffer, at = self._place(pointer)
+        self.memory.write(buffer, at, data.reshape(-1).view(np.uint8))
+
+    def read(self, pointer: int, into: Array) -> None:
+        """Fills an array from its memory."""
+        buffer, at = self._place(pointer)
+        into.reshape(-1).view(np.uint8)[:] = self.memory.read(buffer, at, into.nbytes)
+
+    def fill(self, pointer: int, byte: int, size: int) -> None:
+        """Sets bytes of its memory."""
+        buffer, at = self._place(pointer)
+        self.memory.fill(buffer, at, size, np.array([byte], np.uint8))
+
+    def event(self) -> EmulatedEvent:
+        """A new event."""
+        return EmulatedEvent(self)
+
     def synchronize(self, stream: int) -> None:
         """Waits for what is done."""
 
@@ -93,6 +158,13 @@ class EmulatedDriver:
     def _add(self, start: int, size: int) -> None:
         bisect.insort(self._starts, start)
         self._ends[start] = start + size
+
+    def _place(self, pointer: int) -> tuple[Buffer, int]:
+        """The reserved memory that a pointer points into, and where."""
+        for each in self.reserved:
+            if each.pointer <= pointer < each.pointer + each.size:
+                return each.buffer, pointer - each.pointer
+        raise AssertionError(f"{pointer:#x} was not reserved")
 
     def _end(self, pointer: int) -> int:
         """Of the piece that a pointer points into."""

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.emulator.executables import Export
 from iree_lnbwd.errors import NOT_IN_A_CHILD, DeviceError
@@ -48,6 +49,13 @@ _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...] | None]] = MappingProxy
         "allocate": ("cuMemAlloc_v2", "hipMalloc", (_P, ctypes.c_size_t)),
         "free": ("cuMemFree_v2", "hipFree", (_P,)),
         "upload": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD", (_P, _P, ctypes.c_size_t)),
+        "download": ("cuMemcpyDtoH_v2", "hipMemcpyDtoH", (_P, _P, ctypes.c_size_t)),
+        "fill": ("cuMemsetD8_v2", "hipMemsetD8", (_P, ctypes.c_ubyte, ctypes.c_size_t)),
+        "new event": ("cuEventCreate", "hipEventCreateWithFlags", (_P, _U)),
+        "record": ("cuEventRecord", "hipEventRecord", (_P, _P)),
+        "wait": ("cuEventSynchronize", "hipEventSynchronize", (_P,)),
+        "elapsed": ("cuEventElapsedTime", "hipEventElapsedTime", (_P, _P, _P)),
+        "forget event": ("cuEventDestroy_v2", "hipEventDestroy", (_P,)),
     }
 )
 # For CUDA only: HIP's graphs take other structures, which could not be tried here.
@@ -171,6 +179,38 @@ class Driver:
             self._call("synchronize", None)
         return memory
 
+    def reserve(self, size: int) -> DeviceMemory:
+        """Memory of the GPU, of so many bytes; what is in it is not known.
+
+        Raises:
+            DeviceError: There is not as much.
+        """
+        with self.current():
+            return DeviceMemory(self, size)
+
+    def write(self, pointer: int, data: Array) -> None:
+        """Copies an array, which is contiguous, into the GPU's memory; done when this returns."""
+        with self.current():
+            self._call("upload", pointer, data.ctypes.data, data.nbytes)
+            self._call("synchronize", None)
+
+    def read(self, pointer: int, into: Array) -> None:
+        """Fills an array, which is contiguous, from the GPU's memory, after all that is queued."""
+        with self.current():
+            self._call("settle")
+            self._call("download", into.ctypes.data, pointer, into.nbytes)
+
+    def fill(self, pointer: int, byte: int, size: int) -> None:
+        """Sets so many bytes of the GPU's memory; done when this returns."""
+        with self.current():
+            self._call("fill", pointer, byte, size)
+            self._call("settle")
+
+    def event(self) -> Event:
+        """A new event, for times on a stream."""
+        with self.current():
+            return Event(self)
+
     def synchronize(self, stream: int) -> None:
         """Waits until everything on a stream is done."""
         with self.current():
@@ -203,18 +243,50 @@ class Driver:
 
 
 class DeviceMemory:
-    """DeviceMemory of the GPU, until this object is gone.
+    """DeviceMemory of the GPU, until this object is gone or `free` is called.
 
     Attributes:
         pointer: Its address.
+        size: Its bytes.
     """
 
     def __init__(self, driver: Driver, size: int) -> None:
         """Allocates; the GPU is the current one."""
+        self.size = size
         address = _P()
         driver._call("allocate", ctypes.byref(address), size)
         self.pointer = address.value or 0
-        weakref.finalize(self, driver._release, "free", address).atexit = False
+        self._finalizer = weakref.finalize(self, driver._release, "free", address)
+        self._finalizer.atexit = False
+
+    def free(self) -> None:
+        """Gives it back, after all that is queued; from then on nothing may use it."""
+        self._finalizer()
+
+
+class Event:
+    """A mark on a stream, which keeps the time when the GPU gets there."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Use `Driver.event`."""
+        self._driver, self._handle = driver, _P()
+        driver._call("new event", ctypes.byref(self._handle), 0)
+        weakref.finalize(self, driver._release, "forget event", self._handle).atexit = False
+
+    def record(self, stream: int) -> None:
+        """Puts it on a stream; the GPU is the current one."""
+        self._driver._call("record", self._handle, stream)
+
+    def microseconds_since(self, before: Event) -> float:
+        """The time between two recorded events, once both have happened.
+
+        The GPU is the current one. The resolution is half a microsecond (CUDA driver API,
+        cuEventElapsedTime).
+        """
+        milliseconds = ctypes.c_float()
+        self._driver._call("wait", self._handle)
+        self._driver._call("elapsed", ctypes.byref(milliseconds), before._handle, self._handle)
+        return milliseconds.value * 1e3
 
 
 class _Image:

@@ -15,6 +15,7 @@ from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.schedule import (
     Form,
     Schedule,
+    check_numbers,
     forms,
     host_alignment,
     most_few_rows,
@@ -34,6 +35,7 @@ __all__ = [
     "Schedule",
     "TwoPass",
     "WholeTensors",
+    "check_numbers",
     "choose",
     "choose_statistics",
     "forms",

@@ -99,16 +99,25 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
     product = product or standing_for(target.name)
     if not spec.family.is_backward:
         return choose_forward(spec, target, product)
-    reasoned = chain(_staged(spec, target, product), _direct(spec, target, product))
-    for candidate in chain(
-        _measured(spec, target, product),
-        (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target)),
-    ):
+    for candidate in alternatives(spec, target, product):
         if candidate.illegal(spec, target) is None:
-            one = with_finalize(candidate, spec, target, product)
-            with_few = replace(one, few_rows=_few_rows(spec, target, product, one.vector))
-            return with_few if with_few.illegal(spec, target) is None else one
+            return completed(candidate, spec, target, product)
     return with_finalize(_two_pass(spec, target, product), spec, target, product)
+
+
+def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """What `choose` completes the first legal one of, best first, for a backward on a GPU."""
+    yield from measured(spec, product)
+    yield from nearby(spec, target, product)
+    reasoned = chain(_staged(spec, target, product), _direct(spec, target, product))
+    yield from (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target))
+
+
+def completed(one: OnePass, spec: NormSpec, target: Target, product: Product) -> OnePass:
+    """A schedule with the numbers that follow from the others: its last kernel, and few rows."""
+    one = with_finalize(one, spec, target, product)
+    with_few = replace(one, few_rows=_few_rows(spec, target, product, one.vector))
+    return with_few if with_few.illegal(spec, target) is None else one
 
 
 def choose_statistics(spec: NormSpec, target: Target) -> Forward:
@@ -116,24 +125,33 @@ def choose_statistics(spec: NormSpec, target: Target) -> Forward:
     return choose_forward(spec, target, standing_for(target.name))
 
 
-def _measured(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
-    """Schedules that were measured as the fastest, if dy and x have one size.
+def measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
+    """Schedules that were measured as the fastest of this width, if dy and x have one size."""
+    known = serving(product)
+    yield from (known[kind] for kind in _kinds(spec) if kind in known)
 
-    Those of this width come first, and then those of widths near it. That of the very op comes
-    before those of the plain op and of plain layer normalization, which serve others as well.
+
+def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Those that were measured as the fastest of widths near it, fitted to it."""
+    for kind in _kinds(spec):
+        yield from fitted(spec, target, serving(product), kind)
+
+
+def _kinds(spec: NormSpec) -> tuple[Key, ...]:
+    """What a measurement may be about that serves a spec, best first; none if sizes are mixed.
+
+    That of the very op comes before those of the plain op and of plain layer normalization, which
+    serve others as well.
     """
     sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
     if len(sizes) > 1:
-        return
-    size, known = sizes.pop(), serving(product)
-    kinds = (
+        return ()
+    size = sizes.pop()
+    return (
         Key(spec.op, spec.residual_dtype is not None, spec.from_output, size, spec.columns),
         Key(spec.op, False, False, size, spec.columns),
         Key(LAYER_NORM_BACKWARD.name, False, False, size, spec.columns),
     )
-    yield from (known[kind] for kind in kinds if kind in known)
-    for kind in kinds:
-        yield from fitted(spec, target, known, kind)
 
 
 def _staged(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import math
 from dataclasses import fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
-from iree_lnbwd.errors import shown
+from iree_lnbwd.json_values import date_of, int_of, object_of, of_type, positive_of, wrong
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules.measured import Key, Measurement, Run
 from iree_lnbwd.schedules.one_pass import OnePass
@@ -18,9 +16,6 @@ _KINDS = get_type_hints(OnePass)
 _SCHEDULE = {f.name: _KINDS[f.name] for f in fields(OnePass) if f.name not in _FOLLOW}
 
 _BACKWARDS = [op.name for op in OPS.values() if op.is_backward]
-
-_T = TypeVar("_T")
-_WORDS = {str: "a string", bool: "a bool", list: "a list", dict: "an object"}
 
 
 def measured_numbers(schedule: OnePass) -> dict[str, int | bool]:
@@ -38,11 +33,11 @@ def schedule_of_numbers(values: Any, place: str) -> OnePass:
     Raises:
         ValueError: A field is missing, unknown or of another type.
     """
-    given = _object(values, place, tuple(_SCHEDULE))
+    given = object_of(values, place, tuple(_SCHEDULE))
     numbers: dict[str, Any] = {
-        name: _of(bool, given[name], f"{place}.{name}")
+        name: of_type(bool, given[name], f"{place}.{name}")
         if kind is bool
-        else _int(given[name], f"{place}.{name}", least=0)
+        else int_of(given[name], f"{place}.{name}", least=0)
         for name, kind in _SCHEDULE.items()
     }
     return OnePass(**numbers)
@@ -69,10 +64,10 @@ def from_text(text: str, product: str, source: str) -> tuple[Run, ...]:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source}: expected JSON: {error}") from error
-    top = _object(values, f"{source}: $", ("product", "runs"))
+    top = object_of(values, f"{source}: $", ("product", "runs"))
     if top["product"] != product:
-        raise _wrong(f"{source}: $.product", repr(product), top["product"])
-    found = _of(list, top["runs"], f"{source}: $.runs")
+        raise wrong(f"{source}: $.product", repr(product), top["product"])
+    found = of_type(list, top["runs"], f"{source}: $.runs")
     runs = tuple(_run(run, f"{source}: $.runs[{i}]") for i, run in enumerate(found))
     _expect_one_of_each(runs, source)
     return runs
@@ -92,15 +87,15 @@ def _measurement_values(measurement: Measurement) -> dict[str, Any]:
 
 
 def _run(values: Any, place: str) -> Run:
-    given = _object(values, place, tuple(field.name for field in fields(Run)))
+    given = object_of(values, place, tuple(field.name for field in fields(Run)))
     date = given["date"]
     if date is not None:
-        _expect_date(_of(str, date, f"{place}.date"), f"{place}.date")
-    found = _of(list, given["measurements"], f"{place}.measurements")
+        date_of(date, f"{place}.date", expected="a date of ISO 8601 or null")
+    found = of_type(list, given["measurements"], f"{place}.measurements")
     return Run(
-        device=_of(str, given["device"], f"{place}.device"),
-        driver=_of(str, given["driver"], f"{place}.driver"),
-        iree_base_compiler=_of(str, given["iree_base_compiler"], f"{place}.iree_base_compiler"),
+        device=of_type(str, given["device"], f"{place}.device"),
+        driver=of_type(str, given["driver"], f"{place}.driver"),
+        iree_base_compiler=of_type(str, given["iree_base_compiler"], f"{place}.iree_base_compiler"),
         date=date,
         measurements=tuple(
             _measurement(value, f"{place}.measurements[{i}]") for i, value in enumerate(found)
@@ -109,18 +104,18 @@ def _run(values: Any, place: str) -> Run:
 
 
 def _measurement(values: Any, place: str) -> Measurement:
-    given = _object(values, place, tuple(field.name for field in fields(Measurement)))
-    op = _of(str, given["op"], f"{place}.op")
+    given = object_of(values, place, tuple(field.name for field in fields(Measurement)))
+    op = of_type(str, given["op"], f"{place}.op")
     if op not in _BACKWARDS:
-        raise _wrong(f"{place}.op", f"one of {', '.join(_BACKWARDS)}", op)
+        raise wrong(f"{place}.op", f"one of {', '.join(_BACKWARDS)}", op)
     return Measurement(
         op=op,
-        has_residual=_of(bool, given["has_residual"], f"{place}.has_residual"),
-        from_output=_of(bool, given["from_output"], f"{place}.from_output"),
-        element_bytes=_int(given["element_bytes"], f"{place}.element_bytes", least=1),
-        columns=_int(given["columns"], f"{place}.columns", least=1),
-        rows=_int(given["rows"], f"{place}.rows", least=1),
-        share=_share(given["share"], f"{place}.share"),
+        has_residual=of_type(bool, given["has_residual"], f"{place}.has_residual"),
+        from_output=of_type(bool, given["from_output"], f"{place}.from_output"),
+        element_bytes=int_of(given["element_bytes"], f"{place}.element_bytes", least=1),
+        columns=int_of(given["columns"], f"{place}.columns", least=1),
+        rows=int_of(given["rows"], f"{place}.rows", least=1),
+        share=positive_of(given["share"], f"{place}.share"),
         schedule=schedule_of_numbers(given["schedule"], f"{place}.schedule"),
     )
 
@@ -137,44 +132,3 @@ def _expect_one_of_each(runs: tuple[Run, ...], source: str) -> None:
                     f"{', '.join(map(str, measurement.key))}"
                 )
             seen.add(measurement.key)
-
-
-def _object(values: Any, place: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """An object that has these fields and no others."""
-    given: dict[str, Any] = _of(dict, values, place)
-    for name in names:
-        if name not in given:
-            raise ValueError(f"{place}.{name}: missing")
-    for name in given:
-        if name not in names:
-            raise ValueError(f"{place}: unknown field {shown(name)}, expected {', '.join(names)}")
-    return given
-
-
-def _of(kind: type[_T], value: Any, place: str) -> _T:
-    if not isinstance(value, kind):
-        raise _wrong(place, _WORDS[kind], value)
-    return value
-
-
-def _int(value: Any, place: str, *, least: int) -> int:
-    if type(value) is not int or value < least:  # a bool is an int, too
-        raise _wrong(place, f"an int of at least {least}", value)
-    return value
-
-
-def _share(value: Any, place: str) -> float:
-    if type(value) not in (int, float) or not (value > 0 and math.isfinite(value)):
-        raise _wrong(place, "a number above 0", value)
-    return float(value)
-
-
-def _expect_date(value: str, place: str) -> None:
-    try:
-        datetime.date.fromisoformat(value)
-    except ValueError:
-        raise _wrong(place, "a date of ISO 8601 or null", value) from None
-
-
-def _wrong(place: str, expected: str, value: Any) -> ValueError:
-    return ValueError(f"{place}: expected {expected}, got {shown(value)}")

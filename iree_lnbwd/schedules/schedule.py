@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, get_type_hints
 
+from iree_lnbwd.errors import shown
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
@@ -73,3 +74,23 @@ def schedule_from_dict(values: dict[str, Any]) -> Schedule:
         fields["few_rows"] = FewRows(**few_rows)
     schedule: Schedule = forms[fields.pop("form")](**fields)
     return schedule
+
+
+def check_numbers(form: Form, name: str) -> None:
+    """Expects a value of its field's type in every field.
+
+    Args:
+        form: The schedule.
+        name: What it is called, for messages.
+
+    Raises:
+        TypeError: A field has a value of another type.
+    """
+    types: dict[str, Any] = get_type_hints(type(form))
+    for field in fields(form):
+        value, expected = getattr(form, field.name), types[field.name]
+        if isinstance(value, FewRows):
+            check_numbers(value, f"{name}.{field.name}")
+        elif not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+            wanted = getattr(expected, "__name__", expected)
+            raise TypeError(f"{name}.{field.name}: expected {wanted}, got {shown(value)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from iree_lnbwd.arguments import (
     check_options,
     results_of,
 )
+from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.operands import (
     LAYER_NORM_BACKWARD,
     RESIDUAL_OUTPUT,
@@ -29,6 +30,7 @@ from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 from iree_lnbwd.torch import kinds
+from iree_lnbwd.tuning import tuner
 
 _log = logging.getLogger(__package__)
 
@@ -150,6 +152,22 @@ def layer_norm_backward(
             known,
         )
     return computed  # type: ignore[return-value]
+
+
+def tune(shapes: Collection[tuple[int, ...]]) -> None:
+    """Tunes the norms over such dimensions that this process has modules for on GPUs.
+
+    The modules are let go, so that later calls load those of the schedules that were found.
+    """
+    by_device: dict[DeviceUri, list[NormSpec]] = {}
+    for spec, uri in functional.in_use():
+        if spec.normalized_shape in shapes and uri.backend != "cpu":
+            by_device.setdefault(uri, []).append(spec)
+    for uri, specs in by_device.items():
+        for outcome in tuner.tune(specs, str(uri)):
+            if outcome.is_new and outcome.tuned is not None:
+                notices.log(_log, "tuned %s: %s", outcome.spec.name, outcome.tuned.gain)
+        functional.forget(specs, uri)
 
 
 def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> list[bool]:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.errors import shown
 from iree_lnbwd.spec import check_number
+from iree_lnbwd.torch import kernels
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 
@@ -203,6 +205,7 @@ def warmup(
     dtype: torch.dtype | None = None,
     residual_dtype: torch.dtype | None = None,
     device: torch.device | str | int | None = None,
+    tune: bool = False,
 ) -> None:
     """Compiles and loads the modules that a model's norms need, of the classes of this package.
 
@@ -216,22 +219,48 @@ def warmup(
             default.
         residual_dtype: Element type of the residuals; None takes that of the inputs.
         device: Device of the inputs; None takes that of the weights, or PyTorch's default.
+        tune: Find the fastest schedules first, as `iree_lnbwd.tune`, for norms on a GPU that were
+            not tuned there before. This takes less than a minute for each module, once for a user
+            and a kind of GPU.
+
+    Raises:
+        TypeError, ValueError: Naming the argument; also with ``tune``, if a norm is on no GPU.
+        CompileError, DeviceError, OSError: As `iree_lnbwd.tune`.
     """
     _check_model(model)
-    for norm in model.modules():
-        if isinstance(norm, LayerNorm | RMSNorm | AddLayerNorm | AddRMSNorm):
-            of_residual = dtype if residual_dtype is None else residual_dtype
-            _run_once(norm, (dtype, of_residual), device)
+    if not isinstance(tune, bool):
+        raise TypeError(f"tune: expected a bool, got {shown(tune)}")
+    norms = [
+        norm
+        for norm in model.modules()
+        if isinstance(norm, LayerNorm | RMSNorm | AddLayerNorm | AddRMSNorm)
+    ]
+    rows = [_rows(norm, dtype, residual_dtype, device) for norm in norms]
+    if tune:
+        for inputs in rows:
+            if not inputs[0].is_cuda:
+                raise ValueError(
+                    f"tune: expected False for norms on no GPU, got True and one on "
+                    f"{inputs[0].device}"
+                )
+    for norm, inputs in zip(norms, rows, strict=True):
+        _run_once(norm, inputs)
+    if tune:
+        kernels.tune({tuple(norm.normalized_shape) for norm in norms})
+        for norm, inputs in zip(norms, rows, strict=True):
+            _run_once(norm, inputs)
 
 
-def _run_once(
+def _rows(
     norm: nn.Module,
-    dtypes: tuple[torch.dtype | None, torch.dtype | None],
+    dtype: torch.dtype | None,
+    residual_dtype: torch.dtype | None,
     device: torch.device | str | int | None,
-) -> None:
-    """In both directions, of an input and a residual of these element types."""
+) -> list[Tensor]:
+    """A row of zeros of these element types: an input, and a residual where the norm takes one."""
     weight = norm.weight
-    rows = [
+    dtypes = (dtype, dtype if residual_dtype is None else residual_dtype)
+    return [
         torch.zeros(
             1,
             *norm.normalized_shape,
@@ -241,6 +270,10 @@ def _run_once(
         )
         for dtype in dtypes[: 2 if isinstance(norm, AddLayerNorm | AddRMSNorm) else 1]
     ]
+
+
+def _run_once(norm: nn.Module, rows: Sequence[Tensor]) -> None:
+    """In both directions, of these inputs."""
     results = norm.forward(*rows)  # not by a call: no hooks
     outputs = results if isinstance(results, tuple) else (results,)
     differentiated = [*rows, *(p for p in norm.parameters() if p.requires_grad)]

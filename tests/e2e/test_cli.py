@@ -128,7 +128,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
 def test_version_and_help() -> None:
     assert succeeded("--version") == f"iree-lnbwd {lnbwd.__version__}\n"
     said = succeeded("--help")
-    for command in ("targets", "compile", "verify", "run", "inspect"):
+    for command in ("targets", "compile", "verify", "run", "inspect", "tune"):
         assert re.search(rf"^    {command} ", said, re.MULTILINE)
 
 

@@ -42,7 +42,10 @@ def test_a_short_run_finds_nothing(where: str, cases: int) -> None:
 
 
 # How often a kind of case is run, so that it meets each argument, good and bad.
-OFTEN = {"values": 5, "storage": 10, "junk": 800, "specs": 100, "compile": 40, "torch_junk": 400}
+OFTEN = {
+    **{"values": 5, "storage": 10, "junk": 800, "specs": 100, "compile": 40, "tune": 50},
+    "torch_junk": 400,
+}
 
 
 def test_every_public_argument_is_tried_good_and_bad() -> None:

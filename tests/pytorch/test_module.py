@@ -221,6 +221,17 @@ def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> N
         assert not caplog.records
 
 
+def test_warmup_tunes_on_a_gpu_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise it says so before it compiles anything."""
+    columns = int(random_generator().integers(9000, 10000))
+    with (
+        caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"),
+        pytest.raises(ValueError, match=r"^tune: expected False for norms on no GPU, .* on cpu$"),
+    ):
+        warmup(RMSNorm(columns), tune=True)
+    assert not caplog.records
+
+
 def test_warmup_of_a_wide_stream(caplog: pytest.LogCaptureFixture) -> None:
     columns = int(random_generator().integers(8000, 9000))
     norm = AddRMSNorm(columns, dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iree_lnbwd import DeviceError, devices
-from iree_lnbwd.devices import DeviceUri, host_cpu, target_of
+from iree_lnbwd.devices import DeviceUri, Gpu, gpu_of, host_cpu, target_of
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,20 @@ def test_amd_gpus_are_counted_without_cpus_in_numeric_order(
     assert names == ["gfx942", *["gfx90a"] * 7, "gfx1100"]
     with pytest.raises(DeviceError, match="hip://9 is absent: this machine has 9 AMD GPUs"):
         target_of(DeviceUri("hip", 9))
+
+
+def test_the_kind_of_an_amd_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = kernel_driver_list(tmp_path, 0, 90402)
+    monkeypatch.setattr(devices, "_KFD_NODES", nodes)
+    with pytest.raises(DeviceError, match=r"hip://0: .*/1 does not tell its kind: "):
+        gpu_of(DeviceUri.parse("hip"))
+    with (nodes / "1" / "properties").open("a") as properties:
+        properties.write("simd_per_cu 4\ndevice_id 29857\nunique_id 18446744073709551615\n")
+    for number, (level, kib) in enumerate(((1, 32), (2, 4096), (3, 262144))):
+        cache = nodes / "1" / "caches" / str(number)
+        cache.mkdir(parents=True)
+        (cache / "properties").write_text(f"level {level}\nsize {kib}\nsibling_map 1,0,1\n")
+    assert gpu_of(DeviceUri.parse("hip")) == Gpu("gfx942, PCI device 0x74a1", 76, 4 << 20)
 
 
 def test_an_amd_gpu_without_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

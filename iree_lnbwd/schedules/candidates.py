@@ -1,0 +1,200 @@
+"""Schedules that are worth timing on a GPU, beside the chosen one.
+
+The sums of a forward's rows have one order for any M, and with a residual or without (see
+`forward.choose_forward`). So the candidates of a forward differ only in what no sum depends on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from iree_lnbwd.products import Product
+from iree_lnbwd.schedules.choosing import alternatives, completed
+from iree_lnbwd.schedules.elements import WHOLE_LINES, vector_of
+from iree_lnbwd.schedules.finalize import with_finalize
+from iree_lnbwd.schedules.forward import Forward
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.schedule import Schedule
+from iree_lnbwd.schedules.two_pass import TwoPass
+from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.targets import Target
+
+# What is worth a try: rules of thumb, where nothing else is said.
+_MOST_ELEMENTS = 32  # of a row, a thread's
+_FEWEST = 8  # elements of a row, a thread's
+_REREADS = 16  # elements from which on rows may be worth reading again
+_IDLE = 1.35  # columns that threads cover, by those that there are
+_CLUSTERS = (1, 2, 4, 8)  # workgroups that share a row
+_CLUSTERED_COLUMNS = 4096  # of each of them, at least
+_RESIDENT = (1, 2, 3)  # workgroups to a multiprocessor
+_WARPS = (6, 8, 12, 16, 20, 24, 32)  # of a workgroup
+_BUSY = range(
+    8, 49
+)  # warps of a multiprocessor, which holds 64 (sm_80, sm_90) or 48 (sm_86, sm_89)
+_FETCHES = ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4))  # ahead, slots
+_SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
+_WEIGHTS = ((False, False), (True, False), (True, True))  # staged, widened
+_EVEN_PROCESSORS = 128  # which divide the usual numbers of rows
+# Bytes of shared memory that each workgroup costs beside its own (CUDA C++ Programming Guide).
+_RESERVED = 1024
+
+_TWO_PASS_WARPS = (4, 8, 16)
+_TWO_PASS_AT_ONCE = (2, 4, 8)  # chunks, and rows, of a thread
+_REASONED = 12  # schedules that measurements nearby and rules have to say, at most
+
+_FORWARD_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of a workgroup that has several subgroups
+_FORWARD_RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
+_MOST_BUSY = 2048  # threads that a multiprocessor holds (CUDA C++ Programming Guide, sm_80, sm_90)
+
+
+def sample(
+    spec: NormSpec, target: Target, product: Product, chosen: Schedule, count: int, seed: int
+) -> tuple[Schedule, ...]:
+    """The chosen schedule, those of other rules and measurements, and a random sample.
+
+    All are legal, and no two are equal. Few rows take the chosen form in all of them.
+
+    Args:
+        spec: What is computed.
+        target: A GPU target.
+        product: The GPU, or one like it, with its own number of processors.
+        chosen: What is taken without tuning; it comes first.
+        count: How many, at least 1; there are fewer where few are legal.
+        seed: The same arguments give the same schedules.
+    """
+    reasoned = itertools.islice(_reasoned(spec, target, product, chosen), _REASONED)
+    first = list(dict.fromkeys((chosen, *reasoned)))[:count]
+    others = [
+        other
+        for other in dict.fromkeys(_others(spec, target, product, chosen))
+        if other not in first
+    ]
+    more = random.Random(seed).sample(others, min(count - len(first), len(others)))
+    return (*first, *more)
+
+
+def shares_out_alike(one: Forward, other: Forward) -> bool:
+    """Whether two schedules share a row out among threads in the same way.
+
+    Then its sums have the same order, and the same bits.
+    """
+    return (
+        replace(one, rows=other.rows, early_rows=other.early_rows, resident=other.resident) == other
+    )
+
+
+def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """The legal schedules that keep a multiprocessor busy and might keep rows in registers."""
+    widest = vector_of(spec)
+    shared_out = [
+        (cluster, vector, chunks)
+        for cluster in (_CLUSTERS if target.has_clusters else (1,))
+        for vector in sorted({widest, min(widest, WHOLE_LINES)})
+        for chunks in range(1, 1 + _MOST_ELEMENTS // vector)
+        if cluster == 1 or spec.columns // cluster >= _CLUSTERED_COLUMNS
+    ]
+    for cluster, vector, chunks in shared_out:
+        columns = spec.columns // cluster
+        warps = -(-columns // (vector * chunks * target.subgroup_size))
+        padded = warps * chunks * vector * target.subgroup_size
+        elements = chunks * vector
+        if (warps > 1 and padded > _IDLE * columns) or (vector > 1 and elements < _FEWEST):
+            continue
+        for resident, wanted in itertools.product(_RESIDENT, _WARPS):
+            groups = max(1, wanted // warps) if cluster == 1 else 1
+            if warps * groups * resident not in _BUSY:
+                continue
+            for (ahead, slots), rereads, weight, processors in itertools.product(
+                _FETCHES, (False, True), _WEIGHTS, (product.processors, _EVEN_PROCESSORS)
+            ):
+                one = OnePass(
+                    workgroups=resident * processors // cluster,
+                    groups=groups,
+                    warps=warps,
+                    vector=vector,
+                    ahead=ahead,
+                    slots=slots,
+                    rereads=rereads,
+                    stages_weight=weight[0],
+                    widens_weight=weight[1],
+                    resident=resident,
+                    cluster=cluster,
+                )
+                shared = (one.shared_bytes(spec, target) + _RESERVED) * resident
+                useless = (
+                    (rereads and elements < _REREADS)
+                    or (one.in_place and not rereads)
+                    or (one.widens_weight and slots > 0 and spec.gamma_dtype == spec.acc_dtype)
+                )
+                if useless or shared > target.shared_bytes + _RESERVED * (resident == 1):
+                    continue
+                if one.registers(spec, target) > _SPILLS * one.registers_available(target):
+                    continue
+                if one.illegal(spec, target) is None:
+                    yield with_finalize(one, spec, target, product)
+
+
+def _reasoned(
+    spec: NormSpec, target: Target, product: Product, chosen: Schedule
+) -> Iterator[Schedule]:
+    """What rules and measurements have to say beside the choice, for a backward."""
+    if isinstance(chosen, OnePass | TwoPass):
+        found = (
+            completed(one, spec, target, product)
+            for one in alternatives(spec, target, product)
+            if one.illegal(spec, target) is None
+        )
+        yield from _with_few_rows_of(chosen, found, spec, target)
+
+
+def _others(
+    spec: NormSpec, target: Target, product: Product, chosen: Schedule
+) -> Iterator[Schedule]:
+    """Every schedule that is worth a try."""
+    match chosen:
+        case Forward():
+            yield from _forwards(spec, target, chosen)
+        case OnePass() | TwoPass():
+            yield from _with_few_rows_of(chosen, one_pass(spec, target, product), spec, target)
+            if isinstance(chosen, TwoPass):
+                yield from _two_passes(spec, target, product, chosen)
+
+
+def _with_few_rows_of(
+    chosen: OnePass | TwoPass, found: Iterator[OnePass], spec: NormSpec, target: Target
+) -> Iterator[OnePass]:
+    """Those that go with the chosen form of few rows, each with that form."""
+    few_rows = chosen.few_rows if isinstance(chosen, OnePass) else None
+    for one in found:
+        with_few = replace(one, few_rows=few_rows)
+        if with_few.illegal(spec, target) is None:
+            yield with_few
+
+
+def _two_passes(
+    spec: NormSpec, target: Target, product: Product, chosen: TwoPass
+) -> Iterator[TwoPass]:
+    for warps, chunks, rows, resident in itertools.product(
+        _TWO_PASS_WARPS, _TWO_PASS_AT_ONCE, _TWO_PASS_AT_ONCE, _RESIDENT
+    ):
+        one = replace(chosen, warps=warps, chunks=chunks, rows=rows, resident=resident)
+        tiles = -(-spec.columns // one.tile(target))
+        one = replace(one, workgroups=max(1, resident * product.processors // tiles))
+        if one.illegal(spec, target) is None:
+            yield with_finalize(one, spec, target, product)
+
+
+def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forward]:
+    """Those that share a row out as it is chosen."""
+    fill = max(1, target.subgroup_size // chosen.threads)  # rows of a subgroup
+    for rows, resident, early_rows in itertools.product(
+        _FORWARD_ROWS, _FORWARD_RESIDENT, dict.fromkeys((chosen.early_rows, 0, None))
+    ):
+        one = replace(chosen, rows=rows * fill, resident=resident, early_rows=early_rows)
+        if one.rows * one.threads * resident > _MOST_BUSY and resident > 1:
+            continue
+        if one.illegal(spec, target) is None:
+            yield one

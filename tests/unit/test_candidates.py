@@ -1,0 +1,85 @@
+"""Candidates: legal, none twice, the choice first, and forwards all of one order of sums."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.products import find_product, standing_for
+from iree_lnbwd.schedules import Forward, OnePass, TwoPass, WholeTensors, candidates
+from iree_lnbwd.schedules.sources import source_of
+from iree_lnbwd.targets import find_target
+
+H200 = find_product("h200")
+SM_90 = find_target("sm_90")
+CASES = (
+    (NormSpec((6656,), "bf16"), "sm_90"),
+    (NormSpec((768,), "f32", op="rms_norm_backward", residual_dtype="f32"), "gfx942"),
+    (NormSpec((1111,), "bf16", from_output=True), "sm_75"),
+    (NormSpec((64,), "f64"), "gfx1100"),
+    (NormSpec((65536,), "bf16"), "sm_80"),
+    (NormSpec((6656,), "bf16", op="layer_norm", eps=1e-5), "sm_90"),
+    (NormSpec((64,), "f32", op="rms_norm", eps=1e-5, residual_dtype="f32"), "gfx942"),
+    (NormSpec((100_000,), "f32", op="layer_norm", eps=1e-5), "sm_90"),
+)
+
+
+@pytest.mark.parametrize(("spec", "target"), CASES, ids=lambda case: str(case)[:40])
+def test_a_sample(spec: NormSpec, target: str) -> None:
+    found, product = find_target(target), standing_for(target)
+    chosen = schedules.choose(spec, found)
+    sample = candidates.sample(spec, found, product, chosen, 24, seed=7)
+    assert sample[0] == chosen
+    assert len(set(sample)) == len(sample) <= 24
+    for one in sample:
+        assert isinstance(one, OnePass | TwoPass | Forward)
+        assert one.illegal(spec, found) is None
+        if isinstance(chosen, OnePass):
+            assert isinstance(one, OnePass)
+            assert one.few_rows == chosen.few_rows
+        if isinstance(chosen, Forward):
+            assert isinstance(one, Forward)
+            assert candidates.shares_out_alike(one, chosen)
+
+
+def test_the_seed_decides() -> None:
+    """About the sample, and not about the choice and what was measured nearby."""
+    spec = NormSpec((768,), "f32", op="rms_norm_backward")
+    chosen = schedules.choose(spec, SM_90)
+    one, again, other = (
+        candidates.sample(spec, SM_90, H200, chosen, 48, seed) for seed in (0, 0, 1)
+    )
+    assert one == again
+    assert len(one) == len(other) == 48
+    assert set(one) != set(other)
+    assert one[:2] == other[:2]
+    assert candidates.sample(spec, SM_90, H200, chosen, 1, 0) == (chosen,)
+
+
+def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> None:
+    """Those of a new field too, unless it is named here."""
+    free = {"rows", "early_rows", "resident"}
+    one = Forward(rows=4, threads=32, vector=4, chunks=2, keeps=True)
+    for field in fields(Forward):
+        value = getattr(one, field.name)
+        other = replace(one, **{field.name: not value if value in (True, False) else value + 3})
+        assert candidates.shares_out_alike(one, other) == (field.name in free), field.name
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "said"),
+    [
+        (NormSpec((768,), "bf16"), "sm_90", "measured on h200"),
+        (NormSpec((6656,), "bf16"), "sm_90", "fitted from a width measured on h200"),
+        (NormSpec((768,), "bf16"), "sm_80", "rules"),
+        (NormSpec((768,), "bf16", op="rms_norm", eps=1e-5), "sm_90", "rules"),
+        (NormSpec((768,)), "host", "rules"),
+    ],
+)
+def test_a_source_in_words(spec: NormSpec, target: str, said: str) -> None:
+    found = find_target(target)
+    chosen = schedules.choose(spec, found)
+    assert source_of(chosen, spec, found) == said
+    assert source_of(WholeTensors(), spec, found) == "given"

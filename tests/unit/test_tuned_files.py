@@ -1,0 +1,393 @@
+"""What was tuned, on disk: whole, refused if hostile, ignored if stale, used where it is for."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iree_lnbwd import NormSpec, cli, compiler, functional, schedules
+from iree_lnbwd.devices import DeviceUri, Gpu
+from iree_lnbwd.products import find_product
+from iree_lnbwd.schedules import Forward, OnePass
+from iree_lnbwd.targets import find_target
+from iree_lnbwd.tuning import folder, found
+from iree_lnbwd.tuning.tuned import Tuned, code_sha256, subject, why_stale
+from iree_lnbwd.tuning.tuned_json import from_text, to_text
+from iree_lnbwd.user_folders import UnusableError
+
+SM_90, CUDA = find_target("sm_90"), DeviceUri.parse("cuda")
+BACKWARD = NormSpec((1024,), "bf16")
+FORWARD = NormSpec((1024,), "bf16", op="rms_norm", eps=1e-5)
+GPU = Gpu("NVIDIA H200", 132, 50 << 20)
+
+
+def tuned(spec: NormSpec) -> Tuned:
+    """As if another schedule than the choice had won."""
+    chosen = schedules.choose(spec, SM_90)
+    assert isinstance(chosen, OnePass | Forward)
+    schedule = replace(chosen, resident=chosen.resident + 1)
+    return Tuned(
+        spec=spec,
+        target="sm_90",
+        gpu=GPU.name,
+        processors=GPU.processors,
+        compiler=compiler.compiler_version(),
+        code_sha256=code_sha256(spec, SM_90, schedule),
+        date="2026-11-21",
+        rows=65536,
+        candidates=48,
+        microseconds=90.5,
+        chosen_microseconds=100.0,
+        chosen=chosen,
+        schedule=schedule,
+    )
+
+
+@pytest.fixture(scope="module")
+def backward() -> Tuned:
+    return tuned(BACKWARD)
+
+
+@pytest.fixture(scope="module")
+def forward() -> Tuned:
+    return tuned(FORWARD)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tuning folder: not there yet."""
+    monkeypatch.setenv("IREE_LNBWD_TUNING", str(tmp_path / "tuning"))
+    monkeypatch.setattr(found, "gpu_of", lambda uri: GPU)
+    return tmp_path / "tuning"
+
+
+def refuse(error: ValueError) -> None:
+    raise error
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_entries_survive_a_file(backward: Tuned, forward: Tuned) -> None:
+    assert from_text(to_text((backward, forward)), "it") == (backward, forward)
+    assert from_text(to_text(()), "it") == ()
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Any], None]:
+    def change(values: Any) -> None:
+        for step in path[:-1]:
+            values = values[step]
+        values[path[-1]] = to
+
+    return change
+
+
+FIRST, SECOND = ("tuned", 0), ("tuned", 1)
+HOSTILE: dict[str, tuple[Callable[[Any], object], str]] = {
+    "another schema": (_set("schema_version", to=2), "$.schema_version: expected 1, got 2"),
+    "no schema": (lambda v: v.pop("schema_version"), "$.schema_version: missing"),
+    "more": (_set("note", to=1), "$: unknown field 'note'"),
+    "no list": (_set("tuned", to={}), "$.tuned: expected a list"),
+    "no entry": (_set(*FIRST, to=3), "$.tuned[0]: expected an object, got 3"),
+    "more in an entry": (_set(*FIRST, "why", to=1), "$.tuned[0]: unknown field 'why'"),
+    "less": (lambda v: v["tuned"][0].pop("gpu"), "$.tuned[0].gpu: missing"),
+    "twice": (lambda v: v["tuned"].append(v["tuned"][0]), "$.tuned[2]: expected one entry"),
+    "another GPU's name": (_set(*FIRST, "gpu", to="a\x1b[2K"), "gpu: expected 1 to 256 printable"),
+    "a long name": (_set(*FIRST, "gpu", to="a" * 257), "gpu: expected 1 to 256 printable"),
+    "a product": (_set(*FIRST, "target", to="h200"), "target: expected the name of a GPU target"),
+    "a CPU": (_set(*FIRST, "target", to="host"), "target: expected the name of a GPU target"),
+    "no target": (_set(*FIRST, "target", to="sm_1"), "target: expected the name of a GPU target"),
+    "no date": (_set(*FIRST, "date", to="now"), "date: expected a date of ISO 8601, got 'now'"),
+    "no time": (_set(*FIRST, "microseconds", to=0), "microseconds: expected a number above 0"),
+    "forever": (_set(*FIRST, "microseconds", to=10**400), "microseconds: expected a number above"),
+    "no processors": (_set(*FIRST, "processors", to=True), "processors: expected an int of at"),
+    "spec": (_set(*FIRST, "spec", "dtype", to="f8"), "spec: dtype: expected one of"),
+    "fixed rows": (_set(*FIRST, "spec", "rows", to=7), "spec: expected any rows"),
+    "two dimensions": (_set(*FIRST, "spec", "normalized_shape", to=[2, 512]), "spec: expected any"),
+    "no form": (_set(*FIRST, "schedule", "form", to="X"), "schedule: expected a known form"),
+    "a list as form": (_set(*FIRST, "schedule", "form", to=[]), "schedule: unhashable"),
+    "whole tensors": (
+        _set(*FIRST, "schedule", to={"form": "WholeTensors"}),
+        "schedule: expected a schedule of a GPU",
+    ),
+    "another field": (_set(*FIRST, "schedule", "x", to=1), "schedule: OnePass.__init__() got an"),
+    "a wrong type": (_set(*FIRST, "schedule", "warps", to="1"), "warps: expected int, got '1'"),
+    "a bool": (_set(*FIRST, "schedule", "warps", to=True), "warps: expected int, got True"),
+    "huge": (_set(*FIRST, "schedule", "workgroups", to=1 << 40), "workgroups: expected an int"),
+    "negative": (_set(*FIRST, "schedule", "few_rows", "rows", to=-1), "few_rows.rows: expected"),
+    "deep": (
+        _set(*FIRST, "schedule", "few_rows", to=json.loads('{"a":' * 900 + "1" + "}" * 900)),
+        "schedule: ",
+    ),
+    "no number": (_set(*FIRST, "schedule", "few_rows", to=1), "schedule: "),
+    "no tile": (_set(*FIRST, "schedule", "few_rows", "tile", to=0), "illegal for layer_norm_back"),
+    "illegal": (_set(*FIRST, "schedule", "warps", to=64), "schedule: illegal for layer_norm_"),
+    "zero": (_set(*FIRST, "schedule", "vector", to=0), "illegal for layer_norm_backward_n1024"),
+    "other sums": (
+        _set(*SECOND, "schedule", "threads", to=128),
+        "it shares a row out in another way than the choice without tuning",
+    ),
+    "a forward's": (
+        lambda v: v["tuned"][0].update(schedule=v["tuned"][1]["schedule"]),
+        "expected two schedules of a backward or of a forward, got Forward and OnePass",
+    ),
+    "both a forward's": (
+        lambda v: v["tuned"][0].update(
+            schedule=v["tuned"][1]["schedule"], chosen=v["tuned"][1]["chosen"]
+        ),
+        "Forward is no schedule of layer_norm_backward",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_by_name_and_nothing_is_kept(
+    name: str, backward: Tuned, forward: Tuned, tmp_path: Path, place: Path
+) -> None:
+    change, said = HOSTILE[name]
+    values = json.loads(to_text((backward, forward)))
+    change(values)
+    path = tmp_path / "given.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the message is compared below
+        folder.take(path)
+    assert str(refused.value).startswith(f"{path}: $")
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, '{"a": 1, "a": 2}', '{"a": NaN}', "\xff"])
+def test_json_that_can_be_misread_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "given.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"given\.json: expected JSON: "):
+        folder.take(path)
+
+
+# --- the folder ------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_shared(backward: Tuned, forward: Tuned, tmp_path: Path) -> None:
+    """From one user's folder to another's, and only where there is something to share."""
+    path = tmp_path / "shared.json"
+    with pytest.raises(ValueError, match=r"^export: expected something tuned in .*, got nothing$"):
+        folder.export(path)
+    assert not path.exists()
+    for each in (backward, forward):
+        folder.keep(each)
+    assert folder.export(path) == 2
+    for file in folder.directory().iterdir():
+        file.unlink()
+    assert folder.find(BACKWARD, SM_90, GPU) is None
+    assert set(folder.take(path)) == {backward, forward}
+    assert folder.find(BACKWARD, SM_90, GPU) == backward
+    assert folder.find(FORWARD, SM_90, GPU) == forward
+
+
+def test_it_is_for_us_alone_and_has_whole_files(backward: Tuned, place: Path) -> None:
+    folder.keep(backward)
+    folder.keep(replace(backward, date="2026-11-22"))  # in place of the first
+    (file,) = place.iterdir()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert not file.stat().st_mode & 0o022
+    assert folder.kept(refuse) == (replace(backward, date="2026-11-22"),)
+
+
+def test_several_at_once_lose_nothing(backward: Tuned) -> None:
+    """Of one norm and of several; each file is whole whenever it is read."""
+    all_of_them = [
+        replace(backward, gpu=f"GPU {number % 4}", date=f"2026-11-{number + 1:02}")
+        for number in range(16)
+    ]
+    threads = [threading.Thread(target=folder.keep, args=(each,)) for each in all_of_them]
+    for thread in threads:
+        thread.start()
+        folder.kept(refuse)
+    for thread in threads:
+        thread.join()
+    kept = folder.kept(refuse)
+    assert {each.gpu for each in kept} == {f"GPU {number}" for number in range(4)}
+    assert set(kept) <= set(all_of_them)
+
+
+@pytest.mark.parametrize("which", ["the folder", "a file"])
+def test_what_others_can_write_to_is_not_used(which: str, backward: Tuned, place: Path) -> None:
+    folder.keep(backward)
+    what = place if which == "the folder" else next(place.iterdir())
+    what.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="^tuned schedule not used: .* others can write to it"):
+        assert found.for_device(BACKWARD, SM_90, CUDA) is None
+    with pytest.raises(UnusableError, match="IREE_LNBWD_TUNING can name a folder of your own"):
+        folder.export(place / "x")
+
+
+def test_a_damaged_file_is_not_used(backward: Tuned, forward: Tuned, place: Path) -> None:
+    """It leads to a warning, and the others are still used."""
+    folder.keep(backward)
+    next(place.iterdir()).write_text("{")
+    folder.keep(forward)
+    with pytest.warns(RuntimeWarning, match=r"^tuned schedule not used: .*: expected JSON"):
+        assert found.for_device(BACKWARD, SM_90, CUDA) is None
+    assert found.for_device(FORWARD, SM_90, CUDA) == forward
+    with pytest.warns(RuntimeWarning, match=r"^tuned schedule not used: .*: expected JSON"):
+        assert found.for_product(FORWARD, SM_90, find_product("h200")) == forward
+    with pytest.raises(ValueError, match="expected JSON"):
+        folder.export(place / "x")
+
+
+def test_a_file_under_another_name_says_nothing(backward: Tuned, place: Path) -> None:
+    folder.keep(backward)
+    (file,) = place.iterdir()
+    file.rename(place / f"other_{file.name}")
+    assert folder.find(BACKWARD, SM_90, GPU) is None
+    assert folder.kept(refuse) == ()
+
+
+PLACES: dict[str, tuple[dict[str, str], str]] = {
+    "named": ({"IREE_LNBWD_TUNING": "/named", "XDG_DATA_HOME": "/xdg"}, "/named"),
+    "XDG": ({"IREE_LNBWD_TUNING": "", "XDG_DATA_HOME": "/xdg"}, "/xdg/iree-lnbwd"),
+    "home": ({"IREE_LNBWD_TUNING": "", "XDG_DATA_HOME": ""}, "/home/u/.local/share/iree-lnbwd"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, expected = PLACES[name]
+    for variable, value in {"HOME": "/home/u", **values}.items():
+        monkeypatch.setenv(variable, value)
+    assert folder.directory() == Path(expected)
+
+
+def test_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing was tuned; only who wants to keep something has to know."""
+    monkeypatch.setenv("IREE_LNBWD_TUNING", "relative")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found.for_device(BACKWARD, SM_90, CUDA) is None
+    with pytest.raises(UnusableError, match="IREE_LNBWD_TUNING: expected an absolute path"):
+        folder.make()
+
+
+# --- what holds, and where -------------------------------------------------------------------
+
+STALE: dict[str, Callable[[Tuned], Tuned]] = {
+    "other code": lambda t: replace(t, code_sha256="0" * 64),
+    "another choice": lambda t: replace(t, chosen=replace(t.chosen, resident=9)),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_what_no_longer_holds_is_ignored(name: str, backward: Tuned) -> None:
+    """As after an upgrade: it is no error, and no warning."""
+    folder.keep(STALE[name](backward))
+    assert folder.find(BACKWARD, SM_90, GPU) is not None
+    assert why_stale(STALE[name](backward))
+    assert found.for_device(BACKWARD, SM_90, CUDA) is None
+    folder.keep(backward)
+    assert found.for_device(BACKWARD, SM_90, CUDA) == backward
+
+
+def test_another_compiler_makes_it_stale(backward: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.keep(backward)
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "3.14.0")
+    assert found.for_device(BACKWARD, SM_90, CUDA) is None
+
+
+def test_which_gpu_it_is_for(backward: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.keep(backward)
+    for gpu in (replace(GPU, name="NVIDIA H100"), replace(GPU, processors=114)):
+        monkeypatch.setattr(found, "gpu_of", lambda uri, gpu=gpu: gpu)
+        assert found.for_device(BACKWARD, SM_90, CUDA) is None
+    assert found.for_product(BACKWARD, SM_90, find_product("h200")) == backward
+    assert found.for_product(BACKWARD, SM_90, find_product("h100")) is None
+    folder.keep(replace(backward, processors=114, date="2026-12-01"))  # a part of one
+    assert found.for_product(BACKWARD, SM_90, find_product("h200")) == backward
+
+
+def test_specs_that_share_it(backward: Tuned, forward: Tuned) -> None:
+    """Those that no schedule depends on."""
+    folder.keep(backward)
+    folder.keep(forward)
+    for spec, shared in (
+        (replace(BACKWARD, normalized_shape=(4, 256)), backward),
+        (replace(BACKWARD, weight_offset=1.0), backward),
+        (replace(FORWARD, eps=1e-6), forward),
+        (replace(BACKWARD, rows=64), None),
+        (replace(BACKWARD, output_mask=(True, False, False)), None),
+        (replace(BACKWARD, eps=1e-5), None),
+        (replace(FORWARD, residual_dtype="bf16"), None),
+        (replace(BACKWARD, dtype="f16"), None),
+    ):
+        assert found.for_device(spec, SM_90, CUDA) == shared, spec.name
+        if shared is not None:
+            assert subject(spec) == shared.spec
+            how = schedules.choose(spec, SM_90)
+            assert how == shared.chosen
+
+
+def test_a_gpu_is_not_looked_for_where_nothing_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found, "gpu_of", lambda uri: pytest.fail("it was"))
+    assert found.for_device(BACKWARD, SM_90, CUDA) is None
+    folder.make()
+    assert found.for_device(NormSpec((8,)), find_target("host"), CUDA) is None
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_export_and_import(
+    backward: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fleet.json"
+    folder.keep(replace(backward, code_sha256="0" * 64))
+    assert cli.main(["tune", f"--export={path}"]) == 0
+    assert capsys.readouterr().out == f"{path}: 1 entries\n"
+    assert cli.main(["tune", f"--import={path}"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == f"{folder.directory()}: 1 entries from {path}"
+    assert "for NVIDIA H200 (132 processors): not used: other code would be compiled" in said
+
+
+WORDS = {
+    "nothing": ([], "tune: expected one of --normalized-shape, --export and --import"),
+    "two": (["--export=a", "--import=b"], "tune: expected one of --normalized-shape, --export"),
+    "a CPU": (["--normalized-shape=8", "--device=local-task"], "device: expected a GPU to tune on"),
+    "no device": (
+        ["--normalized-shape=8", "--device=cuda:1"],
+        "device: expected one of local-task",
+    ),
+    "candidates": (["--normalized-shape=8", "--candidates=0"], "candidates: expected an int of"),
+    "rows": (["--normalized-shape=8", "--rows=3"], "specs: expected rows of None, got 3"),
+    "no file": (["--import=/nowhere/x"], "/nowhere/x: cannot be read: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_one_clear_error(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, said = WORDS[name]
+    assert cli.main(["tune", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"iree-lnbwd: error: {said}")
+    assert err.count("\n") == 1
+    assert not place.exists()
+
+
+def test_what_a_process_has_is_let_go() -> None:
+    """So that it can be loaded by another schedule."""
+    spec, uri = NormSpec((21,), eps=0.125), DeviceUri.parse("local-task")
+    first = functional.loaded(spec, uri)
+    assert (spec, uri) in functional.in_use()
+    assert functional.loaded(spec, uri) is first
+    functional.forget([spec], uri)
+    assert (spec, uri) not in functional.in_use()
+    assert functional.loaded(spec, uri) is not first
