@@ -14,7 +14,7 @@
 // cache, for each of the three.
 //
 // A cluster of workgroups may share a row (NVIDIA since sm_90): each has a part of the columns, and every
-// subgroup writes its sums into the exchange of each workgroup of the cluster.
+// subgroup sends its sums into the exchange of each workgroup of the cluster (math/clusters.mlir).
 //
 // A workgroup has one set of rows, and is done. Several of them on a multiprocessor keep memory busy while
 // others wait for their sums. The more of them there are, the better; so the weights, which all rows have
@@ -43,6 +43,7 @@
 #forward_columns = 4096 : index  // of a workgroup
 #forward_cluster = 1 : index     // workgroups that share a row
 #forward_in_clusters = false
+#forward_sent_bytes = 32 : i32   // to each workgroup, of a sum
 #forward_vector = 8 : index      // V
 #forward_chunks = 2 : index      // C
 #forward_threads = 256 : index   // T
@@ -64,6 +65,7 @@
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !forward_warps = vector<8x!acc>
+!mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
 !forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
 !forward_x = vector<8x!x>
@@ -116,6 +118,12 @@ hal.executable.source private @normalize {
     func.func private @y(!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
     func.func private @round_of_x(!forward_chunk) -> !forward_x
     func.func private @round_of_residual(!forward_chunk) -> !forward_residual
+    func.func private @mbarrier(!mbarriers, index) -> i32
+    func.func private @init_mbarrier(i32)
+    func.func private @expect(i32, i32)
+    func.func private @of_rank(i32, i32) -> i32
+    func.func private @send(i32, !acc, i32)
+    func.func private @await(i32, i32)
 
     // The first column of thread t's chunk k of a step, of the workgroup's columns, and whether they have
     // that chunk.
@@ -311,9 +319,9 @@ hal.executable.source private @normalize {
       return %thread_sum : !acc
     }
 
-    // A subgroup's sum for the workgroups of its cluster: lane r writes it to that of rank r.
-    func.func private @tell_cluster(%exchange: !forward_exchange, %buffer: index, %rank: index, %warp: index,
-        %lane: index, %sum: !acc) {
+    // A subgroup's sum for the workgroups of its cluster: lane r sends it to that of rank r.
+    func.func private @tell_cluster(%exchange: !forward_exchange, %mbarrier: i32, %buffer: index, %rank: index,
+        %warp: index, %lane: index, %sum: !acc) {
       %cluster = arith.constant #forward_cluster
       %warps = arith.constant #forward_warps
       %bytes = arith.constant 4 : index
@@ -329,18 +337,17 @@ hal.executable.source private @normalize {
         %mine = arith.addi %base, %offset : index
         %mine_i32 = arith.index_castui %mine : index to i32
         %lane_i32 = arith.index_castui %lane : index to i32
-        %theirs = llvm.inline_asm has_side_effects "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r" %mine_i32, %lane_i32
-            : (i32, i32) -> i32
-        llvm.inline_asm has_side_effects "st.shared::cluster.f32 [$0], $1;", "r,f,~{memory}" %theirs, %sum
-            : (i32, !acc) -> ()
+        %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
+        %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
+        func.call @send(%theirs, %sum, %their_mbarrier) : (i32, !acc, i32) -> ()
       }
       return
     }
 
     // The sum over a row's threads, for all of them. Subgroups exchange their sums through a buffer for
     // each sum, so one barrier is enough.
-    func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: index, %group: index, %rank: index,
-        %t: index) -> !acc {
+    func.func private @total(%share: !acc, %exchange: !forward_exchange, %mbarriers: !mbarriers, %buffer: index,
+        %group: index, %rank: index, %t: index) -> !acc {
       %c0 = arith.constant 0 : index
       %lanes = arith.constant #subgroup
       %in_clusters = arith.constant #forward_in_clusters
@@ -353,10 +360,11 @@ hal.executable.source private @normalize {
         %lane = arith.remui %t, %lanes : index
         %warp = arith.divui %t, %lanes : index
         scf.if %in_clusters {
-          func.call @tell_cluster(%exchange, %buffer, %rank, %warp, %lane, %warp_sum)
-              : (!forward_exchange, index, index, index, index, !acc) -> ()
-          nvvm.cluster.arrive
-          nvvm.cluster.wait
+          %phase = arith.constant 0 : i32
+          %mbarrier = func.call @mbarrier(%mbarriers, %buffer) : (!mbarriers, index) -> i32
+          func.call @tell_cluster(%exchange, %mbarrier, %buffer, %rank, %warp, %lane, %warp_sum)
+              : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+          func.call @await(%mbarrier, %phase) : (i32, i32) -> ()
         } else {
           %leads = arith.cmpi eq, %lane, %c0 : index
           scf.if %leads {
@@ -414,6 +422,7 @@ hal.executable.source private @normalize {
       %t = arith.remui %thread, %t_count : index
       %is_first = arith.cmpi eq, %t, %c0 : index
       %leads_cluster = arith.cmpi eq, %rank, %c0 : index
+      %mbarriers = memref.alloc() : !mbarriers                  // [sums]
       %exchange = memref.alloc() : !forward_exchange            // [sums, groups, warps of the cluster]
       %x_kept = memref.alloc() : !forward_x_kept                // [groups, columns of T threads' steps]
       %residual_kept = memref.alloc() : !forward_residual_kept  // likewise: s
@@ -435,10 +444,21 @@ hal.executable.source private @normalize {
       %before_end = arith.cmpi ule, %row_mine, %last_row : index
       %exists = arith.ori %one_row, %before_end : i1
 
-      // Nobody writes to a workgroup that has not begun. None ends before the others have written: each waits
-      // for the sums of all.
+      // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come.
       scf.if %in_clusters {
-        nvvm.cluster.arrive
+        %is_zero = arith.cmpi eq, %thread, %c0 : index
+        scf.if %is_zero {
+          %sent_bytes = arith.constant #forward_sent_bytes
+          scf.if %centres {
+            %of_values = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
+            func.call @init_mbarrier(%of_values) : (i32) -> ()
+            func.call @expect(%of_values, %sent_bytes) : (i32, i32) -> ()
+          }
+          %of_squares = func.call @mbarrier(%mbarriers, %c1) : (!mbarriers, index) -> i32
+          func.call @init_mbarrier(%of_squares) : (i32) -> ()
+          func.call @expect(%of_squares, %sent_bytes) : (i32, i32) -> ()
+        }
+        nvvm.cluster.arrive.relaxed
       }
 
       // What a row needs is loaded before anything is waited for.
@@ -469,8 +489,8 @@ hal.executable.source private @normalize {
       %mean_row = scf.if %centres -> !acc {
         %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %first_time, %values)
             : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
-        %sum = func.call @total(%share, %exchange, %c0, %group, %rank, %t)
-            : (!acc, !forward_exchange, index, index, index, index) -> !acc
+        %sum = func.call @total(%share, %exchange, %mbarriers, %c0, %group, %rank, %t)
+            : (!acc, !forward_exchange, !mbarriers, index, index, index, index) -> !acc
         %mean_of_row = arith.mulf %sum, %inv_n : !acc
         scf.yield %mean_of_row : !acc
       } else {
@@ -478,8 +498,8 @@ hal.executable.source private @normalize {
       }
       %share_squares = func.call @share(%squares_sum, %mean_row, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %centres, %values)
           : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
-      %sum_squares = func.call @total(%share_squares, %exchange, %c1, %group, %rank, %t)
-            : (!acc, !forward_exchange, index, index, index, index) -> !acc
+      %sum_squares = func.call @total(%share_squares, %exchange, %mbarriers, %c1, %group, %rank, %t)
+          : (!acc, !forward_exchange, !mbarriers, index, index, index, index) -> !acc
       %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
       %is_there = arith.andi %is_first, %exists : i1
       %stores_statistics = arith.andi %leads_cluster, %is_there : i1

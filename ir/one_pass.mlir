@@ -15,8 +15,8 @@
 // Without room for it, 1 / g is computed again for each row.
 //
 // A row that is too wide for a workgroup is shared by a cluster of them (NVIDIA since sm_90): each has a
-// part of the columns. Clusters count along x, and a cluster's workgroups along y. Every subgroup writes its
-// sums into the exchange of each workgroup of the cluster.
+// part of the columns. Clusters count along x, and a cluster's workgroups along y. Every subgroup sends its
+// sums into the exchange of each workgroup of the cluster (math/clusters.mlir).
 //
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
@@ -34,6 +34,7 @@
 #own_columns = 4096 : index  // of a workgroup
 #cluster = 1 : index         // workgroups that share a row
 #in_clusters = false
+#sent_bytes = 128 : i32      // to each workgroup, of a row
 #vector = 8 : index          // V
 #chunks = 1 : index          // of a row that a thread owns
 #copied = 8 : index          // V, where chunks are copied
@@ -66,6 +67,7 @@
 #divides_again = false       // the compiler is kept from computing 1 / g before the first row
 #least_weight = 1.0e-5 : !acc
 #wants_dx = true             // the caller asks for dx
+#stores_again = false        // a chunk in place of one that the columns do not have
 #one_group = true
 #one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
@@ -86,6 +88,7 @@
 !inverse_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !exchange = memref<2x1x16x2x!acc, #gpu.address_space<workgroup>>
 !warp_sums = vector<16x2x!acc>
+!mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 !group_sums = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
@@ -144,6 +147,12 @@ hal.executable.source private @rows {
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+    func.func private @mbarrier(!mbarriers, index) -> i32
+    func.func private @init_mbarrier(i32)
+    func.func private @expect(i32, i32)
+    func.func private @of_rank(i32, i32) -> i32
+    func.func private @send_two(i32, !acc, !acc, i32)
+    func.func private @await(i32, i32)
 
     // The first column of thread t's chunk k, of the workgroup's columns, and whether they have that chunk.
     func.func private @column(%k: index, %t: index) -> (index, i1) {
@@ -221,8 +230,8 @@ hal.executable.source private @rows {
       return %bias : !chunk
     }
 
-    // A subgroup's sums for the workgroups of its cluster: lane r writes them to that of rank r.
-    func.func private @tell_cluster(%exchange: !exchange, %half: index, %rank: index, %warp: index, %lane: index,
+    // A subgroup's sums for the workgroups of its cluster: lane r sends them to that of rank r.
+    func.func private @tell_cluster(%exchange: !exchange, %mbarrier: i32, %half: index, %rank: index, %warp: index, %lane: index,
         %h: !acc, %hx: !acc) {
       %cluster = arith.constant #cluster
       %warps = arith.constant #warps
@@ -241,10 +250,9 @@ hal.executable.source private @rows {
         %mine = arith.addi %base, %offset : index
         %mine_i32 = arith.index_castui %mine : index to i32
         %lane_i32 = arith.index_castui %lane : index to i32
-        %theirs = llvm.inline_asm has_side_effects "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r" %mine_i32, %lane_i32
-            : (i32, i32) -> i32
-        llvm.inline_asm has_side_effects "st.shared::cluster.v2.f32 [$0], {$1, $2};", "r,f,f,~{memory}" %theirs, %h, %hx
-            : (i32, !acc, !acc) -> ()
+        %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
+        %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
+        func.call @send_two(%theirs, %h, %hx, %their_mbarrier) : (i32, !acc, !acc, i32) -> ()
       }
       return
     }
@@ -270,6 +278,9 @@ hal.executable.source private @rows {
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
       %wants_dx = arith.constant #wants_dx
+      %stores_again = arith.constant #stores_again
+      %yes = arith.constant true
+      %stores_own = arith.xori %stores_again, %yes : i1
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
@@ -281,6 +292,7 @@ hal.executable.source private @rows {
       %one_warp = arith.constant #one_warp
       %in_clusters = arith.constant #in_clusters
       %zero_i32 = arith.constant 0 : i32
+      %two_halves = arith.constant 2 : index
       %lanes_i32 = arith.constant #subgroup_i32
       %one_i32 = arith.constant 1 : i32
       %all_lanes = arith.constant -1 : i32
@@ -344,6 +356,7 @@ hal.executable.source private @rows {
       %wide_staged = memref.alloc() : !wide_staged                         // likewise
       %beta_staged = memref.alloc() : !beta_staged                         // likewise
       %inverse_staged = memref.alloc() : !inverse_staged                   // likewise
+      %mbarriers = memref.alloc() : !mbarriers                             // [2]
       %exchange = memref.alloc() : !exchange                               // [2, groups, warps, (h, h * xhat)]
 
       // Registers, with a place for each of a thread's chunks.
@@ -450,9 +463,17 @@ hal.executable.source private @rows {
         }
       } {llvm.loop_annotation = #unrolled}
 
-      // Nobody writes to a workgroup that has not begun, or has ended.
+      // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come. And
+      // nobody is two rows ahead of another, which has to send its sums of the row between first.
+      %is_zero = arith.cmpi eq, %thread, %c0 : index
       scf.if %in_clusters {
-        nvvm.cluster.arrive
+        scf.if %is_zero {
+          scf.for %half = %c0 to %two_halves step %c1 {
+            %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+            func.call @init_mbarrier(%mbarrier) : (i32) -> ()
+          }
+        }
+        nvvm.cluster.arrive.relaxed
         nvvm.cluster.wait
       }
 
@@ -461,9 +482,9 @@ hal.executable.source private @rows {
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %ahead = arith.index_castui %ahead_i32 : i32 to index
       %fill_first = arith.select %in_place, %c0, %ahead : index
-      %walked:4 = scf.for %row = %first to %m_i32 step %stride
-          iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %fill = %fill_first, %half = %c0)
-          -> (!acc, !acc, index, index) : i32 {
+      %walked:5 = scf.for %row = %first to %m_i32 step %stride
+          iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %fill = %fill_first, %half = %c0, %parity = %zero_i32)
+          -> (!acc, !acc, index, index, i32) : i32 {
         %fill_after = arith.addi %fill, %c1 : index
         %wraps = arith.cmpi eq, %fill_after, %slots : index
         %fill_next = arith.select %wraps, %c0, %fill_after : index
@@ -598,10 +619,14 @@ hal.executable.source private @rows {
           } else {
             %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
             scf.if %in_clusters {
-              func.call @tell_cluster(%exchange, %half, %rank, %warp, %lane, %warp_h, %warp_hx)
-                  : (!exchange, index, index, index, index, !acc, !acc) -> ()
-              nvvm.cluster.arrive
-              nvvm.cluster.wait
+              %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+              scf.if %is_zero {
+                %sent_bytes = arith.constant #sent_bytes
+                func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+              }
+              func.call @tell_cluster(%exchange, %mbarrier, %half, %rank, %warp, %lane, %warp_h, %warp_hx)
+                  : (!exchange, i32, index, index, index, index, !acc, !acc) -> ()
+              func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
             } else {
               scf.if %leads {
                 vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
@@ -624,8 +649,11 @@ hal.executable.source private @rows {
           scf.yield %zero, %zero : !acc, !acc
         }
 
-        // dx, and the row's part of dgamma and dbeta.
-        scf.for %k = %c0 to %chunks step %c1 {
+        // dx, and the row's part of dgamma and dbeta. In place of a chunk that the columns do not have, a
+        // thread stores the one before it once more, if it has one. Registers spill where a branch goes around
+        // the store.
+        %stored:2 = scf.for %k = %c0 to %chunks step %c1 iter_args(%dx_before = %zero_x, %at_before = %c0)
+            -> (!x_chunk, index) {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
@@ -656,9 +684,13 @@ hal.executable.source private @rows {
           %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
           %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
           %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
-          %stores = arith.andi %inside, %wants_dx : i1
+          %own = arith.ori %inside, %stores_own : i1
+          %dx_stored = arith.select %own, %dx_k, %dx_before : !x_chunk
+          %at_stored = arith.select %own, %at, %at_before : index
+          %has_one = arith.ori %inside, %stores_again : i1
+          %stores = arith.andi %has_one, %wants_dx : i1
           scf.if %stores {
-            vector.store %dx_k, %dx[%row_index, %at] : !x_rows, !x_chunk
+            vector.store %dx_stored, %dx[%row_index, %at_stored] : !x_rows, !x_chunk
           }
           scf.if %in_place {
             %exists = arith.andi %inside, %row_ahead_live : i1
@@ -682,22 +714,22 @@ hal.executable.source private @rows {
           %x_fetched = memref.load %x_next[%k] : !x_held
           memref.store %dy_fetched, %dy_held[%k] : !dy_held
           memref.store %x_fetched, %x_held[%k] : !x_held
+          scf.yield %dx_stored, %at_stored : !x_chunk, index
         } {llvm.loop_annotation = #unrolled}
 
         scf.if %in_place {
           %refills = nvgpu.device_async_create_group
         }
+        // Each half is used every second time, and its mbarrier's phases have parity 0 and 1 in turn.
         %half_next = arith.xori %half, %c1 : index
-        scf.yield %mean_next, %rstd_next, %fill_next, %half_next : !acc, !acc, index, index
+        %half_i32 = arith.index_castui %half : index to i32
+        %parity_flipped = arith.xori %parity, %half_i32 : i32
+        %parity_next = arith.select %in_clusters, %parity_flipped, %parity : i32
+        scf.yield %mean_next, %rstd_next, %fill_next, %half_next, %parity_next : !acc, !acc, index, index, i32
       }
       scf.if %stages {
         nvvm.cp.async.wait.group 0
       }
-      scf.if %in_clusters {
-        nvvm.cluster.arrive
-        nvvm.cluster.wait
-      }
-
       scf.if %one_group {
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)

@@ -38,7 +38,7 @@ ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
-MATH = ("math/norm.mlir", "math/types.mlir")
+MATH = ("math/norm.mlir", "math/types.mlir", "math/clusters.mlir")
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
     FewRows: (FEW_ROWS,),
@@ -57,6 +57,7 @@ _SUBGROUP_SUM = re.compile(
 # The variants of functions in math/norm.mlir, where the mean is not subtracted.
 _UNCENTRED = {name: f"{name}_uncentred" for name in ("xhat", "dx", "dx_from_means")}
 _UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
+_SUM_BYTES = 4  # of a sum that workgroups send to each other
 _LINE_BYTES = 64  # of a CPU's caches
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
@@ -299,6 +300,7 @@ def _gpu_aliases(
         "#columns": f"{spec.columns} : index",
         "#subgroup": f"{target.subgroup_size} : index",
         "#unrolled": _UNROLLED,
+        "!mbarriers": _shared("2xi64"),
         **_bindings(spec.columns),
     }
     if spec.eps is not None:
@@ -411,6 +413,11 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#own_columns": f"{schedule.own_columns(spec)} : index",
         "#cluster": f"{schedule.cluster} : index",
         "#in_clusters": _flag(schedule.cluster > 1),
+        "#sent_bytes": f"{schedule.cluster * schedule.warps * 2 * _SUM_BYTES} : i32",
+        "#stores_again": _flag(
+            schedule.vector * schedule.threads(target) <= schedule.own_columns(spec)
+            and schedule.padded_columns(spec, target) > schedule.own_columns(spec)
+        ),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),
@@ -503,6 +510,7 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_columns": f"{how.own_columns(spec)} : index",
         "#forward_cluster": f"{how.cluster} : index",
         "#forward_in_clusters": _flag(how.cluster > 1),
+        "#forward_sent_bytes": f"{how.cluster * warps * _SUM_BYTES} : i32",
         "#forward_vector": f"{vector} : index",
         "#forward_chunks": f"{chunks} : index",
         "#forward_threads": f"{how.threads} : index",

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 _DECLARATION = re.compile(
-    r"^( *)func\.func private @(\w+)\((!\w+(?:, !\w+)*)\) -> (!\w+)\n", re.MULTILINE
+    r"^( *)func\.func private @(\w+)\((!?\w+(?:, !?\w+)*)\)(?: -> (!?\w+))?\n", re.MULTILINE
 )
 _DEFINITION = re.compile(
-    r"func\.func private @(\w+)\((%\w+: !\w+(?:, %\w+: !\w+)*)\) -> (!\w+) \{\n.*?^\}\n",
+    r"func\.func private @(\w+)\((%\w+: !?\w+(?:, %\w+: !?\w+)*)\)(?: -> (!?\w+))? \{\n.*?^\}\n",
     re.MULTILINE | re.DOTALL,
 )
 _ALIAS = re.compile(r"![a-z_]+")
-_PARAMETER_TYPE = re.compile(r"%\w+: (!\w+)")
+_PARAMETER_TYPE = re.compile(r"%\w+: (!?\w+)")
 _VECTOR = re.compile(r"vector<(\d+)x(\w+)>")
 
 
@@ -30,7 +30,7 @@ class Function:
 
     Attributes:
         name: Its name.
-        types: The aliases of its parameters and of its result.
+        types: The types of its parameters and of its result, if it has one; most are aliases.
         text: Its whole text.
     """
 
@@ -44,7 +44,7 @@ def functions(texts: Iterable[str]) -> dict[str, Function]:
     found = {}
     for text in texts:
         for match in _DEFINITION.finditer(text):
-            types = (*_PARAMETER_TYPE.findall(match[2]), match[3])
+            types = (*_PARAMETER_TYPE.findall(match[2]), *filter(None, [match[3]]))
             found[match[1]] = Function(match[1], types, match[0])
     return found
 
@@ -70,7 +70,8 @@ def link(
 
     def linked(declaration: re.Match[str]) -> str:
         indent, name, parameters, result = declaration.groups()
-        types = tuple(resolved(alias, aliases) for alias in (*parameters.split(", "), result))
+        named = (*parameters.split(", "), *filter(None, [result]))
+        types = tuple(_ALIAS.sub(lambda a: resolved(a[0], aliases), name) for name in named)
         function = library[choose(name.partition("_of_")[0], types)]
         own = dict(zip(function.types, types, strict=False))
         if tuple(map(own.get, function.types)) != types:

@@ -154,7 +154,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             _cuda("sm_80", 70, 166912),
             _cuda("sm_86", 71, 101376),
             _cuda("sm_89", 78, 101376),
-            _cuda("sm_90", 80, 232448),
+            _cuda("sm_90", 81, 232448),
             _cuda("sm_100", 86, 232448),
             _cuda("sm_103", 88, 232448),
             _cuda("sm_120", 87, 101376),
