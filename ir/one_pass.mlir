@@ -67,7 +67,7 @@
 #divides_again = false       // the compiler is kept from computing 1 / g before the first row
 #least_weight = 1.0e-5 : !acc
 #wants_dx = true             // the caller asks for dx
-#stores_again = false        // a chunk in place of one that the columns do not have
+#fills = true                // all threads have all chunks
 #one_group = true
 #one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
@@ -147,6 +147,7 @@ hal.executable.source private @rows {
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+    func.func private @settled_of_x(!x_chunk) -> !x_chunk
     func.func private @mbarrier(!mbarriers, index) -> i32
     func.func private @init_mbarrier(i32)
     func.func private @expect(i32, i32)
@@ -278,9 +279,7 @@ hal.executable.source private @rows {
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
       %wants_dx = arith.constant #wants_dx
-      %stores_again = arith.constant #stores_again
-      %yes = arith.constant true
-      %stores_own = arith.xori %stores_again, %yes : i1
+      %fills = arith.constant #fills
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
@@ -649,11 +648,8 @@ hal.executable.source private @rows {
           scf.yield %zero, %zero : !acc, !acc
         }
 
-        // dx, and the row's part of dgamma and dbeta. In place of a chunk that the columns do not have, a
-        // thread stores the one before it once more, if it has one. Registers spill where a branch goes around
-        // the store.
-        %stored:2 = scf.for %k = %c0 to %chunks step %c1 iter_args(%dx_before = %zero_x, %at_before = %c0)
-            -> (!x_chunk, index) {
+        // dx, and the row's part of dgamma and dbeta.
+        scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
@@ -684,13 +680,16 @@ hal.executable.source private @rows {
           %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
           %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
           %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
-          %own = arith.ori %inside, %stores_own : i1
-          %dx_stored = arith.select %own, %dx_k, %dx_before : !x_chunk
-          %at_stored = arith.select %own, %at, %at_before : index
-          %has_one = arith.ori %inside, %stores_again : i1
-          %stores = arith.andi %has_one, %wants_dx : i1
-          scf.if %stores {
-            vector.store %dx_stored, %dx[%row_index, %at_stored] : !x_rows, !x_chunk
+          scf.if %wants_dx {
+            %dx_stored = scf.if %fills -> !x_chunk {
+              scf.yield %dx_k : !x_chunk
+            } else {
+              %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
+              scf.yield %settled : !x_chunk
+            }
+            scf.if %inside {
+              vector.store %dx_stored, %dx[%row_index, %at] : !x_rows, !x_chunk
+            }
           }
           scf.if %in_place {
             %exists = arith.andi %inside, %row_ahead_live : i1
@@ -714,7 +713,6 @@ hal.executable.source private @rows {
           %x_fetched = memref.load %x_next[%k] : !x_held
           memref.store %dy_fetched, %dy_held[%k] : !dy_held
           memref.store %x_fetched, %x_held[%k] : !x_held
-          scf.yield %dx_stored, %at_stored : !x_chunk, index
         } {llvm.loop_annotation = #unrolled}
 
         scf.if %in_place {

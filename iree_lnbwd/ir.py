@@ -60,6 +60,7 @@ _UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
 _SUM_BYTES = 4  # of a sum that workgroups send to each other
 _LINE_BYTES = 64  # of a CPU's caches
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
+_SETTLED = {32: "settled_word", 64: "settled_two_words", 128: "settled_four_words"}
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
 
@@ -159,6 +160,10 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
+    if function == "settled":
+        return (
+            _SETTLED.get(linking.bits(types[0]), function) if target.backend == "cuda" else function
+        )
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
@@ -414,10 +419,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#cluster": f"{schedule.cluster} : index",
         "#in_clusters": _flag(schedule.cluster > 1),
         "#sent_bytes": f"{schedule.cluster * schedule.warps * 2 * _SUM_BYTES} : i32",
-        "#stores_again": _flag(
-            schedule.vector * schedule.threads(target) <= schedule.own_columns(spec)
-            and schedule.padded_columns(spec, target) > schedule.own_columns(spec)
-        ),
+        "#fills": _flag(schedule.padded_columns(spec, target) == schedule.own_columns(spec)),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),

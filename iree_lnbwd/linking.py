@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from iree_lnbwd.dtypes import DTYPES
+
 _DECLARATION = re.compile(
     r"^( *)func\.func private @(\w+)\((!?\w+(?:, !?\w+)*)\)(?: -> (!?\w+))?\n", re.MULTILINE
 )
@@ -93,17 +95,20 @@ def resolved(alias: str, aliases: Mapping[str, str]) -> str:
 
 
 def _of_vector(narrow: str) -> dict[str, str]:
-    """For a vector: the types of its words and of every second element, half as many of each.
-
-    And that of a comparison of two such vectors.
-    """
+    """For a vector: the types of its bits, of every second element, and of a comparison."""
     vector = _VECTOR.fullmatch(narrow)
     if vector is None:
         return {}
     whole = int(vector[1])
-    half = whole // 2
     return {
-        "!words": f"vector<{half}xi32>",
-        "!halves": f"vector<{half}xf32>",
+        "!words": f"vector<{bits(narrow) // 32}xi32>",
+        "!halves": f"vector<{whole // 2}xf32>",
         "!lanes": f"vector<{whole}xi1>",
     }
+
+
+def bits(vector: str) -> int:
+    """How many a vector type has."""
+    found = _VECTOR.fullmatch(vector)
+    assert found is not None, vector
+    return 8 * int(found[1]) * DTYPES[found[2]].numpy.itemsize
