@@ -82,7 +82,9 @@ class Mbarriers:
         self._begun_at = np.zeros(count, np.int64)  # in the order of its warp
         # Barriers of the cluster that this lane had come to when it made the mbarrier known.
         self._known_after = np.full(count, _NONE, np.int64)
-        self._told = order.messages(2 * count)  # in the phases of each parity
+        # In the phases of each parity. What was told two phases before is no news: all who tell
+        # something know that the phase between is over.
+        self._told = order.messages(2 * count)
         self._sent = np.full(count, _NONE, np.int64)  # the last phase that bytes were sent to
         self._seen = np.full((count, order.warps), _NONE, np.int64)  # by each warp: a phase's end
         self._seen_at = np.zeros((count, order.warps), np.int64)  # in the warp's order
@@ -322,7 +324,6 @@ class Mbarriers:
             self._check_not_missed(lanes, over)
             self._phase[over] += 1
             self._pending[over] = self._count[over]
-            self._told[self._messages(over)] = 0
 
     def _check_not_missed(self, lanes: Lanes, numbers: Lanes) -> None:
         """Phases are over; those who waited for the ones before have seen that these are over."""
@@ -331,7 +332,7 @@ class Mbarriers:
         columns = of_workgroup[:, None] + np.arange(self._order.warps)
         told = self._told[self._messages(numbers)[:, None], columns]
         missed = (self._seen[numbers] == phases[:, None] - 1) & (self._seen_at[numbers] > told)
-        bad = (missed & (phases > 0)[:, None]).any(axis=1)
+        bad = missed.any(axis=1)
         blocked = np.flatnonzero(self._waits_for != _NONE)
         late = blocked[self._waits_for[blocked] < self._phase[self._waits_at[blocked]]]
         bad |= np.isin(numbers, self._waits_at[late])

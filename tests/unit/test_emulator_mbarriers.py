@@ -168,6 +168,34 @@ def test_a_group_of_warps_has_its_own_barrier() -> None:
     np.testing.assert_array_equal(run(changed((MEETS, "bar.sync 1, 64;"))), expected())
 
 
+def test_memory_is_touched_while_the_cluster_meets() -> None:
+    """A relaxed barrier orders nothing, so it is in nobody's way."""
+    arrive, wait = RELAXED.split("\n\t")
+    touch = "@%p1 st.shared.u32 [%r20+248], %r18;\n\t@%p1 ld.shared.u32 %r50, [%r20+248];"
+    body = changed((RELAXED, f"{arrive}\n\t{touch}\n\t{wait}"))
+    np.testing.assert_array_equal(run(body), expected())
+
+
+def test_an_arrival_tells_what_its_thread_has_done() -> None:
+    """The first warp reads, the second one sends; an mbarrier is all that orders the two."""
+    turn = """@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r20+16], 0;
+TURN:
+\tmbarrier.try_wait.parity.shared.b64 %p8, [%r20+16], %r22;
+\t@!%p8 bra TURN;"""
+    body = changed(
+        (INIT, f"{INIT}\t@%p1 mbarrier.init.shared.b64 [%r20+16], %r18;\n"),
+        ("setp.lt.u32 %p2, %r0, %r11;", "sub.u32 %r5, %r0, 32;\n\tsetp.lt.u32 %p2, %r5, %r11;"),
+        (MEETS, turn),
+        ("%r28, %r27, %r0", "%r28, %r27, %r5"),
+        ("%r29, %r24, %r0", "%r29, %r24, %r5"),
+        (READ, f"setp.ge.u32 %p9, %r0, 32;\n\t@%p9 bra OVER;\n\t{READ}\nOVER:\n"),
+    )
+    results = run(body).reshape(ROWS, 2, -1, 2, 32)[..., 0, :]
+    np.testing.assert_array_equal(results.reshape(ROWS, 2, -1), expected(threads=32))
+    with pytest.raises(Fault, match="st.async writes what its workgroup may still read"):
+        run(changed((turn, ""), of=body))
+
+
 def test_every_warp_sends_for_itself() -> None:
     """No barrier of a workgroup: each warp's sends say that it has read the rows before."""
     body = changed(
@@ -304,7 +332,7 @@ WRONG = {
         "is sent again by a thread that does not know that the st.async to it has arrived",
     ),
     "one mbarrier": (
-        changed(("shl.b32 %r24, %r22, 3;", "mov.u32 %r24, 0;"), ("%r23, %r21, 1;", "%r23, %r21, 0;")),
+        changed(("shl.b32 %r24, %r22, 3;", "mov.u32 %r24, 0;"), ("%r23, %r21, 1", "%r23, %r21, 0")),
         "a thread sends to phase 1 of the mbarrier at byte 0, and nothing tells it",
     ),
     "a read that nothing orders before the next store": (
@@ -318,8 +346,44 @@ WRONG = {
         "race in shared memory at byte 64: st.async writes what its workgroup may still read",
     ),
     "another one's store before": (
-        changed((SEND, f"@%p1 st.shared::cluster.u32 [%r28], %r18;\n\tbar.sync 0;\n\t{SEND}")),
+        changed(
+            (SEND, "mov.u32 %r50, 64;\n\tmapa.shared::cluster.u32 %r51, %r50, 1;\n"
+             "\tsetp.eq.u32 %p6, %r10, 0;\n\t@!%p1 bra NEXT;\n"
+             "\t@%p6 st.shared::cluster.u32 [%r51], %r18;\nNEXT:\n"
+             f"\tbar.sync 0;\n\t{SEND}\n\tret;"),
+        ),
         r"race in shared memory at byte \d+ with another workgroup: no barrier of the cluster",
+    ),
+    "a read after telling others": (
+        changed(
+            (SEND, f"{SEND}\n\tsetp.gt.u32 %p6, %r21, 0;\n\txor.b32 %r50, %r25, 192;\n"
+             "\t@%p6 ld.shared.u32 %r51, [%r50];"),
+        ),
+        r"race in shared memory at byte \d+: st.async writes what its workgroup may still read",
+    ),
+    "another one's load before": (
+        changed(
+            (RELAXED, f"@%p1 st.shared.u32 [%r20+64], %r18;\n\t{ORDERED}"),
+            (SEND, "mov.u32 %r50, 64;\n\tmapa.shared::cluster.u32 %r51, %r50, 1;\n"
+             f"\t@%p1 ld.shared::cluster.u32 %r52, [%r51];\n\tbar.sync 0;\n\t{SEND}\n\tret;"),
+        ),
+        "race in shared memory at byte 64 with another workgroup: no barrier of the cluster",
+    ),
+    "a wait that misses its phase": (
+        """\tmov.u32 %r20, 0;
+\tsetp.eq.u32 %p1, %r0, 0;
+\t@%p1 mbarrier.init.shared.b64 [%r20], 1;
+\tbar.sync 0;
+\tsetp.lt.u32 %p2, %r0, 32;
+\t@%p2 bra FIRST;
+\tmbarrier.try_wait.parity.shared.b64 %p3, [%r20], 0;
+\tret;
+FIRST:
+\t@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 0;
+\tmbarrier.try_wait.parity.shared.b64 %p3, [%r20], 0;
+\t@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 0;
+""",
+        "phase 1 of the mbarrier at byte 0 is over while a thread may still wait",
     ),
     "a wait that may miss its phase": (
         changed((f"\t{MEETS}\n", ""), (f"\t{READ}", "\tmov.u32 %r40, 0;\n")),
