@@ -855,8 +855,12 @@ class _Decoder:
         return make_known
 
     def _wait_for_phase(self, instruction: Instruction) -> _Sync:
-        _, what, space, type_ = instruction.modifiers
-        if (what, type_) != ("parity", "b64") or space not in ("shared", "shared::cta"):
+        _, what, *acquires, space, type_ = instruction.modifiers
+        if (
+            (what, type_) != ("parity", "b64")
+            or space not in ("shared", "shared::cta")
+            or acquires not in ([], ["acquire", "cta"], ["acquire", "cluster"])
+        ):
             raise UnknownInstructionError(instruction.text)
         destination, place, parity = instruction.operands
         writer = self._writer(destination)

@@ -150,6 +150,9 @@ def test_other_words() -> None:
         ("try_wait.parity.shared::cta", "try_wait.parity.shared"),
     )
     np.testing.assert_array_equal(run(body), expected())
+    for scope in ("cta", "cluster"):
+        acquires = changed(("parity.shared", f"parity.acquire.{scope}.shared"), of=body)
+        np.testing.assert_array_equal(run(acquires), expected())
 
 
 def test_bytes_may_come_before_they_are_expected() -> None:
@@ -192,7 +195,7 @@ TURN:
     )
     results = run(body).reshape(ROWS, 2, -1, 2, 32)[..., 0, :]
     np.testing.assert_array_equal(results.reshape(ROWS, 2, -1), expected(threads=32))
-    with pytest.raises(Fault, match="st.async writes what its workgroup may still read"):
+    with pytest.raises(Fault, match=r"st\.async writes what its workgroup may still read"):
         run(changed((turn, ""), of=body))
 
 
