@@ -815,10 +815,10 @@ class _Decoder:
 
     def _arrive(self, instruction: Instruction) -> Step:
         """At the barrier of a cluster, without waiting."""
-        known = ((), ("aligned",), ("release", "aligned"), ("relaxed", "aligned"))
-        if instruction.modifiers[2:] not in known or instruction.operands:
+        how = [word for word in instruction.modifiers[2:] if word != "aligned"]
+        if how not in ([], ["release"], ["relaxed"]) or instruction.operands:
             raise UnknownInstructionError(instruction.text)
-        ordered = "relaxed" not in instruction.modifiers
+        ordered = how != ["relaxed"]
 
         def arrive(threads: _Threads, to: Selection) -> None:
             _of_cluster(threads).arrive(threads.numbers[to], ordered=ordered)
@@ -902,6 +902,7 @@ class _Decoder:
             case (
                 ("cluster", "wait")
                 | ("cluster", "wait", "aligned")
+                | ("cluster", "wait", "acquire")
                 | ("cluster", "wait", "acquire", "aligned")
             ):
 

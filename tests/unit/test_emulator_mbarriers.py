@@ -150,6 +150,8 @@ def test_other_words() -> None:
         ("try_wait.parity.shared::cta", "try_wait.parity.shared"),
     )
     np.testing.assert_array_equal(run(body), expected())
+    for spelled in (RELAXED.replace(".aligned", ""), ORDERED.replace(".aligned", "")):
+        np.testing.assert_array_equal(run(changed((RELAXED, spelled))), expected())
     for scope in ("cta", "cluster"):
         acquires = changed(("parity.shared", f"parity.acquire.{scope}.shared"), of=body)
         np.testing.assert_array_equal(run(acquires), expected())
