@@ -643,8 +643,16 @@ class SharedMemory:
         self._cells.write[at] = _BY_ANOTHER
         _scatter(self._data, offsets, values, nbytes)
 
+    def check(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> None:
+        """Expects aligned addresses in bounds of a workgroup's memory.
+
+        Raises:
+            Fault: One is not.
+        """
+        self._expect(lanes, addresses, nbytes, nbytes)
+
     def cluster_barrier(self, lanes: Lanes) -> None:
-        """These lanes have met all others of their cluster."""
+        """These lanes have met all others of their cluster, and their accesses are ordered."""
         self._begin_epoch(lanes, _EPOCH_BITS)
 
     def barrier(self, workgroups: Lanes) -> None:
@@ -746,6 +754,12 @@ class SharedMemory:
         workgroups: Lanes | None = None,
     ) -> tuple[Lanes, Lanes]:
         """Offsets in the memory of all workgroups, and cells, of accesses that are in bounds."""
+        self._expect(lanes, addresses, nbytes, alignment)
+        base = self._base[lanes] if workgroups is None else workgroups * self._stride
+        offsets = addresses + base
+        return offsets, self._index(offsets, nbytes, alignment)
+
+    def _expect(self, lanes: Lanes, addresses: Lanes, nbytes: int, alignment: int) -> None:
         _check_alignment(addresses, alignment, lanes + self._first_lane, "shared memory")
         outside = (addresses < 0) | (addresses + nbytes > self.nbytes)
         if outside.any():
@@ -754,9 +768,6 @@ class SharedMemory:
                 f"{self.nbytes}",
                 lanes[outside] + self._first_lane,
             )
-        base = self._base[lanes] if workgroups is None else workgroups * self._stride
-        offsets = addresses + base
-        return offsets, self._index(offsets, nbytes, alignment)
 
     def _index(self, offsets: Lanes, nbytes: int, alignment: int) -> Lanes:
         at = self._cells.index(offsets, nbytes, alignment)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from iree_lnbwd.emulator import clusters, limits, ptx_parser, ptx_semantics
+from iree_lnbwd.emulator import clusters, limits, mbarriers, ptx_parser, ptx_semantics
 from iree_lnbwd.emulator.launch import (
     CONFUSION,
     Array,
@@ -36,6 +36,7 @@ from iree_lnbwd.emulator.memory import (
     SharedMemory,
     workgroups_at_once,
 )
+from iree_lnbwd.emulator.order import Order
 from iree_lnbwd.emulator.ptx_parser import Instruction, Kernel, PtxError
 from iree_lnbwd.emulator.ptx_semantics import DTYPES, UnknownInstructionError
 
@@ -108,9 +109,12 @@ class PtxExecutor:
             launch = replace(launch, cluster=kernel.cluster)
             of_cluster = math.prod(kernel.cluster)
             shared = kernel.nbytes["shared"] + launch.shared_bytes
+            notes = 0
+            if program.has_mbarriers:
+                notes = mbarriers.notes_on(shared, -(-launch.threads // WARP))
             room = workgroups_at_once(
                 shared if of_cluster == 1 else 2 * shared,  # with the notes on who touches it
-                2 * kernel.nbytes["local"] + program.register_bytes,
+                2 * kernel.nbytes["local"] + program.register_bytes + -(-notes // launch.threads),
                 launch.threads,
             )
             if room < of_cluster:
@@ -200,6 +204,7 @@ class _Program:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self.has_mbarriers = any(i.opcode == "mbarrier" for i in kernel.code)
         decoder = _Decoder(kernel)
         starts = {0, len(kernel.code), *kernel.labels.values()}
         for index, instruction in enumerate(kernel.code):
@@ -222,7 +227,7 @@ class _Program:
                 elif decoder.is_sync(instruction):
                     block.instruction = instruction
                     block.sync = decoder.sync(instruction)
-                elif instruction.opcode not in _NO_EFFECT:
+                elif not decoder.is_void(instruction):
                     block.steps.append((instruction, decoder.step(instruction)))
             self.blocks.append(block)
         self.register_bytes = decoder.register_bytes
@@ -249,10 +254,29 @@ class _Threads:
             first_lane=self.first_lane,
         )
         size = math.prod(kernel.cluster)
-        self.cluster = None
+        self.cluster = self.order = self.mbarriers = None
         if size > 1:
+            if program.has_mbarriers:
+                self.order = Order(
+                    size=size,
+                    workgroups=count,
+                    threads=launch.threads,
+                    subgroup_size=WARP,
+                    facts=size * mbarriers.MOST,
+                )
             self.cluster = clusters.Cluster(
                 self.shared.nbytes,
+                size=size,
+                workgroups=count,
+                threads=launch.threads,
+                first_lane=self.first_lane,
+                order=self.order,
+            )
+        if self.cluster is not None and self.order is not None:
+            self.mbarriers = mbarriers.Mbarriers(
+                self.shared,
+                self.cluster,
+                self.order,
                 size=size,
                 workgroups=count,
                 threads=launch.threads,
@@ -376,6 +400,8 @@ class _Threads:
                 return self._meet(block.sync, number, selection, chosen)
             if block.ends and self.cluster is not None:
                 self.cluster.end(self.numbers[chosen])
+                if self.mbarriers is not None:
+                    self.mbarriers.end(self.numbers[chosen], self.alive)
         except Fault as fault:
             raise _at(instruction, fault) from None
         except CONFUSION as error:
@@ -428,6 +454,8 @@ class _Threads:
         was there when the first one arrived.
         """
         assert block.instruction is not None
+        if block.instruction.opcode == "mbarrier" and self.mbarriers is not None:
+            return bool(self.mbarriers.may_pass(lanes).any())
         if "cluster" in block.instruction.modifiers and self.cluster is not None:
             return bool(self.cluster.may_pass(lanes, self.alive).any())
         if block.instruction.opcode == "shfl" or "warp" in block.instruction.modifiers:
@@ -438,7 +466,13 @@ class _Threads:
 
     def _stuck(self) -> Fault:
         """Threads wait for others that never come."""
-        lane = int(np.flatnonzero(self._waits)[0])
+        waiting = np.flatnonzero(self._waits)
+        at_mbarriers = [
+            lane
+            for lane in waiting
+            if (at := self._blocks[self._at[lane]].instruction) and at.opcode == "mbarrier"
+        ]  # the others may wait for these
+        lane = int((at_mbarriers or waiting)[0])
         block = self._blocks[self._at[lane]]
         assert block.instruction is not None
         first = lane // self.threads * self.threads
@@ -448,9 +482,13 @@ class _Threads:
         ended = int((self._at[group] == self._ended).sum())
         places = [self._blocks[self._at[other]].instruction for other in elsewhere[:1]]
         where = f", {elsewhere.size} wait at {places[0]}" if elsewhere.size else ""
+        what, lacks = block.instruction.opcode, ""
+        if at_mbarriers and self.mbarriers is not None:
+            what = "mbarrier.try_wait"
+            lacks = f"; {self.mbarriers.lacks(lane)}"
         fault = Fault(
-            f"divergent {block.instruction.opcode}: {here.size} of {self.threads} threads of a "
-            f"workgroup wait for others{where}, {ended} have ended",
+            f"divergent {what}: {here.size} of {self.threads} threads of a "
+            f"workgroup wait for others{where}, {ended} have ended{lacks}",
             here + self.first_lane,
         )
         return _at(block.instruction, fault)
@@ -495,6 +533,8 @@ class _Decoder:
             "trap": self._trap,
             "mapa": self._map_address,
             "barrier": self._arrive,
+            "mbarrier": self._mbarrier,
+            "fence": self._make_known,
         }
 
     @property
@@ -505,8 +545,17 @@ class _Decoder:
     @staticmethod
     def is_sync(instruction: Instruction) -> bool:
         """It waits for other threads."""
+        if instruction.opcode == "mbarrier":
+            return instruction.modifiers[:1] == ("try_wait",)
         return instruction.opcode in ("bar", "barrier", "shfl") and (
             instruction.modifiers[:2] != ("cluster", "arrive")
+        )
+
+    @staticmethod
+    def is_void(instruction: Instruction) -> bool:
+        """It has no effect that is followed here."""
+        return instruction.opcode in _NO_EFFECT and (
+            instruction.modifiers[:1] != ("mbarrier_init",)
         )
 
     def check_predicate(self, instruction: Instruction) -> None:
@@ -535,7 +584,7 @@ class _Decoder:
             self.target(instruction)
         elif self.is_sync(instruction):
             self.sync(instruction)
-        elif instruction.opcode not in (*_JUMPS, *_NO_EFFECT):
+        elif instruction.opcode not in _JUMPS and not self.is_void(instruction):
             self.step(instruction)
 
     def step(self, instruction: Instruction) -> Step:
@@ -549,11 +598,12 @@ class _Decoder:
     def sync(self, instruction: Instruction) -> _Sync:
         """The threads that an instruction waits for, and the operation that follows."""
         try:
-            return (
-                self._shuffle(instruction)
-                if instruction.opcode == "shfl"
-                else self._barrier(instruction)
-            )
+            match instruction.opcode:
+                case "shfl":
+                    return self._shuffle(instruction)
+                case "mbarrier":
+                    return self._wait_for_phase(instruction)
+            return self._barrier(instruction)
         except CONFUSION as error:
             raise _at(instruction, _unknown(instruction, error)) from error
 
@@ -638,6 +688,8 @@ class _Decoder:
         return load
 
     def _store(self, instruction: Instruction) -> Step:
+        if instruction.modifiers[:1] == ("async",):
+            return self._send(instruction)
         destination, source = instruction.operands
         space, type_, count = _access(instruction)
         readers = [self._reader(operand, type_) for operand in ptx_parser.vector(source)]
@@ -649,12 +701,39 @@ class _Decoder:
         def store(threads: _Threads, to: Selection) -> None:
             lanes = threads.numbers[to]
             at = np.broadcast_to(addresses(threads, to), lanes.shape)
-            values = np.empty((len(lanes), count), dtype)
-            for number, reader in enumerate(readers):
-                values[:, number] = reader(threads, to)
-            _store_bytes(threads, space, lanes, at, values.view(np.uint8))
+            _store_bytes(threads, space, lanes, at, _bytes_of(readers, dtype, threads, to))
 
         return store
+
+    def _send(self, instruction: Instruction) -> Step:
+        """A store to a workgroup of the cluster, of which an mbarrier there is told."""
+        *words, type_ = (word for word in instruction.modifiers if word != "weak")
+        if words[1:3] != ["shared::cluster", "mbarrier::complete_tx::bytes"]:
+            raise UnknownInstructionError(instruction.text)
+        count = {(): 1, ("v2",): 2, ("v4",): 4}.get(tuple(words[3:]))
+        if count is None or type_ not in ("b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64"):
+            raise UnknownInstructionError(instruction.text)
+        dtype = DTYPES[type_]
+        destination, source, mbarrier = instruction.operands
+        readers = [self._reader(operand, type_) for operand in ptx_parser.vector(source)]
+        nbytes = dtype.itemsize * count
+        if len(readers) != count or nbytes > 16:
+            raise PtxError(f"{count} elements of {type_} for {source}")
+        to_address, told = self._address(destination), self._address(mbarrier)
+
+        def send(threads: _Threads, to: Selection) -> None:
+            lanes = threads.numbers[to]
+            cluster, phases = _of_cluster(threads), _mbarriers(threads)
+            data = np.broadcast_to(to_address(threads, to), lanes.shape)
+            workgroups, at = cluster.locate(lanes, data)
+            tells = cluster.locate(lanes, np.broadcast_to(told(threads, to), lanes.shape))
+            cluster.check_lives(lanes, workgroups, threads.alive)
+            values = _bytes_of(readers, dtype, threads, to)
+            threads.shared.store_of(workgroups, lanes, at, values)
+            cluster.check_send(lanes, workgroups, at, nbytes)
+            phases.send(lanes, workgroups, at, nbytes, *tells)
+
+        return send
 
     def _copy_async(self, instruction: Instruction) -> Step:
         match instruction.modifiers:
@@ -736,14 +815,70 @@ class _Decoder:
 
     def _arrive(self, instruction: Instruction) -> Step:
         """At the barrier of a cluster, without waiting."""
-        known = ((), ("aligned",), ("release", "aligned"))
-        if instruction.modifiers[2:] not in known or instruction.operands:
+        how = [word for word in instruction.modifiers[2:] if word != "aligned"]
+        if how not in ([], ["release"], ["relaxed"]) or instruction.operands:
             raise UnknownInstructionError(instruction.text)
+        ordered = how != ["relaxed"]
 
         def arrive(threads: _Threads, to: Selection) -> None:
-            _of_cluster(threads).arrive(threads.numbers[to])
+            _of_cluster(threads).arrive(threads.numbers[to], ordered=ordered)
 
         return arrive
+
+    def _mbarrier(self, instruction: Instruction) -> Step:
+        operation: Callable[[mbarriers.Mbarriers, Lanes, Lanes, Lanes], None]
+        match instruction.modifiers, instruction.operands:
+            case ("init", "shared" | "shared::cta", "b64"), (place, number):
+                operation = mbarriers.Mbarriers.initialise
+            case ("arrive", "expect_tx", "shared" | "shared::cta", "b64"), ("_", place, number):
+                operation = mbarriers.Mbarriers.arrive
+            case _:
+                raise UnknownInstructionError(instruction.text)
+        address, count = self._address(place), self._reader(number, "u32")
+
+        def operate(threads: _Threads, to: Selection) -> None:
+            lanes = threads.numbers[to]
+            at = np.broadcast_to(address(threads, to), lanes.shape)
+            counts = np.broadcast_to(count(threads, to), lanes.shape).astype(np.int64)
+            operation(_mbarriers(threads), lanes, at, counts)
+
+        return operate
+
+    def _make_known(self, instruction: Instruction) -> Step:
+        if instruction.modifiers != ("mbarrier_init", "release", "cluster"):
+            raise UnknownInstructionError(instruction.text)
+
+        def make_known(threads: _Threads, to: Selection) -> None:
+            if threads.mbarriers is not None:
+                threads.mbarriers.make_known(threads.numbers[to])
+
+        return make_known
+
+    def _wait_for_phase(self, instruction: Instruction) -> _Sync:
+        _, what, *acquires, space, type_ = instruction.modifiers
+        if (
+            (what, type_) != ("parity", "b64")
+            or space not in ("shared", "shared::cta")
+            or acquires not in ([], ["acquire", "cta"], ["acquire", "cluster"])
+        ):
+            raise UnknownInstructionError(instruction.text)
+        destination, place, parity = instruction.operands
+        writer = self._writer(destination)
+        if self._dtype_of(destination) != np.bool_:
+            raise PtxError(f"{destination} is no predicate")
+        address, read_parity = self._address(place), self._reader(parity, "u32")
+
+        def wait(
+            threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
+        ) -> npt.NDArray[np.bool_]:
+            at = np.broadcast_to(address(threads, lanes), lanes.shape)
+            parities = np.broadcast_to(read_parity(threads, lanes), lanes.shape)
+            passes = _mbarriers(threads).wait(lanes, at, parities.astype(np.int64))
+            here = lanes[passes]
+            writer(threads, _compact(here), np.ones(here.size, np.bool_))
+            return passes
+
+        return wait
 
     def _trap(self, instruction: Instruction) -> Step:
         def trap(threads: _Threads, to: Selection) -> None:
@@ -767,14 +902,15 @@ class _Decoder:
             case (
                 ("cluster", "wait")
                 | ("cluster", "wait", "aligned")
+                | ("cluster", "wait", "acquire")
                 | ("cluster", "wait", "acquire", "aligned")
             ):
 
                 def meet_cluster(
                     threads: _Threads, lanes: Lanes, alive: npt.NDArray[np.bool_]
                 ) -> npt.NDArray[np.bool_]:
-                    passes = _of_cluster(threads).passes(lanes, alive)
-                    threads.shared.cluster_barrier(lanes[passes])
+                    passes, ordered = _of_cluster(threads).passes(lanes, alive)
+                    threads.shared.cluster_barrier(ordered)
                     return passes
 
                 return meet_cluster
@@ -789,6 +925,8 @@ class _Decoder:
                 ) -> npt.NDArray[np.bool_]:
                     passes = _complete(lanes, alive, threads.threads)
                     workgroups = np.unique(lanes[passes] // threads.threads)
+                    if threads.order is not None:
+                        threads.order.meet(lanes[passes], lanes[passes] // threads.threads)
                     threads.shared.barrier(workgroups)
                     threads.memory.workgroup_barrier(
                         workgroups + threads.first_lane // threads.threads
@@ -822,6 +960,8 @@ class _Decoder:
                     lanes[crowded] + threads.first_lane,
                 )
             passes: npt.NDArray[np.bool_] = here == wanted
+            if threads.order is not None:
+                threads.order.meet(lanes[passes], places[passes])
             threads.shared.group_barrier(lanes[passes], groups[passes])
             return passes
 
@@ -1077,10 +1217,26 @@ def _store_bytes(
                 _store_bytes(threads, where, lanes[part], addresses[part] - window, values[part])
 
 
+def _bytes_of(
+    readers: list[Reader], dtype: np.dtype[np.generic], threads: _Threads, to: Selection
+) -> Bytes:
+    """The elements that each thread stores: [T, bytes]."""
+    values = np.empty((_size(to), len(readers)), dtype)
+    for number, reader in enumerate(readers):
+        values[:, number] = reader(threads, to)
+    return values.view(np.uint8)
+
+
 def _of_cluster(threads: _Threads) -> clusters.Cluster:
     if threads.cluster is None:
         raise Fault("an instruction of clusters in a kernel without .reqnctapercluster")
     return threads.cluster
+
+
+def _mbarriers(threads: _Threads) -> mbarriers.Mbarriers:
+    if threads.mbarriers is None:
+        raise Fault("an mbarrier in a kernel without .reqnctapercluster")
+    return threads.mbarriers
 
 
 def _note_own(
@@ -1088,7 +1244,22 @@ def _note_own(
 ) -> None:
     """Threads touch their workgroup's memory, which others of the cluster may touch as well."""
     if threads.cluster is not None:
-        threads.cluster.note(lanes, lanes // threads.threads, addresses, nbytes, writes=writes)
+        _note(threads, lanes, lanes // threads.threads, addresses, nbytes, writes=writes)
+
+
+def _note(
+    threads: _Threads,
+    lanes: Lanes,
+    workgroups: Lanes,
+    addresses: Lanes,
+    nbytes: int,
+    *,
+    writes: bool,
+) -> None:
+    """Threads touch the memory of workgroups of their cluster."""
+    _of_cluster(threads).note(lanes, workgroups, addresses, nbytes, writes=writes)
+    if threads.mbarriers is not None:
+        threads.mbarriers.note(lanes, workgroups, addresses, nbytes)
 
 
 def _in_cluster(
@@ -1099,7 +1270,7 @@ def _in_cluster(
     workgroups, at = cluster.locate(lanes, addresses)
     is_own = workgroups == lanes // threads.threads
     cluster.check_there(lanes[~is_own], workgroups[~is_own], threads.alive)
-    cluster.note(lanes, workgroups, at, nbytes, writes=writes)
+    _note(threads, lanes, workgroups, at, nbytes, writes=writes)
     return np.flatnonzero(is_own), np.flatnonzero(~is_own), workgroups, at
 
 

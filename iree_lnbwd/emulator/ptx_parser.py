@@ -36,7 +36,7 @@ _VARIABLE = re.compile(
     r"(?P<name>[\w$]+)(?:\[(?P<count>\d*)\])?\s*(?:=\s*\{(?P<values>[^}]*)\}\s*)?;?$"
 )
 _STATEMENT = re.compile(
-    r"(?:@(?P<not>!?)(?P<predicate>%\w+)\s+)?(?P<opcode>[a-z][\w.:]*)(?:\s+(?P<operands>.*))?$",
+    r"(?:@(?P<not>!?)(?P<predicate>[%\w$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?:\s+(?P<operands>.*))?$",
     re.DOTALL,
 )
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")

@@ -136,6 +136,46 @@ def test_a_barrier_that_is_missing(body: str, why: str) -> None:
         run(body)
 
 
+RELAXED = MEET.replace("arrive", "arrive.relaxed")
+
+
+@pytest.mark.parametrize("body", [PULL, PUSH])
+def test_relaxed_barriers_order_nothing(body: str) -> None:
+    """The cluster has met, and that is all."""
+    first, rest = body.split(MEET, 1)
+    begun = first + RELAXED + rest
+    expected = run(body)
+    np.testing.assert_array_equal(run(begun), expected)
+    with pytest.raises(Fault, match=r"race in shared memory at byte \d+ with another workgroup"):
+        run(begun.replace(MEET, RELAXED, 1))
+    some = "setp.eq.u32 %p1, %r10, 1;\n\t@%p1 bra RELAXED;\nbarrier.cluster.arrive.aligned;\n"
+    some += "\tbra WAIT;\nRELAXED:\nbarrier.cluster.arrive.relaxed.aligned;\nWAIT:\n"
+    some += "barrier.cluster.wait.aligned;"
+    with pytest.raises(Fault, match=r"race in shared memory at byte \d+ with another workgroup"):
+        run(begun.replace(MEET, some, 1))
+
+
+def test_nothing_is_ordered_in_a_workgroup_by_a_relaxed_barrier() -> None:
+    body = f"""{PREPARE}
+\tst.shared.u32 [%r13], %r20;
+\t{MEET}
+\txor.b32 %r13, %r13, 128;
+\tld.shared.u32 %r21, [%r13];
+\tst.global.u32 [%rd31], %r21;
+"""
+    run(body)
+    before, after = body.rsplit(MEET, 1)
+    with pytest.raises(Fault, match="race in shared memory at byte 128: the first thread reads"):
+        run(before + RELAXED + after)
+
+
+def test_a_workgroup_ends_after_a_relaxed_barrier() -> None:
+    before, after = PULL.rsplit(MEET, 1)
+    why = "a workgroup ends, and no barrier of its cluster since another touched its memory"
+    with pytest.raises(Fault, match=why):
+        run(before + RELAXED + after)
+
+
 WRONG = {
     "a rank that there is not": (
         PULL.replace(f"\t{MAP}", f"\tmov.u32 %r12, 4;\n\t{MAP}"),
