@@ -38,7 +38,7 @@ ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
-MATH = ("math/norm.mlir", "math/types.mlir", "math/clusters.mlir")
+MATH = ("math/norm.mlir", "math/types.mlir", "math/clusters.mlir", "math/memory.mlir")
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
     FewRows: (FEW_ROWS,),
@@ -60,7 +60,7 @@ _UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
 _SUM_BYTES = 4  # of a sum that workgroups send to each other
 _LINE_BYTES = 64  # of a CPU's caches
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
-_SETTLED = {32: "settled_word", 64: "settled_two_words", 128: "settled_four_words"}
+_OF_WORDS = {32: "word", 64: "two_words", 128: "four_words"}  # by bits
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
 
@@ -160,10 +160,13 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
+    in_words = _OF_WORDS.get(linking.bits(types[-1])) if types[-1].startswith("vector") else None
     if function == "settled":
-        return (
-            _SETTLED.get(linking.bits(types[0]), function) if target.backend == "cuda" else function
-        )
+        return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
+    if function == "load_lasting":
+        return f"{function}_{in_words}" if in_words and target.has_clusters else function
+    if function == "address":
+        return function
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
@@ -509,6 +512,8 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
     few, many = how.forms(spec)[0], how.forms(spec)[-1]
     named = ("x", "residual", "gamma", "beta")
     return {
+        "#x_bytes": f"{DTYPES[spec.dtype].numpy.itemsize} : index",
+        "#residual_bytes": f"{DTYPES[spec.element_type(Element.RESIDUAL)].numpy.itemsize} : index",
         "#forward_columns": f"{how.own_columns(spec)} : index",
         "#forward_cluster": f"{how.cluster} : index",
         "#forward_in_clusters": _flag(how.cluster > 1),

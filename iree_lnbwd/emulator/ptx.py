@@ -61,6 +61,9 @@ _SPECIAL = re.compile(
 )
 _BARRIERS = 16  # of a workgroup
 _NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
+_CACHE_HINT = "L2::cache_hint"
+_POLICY = ("fractional", "L2::evict_last", "b64")
+_POLICY_BITS = 0x10C1E  # what a created policy is here; no other number is one
 _CACHE_HINTS = re.compile(r"(nc|volatile|relaxed|weak|gpu|cta|sys|c[agvsow]|wb|wt|lu|L[12]::\w+)$")
 
 
@@ -532,6 +535,7 @@ class _Decoder:
             "cp": self._copy_async,
             "trap": self._trap,
             "mapa": self._map_address,
+            "createpolicy": self._create_policy,
             "barrier": self._arrive,
             "mbarrier": self._mbarrier,
             "fence": self._make_known,
@@ -653,7 +657,11 @@ class _Decoder:
         return unpack
 
     def _load(self, instruction: Instruction) -> Step:
-        destination, source = instruction.operands
+        hinted = _CACHE_HINT in instruction.modifiers
+        destination, source, *policies = instruction.operands
+        if len(policies) != hinted:
+            raise UnknownInstructionError(instruction.text)
+        policy = self._reader(policies[0], "b64") if hinted else None
         space, type_, count = _access(instruction)
         names = ptx_parser.vector(destination)
         if len(names) != count:
@@ -679,6 +687,8 @@ class _Decoder:
 
         def load(threads: _Threads, to: Selection) -> None:
             lanes = threads.numbers[to]
+            if policy is not None:
+                _check_policies(policy(threads, to), lanes + threads.first_lane)
             at = np.broadcast_to(addresses(threads, to), lanes.shape)
             values = _load_bytes(threads, space, lanes, at, nbytes).view(dtype)
             for number, write in enumerate(writers):
@@ -799,6 +809,18 @@ class _Decoder:
             writer(threads, to, value - offset if way else value + offset)
 
         return convert
+
+    def _create_policy(self, instruction: Instruction) -> Step:
+        """Which data leaves the cache late. That changes no result; who has a policy is checked."""
+        destination, share = instruction.operands
+        if instruction.modifiers != _POLICY or share != "1.0":
+            raise UnknownInstructionError(instruction.text)
+        writer = self._writer(destination)
+
+        def create(threads: _Threads, to: Selection) -> None:
+            writer(threads, to, np.array([_POLICY_BITS], np.uint64))
+
+        return create
 
     def _map_address(self, instruction: Instruction) -> Step:
         if instruction.modifiers != ("shared::cluster", "u32"):
@@ -1146,6 +1168,16 @@ def _special_registers(launch: Launch, first: int, lanes: Lanes) -> dict[str, Ar
             values[f"{name}.{axis}"] = place
             values[f"n{name}.{axis}"] = np.full(len(lanes), count)
     return {name: value.astype(np.uint32) for name, value in values.items()}
+
+
+def _check_policies(policies: Array, lanes: Lanes) -> None:
+    """Expects policies that were created: hardware traps at other numbers.
+
+    Raises:
+        Fault: One is not.
+    """
+    if (wrong := np.broadcast_to(policies, lanes.shape) != _POLICY_BITS).any():
+        raise Fault("a cache hint that createpolicy has not made", lanes[wrong])
 
 
 def _access(instruction: Instruction) -> tuple[str, str, int]:
