@@ -667,3 +667,33 @@ def test_unknown_instruction(instruction: str) -> None:
     opcode = instruction.partition(" ")[0]
     with pytest.raises(Fault, match=f"unknown instruction {opcode}.*line [0-9]+: {opcode}"):
         run_kernel(f"\t{instruction};", [64])
+
+
+POLICY = "createpolicy.fractional.L2::evict_last.b64 %rd40, 1.0;"
+HINTED = """
+\tadd.s64 %rd30, %rd0, %rd20;
+\tadd.s64 %rd31, %rd1, %rd20;
+\tld.global.L1::evict_last.L2::cache_hint.b32 %r20, [%rd30], %rd40;
+\tst.global.b32 [%rd31], %r20;
+"""
+
+
+def test_a_load_with_a_cache_policy_reads_the_same() -> None:
+    values = np.arange(64, dtype=np.uint32)
+    results = run_kernel(f"\t{POLICY}{HINTED}", [values, values.size])
+    np.testing.assert_array_equal(results[1].reshape(-1), values)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (HINTED, "a cache hint that createpolicy has not made"),
+        (f"\tmov.u64 %rd40, 7;{HINTED}", "a cache hint that createpolicy has not made"),
+        (f"\t{POLICY}{HINTED.replace('], %rd40;', '];')}", "unknown instruction"),
+        (f"\t{POLICY.replace('last', 'first')}{HINTED}", "unknown instruction"),
+        (f"\t{POLICY}{HINTED.replace('L2::cache_hint.', '')}", "unknown instruction"),
+    ],
+)
+def test_a_cache_hint_is_a_policy(body: str, why: str) -> None:
+    with pytest.raises(Fault, match=why):
+        run_kernel(body, [np.zeros(64, np.uint32), 64])

@@ -79,3 +79,23 @@ def test_as_many_types_as_the_function_has(declared: str, function: str) -> None
     kernel = f"func.func private {declared}\n"
     with pytest.raises(ValueError, match=rf"^@{function}: expected types like \(!\w+"):
         linking.link(kernel, ALIASES, linking.functions([LIBRARY]), as_named)
+
+
+def test_a_function_may_have_types_that_are_no_aliases_and_no_result() -> None:
+    library = """\
+func.func private @keep(%value: !narrow, %times: i32) {
+  %words = vector.bitcast %value : !narrow to !words
+  return
+}
+"""
+    kernel = "  func.func private @keep_of_x(!x, i32)\n"
+    text = linking.link(kernel, ALIASES, linking.functions([library]), as_named)
+    assert "func.func private @keep_of_x(%value: vector<4xf16>, %times: i32) {" in text
+    assert "vector<4xf16> to vector<2xi32>" in text
+
+
+@pytest.mark.parametrize(
+    ("vector", "bits"), [("vector<8xbf16>", 128), ("vector<1xf32>", 32), ("vector<2xf64>", 128)]
+)
+def test_bits_of_a_vector(vector: str, bits: int) -> None:
+    assert linking.bits(vector) == bits
