@@ -81,7 +81,7 @@ def link(
                 f"@{name}: expected types like ({', '.join(function.types)}) of @{function.name}, "
                 f"got ({', '.join(types)})"
             )
-        own |= _of_vector(next((t for t in types if _VECTOR.fullmatch(t)), ""))
+        own |= _of_vector(types[0])
         body = _ALIAS.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
         body = body.replace(f"@{function.name}(", f"@{name}(", 1)
         return textwrap.indent(body, indent)

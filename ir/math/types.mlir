@@ -6,6 +6,9 @@
 !words = vector<4xi32>   // the bits of the narrow elements
 !halves = vector<4xf32>  // every second of the wide elements
 !wide = vector<8xf32>
+!one_word = vector<2xbf16>     // narrow elements of so many words
+!two_words = vector<4xbf16>
+!four_words = vector<8xbf16>
 // End of what is replaced.
 
 // Widening is exact.
@@ -52,35 +55,35 @@ func.func private @round_equal(%value: !wide) -> !wide {
 // For ptxas: a value that is there before a branch that stores it. LLVM moves whatever only a branch uses into
 // the branch; with dx computed there, a one-pass kernel of 15008 columns spilled 212 bytes. The empty
 // instructions keep it where it is.
-func.func private @settled_word(%value: !narrow) -> !narrow {
-  %words = vector.bitcast %value : !narrow to !words
-  %a = vector.extract %words[0] : i32 from !words
+func.func private @settled_word(%value: !one_word) -> !one_word {
+  %words = vector.bitcast %value : !one_word to vector<1xi32>
+  %a = vector.extract %words[0] : i32 from vector<1xi32>
   %a_here = llvm.inline_asm has_side_effects "", "=r,0" %a : (i32) -> i32
-  %words_here = vector.from_elements %a_here : !words
-  %here = vector.bitcast %words_here : !words to !narrow
-  return %here : !narrow
+  %words_here = vector.from_elements %a_here : vector<1xi32>
+  %here = vector.bitcast %words_here : vector<1xi32> to !one_word
+  return %here : !one_word
 }
 
-func.func private @settled_two_words(%value: !narrow) -> !narrow {
-  %words = vector.bitcast %value : !narrow to !words
-  %a, %b = vector.to_elements %words : !words
+func.func private @settled_two_words(%value: !two_words) -> !two_words {
+  %words = vector.bitcast %value : !two_words to vector<2xi32>
+  %a, %b = vector.to_elements %words : vector<2xi32>
   %a_here = llvm.inline_asm has_side_effects "", "=r,0" %a : (i32) -> i32
   %b_here = llvm.inline_asm has_side_effects "", "=r,0" %b : (i32) -> i32
-  %words_here = vector.from_elements %a_here, %b_here : !words
-  %here = vector.bitcast %words_here : !words to !narrow
-  return %here : !narrow
+  %words_here = vector.from_elements %a_here, %b_here : vector<2xi32>
+  %here = vector.bitcast %words_here : vector<2xi32> to !two_words
+  return %here : !two_words
 }
 
-func.func private @settled_four_words(%value: !narrow) -> !narrow {
-  %words = vector.bitcast %value : !narrow to !words
-  %a, %b, %c, %d = vector.to_elements %words : !words
+func.func private @settled_four_words(%value: !four_words) -> !four_words {
+  %words = vector.bitcast %value : !four_words to vector<4xi32>
+  %a, %b, %c, %d = vector.to_elements %words : vector<4xi32>
   %a_here = llvm.inline_asm has_side_effects "", "=r,0" %a : (i32) -> i32
   %b_here = llvm.inline_asm has_side_effects "", "=r,0" %b : (i32) -> i32
   %c_here = llvm.inline_asm has_side_effects "", "=r,0" %c : (i32) -> i32
   %d_here = llvm.inline_asm has_side_effects "", "=r,0" %d : (i32) -> i32
-  %words_here = vector.from_elements %a_here, %b_here, %c_here, %d_here : !words
-  %here = vector.bitcast %words_here : !words to !narrow
-  return %here : !narrow
+  %words_here = vector.from_elements %a_here, %b_here, %c_here, %d_here : vector<4xi32>
+  %here = vector.bitcast %words_here : vector<4xi32> to !four_words
+  return %here : !four_words
 }
 
 // Elsewhere, and for less than a word, nothing is needed.
