@@ -164,7 +164,7 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "settled":
         return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
     if function == "load_lasting":
-        return f"{function}_{in_words}" if in_words and target.has_clusters else function
+        return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
     if function == "address":
         return function
     if function not in ("widen", "round"):

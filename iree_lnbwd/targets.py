@@ -68,6 +68,14 @@ class Target:
         return self.capability >= 90
 
     @property
+    def has_cache_policies(self) -> bool:
+        """Whether loads say how long their data stays in the L2 cache (createpolicy).
+
+        GPUs since sm_80 could. Nothing older than an H200 was measured, so older ones do without.
+        """
+        return self.capability >= 90
+
+    @property
     def group_barriers(self) -> int:
         """The number of barriers at which some subgroups of a workgroup can wait for each other.
 
