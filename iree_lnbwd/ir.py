@@ -165,8 +165,6 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
         return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
     if function == "load_lasting":
         return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
-    if function == "address":
-        return function
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
