@@ -33,9 +33,6 @@
 !acc = f32
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
-#columns = 4096 : index          // N
-#x_bytes = 2 : index             // of an element
-#residual_bytes = 2 : index
 #subgroup = 32 : index
 #centres = true                  // the mean is subtracted
 #takes_residual = true           // s is normalized, not x
@@ -60,6 +57,7 @@
 #forward_alone = false           // a row has one subgroup, or a part of one
 #forward_resident = 1 : i32      // workgroups that a multiprocessor must hold at once
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
+!pointer = !llvm.ptr<1>          // to a cell of the rows
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
@@ -110,10 +108,10 @@ hal.executable.source private @normalize {
   }
   builtin.module {
     // From ir/math/.
-    func.func private @address_of_x(!x_rows, index, index, index, index) -> i64
-    func.func private @load_lasting_of_x(!x_rows, index, index, i64) -> !forward_x
-    func.func private @address_of_residual(!residual_rows, index, index, index, index) -> i64
-    func.func private @load_lasting_of_residual(!residual_rows, index, index, i64) -> !forward_residual
+    func.func private @address_of_x(!x_rows, index, index) -> !pointer
+    func.func private @load_lasting_of_x(!x_rows, index, index, !pointer) -> !forward_x
+    func.func private @address_of_residual(!residual_rows, index, index) -> !pointer
+    func.func private @load_lasting_of_residual(!residual_rows, index, index, !pointer) -> !forward_residual
     func.func private @widen_of_x(!forward_x) -> !forward_chunk
     func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
     func.func private @widen_of_gamma(!forward_gamma) -> !forward_chunk
@@ -159,9 +157,6 @@ hal.executable.source private @normalize {
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
       %adds_residual = arith.constant #takes_residual
-      %n = arith.constant #columns
-      %x_bytes = arith.constant #x_bytes
-      %residual_bytes = arith.constant #residual_bytes
       %no_residual = arith.constant dense<0.0> : !forward_residual
       %shares = arith.constant #forward_shares
       %was_kept = arith.andi %shares, %again : i1
@@ -189,14 +184,13 @@ hal.executable.source private @normalize {
             }
             memref.store %s_k, %residual_held[%k] : !forward_residual_held
           } else {
-            %x_address = func.call @address_of_x(%x, %row, %at_in, %n, %x_bytes) : (!x_rows, index, index, index, index) -> i64
-            %x_k = func.call @load_lasting_of_x(%x, %row, %at_in, %x_address) : (!x_rows, index, index, i64) -> !forward_x
+            %x_address = func.call @address_of_x(%x, %row, %at_in) : (!x_rows, index, index) -> !pointer
+            %x_k = func.call @load_lasting_of_x(%x, %row, %at_in, %x_address) : (!x_rows, index, index, !pointer) -> !forward_x
             memref.store %x_k, %x_held[%k] : !forward_x_held
             scf.if %adds_residual {
-              %residual_address = func.call @address_of_residual(%residual, %row, %at_in, %n, %residual_bytes)
-                  : (!residual_rows, index, index, index, index) -> i64
+              %residual_address = func.call @address_of_residual(%residual, %row, %at_in) : (!residual_rows, index, index) -> !pointer
               %residual_k = func.call @load_lasting_of_residual(%residual, %row, %at_in, %residual_address)
-                  : (!residual_rows, index, index, i64) -> !forward_residual
+                  : (!residual_rows, index, index, !pointer) -> !forward_residual
               memref.store %residual_k, %residual_held[%k] : !forward_residual_held
             }
           }

@@ -307,6 +307,7 @@ def _gpu_aliases(
         "#subgroup": f"{target.subgroup_size} : index",
         "#unrolled": _UNROLLED,
         "!mbarriers": _shared("2xi64"),
+        "!pointer": "!llvm.ptr<1>",
         **_bindings(spec.columns),
     }
     if spec.eps is not None:
@@ -510,8 +511,6 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
     few, many = how.forms(spec)[0], how.forms(spec)[-1]
     named = ("x", "residual", "gamma", "beta")
     return {
-        "#x_bytes": f"{DTYPES[spec.dtype].numpy.itemsize} : index",
-        "#residual_bytes": f"{DTYPES[spec.element_type(Element.RESIDUAL)].numpy.itemsize} : index",
         "#forward_columns": f"{how.own_columns(spec)} : index",
         "#forward_cluster": f"{how.cluster} : index",
         "#forward_in_clusters": _flag(how.cluster > 1),

@@ -21,9 +21,10 @@ _DEFINITION = re.compile(
     r"func\.func private @(\w+)\((%\w+: !?\w+(?:, %\w+: !?\w+)*)\)(?: -> (!?\w+))? \{\n.*?^\}\n",
     re.MULTILINE | re.DOTALL,
 )
-_ALIAS = re.compile(r"![a-z_]+")
+_ALIAS = re.compile(r"![a-z_]+(?![a-z_.])")  # "!llvm.ptr" is of a dialect
 _PARAMETER_TYPE = re.compile(r"%\w+: (!?\w+)")
 _VECTOR = re.compile(r"vector<(\d+)x(\w+)>")
+_STORED = re.compile(r"memref<(?:[?\d]+x)+(\w+)[,>]")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def link(
                 f"@{name}: expected types like ({', '.join(function.types)}) of @{function.name}, "
                 f"got ({', '.join(types)})"
             )
-        own |= _of_vector(types[0])
+        own |= _of_vector(types[0]) | _of_memory(types[0])
         body = _ALIAS.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
         body = body.replace(f"@{function.name}(", f"@{name}(", 1)
         return textwrap.indent(body, indent)
@@ -105,6 +106,12 @@ def _of_vector(narrow: str) -> dict[str, str]:
         "!halves": f"vector<{whole // 2}xf32>",
         "!lanes": f"vector<{whole}xi1>",
     }
+
+
+def _of_memory(stored: str) -> dict[str, str]:
+    """For what is in memory: the type of an element."""
+    memory = _STORED.match(stored)
+    return {} if memory is None else {"!element": memory[1]}
 
 
 def bits(vector: str) -> int:

@@ -6,42 +6,48 @@
 
 // What a kernel's declaration decides.
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
+!element = bf16
+!pointer = !llvm.ptr<1>
 !narrow = vector<8xbf16>
 !one_word = vector<2xbf16>     // narrow elements of so many words
 !two_words = vector<4xbf16>
 !four_words = vector<8xbf16>
 // End of what is replaced.
 
-// Of an element in rows of N columns, with so many bytes each.
-func.func private @address(%rows: !rows, %row: index, %column: index, %n: index, %bytes: index) -> i64 {
-  %base = memref.extract_aligned_pointer_as_index %rows : !rows -> index
+// Of an element in rows. LLVM takes the constant part of such an address into the load: a thread's chunks
+// have one address in registers.
+func.func private @address(%rows: !rows, %row: index, %column: index) -> !pointer {
+  %c1 = arith.constant 1 : index
+  %n = memref.dim %rows, %c1 : !rows
   %before = arith.muli %row, %n : index
-  %element = arith.addi %before, %column : index
-  %offset = arith.muli %element, %bytes : index
-  %address = arith.addi %base, %offset : index
-  %address_i64 = arith.index_castui %address : index to i64
-  return %address_i64 : i64
+  %at = arith.addi %before, %column : index
+  %at_i64 = arith.index_castui %at : index to i64
+  %base = memref.extract_aligned_pointer_as_index %rows : !rows -> index
+  %base_i64 = arith.index_castui %base : index to i64
+  %first = llvm.inttoptr %base_i64 : i64 to !pointer
+  %address = llvm.getelementptr %first[%at_i64] : (!pointer, i64) -> !pointer, !element
+  return %address : !pointer
 }
 
 // For other GPUs, and for less than a word.
-func.func private @load_lasting(%rows: !rows, %row: index, %column: index, %address: i64) -> !narrow {
+func.func private @load_lasting(%rows: !rows, %row: index, %column: index, %address: !pointer) -> !narrow {
   %value = vector.load %rows[%row, %column] : !rows, !narrow
   return %value : !narrow
 }
 
-func.func private @load_lasting_word(%rows: !rows, %row: index, %column: index, %address: i64) -> !one_word {
+func.func private @load_lasting_word(%rows: !rows, %row: index, %column: index, %address: !pointer) -> !one_word {
   %late = llvm.inline_asm "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;", "=l" : () -> i64
-  %loaded = llvm.inline_asm has_side_effects "ld.global.L1::evict_last.L2::cache_hint.b32 $0, [$1], $2;", "=r,l,l,~{memory}" %address, %late
-      : (i64, i64) -> i32
+  %loaded = llvm.inline_asm has_side_effects operand_attrs = [{elementtype = i32}, {}] "ld.global.L1::evict_last.L2::cache_hint.b32 $0, $1, $2;", "=r,*m,l,~{memory}" %address, %late
+      : (!pointer, i64) -> i32
   %words = vector.from_elements %loaded : vector<1xi32>
   %value = vector.bitcast %words : vector<1xi32> to !one_word
   return %value : !one_word
 }
 
-func.func private @load_lasting_two_words(%rows: !rows, %row: index, %column: index, %address: i64) -> !two_words {
+func.func private @load_lasting_two_words(%rows: !rows, %row: index, %column: index, %address: !pointer) -> !two_words {
   %late = llvm.inline_asm "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;", "=l" : () -> i64
-  %loaded = llvm.inline_asm has_side_effects "ld.global.L1::evict_last.L2::cache_hint.v2.b32 {$0, $1}, [$2], $3;", "=r,=r,l,l,~{memory}" %address, %late
-      : (i64, i64) -> !llvm.struct<(i32, i32)>
+  %loaded = llvm.inline_asm has_side_effects operand_attrs = [{elementtype = i32}, {}] "ld.global.L1::evict_last.L2::cache_hint.v2.b32 {$0, $1}, $2, $3;", "=r,=r,*m,l,~{memory}" %address, %late
+      : (!pointer, i64) -> !llvm.struct<(i32, i32)>
   %w0 = llvm.extractvalue %loaded[0] : !llvm.struct<(i32, i32)>
   %w1 = llvm.extractvalue %loaded[1] : !llvm.struct<(i32, i32)>
   %words = vector.from_elements %w0, %w1 : vector<2xi32>
@@ -49,10 +55,10 @@ func.func private @load_lasting_two_words(%rows: !rows, %row: index, %column: in
   return %value : !two_words
 }
 
-func.func private @load_lasting_four_words(%rows: !rows, %row: index, %column: index, %address: i64) -> !four_words {
+func.func private @load_lasting_four_words(%rows: !rows, %row: index, %column: index, %address: !pointer) -> !four_words {
   %late = llvm.inline_asm "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;", "=l" : () -> i64
-  %loaded = llvm.inline_asm has_side_effects "ld.global.L1::evict_last.L2::cache_hint.v4.b32 {$0, $1, $2, $3}, [$4], $5;", "=r,=r,=r,=r,l,l,~{memory}" %address, %late
-      : (i64, i64) -> !llvm.struct<(i32, i32, i32, i32)>
+  %loaded = llvm.inline_asm has_side_effects operand_attrs = [{elementtype = i32}, {}] "ld.global.L1::evict_last.L2::cache_hint.v4.b32 {$0, $1, $2, $3}, $4, $5;", "=r,=r,=r,=r,*m,l,~{memory}" %address, %late
+      : (!pointer, i64) -> !llvm.struct<(i32, i32, i32, i32)>
   %w0 = llvm.extractvalue %loaded[0] : !llvm.struct<(i32, i32, i32, i32)>
   %w1 = llvm.extractvalue %loaded[1] : !llvm.struct<(i32, i32, i32, i32)>
   %w2 = llvm.extractvalue %loaded[2] : !llvm.struct<(i32, i32, i32, i32)>
