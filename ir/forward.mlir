@@ -19,10 +19,10 @@
 // A workgroup has one set of rows, and is done. Several of them on a multiprocessor keep memory busy while
 // others wait for their sums. The more of them there are, the better; so the weights, which all rows have
 // in common, can be loaded after the sums, each when it is used, where registers are free. With few rows,
-// they are loaded with the row: nothing else would hide how long they take to arrive. That is a kernel of
-// its own, @normalize_few, from this text; the sums of a row have the same order in both. Workgroups that
-// walk over the rows were slower on an H200, whether they loaded the next row into registers or copied rows
-// by cp.async.
+// they are loaded with the row: nothing else would hide how long they take to arrive. Few rows fit the
+// cache, too, and need not leave it late. That is a kernel of its own, @normalize_few, from this text; the
+// sums of a row have the same order in both. Workgroups that walk over the rows were slower on an H200,
+// whether they loaded the next row into registers or copied rows by cp.async.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -54,6 +54,7 @@
 #forward_keeps = true            // a row is one step, and stays in registers
 #forward_shares = false          // a row stays in shared memory
 #forward_weights_early = true    // the weights are loaded before the sums
+#forward_lasts = true            // rows leave the L2 cache late
 #forward_alone = false           // a row has one subgroup, or a part of one
 #forward_resident = 1 : i32      // workgroups that a multiprocessor must hold at once
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
@@ -159,6 +160,7 @@ hal.executable.source private @normalize {
       %adds_residual = arith.constant #takes_residual
       %no_residual = arith.constant dense<0.0> : !forward_residual
       %shares = arith.constant #forward_shares
+      %lasts = arith.constant #forward_lasts
       %was_kept = arith.andi %shares, %again : i1
       %reads_s = arith.andi %adds_residual, %again : i1
       scf.for %k = %c0 to %chunks step %c1 {
@@ -184,13 +186,25 @@ hal.executable.source private @normalize {
             }
             memref.store %s_k, %residual_held[%k] : !forward_residual_held
           } else {
-            %x_address = func.call @address_of_x(%x, %row, %at_in) : (!x_rows, index, index) -> !pointer
-            %x_k = func.call @load_lasting_of_x(%x, %row, %at_in, %x_address) : (!x_rows, index, index, !pointer) -> !forward_x
+            %x_k = scf.if %lasts -> !forward_x {
+              %address = func.call @address_of_x(%x, %row, %at_in) : (!x_rows, index, index) -> !pointer
+              %lasting = func.call @load_lasting_of_x(%x, %row, %at_in, %address) : (!x_rows, index, index, !pointer) -> !forward_x
+              scf.yield %lasting : !forward_x
+            } else {
+              %usual = vector.load %x[%row, %at_in] : !x_rows, !forward_x
+              scf.yield %usual : !forward_x
+            }
             memref.store %x_k, %x_held[%k] : !forward_x_held
             scf.if %adds_residual {
-              %residual_address = func.call @address_of_residual(%residual, %row, %at_in) : (!residual_rows, index, index) -> !pointer
-              %residual_k = func.call @load_lasting_of_residual(%residual, %row, %at_in, %residual_address)
-                  : (!residual_rows, index, index, !pointer) -> !forward_residual
+              %residual_k = scf.if %lasts -> !forward_residual {
+                %address = func.call @address_of_residual(%residual, %row, %at_in) : (!residual_rows, index, index) -> !pointer
+                %lasting = func.call @load_lasting_of_residual(%residual, %row, %at_in, %address)
+                    : (!residual_rows, index, index, !pointer) -> !forward_residual
+                scf.yield %lasting : !forward_residual
+              } else {
+                %usual = vector.load %residual[%row, %at_in] : !residual_rows, !forward_residual
+                scf.yield %usual : !forward_residual
+              }
               memref.store %residual_k, %residual_held[%k] : !forward_residual_held
             }
           }

@@ -82,7 +82,15 @@ def shares_out_alike(one: Forward, other: Forward) -> bool:
     Then its sums have the same order, and the same bits.
     """
     return (
-        replace(one, rows=other.rows, early_rows=other.early_rows, resident=other.resident) == other
+        replace(
+            one,
+            rows=other.rows,
+            most_few_rows=other.most_few_rows,
+            early=other.early,
+            lasts=other.lasts,
+            resident=other.resident,
+        )
+        == other
     )
 
 
@@ -190,10 +198,10 @@ def _two_passes(
 def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forward]:
     """Those that share a row out as it is chosen."""
     fill = max(1, target.subgroup_size // chosen.threads)  # rows of a subgroup
-    for rows, resident, early_rows in itertools.product(
-        _FORWARD_ROWS, _FORWARD_RESIDENT, dict.fromkeys((chosen.early_rows, 0, None))
+    for rows, resident, early in itertools.product(
+        _FORWARD_ROWS, _FORWARD_RESIDENT, (chosen.early, not chosen.early)
     ):
-        one = replace(chosen, rows=rows * fill, resident=resident, early_rows=early_rows)
+        one = replace(chosen, rows=rows * fill, resident=resident, early=early)
         if one.rows * one.threads * resident > _MOST_BUSY and resident > 1:
             continue
         if one.illegal(spec, target) is None:

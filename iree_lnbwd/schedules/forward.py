@@ -26,14 +26,14 @@ _THREADS = 512
 _NARROW_THREADS = 256
 _CENTRED_THREADS = 128
 _BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
-_BUSIER = 1536  # likewise, of a biased row that has few words in each
+_BUSIER = 1536  # likewise, of a biased row without a residual that has few words in each
 _FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
 # Rows of 32 bits are always loaded with their weights, up to so many columns and elements of a
 # thread.
 _EARLY_COLUMNS = 2048
 _EARLY_ELEMENTS_OF_THREAD = 8
-_EARLY_ROWS = 256  # up to which a call's other rows are
-_EARLY_ELEMENTS = 1 << 20  # likewise
+_FEW_ROWS = 256  # up to which a call has few
+_FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
@@ -55,9 +55,12 @@ class Forward:
         keeps: Rows stay in registers.
         shares: Rows stay in shared memory. If they stay nowhere, they are read again for each sum
             and for the output.
-        early_rows: In calls of at most so many rows, weights are loaded with the row, before its
-            sums; None if in all calls. Otherwise each is loaded when it is used, so that registers
-            are free for more workgroups meanwhile.
+        most_few_rows: Calls of at most so many rows take a kernel of their own, whose weights are
+            early and whose rows do not last. If 0, there is one kernel.
+        early: Weights are loaded with the row, before its sums. Otherwise each is loaded when it
+            is used, so that registers are free for more workgroups meanwhile.
+        lasts: Rows leave the L2 cache late, where the target can say so. Rows that fit there do
+            not need it, and their loads took up to 5 % longer on an H200.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
         cluster: Workgroups that share a row, each a part of its columns.
     """
@@ -68,7 +71,9 @@ class Forward:
     chunks: int
     keeps: bool
     shares: bool = False
-    early_rows: int | None = 0
+    most_few_rows: int = 0
+    early: bool = False
+    lasts: bool = True
     resident: int = 1
     cluster: int = 1
 
@@ -77,7 +82,7 @@ class Forward:
         """Its use of memory, in words."""
         kept = "once, and kept in " + ("registers" if self.keeps else "shared memory")
         read = kept if self.keeps or self.shares else "again for each sum and for the output"
-        weights = "with the row" if self.early_rows is None else "after its sums"
+        weights = "with the row" if self.early else "after its sums"
         workgroups = f"clusters of {self.cluster} workgroups" if self.cluster > 1 else "workgroups"
         return (
             f"one kernel: rows are read {read}; weights are read {weights}; {workgroups} of "
@@ -110,17 +115,14 @@ class Forward:
         return self.own_columns(spec) % self._step == 0
 
     def forms(self, spec: NormSpec) -> tuple[Forward, ...]:
-        """Its kernels; M decides which a call takes. If there are two, few rows' is first.
-
-        Each loads the weights of all rows or of none with the row.
-        """
-        if self.early_rows in (0, None):
+        """Its kernels; M decides which a call takes. If there are two, few rows' is first."""
+        if self.most_few_rows == 0:
             return (self,)
-        few = replace(self, early_rows=None, resident=1)
-        many = replace(self, early_rows=0)
+        many = replace(self, most_few_rows=0)
+        few = replace(many, early=True, lasts=False, resident=1)
         if spec.rows is None:
             return (few, many)
-        return (few if spec.rows <= (self.early_rows or 0) else many,)
+        return (few if spec.rows <= self.most_few_rows else many,)
 
     def warps(self, target: Target) -> int:
         """Subgroups of a workgroup that share a row."""
@@ -140,7 +142,7 @@ class Forward:
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         numbers = (self.rows, self.threads, self.vector, self.chunks, self.resident, self.cluster)
-        if min(numbers) < 1 or (self.early_rows or 0) < 0:
+        if min(numbers) < 1 or self.most_few_rows < 0:
             return BELOW_ONE
         lanes, threads = target.subgroup_size, self.rows * self.threads
         shared = self.shared_bytes(spec, target)
@@ -164,7 +166,7 @@ class Forward:
             (self.keeps and self.shares, "a row is kept in one place"),
             (not (self.keeps or self.shares) and self.rows > 1, "several rows are kept"),
             (
-                self.early_rows != 0 and not self.keeps,
+                (self.early or self.most_few_rows > 0) and not self.keeps,
                 "a row that is not kept has its weights in steps",
             ),
             (
@@ -204,13 +206,14 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     rows = -(-rows // fill) * fill
     is_narrow, has_residual = _bytes_of(_normalized(spec)) < _WORD_BYTES, spec.has(RESIDUAL)
     few_words = chunks * vector * words(spec) <= _FEW_WORDS
-    busy = _BUSIER if spec.has(ADDED_BIAS) and is_narrow and few_words else _BUSY
-    early_rows: int | None = min(_EARLY_ROWS, _EARLY_ELEMENTS // spec.columns)
+    is_light = is_narrow and few_words and not has_residual
+    busy = _BUSIER if is_light and spec.has(ADDED_BIAS) else _BUSY
+    weighs = (spec.has(WEIGHT) or spec.has(ADDED_BIAS)) and not spec.family.is_backward
     few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
-    if not is_narrow and (has_residual or (spec.columns <= _EARLY_COLUMNS and few_elements)):
-        early_rows = None
-    if not (spec.has(WEIGHT) or spec.has(ADDED_BIAS)) or spec.family.is_backward:
-        early_rows = 0
+    fits_early = has_residual or (spec.columns <= _EARLY_COLUMNS and few_elements)
+    early = weighs and not is_narrow and fits_early
+    most_few_rows = min(_FEW_ROWS, _FEW_ELEMENTS // spec.columns)
+    differs = weighs and (not early or target.has_cache_policies)
     # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
     is_free = (has_residual and not is_narrow) or _is_slow(spec, vector)
     return Forward(
@@ -219,7 +222,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         vector=vector,
         chunks=chunks,
         keeps=True,
-        early_rows=early_rows,
+        most_few_rows=most_few_rows if differs else 0,
+        early=early,
         resident=1 if is_free else max(1, busy // (rows * threads)),
     )
 

@@ -39,7 +39,7 @@ def most_few_rows(schedule: Schedule, spec: NormSpec) -> int | None:
     if len(forms(schedule, spec)) == 1:
         return None
     if isinstance(schedule, Forward):
-        return schedule.early_rows
+        return schedule.most_few_rows
     return schedule.few_rows.rows if isinstance(schedule, OnePass) and schedule.few_rows else None
 
 

@@ -44,11 +44,11 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
     "forward": (NormSpec((1024,), "bf16", op=LAYER_NORM.name, eps=1e-5), ROW),
     "forward, four of one subgroup": (
         NormSpec((1024,), "f32", op=RMS_NORM.name, eps=1e-5),
-        replace(ROW, threads=32, early_rows=None, cluster=4),
+        replace(ROW, threads=32, early=True, cluster=4),
     ),
     "forward, columns that do not fill, a residual, few rows by themselves": (
         NormSpec((2080,), "bf16", op=LAYER_NORM.name, eps=1e-5, residual_dtype="bf16"),
-        replace(ROW, threads=96, chunks=3, early_rows=2),
+        replace(ROW, threads=96, chunks=3, most_few_rows=2),
     ),
     "forward, in shared memory": (
         NormSpec((8192,), "f32", op=LAYER_NORM.name, eps=1e-5),

@@ -60,7 +60,7 @@ def test_the_seed_decides() -> None:
 
 def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> None:
     """Those of a new field too, unless it is named here."""
-    free = {"rows", "early_rows", "resident"}
+    free = {"rows", "most_few_rows", "early", "lasts", "resident"}
     one = Forward(rows=4, threads=32, vector=4, chunks=2, keeps=True)
     for field in fields(Forward):
         value = getattr(one, field.name)

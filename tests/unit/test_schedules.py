@@ -279,7 +279,7 @@ def order(spec: NormSpec, target: Target) -> tuple[int, ...]:
         ({"threads": 64}, "sm_90", "the threads of a row cannot keep it"),
         ({"shares": True}, "sm_90", "a row is kept in one place"),
         ({"keeps": False, "rows": 2}, "sm_90", "several rows are kept"),
-        ({"keeps": False, "early_rows": None}, "sm_90", "a row that is not kept has its"),
+        ({"keeps": False, "early": True}, "sm_90", "a row that is not kept has its"),
         (
             {"keeps": False, "shares": True, "threads": 32, "rows": 32},
             "sm_90",
