@@ -8,7 +8,9 @@
 // A row is divided into chunks of V neighbouring columns; a chunk has 16 bytes where N allows it. A
 // workgroup has several groups of T threads. A group works on one row at a time, and its thread t owns
 // the chunks t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that the values held of
-// each chunk stay in registers.
+// each chunk stay in registers. A narrow row has a part of a subgroup (#shares_subgroup). The groups of a
+// subgroup stay together: they walk on as long as the first of them has a row. One without a row takes the
+// last row once more, adds nothing to any sum, and stores nothing.
 //
 // From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. Shared memory
 // keeps the bias and 1 / g where there is room: in registers, each would be one more for each element.
@@ -43,6 +45,7 @@
 #subgroup = 32 : index
 #warps = 16 : index          // subgroups of a group
 #subgroup_i32 = 32 : i32
+#shares_subgroup = false     // T threads are a part of a subgroup
 #groups = 1 : index
 #groups_i32 = 1 : i32
 #workgroups_i32 = 132 : i32
@@ -289,6 +292,8 @@ hal.executable.source private @rows {
       %stages_bias = arith.constant #stages_bias
       %one_group = arith.constant #one_group
       %one_warp = arith.constant #one_warp
+      %shares_subgroup = arith.constant #shares_subgroup
+      %yes = arith.constant true
       %in_clusters = arith.constant #in_clusters
       %zero_i32 = arith.constant 0 : i32
       %two_halves = arith.constant 2 : index
@@ -331,17 +336,24 @@ hal.executable.source private @rows {
       %warp = arith.divui %t, %lanes : index
       %leads = arith.cmpi eq, %lane, %c0 : index
       %workgroup_i32 = arith.index_castui %workgroup : index to i32
-      // All lanes of a subgroup are in the same group. The shuffle tells ptxas so; from this ptxas knows
-      // that the lanes stay together.
+      // The first group of the subgroup. The shuffle tells ptxas that all lanes have the same; from this
+      // ptxas knows that the lanes stay together.
+      %group_mine = arith.index_castui %group : index to i32
       %group_i32 = scf.if %one_group -> i32 {
         scf.yield %zero_i32 : i32
       } else {
-        %group_mine = arith.index_castui %group : index to i32
         %group_first, %there = gpu.shuffle idx %group_mine, %zero_i32, %lanes_i32 : i32
         scf.yield %group_first : i32
       }
+      %place = scf.if %shares_subgroup -> i32 {  // of this group, in the subgroup
+        %groups_on = arith.subi %group_mine, %group_i32 : i32
+        scf.yield %groups_on : i32
+      } else {
+        scf.yield %zero_i32 : i32
+      }
       %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32
-      %first = arith.addi %workgroup_first, %group_i32 : i32
+      %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32
+      %first = arith.addi %subgroup_first, %place : i32
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
 
@@ -481,7 +493,7 @@ hal.executable.source private @rows {
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %ahead = arith.index_castui %ahead_i32 : i32 to index
       %fill_first = arith.select %in_place, %c0, %ahead : index
-      %walked:5 = scf.for %row = %first to %m_i32 step %stride
+      %walked:5 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride
           iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %fill = %fill_first, %half = %c0, %parity = %zero_i32)
           -> (!acc, !acc, index, index, i32) : i32 {
         %fill_after = arith.addi %fill, %c1 : index
@@ -489,8 +501,17 @@ hal.executable.source private @rows {
         %fill_next = arith.select %wraps, %c0, %fill_after : index
         %slot = arith.select %in_place, %fill, %fill_next : index
 
+        %own_row = arith.addi %subgroup_row, %place : i32
+        %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
+          %own_row_in = arith.minsi %own_row, %last : i32
+          %is_in = arith.cmpi sle, %own_row, %last : i32
+          scf.yield %own_row_in, %is_in : i32, i1
+        } else {
+          scf.yield %own_row, %yes : i32, i1
+        }
+
         // Copies in place are made later: each overwrites a row whose dx is stored first.
-        %row_ahead = arith.addi %row, %stride_ahead : i32
+        %row_ahead = arith.addi %own_row, %stride_ahead : i32
         %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
         %row_ahead_in = arith.minsi %row_ahead, %last : i32
         %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
@@ -527,7 +548,7 @@ hal.executable.source private @rows {
         }
 
         // Statistics of the row after this one are loaded a whole step ahead of their use.
-        %row_next = arith.addi %row, %stride : i32
+        %row_next = arith.addi %own_row, %stride : i32
         %row_next_in = arith.minsi %row_next, %last : i32
         %row_next_index = arith.index_castui %row_next_in : i32 to index
         %mean_next = memref.load %mean[%row_next_index] : !acc_column
@@ -567,8 +588,9 @@ hal.executable.source private @rows {
             %x_late = memref.load %x_next[%k] : !x_held
             %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
             %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
-            %dy_in = arith.select %inside, %dy_mine, %zero_dy : !dy_chunk
-            %x_in = arith.select %inside, %x_mine, %zero_x : !x_chunk
+            %counts = arith.andi %inside, %has_row : i1
+            %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
+            %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
             scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
           }
           %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
@@ -581,7 +603,8 @@ hal.executable.source private @rows {
               : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
           %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
           %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-          %xhat = arith.select %from_output, %of_y, %of_x : !chunk
+          %of_either = arith.select %from_output, %of_y, %of_x : !chunk
+          %xhat = arith.select %has_row, %of_either, %zeros : !chunk
           %h = arith.mulf %dya, %ga : !chunk
           %h_more = arith.addf %h_before, %h : !chunk
           %h_after = arith.select %centres, %h_more, %h_before : !chunk
@@ -666,7 +689,8 @@ hal.executable.source private @rows {
                 : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-            %xhat_again = arith.select %from_output, %of_y, %of_x : !chunk
+            %of_either = arith.select %from_output, %of_y, %of_x : !chunk
+            %xhat_again = arith.select %has_row, %of_either, %zeros : !chunk
             %h_again = arith.mulf %dya_again, %ga : !chunk
             scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
           } else {
@@ -687,7 +711,8 @@ hal.executable.source private @rows {
               %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
               scf.yield %settled : !x_chunk
             }
-            scf.if %inside {
+            %stores = arith.andi %inside, %has_row : i1
+            scf.if %stores {
               vector.store %dx_stored, %dx[%row_index, %at] : !x_rows, !x_chunk
             }
           }

@@ -180,12 +180,13 @@ def _literals(
     name: str, text: str, spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forward
 ) -> str:
     """A file of kernels with its literals that MLIR takes no alias for."""
+    of_a_row = target.subgroup_size
     if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
         text = text.replace("cluster(size = 8)", f"cluster(size = {few.parts(target)})")
     if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _narrow_copies(text, spec, schedule)
         text = _clustered(text, "rows", schedule.cluster)
-    of_a_row = target.subgroup_size
+        of_a_row = schedule.lanes(target)
     if name == FORWARD:
         how = _forward(spec, target, schedule)
         of_a_row = how.lanes(target)
@@ -396,6 +397,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     return {
         "#threads_i32": f"{schedule.threads(target)} : i32",
         "#subgroup_i32": f"{target.subgroup_size} : i32",
+        "#shares_subgroup": _flag(schedule.subgroup_rows > 1),
         "#groups": f"{groups} : index",
         "#groups_i32": f"{groups} : i32",
         "#workgroups_i32": f"{schedule.workgroups} : i32",

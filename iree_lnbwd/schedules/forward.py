@@ -9,7 +9,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
-from iree_lnbwd.schedules.rules import BELOW_ONE, cluster_rules, first_broken
+from iree_lnbwd.schedules.rules import BELOW_ONE, FEWEST_THREADS, cluster_rules, first_broken
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -39,7 +39,6 @@ _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
-_FEWEST_THREADS = 2  # of a row: a sum over one thread is none
 _WORD_BYTES = 4
 
 
@@ -150,7 +149,7 @@ class Forward:
             (target.backend == "cpu", "workgroups of threads need a GPU"),
             (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
             (threads % lanes != 0, f"{threads} threads, in subgroups of {lanes}"),
-            (self.threads < _FEWEST_THREADS, f"a row has at least {_FEWEST_THREADS} threads"),
+            (self.threads < FEWEST_THREADS, f"a row has at least {FEWEST_THREADS} threads"),
             (
                 self.threads % lanes != 0
                 and (self.threads > lanes or self.threads & (self.threads - 1) != 0),
@@ -262,7 +261,7 @@ def _is_slow(spec: NormSpec, vector: int) -> bool:
 
 def _threads(least: int, lanes: int, vectors: int) -> int:
     """At least so many, as a row may have: a power of 2 of a subgroup's, or several subgroups."""
-    threads = max(_FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
+    threads = max(FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
     return 1 << (threads - 1).bit_length() if threads <= lanes else -(-threads // lanes) * lanes
 
 

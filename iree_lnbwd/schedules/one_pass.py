@@ -9,6 +9,7 @@ from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.rules import (
     BELOW_ONE,
+    FEWEST_THREADS,
     cluster_rules,
     first_broken,
     gpu_rules,
@@ -39,6 +40,8 @@ class OnePass:
         workgroups: How many walk; also the number of partial rows that are added up at the end.
         groups: Groups of threads in a workgroup; each works on a row of its own.
         warps: Subgroups in a group.
+        subgroup_rows: Groups of a subgroup, each with a part of its lanes; 1 if a group has whole
+            subgroups.
         vector: Neighbouring elements that a thread handles together.
         ahead: Steps between a row's fetch and its use.
         slots: Rows of a group that cp.async copies into shared memory: one more than ``ahead``, or
@@ -67,6 +70,7 @@ class OnePass:
     widens_weight: bool = False
     resident: int = 1
     cluster: int = 1
+    subgroup_rows: int = 1
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -78,9 +82,11 @@ class OnePass:
         fetched = "copied by cp.async" if self.slots else "read"
         walkers = f"clusters of {self.cluster} workgroups" if self.cluster > 1 else "workgroups"
         ahead = f"{self.ahead} steps ahead" if self.ahead else "where they are used"
+        shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
         return (
-            f"one pass: x and dy are read once; {self.workgroups} {walkers} of {self.groups} x "
-            f"{self.warps} subgroups, rows {fetched} {ahead}, {self.vector} elements an access"
+            f"one pass: x and dy are read once; {self.workgroups} {walkers} of "
+            f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, "
+            f"rows {fetched} {ahead}, {self.vector} elements an access"
         )
 
     @property
@@ -90,7 +96,11 @@ class OnePass:
 
     def threads(self, target: Target) -> int:
         """Of one group."""
-        return self.warps * target.subgroup_size
+        return self.warps * self.lanes(target)
+
+    def lanes(self, target: Target) -> int:
+        """Threads of a subgroup that share a row."""
+        return target.subgroup_size // self.subgroup_rows
 
     def chunks(self, spec: NormSpec, target: Target) -> int:
         """How many vectors of a row each thread has."""
@@ -179,13 +189,14 @@ class OnePass:
 
         Each quarter of a multiprocessor has a quarter of the registers, allocated in eights.
         """
-        warps = -(-self.groups * self.warps * self.resident // _QUARTERS)
+        subgroups = self.groups // self.subgroup_rows * self.warps
+        warps = -(-subgroups * self.resident // _QUARTERS)
         share = target.registers // _QUARTERS // (warps * target.subgroup_size)
         return min(_REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if least(self, self.groups, self.cluster) < 1:
+        if least(self, self.groups, self.cluster, self.subgroup_rows) < 1:
             return BELOW_ONE
         shared = self.shared_bytes(spec, target)
         most_ahead = self.slots if self.slots else 1
@@ -202,6 +213,18 @@ class OnePass:
                 f"{shared} bytes of shared memory, at most {target.shared_bytes}",
             ),
             (self.slots > 0 and not target.has_cp_async, "cp.async"),
+            (
+                self.subgroup_rows > 1
+                and (
+                    self.warps > 1
+                    or self.cluster > 1
+                    or target.subgroup_size % self.subgroup_rows != 0
+                    or self.lanes(target) < FEWEST_THREADS
+                    or self.groups % self.subgroup_rows != 0
+                ),
+                f"{self.groups} groups, {self.subgroup_rows} to a subgroup of "
+                f"{target.subgroup_size}",
+            ),
             (
                 not wait_by_themselves(self.groups, self.warps, target),
                 f"{self.groups} groups of several subgroups, at most {target.group_barriers} "
