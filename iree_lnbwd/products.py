@@ -34,8 +34,27 @@ class Product:
     stands_for_target: bool = False
     schedules_from: str | None = None
 
+    def walkers(self, resident: int, cluster: int) -> int:
+        """Clusters that all run at once, if a processor holds so many workgroups.
+
+        One more than that would begin when the others end. The processors of a cluster are
+        neighbours, so clusters of more than two leave some of them idle.
+
+        Args:
+            resident: Workgroups that a processor holds.
+            cluster: Workgroups of a cluster; 1 if there are none.
+        """
+        processors = self.processors
+        if cluster > _PAIR:
+            processors = processors * _FILLED[0] // _FILLED[1]
+        return resident * processors // cluster
+
 
 _MIB = 1 << 20
+_PAIR = 2
+# Of 132 processors, clusters of 4 and of 8 workgroups fill 120, one workgroup to each: what
+# cuOccupancyMaxActiveClusters said on an H200. Others are taken to be like it.
+_FILLED = (10, 11)
 
 # Sources. NVIDIA's white papers: "Turing GPU Architecture" (T4), "A100 Tensor Core GPU
 # Architecture", "Ampere GA102 GPU Architecture", "Ada GPU Architecture" and "Ada GPU Architecture,

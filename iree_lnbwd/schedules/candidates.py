@@ -115,11 +115,14 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             groups = max(1, wanted // warps) if cluster == 1 else 1
             if warps * groups * resident not in _BUSY:
                 continue
-            for (ahead, slots), rereads, weight, processors in itertools.product(
-                _FETCHES, (False, True), _WEIGHTS, (product.processors, _EVEN_PROCESSORS)
+            workgroups = {product.walkers(resident, cluster)}
+            if cluster == 1:
+                workgroups.add(resident * _EVEN_PROCESSORS)
+            for (ahead, slots), rereads, weight, walking in itertools.product(
+                _FETCHES, (False, True), _WEIGHTS, sorted(workgroups)
             ):
                 one = OnePass(
-                    workgroups=resident * processors // cluster,
+                    workgroups=walking,
                     groups=groups,
                     warps=warps,
                     vector=vector,

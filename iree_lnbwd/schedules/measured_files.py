@@ -90,7 +90,7 @@ def merge(folder: Path, product: str, run: Run) -> Path:
 def _spread(one: OnePass, measured: Product, product: Product) -> OnePass:
     if measured.processors == product.processors:
         return one
-    return replace(one, workgroups=one.resident * product.processors // one.cluster)
+    return replace(one, workgroups=product.walkers(one.resident, one.cluster))
 
 
 def _path(folder: Path, product: str) -> Path:
