@@ -5,7 +5,7 @@ Measured are those of the product, or of the product that it has schedules from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -21,7 +21,7 @@ from iree_lnbwd.schedules.measured_files import serving
 from iree_lnbwd.schedules.nearby import fitted
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
-from iree_lnbwd.schedules.rules import wait_by_themselves
+from iree_lnbwd.schedules.rules import rows_of_a_subgroup, wait_by_themselves
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
@@ -37,6 +37,7 @@ _STAGED_CHUNKS = (
     6,
     8,
 )  # of a thread, best first: two of them keep enough loads under way
+_NARROW_ELEMENTS = 8  # of a thread, where a subgroup has several rows
 _WORDS_IN_REGISTERS = 24  # 32-bit words of a row that a thread holds; with more, registers spill
 # Steps ahead, slots, and whether the weight is staged; best first.
 _FETCHES = ((2, 3, True), (1, 2, True), (1, 2, False))
@@ -164,17 +165,18 @@ def _staged(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePas
     if not target.has_cp_async:
         return
     vector = vector_of(spec)
-    for chunks in _STAGED_CHUNKS:
+    for chunks in _ordered(_STAGED_CHUNKS, spec, target, vector):
         if chunks * vector > most_elements(spec):
             continue
-        warps = _warps(spec, target, vector, chunks)
+        warps, rows = _shared_out(spec, target, vector, chunks)
         rereads = chunks * vector * words(spec) > _WORDS_IN_REGISTERS
         fetches = _WIDE_FETCHES if rereads else _FETCHES
         for ahead, slots, stages_weight in fetches:
             yield OnePass(
                 workgroups=product.processors,
-                groups=max(1, _STAGED_WARPS // warps),
+                groups=max(1, _STAGED_WARPS // warps) * rows,
                 warps=warps,
+                subgroup_rows=rows,
                 vector=min(vector, _WIDE_VECTOR) if rereads else vector,
                 ahead=ahead,
                 slots=slots,
@@ -191,13 +193,14 @@ def _direct(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePas
     vector = vector_of(spec)
 
     def schedule(chunks: int) -> OnePass:
-        warps = _warps(spec, target, vector, chunks)
+        warps, rows = _shared_out(spec, target, vector, chunks)
         groups = max(1, _DIRECT_THREADS // (warps * target.subgroup_size))
         return OnePass(
             workgroups=_DIRECT_WORKGROUPS * product.processors,
-            groups=groups if wait_by_themselves(groups, warps, target) else 1,
+            groups=rows * (groups if wait_by_themselves(groups, warps, target) else 1),
             warps=warps,
             vector=vector,
+            subgroup_rows=rows,
         )
 
     def shortcomings(one: OnePass) -> tuple[bool, int]:
@@ -205,7 +208,9 @@ def _direct(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePas
         row_words = one.chunks(spec, target) * vector * words(spec)
         return row_words > _WORDS_IN_REGISTERS, max(0, _LEAST_DIRECT_THREADS - threads)
 
-    yield from sorted(map(schedule, _DIRECT_CHUNKS), key=shortcomings)
+    yield from sorted(
+        map(schedule, _ordered(_DIRECT_CHUNKS, spec, target, vector)), key=shortcomings
+    )
 
 
 def _few_rows(spec: NormSpec, target: Target, product: Product, vector: int) -> FewRows | None:
@@ -257,5 +262,20 @@ def _row_blocks(spec: NormSpec, target: Target) -> RowBlocks:
     return RowBlocks(_CPU_WORKGROUPS, block, vector, fetches_ahead=fits and gains)
 
 
-def _warps(spec: NormSpec, target: Target, vector: int, chunks: int) -> int:
-    return -(-spec.columns // (vector * chunks * target.subgroup_size))
+def _ordered(chunks: Sequence[int], spec: NormSpec, target: Target, vector: int) -> Sequence[int]:
+    """Numbers of chunks, best first: of a row that fits a subgroup, with the fewest lanes idle."""
+    if spec.columns > vector * target.subgroup_size:
+        return chunks
+
+    def shortcomings(each: int) -> tuple[int, int]:
+        _, rows = _shared_out(spec, target, vector, each)
+        elements = each * vector
+        return target.subgroup_size // rows * elements, abs(elements - _NARROW_ELEMENTS)
+
+    return sorted(chunks, key=shortcomings)
+
+
+def _shared_out(spec: NormSpec, target: Target, vector: int, chunks: int) -> tuple[int, int]:
+    """Subgroups of a row, and rows of a subgroup."""
+    threads = -(-spec.columns // (vector * chunks))
+    return -(-threads // target.subgroup_size), rows_of_a_subgroup(threads, target)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.rules import rows_of_a_subgroup
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -25,9 +26,10 @@ def fitted(
 ) -> Iterator[OnePass]:
     """Schedules for a spec from those of widths near its own, best first.
 
-    A thread keeps about as many vectors of a row. The subgroups of a row follow from that, and a
-    workgroup has about as many subgroups as before, in as many groups as that takes. How rows are
-    fetched and where the weight is kept stay as they were measured.
+    A thread keeps about as many vectors of a row. The subgroups of a row, or the rows of a
+    subgroup, follow from that, and a workgroup has about as many subgroups as before, in as many
+    groups as that takes. How rows are fetched and where the weight is kept stay as they were
+    measured.
 
     Args:
         spec: What is computed.
@@ -42,14 +44,16 @@ def fitted(
             continue
         if not _same_accesses(one.vector, vector_of(spec)):
             continue
-        step = one.cluster * one.vector * target.subgroup_size
-        old = -(-key.columns // (step * one.warps))
+        vectors, subgroups = one.cluster * one.vector, one.subgroups
+        old = -(-key.columns // (vectors * one.threads(target)))
         for chunks in range(max(1, old - 1), old + 2):
             if chunks * one.vector > most_elements(spec):
                 continue
-            warps = -(-columns // (step * chunks))
-            groups = max(1, round(one.groups * one.warps / warps))
-            way = replace(one, warps=warps, groups=groups)
+            threads = -(-columns // (vectors * chunks))
+            warps = -(-threads // target.subgroup_size)
+            rows = rows_of_a_subgroup(threads, target) if one.cluster == 1 else 1
+            groups = max(1, round(subgroups / warps)) * rows
+            way = replace(one, warps=warps, groups=groups, subgroup_rows=rows)
             if way.illegal(spec, target) is not None:
                 continue
             if way.registers(spec, target) > way.registers_available(target):
@@ -57,7 +61,7 @@ def fitted(
             cost = (
                 math.log2(way.cluster * way.padded_columns(spec, target) / columns)
                 + _DISTANCE * distance
-                + _WARPS * abs(math.log2(groups * warps / (one.groups * one.warps)))
+                + _WARPS * abs(math.log2(way.subgroups / subgroups))
                 + _CHUNKS * abs(math.log2(chunks / old))
             )
             ways.append((cost, way))

@@ -94,6 +94,11 @@ class OnePass:
         """Whether a row's slot is refilled while its dx is computed."""
         return 0 < self.slots == self.ahead
 
+    @property
+    def subgroups(self) -> int:
+        """Of a workgroup."""
+        return self.groups // self.subgroup_rows * self.warps
+
     def threads(self, target: Target) -> int:
         """Of one group."""
         return self.warps * self.lanes(target)
@@ -189,8 +194,7 @@ class OnePass:
 
         Each quarter of a multiprocessor has a quarter of the registers, allocated in eights.
         """
-        subgroups = self.groups // self.subgroup_rows * self.warps
-        warps = -(-subgroups * self.resident // _QUARTERS)
+        warps = -(-self.subgroups * self.resident // _QUARTERS)
         share = target.registers // _QUARTERS // (warps * target.subgroup_size)
         return min(_REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
 

@@ -109,6 +109,11 @@ def cluster_rules(
     )
 
 
+def rows_of_a_subgroup(threads: int, target: Target) -> int:
+    """As many as leave each of them so many threads, or the next power of 2."""
+    return max(1, target.subgroup_size >> (max(FEWEST_THREADS, threads) - 1).bit_length())
+
+
 def wait_by_themselves(groups: int, warps: int, target: Target) -> bool:
     """Whether groups of so many subgroups can wait separately."""
     return min(groups, warps) == 1 or groups <= target.group_barriers
