@@ -191,6 +191,7 @@ def _literals(
         how = _forward(spec, target, schedule)
         of_a_row = how.lanes(target)
         text = _clustered(text, "normalize", how.cluster)
+        text = text.replace("cluster(size = 16)", f"cluster(size = {how.merging(target)})")
         text += "\n" + _of_few_rows(text)
     text = text.replace("cluster(size = 32)", f"cluster(size = {of_a_row})")
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
@@ -510,6 +511,7 @@ def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict
 
 def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, str]:
     vector, chunks, warps = how.vector, how.chunks, how.warps(target)
+    told = warps * how.cluster
     is_forward = not spec.family.is_backward
     few, many = how.forms(spec)[0], how.forms(spec)[-1]
     named = ("x", "residual", "gamma", "beta")
@@ -517,7 +519,11 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_columns": f"{how.own_columns(spec)} : index",
         "#forward_cluster": f"{how.cluster} : index",
         "#forward_in_clusters": _flag(how.cluster > 1),
-        "#forward_sent_bytes": f"{how.cluster * warps * _SUM_BYTES} : i32",
+        "#forward_said": f"{how.said(spec)} : index",
+        "#forward_told": f"{told} : index",
+        "#forward_merging": f"{how.merging(target)} : index",
+        "#forward_turns": f"{-(-told // how.merging(target))} : index",
+        "#forward_sent_bytes": f"{told * how.said(spec) * _SUM_BYTES} : i32",
         "#forward_vector": f"{vector} : index",
         "#forward_chunks": f"{chunks} : index",
         "#forward_threads": f"{how.threads} : index",
@@ -530,15 +536,16 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_shares": _flag(how.shares),
         "#forward_weights_early": _flag(many.early),
         "#forward_lasts": _flag(many.lasts),
-        "#forward_alone": _flag(warps * how.cluster == 1),
+        "#forward_alone": _flag(told == 1),
         "#forward_resident": f"{many.resident} : i32",
         "#few_weights_early": _flag(few.early),
         "#few_lasts": _flag(few.lasts),
         "#few_resident": f"{few.resident} : i32",
         "#scales": _flag(spec.has_weight and is_forward),
         "#forward_kernel": _kernel(how.rows * how.threads, target),
-        "!forward_exchange": _shared(f"2x{how.rows}x{warps * how.cluster}x!acc"),
-        "!forward_warps": f"vector<{warps * how.cluster}x!acc>",
+        "!forward_exchange": _shared(f"{how.rows}x{told * how.said(spec)}x!acc"),
+        "!forward_warps": f"vector<{told}x!acc>",
+        "!forward_four": "vector<4x!acc>",
         "!forward_chunk": f"vector<{vector}x!acc>",
         "!forward_held": _private(f"{chunks}x!forward_chunk"),
         **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},

@@ -40,6 +40,7 @@ _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few byt
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
 _WORD_BYTES = 4
+_SAID = 4  # a sum, a number near their mean, and two sums without that (ir/forward.mlir)
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,20 @@ class Forward:
         """Threads of a subgroup that share a row."""
         return min(self.threads, target.subgroup_size)
 
+    def said(self, spec: NormSpec) -> int:
+        """Numbers that a subgroup tells the others of its row."""
+        return _SAID if spec.family.centres else 1
+
+    def merging(self, target: Target) -> int:
+        """Lanes that read what the subgroups of a row have told: a power of 2."""
+        told = self.warps(target) * self.cluster
+        return min(target.subgroup_size, 1 << max(1, (told - 1).bit_length()))
+
     def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
         warps = self.warps(target) * self.cluster
-        exchange = 2 * warps * DTYPES[spec.acc_dtype].numpy.itemsize if warps > 1 else 0
+        said = self.said(spec) * DTYPES[spec.acc_dtype].numpy.itemsize
+        exchange = warps * said if warps > 1 else 0
         row = self.padded_columns(spec) * _bytes_of(_normalized(spec))
         return self.rows * (exchange + (row if self.shares else 0))
 

@@ -102,6 +102,8 @@ v_mov_b32_e32 v1, 0x12345678
 v_add_f32_e64 v1, -|v2|, |s3|
 v_add_f32_e64 v1, v2, neg(1.0) clamp
 v_fma_f32 v1, -v2, v3, |v4|
+v_fmamk_f32 v1, v2, 0x44000000, v3
+v_fmaak_f32 v1, v2, v3, 0x44000000
 v_cndmask_b32_e64 v1, -v2, |v3|, MASK
 v_cmp_class_f32_e64 MASK, v1, v2
 v_mad_i32_i24 v1, v2, s3, -4

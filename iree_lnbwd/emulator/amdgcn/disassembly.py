@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from iree_lnbwd.emulator.amdgcn.accesses import LOADS, STORES
 from iree_lnbwd.emulator.amdgcn.metadata import Metadata, of_kernels
-from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11, GFX12
+from iree_lnbwd.emulator.amdgcn.opcodes import GFX9, GFX11, GFX12, WITH_A_CONSTANT
 from iree_lnbwd.emulator.amdgcn.operands import width
 from iree_lnbwd.emulator.amdgcn.scalar import SCALAR
 from iree_lnbwd.emulator.amdgcn.vector_table import VECTOR
@@ -585,6 +585,13 @@ class _Code:
         results, kinds = self._vector_signature(name)
         targets = [self._vector(self._bits(24, 17), results[0])]
         targets += [self._implicit_mask()] * (len(results) - 1)
+        if name in WITH_A_CONSTANT:
+            sources = [
+                self._source(self._bits(8, 0), kinds[0]),
+                self._vector(self._bits(16, 9), kinds[1]),
+            ]
+            sources.insert(WITH_A_CONSTANT[name], self._literal())
+            return f"{name} {', '.join(targets + sources)}"
         return self._short(name, targets, kinds, second=self._bits(16, 9))
 
     def _vopc(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn.floats import fma_f32, fma_f64, maximum, minimum
+from iree_lnbwd.emulator.amdgcn.opcodes import WITH_A_CONSTANT
 from iree_lnbwd.emulator.floats import flush32
 from iree_lnbwd.emulator.integers import (
     leading_zeros,
@@ -347,6 +348,8 @@ def _arithmetic() -> dict[str, Vector]:
         three = f"{kind} {kind} {kind}"
         table[f"v_fma_{kind}"] = _op(kind, three, fma)
         table[f"v_fmac_{kind}"] = Vector((kind,), (kind,) * 3, fma, accumulates=True)
+    for name in WITH_A_CONSTANT:
+        table[name] = _op("f32", "f32 f32 f32", fma_f32)
     for kind in ("u32", "i32"):
         table[f"v_max_{kind}"] = _op(kind, f"{kind} {kind}", np.maximum)
         table[f"v_min_{kind}"] = _op(kind, f"{kind} {kind}", np.minimum)
