@@ -85,11 +85,14 @@ def check_data_type(value: object, place: str) -> DataType:
     """
     if isinstance(value, DataType):
         return value
-    known = dtypes.name_of(value)  # type: ignore[arg-type]
-    if known is None and type(value).__module__ == "torch":
+    known = None
+    # Not names, and not Python's float: "float" is 32 bits wide in hipDNN, and 64 in NumPy.
+    if isinstance(value, np.dtype | type) and value is not float:
+        known = dtypes.name_of(value)
+    elif type(value).__module__ == "torch":
         named = str(value).removeprefix("torch.")
         known = next((d.name for d in dtypes.DTYPES.values() if str(d.numpy) == named), None)
-    if known is None or value is None:
+    if known is None:
         expected = ", ".join(f"DataType.{each.name}" for each in DataType)
         raise ValueError(f"{place}: expected {expected}, got {shown(value)}")
     return _OF_DTYPES[known]
