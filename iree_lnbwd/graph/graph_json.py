@@ -127,7 +127,7 @@ def _node_values(node: Node) -> dict[str, Any]:
     values: dict[str, Any] = {
         "type": kind.name,
         "name": node.name,
-        "compute_data_type": _UNSET,
+        "compute_data_type": _type_name(node.compute_data_type),
         "inputs": _uid_values(kind, kind.inputs, node.inputs),
         "outputs": _uid_values(kind, kind.outputs, node.outputs),
     }
@@ -157,7 +157,6 @@ def _node(values: Any, place: str, uids: set[int | None]) -> Node:
     if kind.counts_dims:
         names.append("normalized_dim_count")
     given = _object(values, place, tuple(names), optional)
-    _type(given["compute_data_type"], f"{place}.compute_data_type")
     count = given.get("normalized_dim_count", 0)
     return Node(
         kind,
@@ -166,6 +165,7 @@ def _node(values: Any, place: str, uids: set[int | None]) -> Node:
         _uids(given["outputs"], f"{place}.outputs", kind.outputs, uids),
         int_of(count, f"{place}.normalized_dim_count", least=0),
         _phase(given.get("forward_phase"), f"{place}.forward_phase"),
+        _type(given["compute_data_type"], f"{place}.compute_data_type"),
     )
 
 

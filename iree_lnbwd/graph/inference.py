@@ -241,12 +241,10 @@ class _Inference:
                 self._fail("X", f"at most {most} {what}", found)
 
     def _check_compute(self, x: TensorAttributes) -> None:
-        expected, given = _type(x).statistics, self._graph.compute_data_type
+        expected = _type(x).statistics
+        given = self._node.compute_data_type or self._graph.compute_data_type
         if given not in (None, expected):
-            raise ValueError(
-                f"compute_data_type: expected {expected}, in which {self._node.name} with X of "
-                f"{x.data_type} is computed, got {given}"
-            )
+            self._fail("compute_data_type", f"{expected} for X of {x.data_type}", given)
 
     def _check_mixture(self, port: str, tensor: TensorAttributes, x: TensorAttributes) -> None:
         """Expects an element type that can stand beside that of X."""

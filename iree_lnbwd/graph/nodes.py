@@ -144,6 +144,7 @@ class Node:
         normalized_dim_count: How many of the last dimensions of X are normalized; 0 until it is
             inferred.
         forward_phase: Of a forward; None until it is set.
+        compute_data_type: The type of its sums; None means that of the graph.
     """
 
     kind: NodeKind
@@ -152,6 +153,7 @@ class Node:
     outputs: Mapping[str, int]
     normalized_dim_count: int = 0
     forward_phase: NormFwdPhase | None = None
+    compute_data_type: DataType | None = None
 
     @property
     def uids(self) -> Mapping[str, int]:
