@@ -344,7 +344,9 @@ class Graph:
         uri = DeviceUri.parse(device)
         self._plan = Plan(self._validated(), uri)
 
-    def execute(self, variant_pack: Mapping[Tensor | int, Any]) -> None:
+    def execute(
+        self, variant_pack: Mapping[Tensor, Any] | Mapping[int, Any] | Mapping[Tensor | int, Any]
+    ) -> None:
         """Computes the outputs, into the caller's arrays.
 
         On a GPU it returns when the kernels are in a queue, or are done: as `iree_lnbwd.Norm`.
