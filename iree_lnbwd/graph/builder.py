@@ -35,6 +35,7 @@ from iree_lnbwd.graph.tensors import (
     check_data_type,
     check_int,
     check_sizes,
+    packed_stride,
     rounded,
 )
 from iree_lnbwd.spec import NormSpec
@@ -99,7 +100,17 @@ class Tensor:
 
     def set_data_type(self, data_type: Any) -> Tensor:
         """Sets the type of its elements: a `DataType`, or NumPy's or PyTorch's type."""
-        return self._set(data_type=check_data_type(data_type, "data_type"))
+        kind = check_data_type(data_type, "data_type")
+        value = self.graph._tensors[self.place].value
+        return self._set(
+            data_type=kind, value=None if value is None else rounded(value, kind, "value")
+        )
+
+    def set_value(self, value: float) -> Tensor:
+        """Sets the number that it is, as its type holds it: DOUBLE if none is set."""
+        data_type = self.graph._tensors[self.place].data_type or DataType.DOUBLE
+        number = rounded(value, data_type, "value")
+        return self._set(value=number, data_type=data_type, dim=(1,), stride=(1,))
 
     def set_is_virtual(self, is_virtual: bool) -> Tensor:
         """Sets whether it is only between nodes."""
@@ -188,6 +199,7 @@ class Graph:
             data_type = DataType.DOUBLE if data_type is None else data_type
             value = rounded(value, check_data_type(data_type, "data_type"), "value")
             dim = (1,) if dim is None else dim
+            stride = packed_stride(check_sizes(dim, "dim")) if stride is None else stride
         tensor = TensorAttributes(
             uid=None if uid is None else check_int(uid, "uid", least=LEAST_UID),
             name=_check_name(name),

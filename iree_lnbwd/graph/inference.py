@@ -158,6 +158,8 @@ class _Inference:
                 and node.forward_phase is NormFwdPhase.INFERENCE
             ):
                 self._fail(port.name, "None in the inference phase, which saves nothing", "one")
+            if port.name in node.outputs and self._get(port.name).value is not None:
+                self._fail(port.name, "a tensor to write to", "one passed by value")
         given = [port.name for port in kind.inputs if port.kind is Kind.ROWS]
         missing = [name for name in given if name not in node.inputs]
         if missing and len(missing) < len(given):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from iree_lnbwd.errors import printable
 from iree_lnbwd.graph.attributes import NormFwdPhase
 from iree_lnbwd.graph.tensors import DataType, TensorAttributes
 from iree_lnbwd.operands import (
@@ -16,6 +17,13 @@ from iree_lnbwd.operands import (
     Kind,
     Op,
 )
+
+_LONGEST_NAME = 80  # characters of it in a message
+
+
+def short(name: str) -> str:
+    """The name of a node or tensor for a message, on one line."""
+    return printable(name)[:_LONGEST_NAME]
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,7 @@ class Node:
 
     def place(self, port: str) -> str:
         """The port as messages name it."""
-        return f"{self.name}.{port}"
+        return f"{short(self.name)}.{port}"
 
 
 @dataclass(frozen=True)

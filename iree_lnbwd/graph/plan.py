@@ -14,7 +14,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import arrays
 from iree_lnbwd.graph.calls import Call, calls_of
-from iree_lnbwd.graph.nodes import GraphAttributes
+from iree_lnbwd.graph.nodes import GraphAttributes, short
 from iree_lnbwd.graph.ordering import producers
 from iree_lnbwd.graph.tensors import TensorAttributes
 from iree_lnbwd.runtime import Norm
@@ -73,7 +73,7 @@ class Plan:
             try:
                 _run(call, module, kind, bound, self._tensors)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"{call.place}: {error}") from error
+                raise type(error)(f"{short(call.place)}: {error}") from error
 
     def _check_uids(self, pack: Mapping[int, Any]) -> None:
         for uid, (name, _) in self._given.items():
@@ -132,4 +132,4 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 def _name(tensor: TensorAttributes) -> str:
     """A tensor as messages name it."""
-    return tensor.name or f"uid {tensor.uid}"
+    return short(tensor.name) or f"uid {tensor.uid}"

@@ -534,6 +534,29 @@ def test_a_bad_argument_is_named(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_messages_stay_on_one_line(nodes: Nodes) -> None:
+    nodes.layernorm((32, 512), (512,), forward_phase=None, name="a\nb" * 99)
+    with pytest.raises(ValueError, match=r"^a\\nba\\nb.*expected NormFwdPhase") as caught:
+        nodes.graph.validate()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_an_output_is_no_number(nodes: Nodes) -> None:
+    nodes.layernorm((1,), (1,))[3].set_value(1.0)
+    with refuses("layernorm_0.Y: expected a tensor to write to, got one passed by value"):
+        nodes.graph.validate()
+
+
+def test_a_number_is_what_its_type_holds() -> None:
+    tensor = Graph().tensor(name="eps").set_value(1 / 3)
+    assert (tensor.attributes.value, tensor.get_data_type()) == (1 / 3, DataType.DOUBLE)
+    tensor.set_data_type(np.float32)
+    assert tensor.attributes.value == float(np.float32(1 / 3))
+    assert tensor.set_value(0.1).attributes.value == float(np.float32(0.1))
+    assert (tensor.get_dim(), tensor.get_stride()) == ((1,), (1,))
+
+
 # --- order ------------------------------------------------------------------------------------
 
 
