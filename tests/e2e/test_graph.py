@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_arrays import Namespace
+from emulated_arrays import EmulatedArray, Namespace
 from emulated_driver import EmulatedDriver
 from graph_support import (
     EPS,
@@ -350,3 +350,31 @@ def test_arrays_on_a_gpu(emulated: Namespace) -> None:
     ):
         graph.execute({**on_gpu, y: on_gpu[x]})
     assert DeviceUri.parse("cuda") == graph._plan.device  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("y_order", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("scale_order", ["NHWC", "NCHW"])
+def test_orders_in_memory_on_a_gpu(emulated: Namespace, scale_order: str, y_order: str) -> None:
+    """X has its channels last; the others have, too, or are copied."""
+    rng = random_generator()
+
+    def on_gpu(array: Array, order: str) -> EmulatedArray:
+        packed = emulated.asarray(np.ascontiguousarray(array.transpose(ORDERS[order])))
+        return packed.transpose(*np.argsort(ORDERS[order]))
+
+    dim = (3, 4, 2, 12)
+    x = in_order(normal(rng, "f32", dim), ORDERS["NHWC"])
+    scale = in_order(normal(rng, "f32", (1, *dim[1:])), ORDERS[scale_order])
+    given = {"X": x, "SCALE": scale, "BIAS": scale}
+    graph, inputs, outputs = node("layernorm", given)
+    y_like = in_order(np.zeros(dim, np.float32), ORDERS[y_order])
+    outputs["Y"].set_stride([step // 4 for step in y_like.strides])
+    graph.build("cuda")
+    rooms = {"Y": on_gpu(y_like, y_order)} | {
+        port: emulated.asarray(np.zeros((3, 1, 1, 1), np.float32))
+        for port in ("MEAN", "INV_VARIANCE")
+    }
+    kept = on_gpu(scale, scale_order)
+    pack = {inputs["X"]: on_gpu(x, "NHWC"), inputs["SCALE"]: kept, inputs["BIAS"]: kept}
+    graph.execute(pack | {outputs[port]: room for port, room in rooms.items()})
+    check(graph, "layernorm", given, {port: room.numpy() for port, room in rooms.items()})
