@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,23 @@ class EmulatedArray:
         size = self.dtype.itemsize
         for at, value in zip(self._places(), values.reshape(-1), strict=True):
             self._memory.write(self.buffer, at, np.atleast_1d(value).view(np.uint8)[:size])
+
+    def transpose(self, *order: int) -> EmulatedArray:
+        """The same memory, with the dimensions in another order."""
+        return self._view([self.shape[i] for i in order], [self._steps[i] for i in order])
+
+    def reshape(self, shape: tuple[int, ...]) -> EmulatedArray:
+        """The same memory if its elements follow each other, and else a copy."""
+        packed = EmulatedArray(self._namespace, self.buffer, self.offset, shape, self.dtype)
+        places = packed._places()
+        if places == self._places():
+            return packed
+        return self._namespace.asarray(self.numpy().reshape(shape))
+
+    def _view(self, shape: Sequence[int], steps: Sequence[int]) -> EmulatedArray:
+        view = EmulatedArray(self._namespace, self.buffer, self.offset, tuple(shape), self.dtype)
+        view._steps = tuple(steps)
+        return view
 
     def fill(self, value: int) -> None:
         """The same number everywhere."""

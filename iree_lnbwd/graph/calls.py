@@ -1,0 +1,159 @@
+"""From a valid graph to calls of ops: which module, which tensors, and how each is seen.
+
+Modules know rows and columns only. So each tensor is seen with its dimensions in the order in which
+X lies in memory: rows and columns of that order are the same rows, and the same columns in another
+order, which is one order for all tensors of a node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iree_lnbwd.graph import ordering
+from iree_lnbwd.graph.inference import epsilon_of
+from iree_lnbwd.graph.nodes import RMSNORM_BACKWARD, GraphAttributes, Node, Port
+from iree_lnbwd.graph.tensors import TensorAttributes, is_packed, memory_order
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, Kind, names
+from iree_lnbwd.spec import NormSpec
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor as a module sees it.
+
+    Attributes:
+        uid: The tensor.
+        order: Its dimensions, in the order in which they are seen.
+        shape: [M, N], [M, 1] or [N], which these dimensions are then.
+        in_place: Whether that is a view of an array with the tensor's strides.
+    """
+
+    uid: int
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    in_place: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a module.
+
+    Attributes:
+        place: The node that it is for.
+        spec: What the module computes.
+        arguments: The tensors that it reads, by ATen's names.
+        results: The tensors that it writes, by ATen's names.
+        unread: The shapes of the results that it writes as well and that nobody asked for.
+    """
+
+    place: str
+    spec: NormSpec
+    arguments: Mapping[str, View]
+    results: Mapping[str, View]
+    unread: Mapping[str, tuple[int, ...]]
+
+
+def calls_of(graph: GraphAttributes) -> tuple[Call, ...]:
+    """The calls of a valid graph, in order.
+
+    Raises:
+        ValueError: All its outputs are virtual, so that nothing would be computed.
+    """
+    needed, tensors = ordering.needed(graph), graph.by_uid()
+    calls = [call for node in ordering.executed(graph) for call in _calls(node, tensors, needed)]
+    if not calls:
+        raise ValueError(
+            "graph: expected an output that is not virtual, got none; call set_output(True)"
+        )
+    return tuple(calls)
+
+
+def _calls(
+    node: Node, tensors: Mapping[int, TensorAttributes], needed: frozenset[int]
+) -> list[Call]:
+    """The calls of one node, without the results that nobody needs."""
+    op = node.kind.op
+    placed = [port for port in node.kind.ports if port.kind and port.name in node.uids]
+    views = {port.name: _view(port, node, tensors) for port in placed}
+    types = {port.operand: _dtype(tensors[views[port.name].uid]) for port in placed}
+    arguments = {p.operand: views[p.name] for p in placed if p.name in node.inputs}
+    results = {
+        p.operand: views[p.name]
+        for p in placed
+        if p.name in node.outputs and views[p.name].uid in needed
+    }
+    rows, columns = arguments["input"].shape
+    sum_of_dy = results.pop("grad_bias", None) if node.kind is RMSNORM_BACKWARD else None
+    calls = []
+    if results:
+        computes_statistics = not op.is_backward or "rstd" not in arguments
+        spec = NormSpec(
+            (columns,),
+            types["input"],
+            grad_output_dtype=types.get("grad_output"),
+            weight_dtype=types["weight"],
+            bias_dtype=types.get("bias", types.get("grad_bias")) if op.centres else None,
+            output_mask=tuple(name in results for name in names(op.masked)),
+            eps=epsilon_of(node, tensors) if computes_statistics else None,
+            op=op.name,
+        )
+        unread = {
+            result.name: _shape(result.kind, rows, columns)
+            for result in op.results
+            if spec.has(result) and result.name not in results
+        }
+        calls.append(Call(node.name, spec, arguments, results, unread))
+    if sum_of_dy is not None:
+        # RMSNorm's backward has no bias. LayerNorm's sums DY alike, whatever its statistics are.
+        spec = NormSpec(
+            (columns,),
+            types["input"],
+            grad_output_dtype=types["grad_output"],
+            bias_dtype=types["grad_bias"],
+            has_weight=False,
+            output_mask=(False, False, True),
+            op=LAYER_NORM_BACKWARD.name,
+        )
+        read = {name: arguments[name] for name in ("grad_output", "input", "rstd")}
+        read["mean"] = arguments["rstd"]
+        calls.append(Call(node.name, spec, read, {"grad_bias": sum_of_dy}, {}))
+    return calls
+
+
+def _view(port: Port, node: Node, tensors: Mapping[int, TensorAttributes]) -> View:
+    """How a module sees the tensor at a port."""
+    x = tensors[node.uids["X"]]
+    uid = node.uids[port.name]
+    tensor = tensors[uid]
+    rank, split = len(x.dim), len(x.dim) - node.normalized_dim_count
+    leading = memory_order(x.stride, range(split))
+    normalized = memory_order(x.stride, range(split, rank))
+    own = len(tensor.dim)
+    assert port.kind is not None
+    match port.kind:
+        case Kind.CELLS:
+            order: tuple[int, ...] = (*leading, *normalized)
+        case Kind.ROWS:  # [N, 1, ...], [N], or [1] where there is but one row
+            order = (*leading, *range(split, own))
+        case _:  # of as many dimensions as are normalized, after ones
+            ones = own - len(normalized)
+            order = (*range(ones), *(axis - split + ones for axis in normalized))
+    shape = _shape(port.kind, math.prod(x.dim[:split]), math.prod(x.dim[split:]))
+    return View(uid, order, shape, is_packed(tensor.dim, tensor.stride, order))
+
+
+def _shape(kind: Kind, rows: int, columns: int) -> tuple[int, ...]:
+    """The shape of a tensor for a module that normalizes one dimension."""
+    match kind:
+        case Kind.CELLS:
+            return (rows, columns)
+        case Kind.ROWS:
+            return (rows, 1)
+    return (columns,)
+
+
+def _dtype(tensor: TensorAttributes) -> str:
+    assert tensor.data_type is not None
+    return tensor.data_type.dtype
