@@ -14,7 +14,8 @@
 // cache, for each of the three.
 //
 // A cluster of workgroups may share a row (NVIDIA since sm_90): each has a part of the columns, and every
-// subgroup sends its sums into the exchange of each workgroup of the cluster (math/clusters.mlir).
+// subgroup sends its sums into the exchange of each workgroup of the cluster (math/clusters.mlir). That takes
+// long, so they exchange sums once.
 //
 // A workgroup has one set of rows, and is done. Several of them on a multiprocessor keep memory busy while
 // others wait for their sums. The more of them there are, the better; so the weights, which all rows have
@@ -42,10 +43,8 @@
 #forward_columns = 4096 : index  // of a workgroup
 #forward_cluster = 1 : index     // workgroups that share a row
 #forward_in_clusters = false
-#forward_said = 4 : index        // numbers that a subgroup tells the others of its row
-#forward_told = 8 : index        // subgroups that share a row
-#forward_merging = 8 : index     // lanes that read what they have told
-#forward_turns = 1 : index       // in so many turns
+#forward_told = 8 : index        // subgroups of a cluster
+#forward_turns = 1 : index       // in which a subgroup's lanes read what they have told
 #forward_sent_bytes = 128 : i32  // to each workgroup
 #forward_vector = 8 : index      // V
 #forward_chunks = 2 : index      // C
@@ -68,8 +67,7 @@
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
-!forward_exchange = memref<1x32x!acc, #gpu.address_space<workgroup>>
-!forward_four = vector<4x!acc>
+!forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
 !forward_warps = vector<8x!acc>
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
@@ -133,7 +131,6 @@ hal.executable.source private @normalize {
     func.func private @expect(i32, i32)
     func.func private @of_rank(i32, i32) -> i32
     func.func private @send(i32, !acc, i32)
-    func.func private @send_two(i32, !acc, !acc, i32)
     func.func private @await(i32, i32)
 
     // The first column of thread t's chunk k of a step, of the workgroup's columns, and whether they have
@@ -305,10 +302,10 @@ hal.executable.source private @normalize {
       return
     }
 
-    // A thread's share of two sums: of a row's values without %centre, and of the squares of those.
-    func.func private @shares(%centre: !acc, %x: !x_rows, %residual: !residual_rows, %s: !residual_rows,
+    // A thread's share of a row's sum: of the values without %centre, or of the squares of those.
+    func.func private @share(%squares: i1, %centre: !acc, %x: !x_rows, %residual: !residual_rows, %s: !residual_rows,
         %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %group: index, %row: index, %part: index,
-        %exists: i1, %t: index, %again: i1, %values: !forward_held) -> (!acc, !acc) {
+        %exists: i1, %t: index, %again: i1, %values: !forward_held) -> !acc {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #forward_chunks
@@ -316,35 +313,85 @@ hal.executable.source private @normalize {
       %span = arith.constant #forward_span
       %minus_zeros = arith.constant dense<-0.0> : !forward_chunk  // adding -0.0 changes no number
       %centre_v = vector.broadcast %centre : !acc to !forward_chunk
-      %sum, %squares = scf.for %span_first = %c0 to %steps step %span
-          iter_args(%sum_0 = %minus_zeros, %squares_0 = %minus_zeros) -> (!forward_chunk, !forward_chunk) {
+      %sum = scf.for %span_first = %c0 to %steps step %span iter_args(%spans_before = %minus_zeros) -> (!forward_chunk) {
         %span_after = arith.addi %span_first, %span : index
         %span_end = arith.minui %span_after, %steps : index
-        %span_sum, %span_squares = scf.for %step = %span_first to %span_end step %c1
-            iter_args(%sum_1 = %minus_zeros, %squares_1 = %minus_zeros) -> (!forward_chunk, !forward_chunk) {
+        %span_sum = scf.for %step = %span_first to %span_end step %c1 iter_args(%steps_before = %minus_zeros) -> (!forward_chunk) {
           func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %step, %t, %again, %values)
               : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, index, i1, !forward_held) -> ()
-          %step_sum, %step_squares = scf.for %k = %c0 to %chunks step %c1
-              iter_args(%sum_2 = %sum_1, %squares_2 = %squares_1) -> (!forward_chunk, !forward_chunk) {
+          %step_sum = scf.for %k = %c0 to %chunks step %c1 iter_args(%before = %steps_before) -> (!forward_chunk) {
             %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
             %value = memref.load %values[%k] : !forward_held
-            %centred = arith.subf %value, %centre_v : !forward_chunk
-            %with_value = arith.addf %sum_2, %centred : !forward_chunk
-            %with_square = math.fma %centred, %centred, %squares_2 : !forward_chunk
-            %sum_after = arith.select %inside, %with_value, %sum_2 : !forward_chunk
-            %squares_after = arith.select %inside, %with_square, %squares_2 : !forward_chunk
-            scf.yield %sum_after, %squares_after : !forward_chunk, !forward_chunk
+            %more = scf.if %squares -> !forward_chunk {
+              %centred = arith.subf %value, %centre_v : !forward_chunk
+              %with_square = math.fma %centred, %centred, %before : !forward_chunk
+              scf.yield %with_square : !forward_chunk
+            } else {
+              %centred = arith.subf %value, %centre_v : !forward_chunk
+              %with_value = arith.addf %before, %centred : !forward_chunk
+              scf.yield %with_value : !forward_chunk
+            }
+            %after = arith.select %inside, %more, %before : !forward_chunk
+            scf.yield %after : !forward_chunk
           } {llvm.loop_annotation = #unrolled}
-          scf.yield %step_sum, %step_squares : !forward_chunk, !forward_chunk
+          scf.yield %step_sum : !forward_chunk
         } {llvm.loop_annotation = #rolled}
-        %sum_3 = arith.addf %sum_0, %span_sum : !forward_chunk
-        %squares_3 = arith.addf %squares_0, %span_squares : !forward_chunk
-        scf.yield %sum_3, %squares_3 : !forward_chunk, !forward_chunk
+        %spans = arith.addf %spans_before, %span_sum : !forward_chunk
+        scf.yield %spans : !forward_chunk
       } {llvm.loop_annotation = #rolled}
       // Any order of these additions will do, as long as it is always the same order.
       %thread_sum = vector.reduction <add>, %sum fastmath<reassoc> : !forward_chunk into !acc
-      %thread_squares = vector.reduction <add>, %squares fastmath<reassoc> : !forward_chunk into !acc
-      return %thread_sum, %thread_squares : !acc, !acc
+      return %thread_sum : !acc
+    }
+
+    // A subgroup's sum for the workgroups of its cluster: lane r sends it to that of rank r.
+    func.func private @tell_cluster(%exchange: !forward_exchange, %mbarrier: i32, %buffer: index, %rank: index,
+        %warp: index, %lane: index, %sum: !acc) {
+      %cluster = arith.constant #forward_cluster
+      %warps = arith.constant #forward_warps
+      %bytes = arith.constant 4 : index
+      %there = arith.cmpi ult, %lane, %cluster : index
+      scf.if %there {
+        %all_warps = arith.muli %cluster, %warps : index
+        %buffers_before = arith.muli %buffer, %all_warps : index
+        %ranks_before = arith.muli %rank, %warps : index
+        %before = arith.addi %buffers_before, %ranks_before : index
+        %place = arith.addi %before, %warp : index
+        %offset = arith.muli %place, %bytes : index
+        %base = memref.extract_aligned_pointer_as_index %exchange : !forward_exchange -> index
+        %mine = arith.addi %base, %offset : index
+        %mine_i32 = arith.index_castui %mine : index to i32
+        %lane_i32 = arith.index_castui %lane : index to i32
+        %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
+        %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
+        func.call @send(%theirs, %sum, %their_mbarrier) : (i32, !acc, i32) -> ()
+      }
+      return
+    }
+
+    // The sum over a row's threads, for all of them. Subgroups exchange their sums through a buffer for
+    // each sum, so one barrier is enough.
+    func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: index, %group: index, %t: index) -> !acc {
+      %c0 = arith.constant 0 : index
+      %lanes = arith.constant #subgroup
+      %alone = arith.constant #forward_alone
+      %zero = arith.constant 0.0 : !acc
+      %warp_sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
+      %total = scf.if %alone -> !acc {
+        scf.yield %warp_sum : !acc
+      } else {
+        %lane = arith.remui %t, %lanes : index
+        %warp = arith.divui %t, %lanes : index
+        %leads = arith.cmpi eq, %lane, %c0 : index
+        scf.if %leads {
+          memref.store %warp_sum, %exchange[%buffer, %group, %warp] : !forward_exchange
+        }
+        gpu.barrier
+        %warp_sums = vector.transfer_read %exchange[%buffer, %group, %c0], %zero {in_bounds = [true]} : !forward_exchange, !forward_warps
+        %group_sum = vector.reduction <add>, %warp_sums fastmath<reassoc> : !forward_warps into !acc
+        scf.yield %group_sum : !acc
+      }
+      return %total : !acc
     }
 
     // How many of a workgroup's columns its subgroup has.
@@ -369,121 +416,91 @@ hal.executable.source private @normalize {
       return %count_acc : !acc
     }
 
-    // What a subgroup has to say, to all subgroups of its row, those of the other workgroups of its cluster too:
-    // there lane r tells the workgroup of rank r. It has a place of its own for that, so one barrier is enough.
-    func.func private @tell(%exchange: !forward_exchange, %mbarriers: !mbarriers, %group: index, %rank: index, %t: index,
-        %first: !acc, %second: !acc, %third: !acc, %fourth: !acc) {
+    // Which subgroup of a cluster a lane reads the sums of in a turn, and whether there is one.
+    func.func private @told_in(%turn: index, %t: index) -> (index, i1) {
       %c0 = arith.constant 0 : index
       %lanes = arith.constant #subgroup
-      %cluster = arith.constant #forward_cluster
-      %warps = arith.constant #forward_warps
-      %said = arith.constant #forward_said
-      %in_clusters = arith.constant #forward_in_clusters
-      %centres = arith.constant #centres
+      %told = arith.constant #forward_told
       %lane = arith.remui %t, %lanes : index
-      %warp = arith.divui %t, %lanes : index
-      %ranks_before = arith.muli %rank, %warps : index
-      %before = arith.addi %ranks_before, %warp : index
-      %place = arith.muli %before, %said : index
-      scf.if %in_clusters {
-        %phase = arith.constant 0 : i32
-        %bytes = arith.constant 4 : index
-        %two_bytes = arith.constant 8 : i32
-        %mbarrier = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
-        %there = arith.cmpi ult, %lane, %cluster : index
-        scf.if %there {
-          %offset = arith.muli %place, %bytes : index
-          %base = memref.extract_aligned_pointer_as_index %exchange : !forward_exchange -> index
-          %mine = arith.addi %base, %offset : index
-          %mine_i32 = arith.index_castui %mine : index to i32
-          %lane_i32 = arith.index_castui %lane : index to i32
-          %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
-          %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
-          scf.if %centres {
-            func.call @send_two(%theirs, %first, %second, %their_mbarrier) : (i32, !acc, !acc, i32) -> ()
-            %theirs_on = arith.addi %theirs, %two_bytes : i32
-            func.call @send_two(%theirs_on, %third, %fourth, %their_mbarrier) : (i32, !acc, !acc, i32) -> ()
-          } else {
-            func.call @send(%theirs, %first, %their_mbarrier) : (i32, !acc, i32) -> ()
-          }
-        }
-        func.call @await(%mbarrier, %phase) : (i32, i32) -> ()
-      } else {
-        %leads = arith.cmpi eq, %lane, %c0 : index
-        scf.if %leads {
-          scf.if %centres {
-            %four = vector.from_elements %first, %second, %third, %fourth : !forward_four
-            vector.store %four, %exchange[%group, %place] : !forward_exchange, !forward_four
-          } else {
-            memref.store %first, %exchange[%group, %place] : !forward_exchange
-          }
-        }
-        gpu.barrier
-      }
-      return
+      %before = arith.muli %turn, %lanes : index
+      %which = arith.addi %before, %lane : index
+      %there = arith.cmpi ult, %which, %told : index
+      %which_in = arith.select %there, %which, %c0 : index
+      return %which_in, %there : index, i1
     }
 
-    // The sum of a row's squares, of those of its subgroups.
-    func.func private @total(%exchange: !forward_exchange, %group: index) -> !acc {
-      %c0 = arith.constant 0 : index
-      %zero = arith.constant 0.0 : !acc
-      %all = vector.transfer_read %exchange[%group, %c0], %zero {in_bounds = [true]} : !forward_exchange, !forward_warps
-      %sum = vector.reduction <add>, %all fastmath<reassoc> : !forward_warps into !acc
-      return %sum : !acc
-    }
-
-    // A row's mean m, and the sum of its squares without m, of what its subgroups have told. Subgroup w has n_w
+    // A row's mean m, and the sum of its squares without m, for all threads of a cluster. Subgroup w has n_w
     // columns, their sum, and some number p_w near their mean. Without p_w, they sum up to r_w, and their squares
     // to q_w. For any p_w and m, what is asked for is the sum of q_w + (p_w - m) * (2 r_w + n_w (p_w - m)). So an
     // error of p_w or m enters squared, and one exchange is enough. Source: Chan, Golub, LeVeque, "Algorithms for
-    // Computing the Sample Variance", The American Statistician 37(3), 1983.
-    func.func private @merged(%exchange: !forward_exchange, %group: index, %t: index) -> (!acc, !acc) {
+    // Computing the Sample Variance", The American Statistician 37(3), 1983. Where the mean is not subtracted, p_w
+    // and m are zero.
+    func.func private @merged(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %share_q: !acc, %exchange: !forward_exchange,
+        %mbarriers: !mbarriers, %rank: index, %t: index) -> (!acc, !acc) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
+      %c2 = arith.constant 2 : index
+      %c3 = arith.constant 3 : index
+      %phase = arith.constant 0 : i32
+      %lanes = arith.constant #subgroup
       %warps = arith.constant #forward_warps
-      %told = arith.constant #forward_told
-      %lanes = arith.constant #forward_merging
       %turns = arith.constant #forward_turns
-      %said = arith.constant #forward_said
+      %centres = arith.constant #centres
       %zero = arith.constant 0.0 : !acc
       %two = arith.constant 2.0 : !acc
       %inv_n = arith.constant #inv_n
       %lane = arith.remui %t, %lanes : index
-      %lane_sum = scf.for %turn = %c0 to %turns step %c1 iter_args(%before = %zero) -> (!acc) {
-        %turns_before = arith.muli %turn, %lanes : index
-        %which = arith.addi %turns_before, %lane : index
-        %there = arith.cmpi ult, %which, %told : index
-        %which_in = arith.select %there, %which, %c0 : index
-        %place = arith.muli %which_in, %said : index
-        %sum = memref.load %exchange[%group, %place] : !forward_exchange
-        %more = arith.addf %before, %sum : !acc
-        %after = arith.select %there, %more, %before : !acc
-        scf.yield %after : !acc
-      } {llvm.loop_annotation = #unrolled}
-      %row_sum = gpu.subgroup_reduce add %lane_sum cluster(size = 16) : (!acc) -> !acc
-      %mean = arith.mulf %row_sum, %inv_n : !acc
+      %warp = arith.divui %t, %lanes : index
+      %warp_q = gpu.subgroup_reduce add %share_q cluster(size = 32) : (!acc) -> !acc
+      %mbarrier = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
+      func.call @tell_cluster(%exchange, %mbarrier, %c0, %rank, %warp, %lane, %warp_q)
+          : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+      scf.if %centres {
+        %warp_r = gpu.subgroup_reduce add %share_r cluster(size = 32) : (!acc) -> !acc
+        func.call @tell_cluster(%exchange, %mbarrier, %c1, %rank, %warp, %lane, %warp_sum)
+            : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+        func.call @tell_cluster(%exchange, %mbarrier, %c2, %rank, %warp, %lane, %p_own)
+            : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+        func.call @tell_cluster(%exchange, %mbarrier, %c3, %rank, %warp, %lane, %warp_r)
+            : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+      }
+      func.call @await(%mbarrier, %phase) : (i32, i32) -> ()
+      %mean = scf.if %centres -> !acc {
+        %lane_sum = scf.for %turn = %c0 to %turns step %c1 iter_args(%before = %zero) -> (!acc) {
+          %which, %there = func.call @told_in(%turn, %t) : (index, index) -> (index, i1)
+          %sum = memref.load %exchange[%c1, %c0, %which] : !forward_exchange
+          %more = arith.addf %before, %sum : !acc
+          %after = arith.select %there, %more, %before : !acc
+          scf.yield %after : !acc
+        } {llvm.loop_annotation = #unrolled}
+        %row_sum = gpu.subgroup_reduce add %lane_sum cluster(size = 32) : (!acc) -> !acc
+        %mean_of_row = arith.mulf %row_sum, %inv_n : !acc
+        scf.yield %mean_of_row : !acc
+      } else {
+        scf.yield %zero : !acc
+      }
       %lane_squares = scf.for %turn = %c0 to %turns step %c1 iter_args(%before = %zero) -> (!acc) {
-        %turns_before = arith.muli %turn, %lanes : index
-        %which = arith.addi %turns_before, %lane : index
-        %there = arith.cmpi ult, %which, %told : index
-        %which_in = arith.select %there, %which, %c0 : index
-        %place = arith.muli %which_in, %said : index
-        %four = vector.load %exchange[%group, %place] : !forward_exchange, !forward_four
-        %p = vector.extract %four[1] : !acc from !forward_four
-        %r = vector.extract %four[2] : !acc from !forward_four
-        %q = vector.extract %four[3] : !acc from !forward_four
-        %warp = arith.remui %which_in, %warps : index
-        %n = func.call @columns_of(%warp) : (index) -> !acc
-        %off = arith.subf %p, %mean : !acc
-        %twice_r = arith.mulf %two, %r : !acc
-        %slope = math.fma %n, %off, %twice_r : !acc
-        %squares = math.fma %off, %slope, %q : !acc
+        %which, %there = func.call @told_in(%turn, %t) : (index, index) -> (index, i1)
+        %q = memref.load %exchange[%c0, %c0, %which] : !forward_exchange
+        %squares = scf.if %centres -> !acc {
+          %p = memref.load %exchange[%c2, %c0, %which] : !forward_exchange
+          %r = memref.load %exchange[%c3, %c0, %which] : !forward_exchange
+          %its_warp = arith.remui %which, %warps : index
+          %n = func.call @columns_of(%its_warp) : (index) -> !acc
+          %off = arith.subf %p, %mean : !acc
+          %twice_r = arith.mulf %two, %r : !acc
+          %slope = math.fma %n, %off, %twice_r : !acc
+          %without_mean = math.fma %off, %slope, %q : !acc
+          scf.yield %without_mean : !acc
+        } else {
+          scf.yield %q : !acc
+        }
         %more = arith.addf %before, %squares : !acc
         %after = arith.select %there, %more, %before : !acc
         scf.yield %after : !acc
       } {llvm.loop_annotation = #unrolled}
-      %squares = gpu.subgroup_reduce add %lane_squares cluster(size = 16) : (!acc) -> !acc
-      return %mean, %squares : !acc, !acc
+      %row_squares = gpu.subgroup_reduce add %lane_squares cluster(size = 32) : (!acc) -> !acc
+      return %mean, %row_squares : !acc, !acc
     }
 
     func.func @normalize() attributes {translation_info = #forward_kernel, nvvm.minctasm = #forward_resident} {
@@ -529,8 +546,8 @@ hal.executable.source private @normalize {
       %t = arith.remui %thread, %t_count : index
       %is_first = arith.cmpi eq, %t, %c0 : index
       %leads_cluster = arith.cmpi eq, %rank, %c0 : index
-      %mbarriers = memref.alloc() : !mbarriers                  // [1]
-      %exchange = memref.alloc() : !forward_exchange            // [groups, what each warp of the cluster has said]
+      %mbarriers = memref.alloc() : !mbarriers                  // one is used
+      %exchange = memref.alloc() : !forward_exchange            // [sums, groups, warps of the cluster]
       %x_kept = memref.alloc() : !forward_x_kept                // [groups, columns of T threads' steps]
       %residual_kept = memref.alloc() : !forward_residual_kept  // likewise: s
 
@@ -584,52 +601,47 @@ hal.executable.source private @normalize {
         nvvm.cluster.wait
       }
 
-      // The variance is biased and is computed from values without their mean, or that of their subgroup: the
-      // mean of squares minus the square of the mean would cancel.
-      %alone = arith.constant #forward_alone
-      %mean_row, %sum_squares = scf.if %centres -> (!acc, !acc) {
-        %again = arith.constant true
-        %share, %unused = func.call @shares(%zero, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %first_time, %values)
-            : (!acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> (!acc, !acc)
-        %sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
-        %near_mean = scf.if %alone -> !acc {
-          %mean_of_row = arith.mulf %sum, %inv_n : !acc
-          scf.yield %mean_of_row : !acc
-        } else {
+      // The variance is biased and is computed from centred values: the mean of squares minus the square
+      // of the mean would cancel. In a cluster, they are without the mean of their subgroup.
+      %values_sum = arith.constant false
+      %squares_sum = arith.constant true
+      %centre, %own_sum = scf.if %centres -> (!acc, !acc) {
+        %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %first_time, %values)
+            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
+        %near_mean, %summed = scf.if %in_clusters -> (!acc, !acc) {
           %one = arith.constant 1.0 : !acc
           %lanes = arith.constant #subgroup
           %warp = arith.divui %t, %lanes : index
+          %sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
           %count = func.call @columns_of(%warp) : (index) -> !acc
           %some = arith.maximumf %count, %one : !acc
           %mean_of_warp = arith.divf %sum, %some : !acc
-          scf.yield %mean_of_warp : !acc
-        }
-        %share_centred, %share_squares = func.call @shares(%near_mean, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %again, %values)
-            : (!acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> (!acc, !acc)
-        %squares = gpu.subgroup_reduce add %share_squares cluster(size = 32) : (!acc) -> !acc
-        %mean_of_all, %squares_of_all = scf.if %alone -> (!acc, !acc) {
-          scf.yield %near_mean, %squares : !acc, !acc
+          scf.yield %mean_of_warp, %sum : !acc, !acc
         } else {
-          %centred = gpu.subgroup_reduce add %share_centred cluster(size = 32) : (!acc) -> !acc
-          func.call @tell(%exchange, %mbarriers, %group, %rank, %t, %sum, %near_mean, %centred, %squares)
-              : (!forward_exchange, !mbarriers, index, index, index, !acc, !acc, !acc, !acc) -> ()
-          %merged_mean, %merged_squares = func.call @merged(%exchange, %group, %t) : (!forward_exchange, index, index) -> (!acc, !acc)
-          scf.yield %merged_mean, %merged_squares : !acc, !acc
+          %sum = func.call @total(%share, %exchange, %c0, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+          %mean_of_row = arith.mulf %sum, %inv_n : !acc
+          scf.yield %mean_of_row, %sum : !acc, !acc
         }
+        scf.yield %near_mean, %summed : !acc, !acc
+      } else {
+        scf.yield %zero, %zero : !acc, !acc
+      }
+      %share_squares = func.call @share(%squares_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %centres, %values)
+          : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
+      %mean_row, %sum_squares = scf.if %in_clusters -> (!acc, !acc) {
+        %share_centred = scf.if %centres -> !acc {
+          %centred = func.call @share(%values_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %centres, %values)
+              : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
+          scf.yield %centred : !acc
+        } else {
+          scf.yield %zero : !acc
+        }
+        %mean_of_all, %squares_of_all = func.call @merged(%own_sum, %centre, %share_centred, %share_squares, %exchange, %mbarriers, %rank, %t)
+            : (!acc, !acc, !acc, !acc, !forward_exchange, !mbarriers, index, index) -> (!acc, !acc)
         scf.yield %mean_of_all, %squares_of_all : !acc, !acc
       } else {
-        %unused, %share_squares = func.call @shares(%zero, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %first_time, %values)
-            : (!acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> (!acc, !acc)
-        %squares = gpu.subgroup_reduce add %share_squares cluster(size = 32) : (!acc) -> !acc
-        %squares_of_all = scf.if %alone -> !acc {
-          scf.yield %squares : !acc
-        } else {
-          func.call @tell(%exchange, %mbarriers, %group, %rank, %t, %squares, %zero, %zero, %zero)
-              : (!forward_exchange, !mbarriers, index, index, index, !acc, !acc, !acc, !acc) -> ()
-          %total = func.call @total(%exchange, %group) : (!forward_exchange, index) -> !acc
-          scf.yield %total : !acc
-        }
-        scf.yield %zero, %squares_of_all : !acc, !acc
+        %squares_of_all = func.call @total(%share_squares, %exchange, %c1, %group, %t) : (!acc, !forward_exchange, index, index, index) -> !acc
+        scf.yield %centre, %squares_of_all : !acc, !acc
       }
       %rstd_row = func.call @rstd(%sum_squares) : (!acc) -> !acc
       %is_there = arith.andi %is_first, %exists : i1

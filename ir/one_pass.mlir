@@ -36,6 +36,8 @@
 #own_columns = 4096 : index  // of a workgroup
 #cluster = 1 : index         // workgroups that share a row
 #in_clusters = false
+#told = 16 : index           // subgroups of a cluster
+#turns = 1 : index           // in which a subgroup's lanes read what they have told
 #sent_bytes = 128 : i32      // to each workgroup, of a row
 #vector = 8 : index          // V
 #chunks = 1 : index          // of a row that a thread owns
@@ -259,6 +261,39 @@ hal.executable.source private @rows {
         func.call @send_two(%theirs, %h, %hx, %their_mbarrier) : (i32, !acc, !acc, i32) -> ()
       }
       return
+    }
+
+    // A row's sums, of those of the cluster's subgroups: there are many, so each lane reads a few.
+    func.func private @of_cluster(%exchange: !exchange, %half: index, %lane: index) -> (!acc, !acc) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %lanes = arith.constant #subgroup
+      %told = arith.constant #told
+      %turns = arith.constant #turns
+      %centres = arith.constant #centres
+      %zero = arith.constant 0.0 : !acc
+      %lane_h, %lane_hx = scf.for %turn = %c0 to %turns step %c1 iter_args(%h_before = %zero, %hx_before = %zero) -> (!acc, !acc) {
+        %before = arith.muli %turn, %lanes : index
+        %which = arith.addi %before, %lane : index
+        %there = arith.cmpi ult, %which, %told : index
+        %which_in = arith.select %there, %which, %c0 : index
+        %pair = vector.load %exchange[%half, %c0, %which_in, %c0] : !exchange, !pair
+        %h = vector.extract %pair[0] : !acc from !pair
+        %hx = vector.extract %pair[1] : !acc from !pair
+        %h_more = arith.addf %h_before, %h : !acc
+        %hx_more = arith.addf %hx_before, %hx : !acc
+        %h_after = arith.select %there, %h_more, %h_before : !acc
+        %hx_after = arith.select %there, %hx_more, %hx_before : !acc
+        scf.yield %h_after, %hx_after : !acc, !acc
+      } {llvm.loop_annotation = #unrolled}
+      %sum_h = scf.if %centres -> !acc {
+        %all_h = gpu.subgroup_reduce add %lane_h cluster(size = 32) : (!acc) -> !acc
+        scf.yield %all_h : !acc
+      } else {
+        scf.yield %zero : !acc
+      }
+      %sum_hx = gpu.subgroup_reduce add %lane_hx cluster(size = 32) : (!acc) -> !acc
+      return %sum_h, %sum_hx : !acc, !acc
     }
 
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
@@ -660,11 +695,17 @@ hal.executable.source private @rows {
                 nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
               }
             }
-            %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-            %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-            %pair_h = vector.extract %pair[0] : !acc from !pair
-            %pair_hx = vector.extract %pair[1] : !acc from !pair
-            scf.yield %pair_h, %pair_hx : !acc, !acc
+            %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
+              %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
+              scf.yield %told_h, %told_hx : !acc, !acc
+            } else {
+              %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
+              %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
+              %pair_h = vector.extract %pair[0] : !acc from !pair
+              %pair_hx = vector.extract %pair[1] : !acc from !pair
+              scf.yield %pair_h, %pair_hx : !acc, !acc
+            }
+            scf.yield %all_h, %all_hx : !acc, !acc
           }
           scf.yield %group_h, %group_hx : !acc, !acc
         } else {

@@ -191,7 +191,6 @@ def _literals(
         how = _forward(spec, target, schedule)
         of_a_row = how.lanes(target)
         text = _clustered(text, "normalize", how.cluster)
-        text = text.replace("cluster(size = 16)", f"cluster(size = {how.merging(target)})")
         text += "\n" + _of_few_rows(text)
     text = text.replace("cluster(size = 32)", f"cluster(size = {of_a_row})")
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
@@ -395,6 +394,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     padded, groups = schedule.padded_columns(spec, target), schedule.groups
     slots, chunks = schedule.slots, schedule.chunks(spec, target)
     dy_bytes, x_bytes = schedule.row_bytes(spec, target)
+    told = schedule.warps * schedule.cluster
     return {
         "#threads_i32": f"{schedule.threads(target)} : i32",
         "#subgroup_i32": f"{target.subgroup_size} : i32",
@@ -418,13 +418,15 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#divides_again": _flag(spec.from_output and not schedule.stages_weight),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
         "#one_group": _flag(groups == 1),
-        "#one_warp": _flag(schedule.warps * schedule.cluster == 1),
+        "#one_warp": _flag(told == 1),
         "#warps": f"{schedule.warps} : index",
-        "!warp_sums": f"vector<{schedule.warps * schedule.cluster}x2x!acc>",
+        "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         "#own_columns": f"{schedule.own_columns(spec)} : index",
         "#cluster": f"{schedule.cluster} : index",
         "#in_clusters": _flag(schedule.cluster > 1),
-        "#sent_bytes": f"{schedule.cluster * schedule.warps * 2 * _SUM_BYTES} : i32",
+        "#told": f"{told} : index",
+        "#turns": f"{-(-told // target.subgroup_size)} : index",
+        "#sent_bytes": f"{told * 2 * _SUM_BYTES} : i32",
         "#fills": _flag(schedule.padded_columns(spec, target) == schedule.own_columns(spec)),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes}xi8"),
@@ -435,7 +437,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
         "!inverse_staged": _shared(f"{groups}x{padded}x!acc"),
         "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
-        "!exchange": _shared(f"2x{groups}x{schedule.warps * schedule.cluster}x2x!acc"),
+        "!exchange": _shared(f"2x{groups}x{told}x2x!acc"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),
@@ -519,11 +521,9 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_columns": f"{how.own_columns(spec)} : index",
         "#forward_cluster": f"{how.cluster} : index",
         "#forward_in_clusters": _flag(how.cluster > 1),
-        "#forward_said": f"{how.said(spec)} : index",
         "#forward_told": f"{told} : index",
-        "#forward_merging": f"{how.merging(target)} : index",
-        "#forward_turns": f"{-(-told // how.merging(target))} : index",
-        "#forward_sent_bytes": f"{told * how.said(spec) * _SUM_BYTES} : i32",
+        "#forward_turns": f"{-(-told // target.subgroup_size)} : index",
+        "#forward_sent_bytes": f"{told * how.sums(spec) * _SUM_BYTES} : i32",
         "#forward_vector": f"{vector} : index",
         "#forward_chunks": f"{chunks} : index",
         "#forward_threads": f"{how.threads} : index",
@@ -543,9 +543,8 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#few_resident": f"{few.resident} : i32",
         "#scales": _flag(spec.has_weight and is_forward),
         "#forward_kernel": _kernel(how.rows * how.threads, target),
-        "!forward_exchange": _shared(f"{how.rows}x{told * how.said(spec)}x!acc"),
-        "!forward_warps": f"vector<{told}x!acc>",
-        "!forward_four": "vector<4x!acc>",
+        "!forward_exchange": _shared(f"{how.sums(spec)}x{how.rows}x{told}x!acc"),
+        "!forward_warps": f"vector<{warps}x!acc>",
         "!forward_chunk": f"vector<{vector}x!acc>",
         "!forward_held": _private(f"{chunks}x!forward_chunk"),
         **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},

@@ -40,7 +40,8 @@ _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few byt
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
 _WORD_BYTES = 4
-_SAID = 4  # a sum, a number near their mean, and two sums without that (ir/forward.mlir)
+_SUMS = 2
+_SUMS_OF_CLUSTERS = 4
 
 
 @dataclass(frozen=True)
@@ -132,20 +133,17 @@ class Forward:
         """Threads of a subgroup that share a row."""
         return min(self.threads, target.subgroup_size)
 
-    def said(self, spec: NormSpec) -> int:
-        """Numbers that a subgroup tells the others of its row."""
-        return _SAID if spec.family.centres else 1
-
-    def merging(self, target: Target) -> int:
-        """Lanes that read what the subgroups of a row have told: a power of 2."""
-        told = self.warps(target) * self.cluster
-        return min(target.subgroup_size, 1 << max(1, (told - 1).bit_length()))
+    def sums(self, spec: NormSpec) -> int:
+        """Numbers that subgroups exchange, with a place for each (``ir/forward.mlir``)."""
+        if self.cluster == 1:
+            return _SUMS
+        return _SUMS_OF_CLUSTERS if spec.family.centres else 1
 
     def shared_bytes(self, spec: NormSpec, target: Target) -> int:
         """Shared memory (LDS) of a workgroup."""
         warps = self.warps(target) * self.cluster
-        said = self.said(spec) * DTYPES[spec.acc_dtype].numpy.itemsize
-        exchange = warps * said if warps > 1 else 0
+        size = DTYPES[spec.acc_dtype].numpy.itemsize
+        exchange = self.sums(spec) * warps * size if warps > 1 else 0
         row = self.padded_columns(spec) * _bytes_of(_normalized(spec))
         return self.rows * (exchange + (row if self.shares else 0))
 
