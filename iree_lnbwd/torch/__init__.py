@@ -22,16 +22,23 @@ from iree_lnbwd.torch.modules import (
     replace_layer_norm,
     warmup,
 )
+from iree_lnbwd.torch.override_status import Status
+from iree_lnbwd.torch.overrides import disable, enable, enabled, status
 
 __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "LayerNorm",
     "RMSNorm",
+    "Status",
     "add_layer_norm",
     "add_rms_norm",
+    "disable",
+    "enable",
+    "enabled",
     "layer_norm",
     "replace_layer_norm",
     "rms_norm",
+    "status",
     "warmup",
 ]
