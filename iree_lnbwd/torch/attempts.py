@@ -64,14 +64,11 @@ class _Record:
     """The fallbacks of this process, counted. Any number of threads may call."""
 
     def __init__(self) -> None:
-        self._begin_anew()
-        # A thread that holds the lock does not exist in a forked process.
-        os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _begin_anew(self) -> None:
-        self._renew_lock()
+        self._lock = threading.Lock()
         self._counts: Counter[Fallback] = Counter()
         self._refused: dict[Hashable, str] = {}
+        # A thread that holds the lock does not exist in a forked process.
+        os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()

@@ -47,9 +47,9 @@ _ALL = _Rule(0, 0, 0)
 # Measured on two cores, with two threads (`scripts/benchmark_autograd`): a call of ours takes 0.1 ms
 # before it begins, and PyTorch's kernel in f32 is as fast as ours while everything is in the caches.
 _LARGE = _Rule(12 << 20, 1 << 20, max(2, (os.cpu_count() or 1) // 2))
-_RULES = {
-    ("cuda", op): _ALL for op in OPS.values()
-} | {("cpu", op): _LARGE for op in OPS.values() if op.is_backward}
+_RULES = {("cuda", op): _ALL for op in OPS.values()} | {
+    ("cpu", op): _LARGE for op in OPS.values() if op.is_backward
+}
 
 
 class _Settings(NamedTuple):
