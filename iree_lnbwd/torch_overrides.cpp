@@ -44,6 +44,7 @@ enum Outcome : size_t { kOurs, kLeftForSpeed, kLeftForArguments, kOutcomes };
 struct Rule {
   std::atomic<int64_t> least_elements{0};       // of f32 and f64
   std::atomic<int64_t> least_elements_half{0};  // of f16 and bf16
+  std::atomic<int64_t> least_rows{0};
   std::atomic<int64_t> least_threads{0};        // of PyTorch's own kernels
 };
 
@@ -53,10 +54,11 @@ struct Override {
   Rule rule;
   std::array<std::atomic<int64_t>, kOutcomes> counts{};
 
-  bool is_worth(const Tensor& input) const {
+  bool is_worth(const Tensor& input, at::IntArrayRef normalized_shape) const {
     const auto& least = at::isReducedFloatingType(input.scalar_type()) ? rule.least_elements_half
                                                                        : rule.least_elements;
     return input.numel() >= least &&
+           input.numel() >= rule.least_rows * c10::multiply_integers(normalized_shape) &&
            (rule.least_threads == 0 || at::get_num_threads() >= rule.least_threads);
   }
 
@@ -99,10 +101,10 @@ bool is_any_defined(const std::tuple<Tensors...>& results) {
 //
 // `asks` says whether there is something to compute, and nothing that only PyTorch's would do.
 template <Op op, class Results, class Known, class... Arguments>
-Results run(DispatchKeySet keys, const Tensor& input, bool asks, const Known& known,
-            Arguments... arguments) {
+Results run(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized_shape, bool asks,
+            const Known& known, Arguments... arguments) {
   Override& ours = override_of(op, input.is_cpu());
-  if (!ours.is_worth(input)) {
+  if (!ours.is_worth(input, normalized_shape)) {
     ours.count(kLeftForSpeed);
   } else if (!asks) {
     ours.count(kLeftForArguments);
@@ -125,19 +127,19 @@ LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_o
                                        const Tensor& mean, const Tensor& rstd,
                                        const OptionalTensor& weight, const OptionalTensor& bias,
                                        std::array<bool, 3> mask) {
+  const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
   const auto [dx, dgamma, dbeta] = mask;
   const bool asks = input.numel() > 0 && (dx || dgamma || dbeta) &&
                     (!dgamma || is_there(weight)) && (!dbeta || is_there(bias));
   const auto known = [&] {
-    return iree_lnbwd::known_layer_norm_backward(grad_output, input,
-                                                 C10_AS_INTARRAYREF_SLOW(normalized_shape), mean,
-                                                 rstd, weight, bias, mask);
+    return iree_lnbwd::known_layer_norm_backward(grad_output, input, dims, mean, rstd, weight,
+                                                 bias, mask);
   };
   return run<Op::layer_norm_backward, LayerNormGradients, decltype(known), const Tensor&,
              const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&,
              const OptionalTensor&, const OptionalTensor&, std::array<bool, 3>>(
-      keys, input, asks, known, grad_output, input, normalized_shape, mean, rstd, weight, bias,
-      mask);
+      keys, input, dims, asks, known, grad_output, input, normalized_shape, mean, rstd, weight,
+      bias, mask);
 }
 
 RmsNormGradients rms_norm_backward(DispatchKeySet keys, const Tensor& grad_output,
@@ -152,8 +154,8 @@ RmsNormGradients rms_norm_backward(DispatchKeySet keys, const Tensor& grad_outpu
   };
   return run<Op::rms_norm_backward, RmsNormGradients, decltype(known), const Tensor&,
              const Tensor&, at::IntArrayRef, const Tensor&, const OptionalTensor&,
-             std::array<bool, 2>>(keys, input, asks, known, grad_output, input, normalized_shape,
-                                  rstd, weight, mask);
+             std::array<bool, 2>>(keys, input, normalized_shape, asks, known, grad_output, input,
+                                  normalized_shape, rstd, weight, mask);
 }
 
 // PyTorch's forwards refuse mixed types on GPUs.
@@ -164,14 +166,14 @@ bool are_alike(const Tensor& input, const OptionalTensor& parameter) {
 LayerNormOutput layer_norm(DispatchKeySet keys, const Tensor& input,
                            c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
                            const OptionalTensor& bias, double eps) {
+  const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
   const auto known = [&] {
-    return iree_lnbwd::known_layer_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight,
-                                        bias, eps);
+    return iree_lnbwd::known_layer_norm(input, dims, weight, bias, eps);
   };
   const bool asks = input.numel() > 0 && are_alike(input, weight) && are_alike(input, bias);
   return run<Op::layer_norm, LayerNormOutput, decltype(known), const Tensor&, c10::SymIntArrayRef,
              const OptionalTensor&, const OptionalTensor&, double>(
-      keys, input, asks, known, input, normalized_shape, weight, bias, eps);
+      keys, input, dims, asks, known, input, normalized_shape, weight, bias, eps);
 }
 
 RmsNormOutput rms_norm(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized_shape,
@@ -182,7 +184,7 @@ RmsNormOutput rms_norm(DispatchKeySet keys, const Tensor& input, at::IntArrayRef
   const bool asks = input.numel() > 0 && are_alike(input, weight);
   return run<Op::rms_norm, RmsNormOutput, decltype(known), const Tensor&, at::IntArrayRef,
              const OptionalTensor&, std::optional<double>>(
-      keys, input, asks, known, input, normalized_shape, weight, eps);
+      keys, input, normalized_shape, asks, known, input, normalized_shape, weight, eps);
 }
 
 torch::CppFunction kernel_of(Op op) {
@@ -226,7 +228,7 @@ DispatchKey key_of(bool on_cpu) { return on_cpu ? DispatchKey::CPU : DispatchKey
 
 // Registers a kernel of ours, in place of the one that is there.
 void override_kernel(int64_t number, bool on_cpu, int64_t least_elements,
-                     int64_t least_elements_half, int64_t least_threads) {
+                     int64_t least_elements_half, int64_t least_rows, int64_t least_threads) {
   const auto op = static_cast<Op>(number);
   auto kernel = kernel_of(op);
   const auto key = key_of(on_cpu);
@@ -240,6 +242,7 @@ void override_kernel(int64_t number, bool on_cpu, int64_t least_elements,
   std::atomic_store(&ours.original, std::make_shared<const c10::SafeKernelFunction>(original));
   ours.rule.least_elements = least_elements;
   ours.rule.least_elements_half = least_elements_half;
+  ours.rule.least_rows = least_rows;
   ours.rule.least_threads = least_threads;
   auto made =
       std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
@@ -276,7 +279,7 @@ void forget_counts() {
 TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
   library.def(
       "override_kernel(int op, bool on_cpu, int least_elements, int least_elements_half, "
-      "int least_threads) -> ()",
+      "int least_rows, int least_threads) -> ()",
       override_kernel);
   library.def("restore_kernel(int op, bool on_cpu) -> ()", restore_kernel);
   library.def("override_counts(int op, bool on_cpu) -> int[]", counts);

@@ -87,10 +87,9 @@ class _Record:
     def add(self, fallback: Fallback) -> None:
         """Counts one; a new reason is told."""
         with self._lock:
-            if is_new := fallback not in self._counts:
-                if len(self._counts) >= _REASONS_KEPT:
-                    fallback = fallback._replace(reason=_OTHER_REASONS)
-                    is_new = fallback not in self._counts
+            if fallback not in self._counts and len(self._counts) >= _REASONS_KEPT:
+                fallback = fallback._replace(reason=_OTHER_REASONS)
+            is_new = fallback not in self._counts
             self._counts[fallback] += 1
         if is_new:
             where = f"aten::{ATENS[fallback.op]} on {fallback.device_type}"
@@ -112,7 +111,7 @@ class _Record:
 RECORD = _Record()
 
 
-class _NotTaken(Exception):
+class _NotTakenError(Exception):
     """A call that goes to PyTorch's kernel, and why."""
 
 
@@ -147,7 +146,7 @@ def _attempt(
                 else:
                     kernels.remember(op, tensors, known, output_mask, eps)
             return results
-        except _NotTaken as error:
+        except _NotTakenError as error:
             reason = str(error)
         except Exception as error:  # tools that are not ours may raise anything
             reason = printable(f"{type(error).__name__}: {one_line(error)}")
@@ -168,7 +167,7 @@ def _compute(
     data = tensors[names(op.arguments).index(op.data.name)]
     assert data is not None
     if data.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise _NotTaken("the first call of its kind was inside a capture of a CUDA graph")
+        raise _NotTakenError("the first call of its kind was inside a capture of a CUDA graph")
     if op.is_backward:
         backward = kernels.backward(op, tensors, normalized_shape, output_mask, None, 0.0)
         return tuple(backward[0]), backward[1]

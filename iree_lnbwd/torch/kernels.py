@@ -6,6 +6,7 @@ import atexit
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from iree_lnbwd import functional, notices, torch_native
@@ -170,15 +171,24 @@ def remember(
         eps: Of a forward.
     """
     given = dict(zip(names(op.arguments), tensors, strict=True))
-    dtypes = (
-        None if (tensor := given.get(name)) is None else tensor.dtype
-        for name in ("grad_output", "input", "weight", "bias")
-    )
     input = given["input"]
     assert input is not None
-    mask = (*output_mask, False, False, False)[:3]
+
+    def dtype(name: str) -> torch.dtype | None:
+        return None if (tensor := given.get(name)) is None else tensor.dtype
+
+    dx, dgamma, dbeta = (*output_mask, False, False, False)[:3]
     kind = torch_native.CallKind(
-        op, input.device, known.rows, known.module.spec.columns, *dtypes, mask, eps
+        op=op,
+        device=input.device,
+        rows=known.rows,
+        columns=known.module.spec.columns,
+        grad_output=dtype("grad_output"),
+        input=input.dtype,
+        weight=dtype("weight"),
+        bias=dtype("bias"),
+        output_mask=(dx, dgamma, dbeta),
+        eps=eps,
     )
     torch_native.remember(kind, known)
 

@@ -31,13 +31,13 @@ class Calls(NamedTuple):
         name: The operator.
         device: PyTorch's name of the type of device.
         reason: Why they went to PyTorch's kernel; None of those that ours computed.
-        count: How many there were.
+        number: How many there were.
     """
 
     name: str
     device: str
     reason: str | None
-    count: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Status:
     @property
     def ours(self) -> int:
         """The number of calls that our kernels computed."""
-        return sum(each.count for each in self.calls if each.reason is None)
+        return sum(each.number for each in self.calls if each.reason is None)
 
     @property
     def pytorchs(self) -> int:
         """The number of calls that went to PyTorch's kernels."""
-        return sum(each.count for each in self.calls if each.reason is not None)
+        return sum(each.number for each in self.calls if each.reason is not None)
 
     def __str__(self) -> str:
         """A line for each operator, and for each outcome of its calls."""
@@ -76,7 +76,7 @@ class Status:
                 (
                     *each[:2],
                     _OURS if each.reason is None else _PYTORCHS,
-                    str(each.count),
+                    str(each.number),
                     each.reason or "",
                 )
                 for each in found

@@ -35,18 +35,21 @@ class _Rule(NamedTuple):
     Attributes:
         least_elements: Of the input, in f32 or f64.
         least_elements_half: Of the input, in f16 or bf16.
+        least_rows: M.
         least_threads: That PyTorch's own kernels may use. Ours use every core.
     """
 
     least_elements: int
     least_elements_half: int
+    least_rows: int
     least_threads: int
 
 
-_ALL = _Rule(0, 0, 0)
-# Measured on two cores, with two threads (`scripts/benchmark_autograd`): a call of ours takes 0.1 ms
-# before it begins, and PyTorch's kernel in f32 is as fast as ours while everything is in the caches.
-_LARGE = _Rule(12 << 20, 1 << 20, max(2, (os.cpu_count() or 1) // 2))
+_ALL = _Rule(0, 0, 0, 0)
+# Measured on two cores, with two threads (`scripts/benchmark_autograd`): a call of ours takes 0.1
+# ms before it begins, and few rows do not fill its threads. PyTorch's in f32 is as fast as ours
+# while all tensors are in the caches.
+_LARGE = _Rule(12 << 20, 3 << 20, 512, max(2, (os.cpu_count() or 1) // 2))
 _RULES = {("cuda", op): _ALL for op in OPS.values()} | {
     ("cpu", op): _LARGE for op in OPS.values() if op.is_backward
 }
@@ -88,6 +91,8 @@ class _Process:
         RECORD.forget()
         if torch_native.load():
             torch.ops.iree_lnbwd.forget_override_counts()
+        else:
+            notices.log(_log, "PyTorch's own kernels of norms stay, for ours cannot be had in C++")
 
 
 _PROCESS = _Process()
@@ -169,7 +174,7 @@ def status() -> Status:
             if (fallback.device_type, fallback.op) == (device_type, op)
         }
         calls += [Calls(*of_both, reason, count) for reason, count in reasons.items()]
-    return Status(is_enabled, tuple(operators), tuple(each for each in calls if each.count))
+    return Status(is_enabled, tuple(operators), tuple(each for each in calls if each.number))
 
 
 def _checked(forwards: object, override_others: object) -> _Settings:

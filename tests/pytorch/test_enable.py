@@ -1,7 +1,7 @@
-"""PyTorch's own operators with our kernels in their place: their results, and what goes around them.
+"""PyTorch's own operators with our kernels in their place: results, and what goes around them.
 
-In C++, so these tests are for ``--cpp-operators``. On the CPU all sizes are ours here, not only those
-that ours is faster for.
+In C++, so these tests are for ``--cpp-operators``. On the CPU all sizes are ours here, not only
+those that ours is faster for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def enabled(all_sizes: None) -> None:
 
 def counted(status: Status, device: str = "cpu", name: str = NAME) -> dict[str | None, int]:
     """The calls of an operator, by the reason why they went to PyTorch's kernel."""
-    return {c.reason: c.count for c in status.calls if (c.name, c.device) == (name, device)}
+    return {c.reason: c.number for c in status.calls if (c.name, c.device) == (name, device)}
 
 
 def tensors(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,7 +150,7 @@ def test_inputs_of_any_strides(change: str, device: str) -> None:
     columns = given.shape[-1]
     leaves = [t.requires_grad_() for t in (given.detach(), weight[:columns], bias[:columns])]
 
-    def gradients() -> tuple[Tensor, ...]:
+    def gradients() -> Any:
         return torch.autograd.grad(normalized(*leaves), leaves, given.sin())
 
     with_and_without(gradients, device)
@@ -211,7 +211,7 @@ def test_jagged_tensors() -> None:
     rows, weight, bias = tensors(9, 10)
     parts = [rows[:2], rows[2:3], rows[3:]]
 
-    def gradients() -> tuple[Tensor, ...]:
+    def gradients() -> Any:
         jagged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
         output = normalized(jagged, weight, bias).values()
         return torch.autograd.grad(output, (rows, weight, bias), rows.detach().sin())
@@ -313,20 +313,26 @@ def test_no_rows(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_sizes_that_pytorch_is_faster_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = overrides._Rule(60, 30, 1)
-    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), rule)
-    lnbwd.enable()
-    for rows, dtype in ((5, torch.float32), (6, torch.float32), (2, torch.half), (3, torch.half)):
-        x = torch.ones(rows, 10, dtype=dtype, requires_grad=True)
-        normalized(x).sum().backward()
-    assert counted(lnbwd.status()) == {None: 2, "PyTorch's kernel is faster at this size": 2}
-    lnbwd.disable()
-    monkeypatch.setitem(
-        overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), rule._replace(least_threads=1 << 20)
-    )
-    lnbwd.enable()
-    normalized(x).sum().backward()
-    assert counted(lnbwd.status()) == {"PyTorch's kernel is faster at this size": 1}
+    faster = "PyTorch's kernel is faster at this size"
+
+    def outcomes(rule: overrides._Rule, *shape: int, dtype: torch.dtype) -> set[str | None]:
+        monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), rule)
+        with lnbwd.enabled():
+            normalized(torch.ones(shape, dtype=dtype, requires_grad=True)).sum().backward()
+        return {*counted(lnbwd.status())}
+
+    rule = overrides._Rule(60, 30, 2, 1)
+    for rows, dtype, reason in (
+        (5, torch.float32, faster),
+        (6, torch.float32, None),
+        (5, torch.float64, faster),
+        (2, torch.half, faster),
+        (3, torch.bfloat16, None),
+    ):
+        assert outcomes(rule, rows, 10, dtype=dtype) == {reason}
+    assert outcomes(rule, 1, 90, dtype=torch.float32) == {faster}
+    threads = rule._replace(least_threads=1 << 20)
+    assert outcomes(threads, 6, 10, dtype=torch.float32) == {faster}
 
 
 @pytest.mark.usefixtures("enabled")

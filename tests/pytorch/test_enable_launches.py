@@ -1,7 +1,7 @@
-"""What C++ launches in place of PyTorch's kernels: here the GPU is the emulator, and a launch a call.
+"""What C++ launches in place of PyTorch's kernels: the GPU is the emulator, and a launch a call.
 
-The tensors are on the CPU, where nothing but the driver and the stream differs for C++. Their memory
-is copied to the emulated GPU before each kernel, and back. For ``--cpp-operators``.
+The tensors are on the CPU, where nothing but the driver and the stream differs for C++. Their
+memory is copied to the emulated GPU before each kernel, and back. For ``--cpp-operators``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch_support import TORCH_DTYPES, to_array, to_tensor
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import NormSpec, runtime, torch_native
-from iree_lnbwd.arguments import BoundCall, results_of
+from iree_lnbwd.arguments import Array, BoundCall, results_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, RMS_NORM, RMS_NORM_BACKWARD, names
 from iree_lnbwd.runtime import gpu_module
@@ -92,7 +92,8 @@ class Driver(EmulatedDriver):
         host = np.frombuffer(content, np.uint64, len(bindings)).tolist()
         constants = np.frombuffer(content, np.uint32, offset=8 * len(bindings))
         assert tuple(constants) == tuple(launch.constants)
-        arrays, buffers = [], []
+        arrays: list[Array | None] = []
+        buffers: list[Any] = []
         for name, address in zip(bindings, host, strict=True):
             if address in self._starts:  # the module's ones, which are there already
                 arrays.append(None)
@@ -105,9 +106,9 @@ class Driver(EmulatedDriver):
             buffers.append(self.allocate(name, array.nbytes, array.copy()))
         launch.fill([b if isinstance(b, int) else b.address for b in buffers])
         launch.run(0)
-        for array, buffer in zip(arrays, buffers, strict=True):
-            if array is not None:
-                array[:] = self.memory.read(buffer, 0, array.nbytes)
+        for changed, buffer in zip(arrays, buffers, strict=True):
+            if changed is not None:
+                changed[:] = self.memory.read(buffer, 0, changed.nbytes)
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +159,7 @@ CASES = [
 def learned(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, LaunchSequence]:
     """C++ is told of the calls of a spec; what they launch."""
     sizes = {
-        row.name: math.prod(row.kind.shape(ROWS, COLUMNS))
+        row.name: math.prod(filter(None, row.kind.shape(ROWS, COLUMNS)))
         * DTYPES[spec.element_type(row.element)].numpy.itemsize
         for row in (*spec.family.inputs, *spec.family.results)
     }
@@ -185,7 +186,7 @@ def learned(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, La
         TORCH_DTYPES[spec.dtype],
         of_weight,
         TORCH_DTYPES[spec.beta_dtype] if has_bias else None,
-        (*spec.output_mask, False, False, False)[:3],
+        (*spec.output_mask, False, False, False)[:3],  # type: ignore[arg-type]
         spec.eps,
     )
     torch_native.remember(kind, known)
