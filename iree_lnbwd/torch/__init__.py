@@ -1,4 +1,8 @@
-"""The norms in PyTorch: drop-in functions and modules, and forms with a fused residual.
+"""The norms in PyTorch: its own kernels replaced, drop-ins, and forms with a fused residual.
+
+``enable`` runs this package's kernels in place of PyTorch's own, in the whole process and without a
+change to a model; ``status`` says what ran. Under ``torch.compile``'s inductor, which takes
+PyTorch's operators apart, there are the operators of this package.
 
 ``layer_norm`` and ``rms_norm`` are drop-ins for the functions of ``torch.nn.functional``,
 ``LayerNorm`` and ``RMSNorm`` for the modules of ``torch.nn``. ``replace_layer_norm`` swaps the
