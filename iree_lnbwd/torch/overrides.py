@@ -19,7 +19,7 @@ from iree_lnbwd.torch.override_status import Calls, Operator, Status
 
 _OURS = "torch_overrides.cpp"  # where PyTorch's dispatcher says that our kernels are from
 _KEYS = {"cuda": "CUDA", "cpu": "CPU"}  # PyTorch calls AMD GPUs "cuda" too
-_OFF = "enable() was not called"
+_OFF = "not enabled"
 _NOT_ASKED = "enable(forwards=True) takes it, too"
 _NO_CPP = "the kernels in C++ cannot be had; the log says why"
 _NO_KERNEL = "this PyTorch has no such kernel"
