@@ -7,160 +7,36 @@
 // each time.
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/native_layer_norm.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/hash.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <array>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <tuple>
-#include <unordered_map>
-#include <vector>
+#include "torch_norms.h"
 
 namespace {
 
 using at::Tensor;
+using iree_lnbwd::Call;
+using iree_lnbwd::calls;
+using iree_lnbwd::is_there;
+using iree_lnbwd::Launch;
+using iree_lnbwd::LayerNormOutput;
+using iree_lnbwd::OptionalTensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
-using Gradients = std::tuple<Tensor, Tensor, Tensor>;
-using Statistics = std::tuple<Tensor, Tensor, Tensor>;  // output, mean, rstd
-
-// What one call launches.
-
-// What a graph is told of a kernel: CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h.
-struct KernelNode {
-  void* function;
-  unsigned workgroups[3];
-  unsigned threads[3];
-  unsigned shared_bytes;
-  void** parameters;
-  void** extra;
-  void* kernel;
-  void* context;
-};
-
-// A GPU's context, and functions of its driver: CUDA's, or HIP's, whose signatures are the same.
-// Those of graphs are CUDA's alone.
-struct Driver {
-  void* context;
-  int (*get_context)(void**);
-  int (*push_context)(void*);
-  int (*pop_context)(void**);
-  int (*launch)(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
-                unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
-                void** parameters, void** extra);
-  int (*is_capturing)(void* stream, int* status);
-  int (*set_node)(void* graph, void* node, const KernelNode* kernel);
-  int (*launch_graph)(void* graph, void* stream);
-};
-
-// Kernels one after another that the driver takes at once, which is faster.
-struct Graph {
-  std::mutex mutex;  // of its nodes' arguments
-  void* runnable;
-  std::vector<void*> nodes;
-};
-
-struct Launch {
-  void* function;
-  std::array<unsigned, 3> workgroups;
-  std::array<unsigned, 3> threads;
-  unsigned shared_bytes;
-  std::vector<int64_t> places;      // of its pointers, among those of the call
-  std::vector<uint32_t> constants;  // behind them
-};
-
-struct Call {
-  Driver driver;
-  int64_t ones;  // address of a weight of ones, for an op that has none
-  int64_t scratch_bytes;
-  std::vector<int64_t> scratch;  // where each piece begins
-  std::vector<Launch> launches;
-  std::shared_ptr<Graph> graph;  // of these launches, if there is one
-};
-
-// What calls have in common that launch the same kernels.
-struct Kind {
-  at::Device device;
-  int64_t rows;
-  int64_t columns;
-  at::ScalarType grad_output;
-  at::ScalarType input;
-  std::optional<at::ScalarType> weight;
-  std::optional<at::ScalarType> bias;
-  std::array<bool, 3> output_mask;
-
-  bool operator==(const Kind& other) const {
-    const auto fields = [](const Kind& kind) {
-      return std::tie(kind.device, kind.rows, kind.columns, kind.grad_output, kind.input,
-                      kind.weight, kind.bias, kind.output_mask);
-    };
-    return fields(*this) == fields(other);
-  }
-};
-
-struct HashOfKind {
-  size_t operator()(const Kind& kind) const {
-    const auto& [dx, dgamma, dbeta] = kind.output_mask;
-    return c10::get_hash(kind.device, kind.rows, kind.columns, kind.grad_output, kind.input,
-                         kind.weight, kind.bias, dx, dgamma, dbeta);
-  }
-};
-
-constexpr int64_t kAccessBytes = 16;  // what kernels may assume of the address of a row
-
-class Calls {
- public:
-  std::shared_ptr<const Call> find(const Kind& kind) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto found = calls_.find(kind);
-    return found == calls_.end() ? nullptr : found->second;
-  }
-  void add(const Kind& kind, Call call) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    calls_[kind] = std::make_shared<const Call>(std::move(call));
-  }
-  std::shared_ptr<Graph> graph(at::IntArrayRef handles) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto& graph = graphs_[handles[0]];
-    if (!graph) {
-      graph = std::make_shared<Graph>();
-      graph->runnable = reinterpret_cast<void*>(handles[0]);
-      for (int64_t node : handles.slice(1)) graph->nodes.push_back(reinterpret_cast<void*>(node));
-    }
-    return graph;
-  }
-  void clear() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    calls_.clear();
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<int64_t, std::shared_ptr<Graph>> graphs_;
-  std::unordered_map<Kind, std::shared_ptr<const Call>, HashOfKind> calls_;
-};
-
-Calls& calls() {
-  static Calls all;
-  return all;
-}
+using Gradients = iree_lnbwd::LayerNormGradients;
 
 // Python's side of `calls`.
-void remember(at::Device device, int64_t rows, int64_t columns, at::ScalarType grad_output,
-              at::ScalarType input, std::optional<at::ScalarType> weight,
-              std::optional<at::ScalarType> bias, std::array<bool, 3> output_mask,
-              at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
+void remember(int64_t op, at::Device device, int64_t rows, int64_t columns,
+              std::optional<at::ScalarType> grad_output, at::ScalarType input,
+              std::optional<at::ScalarType> weight, std::optional<at::ScalarType> bias,
+              std::array<bool, 3> output_mask, std::optional<double> eps, at::IntArrayRef driver,
+              int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
               at::IntArrayRef launches, at::IntArrayRef graph) {
+  TORCH_CHECK(op >= 0 && op < static_cast<int64_t>(iree_lnbwd::kOps),
+              "op: expected one of operands.OPS, got ", op);
   const size_t addresses = graph.empty() ? 5 : 8;
   TORCH_CHECK(driver.size() == addresses, "driver: expected ", addresses, " addresses, got ",
               driver.size());
@@ -195,105 +71,12 @@ void remember(at::Device device, int64_t rows, int64_t columns, at::ScalarType g
     launch.constants.resize(next());
     for (auto& constant : launch.constants) constant = static_cast<uint32_t>(next());
   }
-  calls().add({device, rows, columns, grad_output, input, weight, bias, output_mask},
+  calls().add({static_cast<iree_lnbwd::Op>(op), device, rows, columns, grad_output, input, weight,
+               bias, output_mask, eps},
               std::move(call));
 }
 
 void forget() { calls().clear(); }
-
-void check(int status, const char* what) {
-  TORCH_CHECK(status == 0, "device: ", what, " failed with ", status);
-}
-
-// Makes a GPU's context the thread's for a while; a new thread of PyTorch's may have none.
-class CurrentContext {
- public:
-  explicit CurrentContext(const Driver& driver) : driver_(driver) {
-    void* current = nullptr;
-    check(driver.get_context(&current), "looking up the context");
-    if (current != driver.context) {
-      check(driver.push_context(driver.context), "setting the context");
-      pushed_ = true;
-    }
-  }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
-  ~CurrentContext() {
-    void* popped = nullptr;
-    if (pushed_) driver_.pop_context(&popped);
-  }
-
- private:
-  const Driver& driver_;
-  bool pushed_ = false;
-};
-
-// A launch's arguments as the driver reads them: pointers, then constants of 32 bits.
-class Arguments {
- public:
-  Arguments(const Launch& launch, at::ArrayRef<int64_t> pointers) {
-    for (int64_t place : launch.places) {
-      const auto pointer = static_cast<uint64_t>(pointers[place]);
-      values_.push_back(static_cast<uint32_t>(pointer));
-      values_.push_back(static_cast<uint32_t>(pointer >> 32));
-    }
-    values_.append(launch.constants.begin(), launch.constants.end());
-    size_ = values_.size() * sizeof(uint32_t);
-    void* const buffer_pointer = reinterpret_cast<void*>(1);  // the driver's names of what follows
-    void* const buffer_size = reinterpret_cast<void*>(2);
-    extra_ = {buffer_pointer, values_.data(), buffer_size, &size_, nullptr};
-  }
-  Arguments(const Arguments&) = delete;
-  Arguments& operator=(const Arguments&) = delete;
-
-  void** extra() { return extra_.data(); }
-
- private:
-  c10::SmallVector<uint32_t, 32> values_;
-  size_t size_;
-  std::array<void*, 5> extra_;
-};
-
-bool is_capturing(const Driver& driver, void* stream) {
-  int status = 0;
-  check(driver.is_capturing(stream, &status), "asking for a stream's capture");
-  return status != 0;
-}
-
-void run_graph(const Call& call, at::ArrayRef<int64_t> pointers, void* stream) {
-  Graph& graph = *call.graph;
-  std::lock_guard<std::mutex> lock(graph.mutex);
-  for (size_t i = 0; i < call.launches.size(); ++i) {
-    const Launch& launch = call.launches[i];
-    const auto& [x, y, z] = launch.workgroups;
-    const auto& [threads_x, threads_y, threads_z] = launch.threads;
-    Arguments arguments(launch, pointers);
-    const KernelNode node = {launch.function,
-                             {x, y, z},
-                             {threads_x, threads_y, threads_z},
-                             launch.shared_bytes,
-                             nullptr,
-                             arguments.extra(),
-                             nullptr,
-                             nullptr};
-    check(call.driver.set_node(graph.runnable, graph.nodes[i], &node), "setting a kernel");
-  }
-  check(call.driver.launch_graph(graph.runnable, stream), "launching kernels");
-}
-
-void run(const Call& call, at::ArrayRef<int64_t> pointers, void* stream) {
-  const CurrentContext current(call.driver);
-  // What a caller captures becomes part of the caller's graph, with these pointers.
-  if (call.graph && !is_capturing(call.driver, stream)) return run_graph(call, pointers, stream);
-  for (const Launch& launch : call.launches) {
-    const auto& [x, y, z] = launch.workgroups;
-    const auto& [threads_x, threads_y, threads_z] = launch.threads;
-    Arguments arguments(launch, pointers);
-    check(call.driver.launch(launch.function, x, y, z, threads_x, threads_y, threads_z,
-                             launch.shared_bytes, stream, nullptr, arguments.extra()),
-          "launching a kernel");
-  }
-}
 
 // The operators.
 
@@ -305,111 +88,19 @@ c10::TypedOperatorHandle<Signature> operator_of(const char* name) {
 using Backward = Gradients(const Tensor&, const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
                            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                            std::array<bool, 3>, double);
-using Forward = Statistics(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
-                           const OptionalTensor&, double);
-
-bool is_there(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
-
-std::optional<at::ScalarType> type_of(const OptionalTensor& tensor) {
-  if (!is_there(tensor)) return std::nullopt;
-  return tensor->scalar_type();
-}
-
-// Python copies what is not, and refuses what has no memory (any more).
-bool is_usable(const Tensor& tensor) {
-  const size_t bytes = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
-  return tensor.is_contiguous() && tensor.const_data_ptr() != nullptr &&
-         tensor.storage().nbytes() >= bytes &&
-         reinterpret_cast<int64_t>(tensor.const_data_ptr()) % kAccessBytes == 0;
-}
-
-bool is_usable(const OptionalTensor& tensor, at::Device device, at::IntArrayRef sizes) {
-  return !is_there(tensor) ||
-         (tensor->device() == device && tensor->sizes() == sizes && is_usable(*tensor));
-}
-
-bool is_statistic(const OptionalTensor& tensor, const Tensor& input, int64_t rows) {
-  const auto type = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return is_there(tensor) && tensor->device() == input.device() &&
-         tensor->scalar_type() == type && tensor->numel() == rows && is_usable(*tensor);
-}
-
-int64_t address(const OptionalTensor& tensor) {
-  return is_there(tensor) ? reinterpret_cast<int64_t>(tensor->const_data_ptr()) : 0;
-}
-
-// The call's kind, if the call is one that kernels could run as it stands.
-std::optional<Kind> kind_of(const Tensor& grad_output, const Tensor& input,
-                            at::IntArrayRef normalized_shape, const OptionalTensor& mean,
-                            const OptionalTensor& rstd, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const std::array<bool, 3>& mask) {
-  const auto sizes = input.sizes();
-  if (normalized_shape.empty() || sizes.size() < normalized_shape.size() ||
-      sizes.slice(sizes.size() - normalized_shape.size()) != normalized_shape ||
-      input.numel() == 0) {
-    return std::nullopt;
-  }
-  const auto device = input.device();
-  const int64_t columns = c10::multiply_integers(normalized_shape);
-  const int64_t rows = input.numel() / columns;
-  if (!is_usable(input) || !is_usable(grad_output, device, sizes) ||
-      !is_statistic(mean, input, rows) || !is_statistic(rstd, input, rows) ||
-      !is_usable(weight, device, normalized_shape) ||
-      (is_there(bias) && bias->device() != device)) {
-    return std::nullopt;
-  }
-  return Kind{device,
-              rows,
-              columns,
-              grad_output.scalar_type(),
-              input.scalar_type(),
-              type_of(weight),
-              type_of(bias),
-              mask};
-}
-
-// There is nothing left to dispatch on.
-Tensor empty(at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
-  return at::_ops::empty_memory_format::redispatch(
-      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefSlow(sizes), type,
-      at::kStrided, device, std::nullopt, std::nullopt);
-}
+using Forward = LayerNormOutput(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                                const OptionalTensor&, double);
 
 Gradients backward(const Tensor& grad_output, const Tensor& input,
                    c10::SymIntArrayRef normalized_shape, const OptionalTensor& mean,
                    const OptionalTensor& rstd, const OptionalTensor& weight,
                    const OptionalTensor& bias, std::array<bool, 3> mask, double eps) {
   const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
-  const auto kind = kind_of(grad_output, input, dims, mean, rstd, weight, bias, mask);
-  const auto call = kind ? calls().find(*kind) : nullptr;
-  if (!call) {
-    static const auto in_python = operator_of<Backward>("iree_lnbwd::layer_norm_backward_checked");
-    return in_python.call(grad_output, input, normalized_shape, mean, rstd, weight, bias, mask,
-                          eps);
-  }
-  const c10::DeviceGuard guard(input.device());
-  const auto of_weight = kind->weight.value_or(kind->input);
-  const auto of_bias = kind->bias.value_or(of_weight);
-  Tensor dx = mask[0] ? empty(input.sizes(), kind->input, kind->device) : Tensor();
-  Tensor dgamma = mask[1] && kind->weight ? empty(dims, of_weight, kind->device) : Tensor();
-  Tensor dbeta = mask[2] ? empty(dims, of_bias, kind->device) : Tensor();
-  // Of this stream, like the kernels: freed here, it is not used again before they are done.
-  const auto scratch = c10::GetAllocator(c10::kCUDA)->allocate(call->scratch_bytes);
-  const auto scratch_begins = reinterpret_cast<int64_t>(scratch.get());
-  c10::SmallVector<int64_t, 16> pointers = {
-      address(grad_output),
-      address(input),
-      address(mean),
-      address(rstd),
-      kind->weight ? address(weight) : call->ones,
-      address(dx),
-      address(dgamma),
-      address(dbeta),
-  };
-  for (int64_t begins : call->scratch) pointers.push_back(scratch_begins + begins);
-  const c10::impl::VirtualGuardImpl device(input.device().type());
-  run(*call, pointers, device.getStream(input.device()).native_handle());
-  return {std::move(dx), std::move(dgamma), std::move(dbeta)};
+  auto known = iree_lnbwd::known_layer_norm_backward(grad_output, input, dims, mean, rstd, weight,
+                                                     bias, mask);
+  if (known) return *std::move(known);
+  static const auto in_python = operator_of<Backward>("iree_lnbwd::layer_norm_backward_checked");
+  return in_python.call(grad_output, input, normalized_shape, mean, rstd, weight, bias, mask, eps);
 }
 
 bool has_module(at::ScalarType type) {
@@ -417,8 +108,8 @@ bool has_module(at::ScalarType type) {
 }
 
 // PyTorch's own takes one element type only on GPUs; Python widens, or refuses, the others.
-Statistics forward(const Tensor& input, c10::SymIntArrayRef normalized_shape,
-                   const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+LayerNormOutput forward(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                        const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
   const auto alike = [&](const OptionalTensor& tensor) {
     return !is_there(tensor) ||
            (tensor->scalar_type() == input.scalar_type() && tensor->device() == input.device());
@@ -511,9 +202,10 @@ Tensor layer_norm_with_autograd(const Tensor& input, c10::SymIntArrayRef normali
 
 TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
   library.def(
-      "remember(Device device, int rows, int columns, ScalarType grad_output, ScalarType input, "
-      "ScalarType? weight, ScalarType? bias, bool[3] output_mask, int[] driver, int ones, "
-      "int scratch_bytes, int[] scratch, int[] launches, int[] graph) -> ()",
+      "remember(int op, Device device, int rows, int columns, ScalarType? grad_output, "
+      "ScalarType input, ScalarType? weight, ScalarType? bias, bool[3] output_mask, float? eps, "
+      "int[] driver, int ones, int scratch_bytes, int[] scratch, int[] launches, int[] graph) "
+      "-> ()",
       remember);
   library.def("forget() -> ()", forget);
 }

@@ -1,4 +1,4 @@
-"""Builds ``torch_native.cpp``, the operators of `iree_lnbwd.torch` in C++, and tells it of calls.
+"""Builds the C++ of `iree_lnbwd.torch`, its operators and PyTorch's, and tells it of calls.
 
 The build needs a C++ compiler and ninja, once for each version of PyTorch (``torch.compile`` needs
 a C compiler for its launchers, too). Without them the operators stay in Python: the gradients are
@@ -22,21 +22,28 @@ import torch
 
 from iree_lnbwd import cache, folders, notices
 from iree_lnbwd.artifact import digest
-from iree_lnbwd.operands import GRAD_RESIDUAL, LAYER_NORM_BACKWARD, names
+from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, RESIDUAL_OUTPUT, Op, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.user_folders import UnusableError
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
+_HERE = Path(__file__).parent
+_SOURCES = (_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp")
+_HEADERS = (_HERE / "torch_calls.h", _HERE / "torch_norms.h")
 _FLAGS = ("-O2",)
 _LIBRARY = "iree_lnbwd_torch.so"
 _DIGEST = f"{_LIBRARY}.sha256"
-# The C++ names of a call's pointers, before those of its scratch.
-_POINTERS = names(
-    operand
-    for operand in (*LAYER_NORM_BACKWARD.inputs, *LAYER_NORM_BACKWARD.results)
-    if operand is not GRAD_RESIDUAL  # calls with one stay in Python
-)
+# The names of a call's pointers in C++, before those of its scratch. Calls with a residual stay in
+# Python.
+_POINTERS = {
+    op: names(
+        operand
+        for operand in (*op.inputs, *op.results)
+        if operand not in (RESIDUAL, GRAD_RESIDUAL, RESIDUAL_OUTPUT)
+    )
+    for op in OPS.values()
+}
+_NUMBERS = {op: number for number, op in enumerate(OPS.values())}  # of the enum Op in C++
 # The fields of Driver in C++: only those that a call needs.
 _FUNCTIONS: tuple[str, ...] = ("get", "push", "pop", "launch")
 _GRAPH_FUNCTIONS = ("captures", "set", "run")
@@ -71,13 +78,15 @@ def load() -> bool:
 def _loaded() -> tuple[bool, UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     version = (torch.__version__, str(torch.version.git_version))
-    key = "\n".join((_SOURCE.read_text(encoding="utf-8"), *_FLAGS, *version))
+    texts = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
+    key = "\n".join((*texts, *_FLAGS, *version))
     entry = PurePath("torch", digest(key.encode())[:16])
     try:
         if (library := _kept(entry)) is not None:
             torch.ops.load_library(library)
             return True, None
-        notices.log(_log, "compiling %s for PyTorch %s", _SOURCE.name, torch.__version__)
+        sources = " and ".join(path.name for path in _SOURCES)
+        notices.log(_log, "compiling %s for PyTorch %s", sources, torch.__version__)
         content = _build_and_load()
     except Exception as error:  # tools that are not ours may raise anything
         message = "the operators run in Python, for those in C++ cannot be had: %s"
@@ -108,7 +117,7 @@ def _build_and_load() -> bytes:
     with folders.temporary() as folder, _standard_streams():
         cpp_extension.load(
             Path(_LIBRARY).stem,
-            [str(_SOURCE)],
+            list(map(str, _SOURCES)),
             extra_cflags=list(_FLAGS),
             build_directory=folder,
             is_python_module=False,
@@ -135,24 +144,33 @@ class CallKind(NamedTuple):
     """The facts that calls have in common if they launch the same kernels.
 
     Attributes:
+        op: What they compute.
         device: The device of all tensors.
         rows: M.
         columns: N.
-        grad_output: Its element type.
+        grad_output: Its element type; None of a forward.
         input: Its element type.
         weight: Its element type; None if there is none.
         bias: Its element type; None if there is none.
-        output_mask: As the caller gave it.
+        output_mask: As the caller gave it, filled up with False.
+        eps: Of a forward, as the caller gave it; None of a backward, which gets the statistics.
     """
 
+    op: Op
     device: torch.device
     rows: int
     columns: int
-    grad_output: torch.dtype
+    grad_output: torch.dtype | None
     input: torch.dtype
     weight: torch.dtype | None
     bias: torch.dtype | None
     output_mask: tuple[bool, bool, bool]
+    eps: float | None
+
+
+def number_of(op: Op) -> int:
+    """What C++ calls an op."""
+    return _NUMBERS[op]
 
 
 def remember(kind: CallKind, known: KnownCall) -> None:
@@ -172,7 +190,8 @@ def remember(kind: CallKind, known: KnownCall) -> None:
         _modules.add(known.module)
         if (sequence := known.sequence) is None:
             return
-        places = {name: place for place, name in enumerate((*_POINTERS, *sequence.scratch_names))}
+        pointers = (*_POINTERS[kind.op], *sequence.scratch_names)
+        places = {name: place for place, name in enumerate(pointers)}
         launches: list[int] = []
         for launch, bindings in zip(sequence.launches, sequence.bindings, strict=True):
             launches += (launch.function, *launch.workgroups, *launch.threads, launch.shared_bytes)
@@ -186,7 +205,8 @@ def remember(kind: CallKind, known: KnownCall) -> None:
                 _graphs[sequence.graph] = driver.graph(sequence.launches)
             graph = _graphs[sequence.graph].handles
         torch.ops.iree_lnbwd.remember(
-            *kind,
+            number_of(kind.op),
+            *kind[1:],
             driver=[driver.context, *map(driver.entry_point, functions)],
             ones=sequence.fixed[0] if sequence.fixed else 0,
             scratch_bytes=sequence.scratch_bytes,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,11 +24,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cpp_operators(request: pytest.FixtureRequest, module_cache: None) -> None:
+def cpp_operators(
+    request: pytest.FixtureRequest, module_cache: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     if request.config.getoption("--cpp-operators"):
         from iree_lnbwd import torch_native
 
-        assert torch_native.load()
+        with one_worker(tmp_path_factory, "cpp_operators"):  # one builds them for all
+            assert torch_native.load()
+
+
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a test run, whether or not pytest-xdist runs it in several processes."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@contextlib.contextmanager
+def one_worker(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[None]:
+    """One process of a test run at a time does what has this name."""
+    with (of_all_workers(tmp_path_factory) / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,9 +55,7 @@ def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     So do the processes that pytest-xdist runs tests in, each below a folder of all. What the user
     tuned counts for no test.
     """
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+    folder = of_all_workers(tmp_path_factory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IREE_LNBWD_CACHE", str(folder / "module_cache"))
         patch.setenv("IREE_LNBWD_TUNING", str(folder / "nothing_tuned"))

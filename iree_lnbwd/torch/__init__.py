@@ -1,4 +1,8 @@
-"""The norms in PyTorch: drop-in functions and modules, and forms with a fused residual.
+"""The norms in PyTorch: its own kernels replaced, drop-ins, and forms with a fused residual.
+
+``enable`` runs this package's kernels in place of PyTorch's own, in the whole process and without a
+change to a model; ``status`` says what ran. Under ``torch.compile``'s inductor, which takes
+PyTorch's operators apart, there are the operators of this package.
 
 ``layer_norm`` and ``rms_norm`` are drop-ins for the functions of ``torch.nn.functional``,
 ``LayerNorm`` and ``RMSNorm`` for the modules of ``torch.nn``. ``replace_layer_norm`` swaps the
@@ -22,16 +26,23 @@ from iree_lnbwd.torch.modules import (
     replace_layer_norm,
     warmup,
 )
+from iree_lnbwd.torch.override_status import Status
+from iree_lnbwd.torch.overrides import disable, enable, enabled, status
 
 __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "LayerNorm",
     "RMSNorm",
+    "Status",
     "add_layer_norm",
     "add_rms_norm",
+    "disable",
+    "enable",
+    "enabled",
     "layer_norm",
     "replace_layer_norm",
     "rms_norm",
+    "status",
     "warmup",
 ]

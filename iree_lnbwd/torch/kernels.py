@@ -6,6 +6,7 @@ import atexit
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from iree_lnbwd import functional, notices, torch_native
@@ -25,6 +26,7 @@ from iree_lnbwd.operands import (
     Kind,
     Op,
     Operand,
+    names,
 )
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import NormSpec
@@ -53,10 +55,20 @@ def forward(
     """
     if 0 in normalized_shape:  # PyTorch takes rows of no columns
         return fake_forward(op, tensors, normalized_shape, eps, weight_offset)
+    return known_forward(op, tensors, normalized_shape, eps, weight_offset)[0]
+
+
+def known_forward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float,
+) -> tuple[NormOutput, KnownCall | None]:
+    """As `forward`, and the kind of the call where `functional.call` has one."""
     kinds.given(op, tensors)
     options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
-    results, _ = functional.call(tensors, options, compiling=_say_compiling)
-    return results  # type: ignore[return-value]
+    return functional.call(tensors, options, compiling=_say_compiling)  # type: ignore[return-value]
 
 
 def fake_forward(
@@ -138,20 +150,47 @@ def layer_norm_backward(
         LAYER_NORM_BACKWARD, tensors, normalized_shape, output_mask, eps, 0.0
     )
     if known is not None and mean is not None and torch_native.load():
-        torch_native.remember(
-            torch_native.CallKind(
-                input.device,
-                known.rows,
-                known.module.spec.columns,
-                grad_output.dtype,
-                input.dtype,
-                None if weight is None else weight.dtype,
-                None if bias is None else bias.dtype,
-                (output_mask[0], output_mask[1], output_mask[2]),
-            ),
-            known,
-        )
+        remember(LAYER_NORM_BACKWARD, tensors, known, output_mask)
     return computed  # type: ignore[return-value]
+
+
+def remember(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    known: KnownCall,
+    output_mask: Sequence[bool] = (),
+    eps: float | None = None,
+) -> None:
+    """Tells C++ of a kind of call without options; the C++ operators are loaded.
+
+    Args:
+        op: The op; of a backward, the statistics are given.
+        tensors: In the order of its table.
+        known: What the call launches.
+        output_mask: Of a backward.
+        eps: Of a forward.
+    """
+    given = dict(zip(names(op.arguments), tensors, strict=True))
+    input = given["input"]
+    assert input is not None
+
+    def dtype(name: str) -> torch.dtype | None:
+        return None if (tensor := given.get(name)) is None else tensor.dtype
+
+    dx, dgamma, dbeta = (*output_mask, False, False, False)[:3]
+    kind = torch_native.CallKind(
+        op=op,
+        device=input.device,
+        rows=known.rows,
+        columns=known.module.spec.columns,
+        grad_output=dtype("grad_output"),
+        input=input.dtype,
+        weight=dtype("weight"),
+        bias=dtype("bias"),
+        output_mask=(dx, dgamma, dbeta),
+        eps=eps,
+    )
+    torch_native.remember(kind, known)
 
 
 def tune(shapes: Collection[tuple[int, ...]]) -> None:

@@ -82,6 +82,7 @@ print(torch_native.load())
 PLANTED = '__attribute__((constructor)) void f() { fclose(fopen(getenv("PLANTED"), "w")); }'
 
 CALL: dict[str, Any] = {
+    "op": 0,
     "device": torch.device("cpu"),
     "rows": 1,
     "columns": 1,
@@ -90,6 +91,7 @@ CALL: dict[str, Any] = {
     "weight": None,
     "bias": None,
     "output_mask": [True, True, True],
+    "eps": None,
     "driver": [0] * 5,
     "ones": 0,
     "scratch_bytes": 0,
@@ -195,6 +197,7 @@ def test_a_library_that_others_can_have_planted_is_not_loaded(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"op": 4}, "op: expected one of operands.OPS, got 4"),
         ({"driver": [0] * 4}, "driver: expected 5 addresses, got 4"),
         ({"graph": [1, 2]}, "driver: expected 8 addresses, got 5"),
         ({"launches": [0] * 9}, "launches: expected more than 9 numbers"),

@@ -18,6 +18,8 @@ from iree_lnbwd.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OPS,
+    RESIDUAL,
+    RESIDUAL_OUTPUT,
     RMS_NORM,
     RMS_NORM_BACKWARD,
     Access,
@@ -62,15 +64,29 @@ def test_arguments_are_what_callers_give(op: Op) -> None:
     assert getattr(runtime, CLASSES[op.name].__name__) is CLASSES[op.name]
 
 
-def test_the_pointers_of_cpp_are_in_the_tables_order() -> None:
-    source = (PACKAGE / "torch_native.cpp").read_text(encoding="utf-8")
-    listed = re.search(r" pointers = \{\n(.*?)\n  \};", source, re.DOTALL)
+@every_op
+def test_the_pointers_of_cpp_are_in_the_tables_order(op: Op) -> None:
+    source = (PACKAGE / "torch_norms.h").read_text(encoding="utf-8")
+    function = source[source.index(f"known_{op.name}(") :]
+    listed = re.search(r"\blaunch\(\*call, kind->device,\s*\{(.*?)\}\);", function, re.DOTALL)
     assert listed is not None
-    taken = re.findall(r"address\((\w+)\)", listed[1])
-    assert len(taken) == len(listed[1].splitlines())
-    op = LAYER_NORM_BACKWARD
-    inputs = names(row for row in op.inputs if row is not GRAD_RESIDUAL)
-    assert taken == [*inputs, *(result.symbol for result in op.results)]
+    taken = [each.strip() for each in listed[1].split(",")]
+    symbols = {row.name: row.symbol for row in op.results} | {"weight": "gamma"}
+    expected = []
+    for row in (*op.inputs, *op.results):
+        if row in (RESIDUAL, GRAD_RESIDUAL, RESIDUAL_OUTPUT):
+            continue  # such calls stay in Python
+        # The weight may be ones.
+        name = symbols.get(row.name, row.name)
+        expected.append(name if row.name == "weight" else f"address({name})")
+    assert taken == expected
+
+
+def test_the_ops_of_cpp_are_in_the_tables_order() -> None:
+    source = (PACKAGE / "torch_calls.h").read_text(encoding="utf-8")
+    listed = re.search(r"enum class Op : int64_t \{(.*?)\};", source)
+    assert listed is not None
+    assert tuple(each.strip() for each in listed[1].split(",")) == tuple(OPS)
 
 
 def test_every_alias_of_a_type_is_in_the_ir() -> None:

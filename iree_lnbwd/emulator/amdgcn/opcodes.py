@@ -106,9 +106,9 @@ _GFX9: Mapping[str, Table] = {
         v_mul_u32_u24=8 v_mul_hi_u32_u24=9 v_min_f32=10 v_max_f32=11 v_min_i32=12 v_max_i32=13
         v_min_u32=14 v_max_u32=15 v_lshrrev_b32=16 v_ashrrev_i32=17 v_lshlrev_b32=18
         v_and_b32=19 v_or_b32=20 v_xor_b32=21 v_fmamk_f32=23 v_fmaak_f32=24 v_add_co_u32=25
-        v_sub_co_u32=26 v_subrev_co_u32=27 v_addc_co_u32=28 v_subb_co_u32=29 v_subbrev_co_u32=30 v_add_f16=31 v_sub_f16=32
-        v_subrev_f16=33 v_mul_f16=34 v_add_u16=38 v_sub_u16=39 v_subrev_u16=40 v_mul_lo_u16=41
-        v_lshlrev_b16=42 v_lshrrev_b16=43 v_ashrrev_i16=44 v_max_f16=45 v_min_f16=46
+        v_sub_co_u32=26 v_subrev_co_u32=27 v_addc_co_u32=28 v_subb_co_u32=29 v_subbrev_co_u32=30
+        v_add_f16=31 v_sub_f16=32 v_subrev_f16=33 v_mul_f16=34 v_add_u16=38 v_sub_u16=39 v_subrev_u16=40
+        v_mul_lo_u16=41 v_lshlrev_b16=42 v_lshrrev_b16=43 v_ashrrev_i16=44 v_max_f16=45 v_min_f16=46
         v_add_u32=52 v_sub_u32=53
         v_subrev_u32=54 v_fmac_f32=59 v_xnor_b32=61
         """
@@ -264,7 +264,8 @@ _GFX11: Mapping[str, Table] = {
         v_max_u32=20 v_lshlrev_b32=24 v_lshrrev_b32=25 v_ashrrev_i32=26 v_and_b32=27 v_or_b32=28
         v_xor_b32=29 v_xnor_b32=30 v_add_co_ci_u32=32 v_sub_co_ci_u32=33 v_subrev_co_ci_u32=34
         v_add_nc_u32=37 v_sub_nc_u32=38 v_subrev_nc_u32=39 v_fmac_f32=43 v_fmamk_f32=44
-        v_fmaak_f32=45 v_add_f16=50 v_sub_f16=51 v_subrev_f16=52 v_mul_f16=53 v_max_f16=57 v_min_f16=58
+        v_fmaak_f32=45 v_add_f16=50 v_sub_f16=51 v_subrev_f16=52 v_mul_f16=53 v_max_f16=57
+        v_min_f16=58
         """
     ),
     "vopc": _table(

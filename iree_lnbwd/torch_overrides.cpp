@@ -1,0 +1,287 @@
+// Kernels of ours for ATen's own operators, which run in place of PyTorch's while they are registered.
+//
+// A kernel decides by itself. A known kind of call on a GPU is launched from here. Others go to
+// Python, which may compile a module. What Python does not take, and small tensors on the CPU, go to
+// the kernel that was there before, with the same arguments. No call ends in an error of ours.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "torch_norms.h"
+
+namespace {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using iree_lnbwd::is_there;
+using iree_lnbwd::kOps;
+using iree_lnbwd::LayerNormGradients;
+using iree_lnbwd::LayerNormOutput;
+using iree_lnbwd::Op;
+using iree_lnbwd::OptionalTensor;
+using iree_lnbwd::RmsNormGradients;
+using iree_lnbwd::RmsNormOutput;
+
+// ATen's names of the ops.
+constexpr std::array<const char*, kOps> kNames = {"native_layer_norm", "_fused_rms_norm",
+                                                  "native_layer_norm_backward",
+                                                  "_fused_rms_norm_backward"};
+
+// What became of a call; `counts` returns so many numbers of each override, in this order. Python
+// counts what it does not take, with its reasons.
+enum Outcome : size_t { kOurs, kLeftForSpeed, kLeftForArguments, kOutcomes };
+
+// From which sizes on ours is taken: where it is faster. Python knows the measurements.
+struct Rule {
+  std::atomic<int64_t> least_elements{0};       // of f32 and f64
+  std::atomic<int64_t> least_elements_half{0};  // of f16 and bf16
+  std::atomic<int64_t> least_rows{0};
+  std::atomic<int64_t> least_threads{0};        // of PyTorch's own kernels
+};
+
+// One operator on one kind of device.
+struct Override {
+  std::shared_ptr<const c10::SafeKernelFunction> original;  // a call may be in it: it is kept
+  Rule rule;
+  std::array<std::atomic<int64_t>, kOutcomes> counts{};
+
+  bool is_worth(const Tensor& input, at::IntArrayRef normalized_shape) const {
+    const auto& least = at::isReducedFloatingType(input.scalar_type()) ? rule.least_elements_half
+                                                                       : rule.least_elements;
+    return input.numel() >= least &&
+           input.numel() >= rule.least_rows * c10::multiply_integers(normalized_shape) &&
+           (rule.least_threads == 0 || at::get_num_threads() >= rule.least_threads);
+  }
+
+  void count(Outcome outcome) { counts[outcome].fetch_add(1, std::memory_order_relaxed); }
+
+  // Runs the kernel that was there before.
+  template <class Results, class... Arguments>
+  Results hand_on(DispatchKeySet keys, Arguments... arguments) const {
+    const auto kernel = std::atomic_load(&original);
+    auto stack = c10::impl::boxArgs<Arguments...>(arguments...);
+    kernel->callBoxed(kernel->opHandle(), keys, &stack);
+    return c10::impl::PopResult<Results>::call(stack);
+  }
+};
+
+Override& override_of(Op op, bool on_cpu) {
+  static std::array<std::array<Override, 2>, kOps> all;
+  return all[static_cast<size_t>(op)][on_cpu ? 1 : 0];
+}
+
+c10::OperatorHandle operator_named(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+}
+
+// Python's answer to a call that is not known; nothing at all means that it does not take it.
+template <Op op, class Results, class... Arguments>
+Results in_python(Arguments... arguments) {
+  static const auto typed =
+      operator_named(std::string("iree_lnbwd::try_") + kNames[static_cast<size_t>(op)])
+          .typed<Results(Arguments...)>();
+  return typed.call(arguments...);
+}
+
+template <class... Tensors>
+bool is_any_defined(const std::tuple<Tensors...>& results) {
+  return std::apply([](const auto&... each) { return (each.defined() || ...); }, results);
+}
+
+// A call: by a launch, by Python, or by the kernel that was there before.
+//
+// `asks` says whether there is something to compute, and nothing that only PyTorch's would do.
+template <Op op, class Results, class Known, class... Arguments>
+Results run(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized_shape, bool asks,
+            const Known& known, Arguments... arguments) {
+  Override& ours = override_of(op, input.is_cpu());
+  if (!ours.is_worth(input, normalized_shape)) {
+    ours.count(kLeftForSpeed);
+  } else if (!asks) {
+    ours.count(kLeftForArguments);
+  } else {
+    if (std::optional<Results> launched = known()) {
+      ours.count(kOurs);
+      return *std::move(launched);
+    }
+    Results computed = in_python<op, Results, Arguments...>(arguments...);
+    if (is_any_defined(computed)) {
+      ours.count(kOurs);
+      return computed;
+    }
+  }
+  return ours.hand_on<Results, Arguments...>(keys, arguments...);
+}
+
+LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_output,
+                                       const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                                       const Tensor& mean, const Tensor& rstd,
+                                       const OptionalTensor& weight, const OptionalTensor& bias,
+                                       std::array<bool, 3> mask) {
+  const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
+  const auto [dx, dgamma, dbeta] = mask;
+  const bool asks = input.numel() > 0 && (dx || dgamma || dbeta) &&
+                    (!dgamma || is_there(weight)) && (!dbeta || is_there(bias));
+  const auto known = [&] {
+    return iree_lnbwd::known_layer_norm_backward(grad_output, input, dims, mean, rstd, weight,
+                                                 bias, mask);
+  };
+  return run<Op::layer_norm_backward, LayerNormGradients, decltype(known), const Tensor&,
+             const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&,
+             const OptionalTensor&, const OptionalTensor&, std::array<bool, 3>>(
+      keys, input, dims, asks, known, grad_output, input, normalized_shape, mean, rstd, weight,
+      bias, mask);
+}
+
+RmsNormGradients rms_norm_backward(DispatchKeySet keys, const Tensor& grad_output,
+                                   const Tensor& input, at::IntArrayRef normalized_shape,
+                                   const Tensor& rstd, const OptionalTensor& weight,
+                                   std::array<bool, 2> mask) {
+  const auto [dx, dgamma] = mask;
+  const bool asks = input.numel() > 0 && (dx || dgamma) && (!dgamma || is_there(weight));
+  const auto known = [&] {
+    return iree_lnbwd::known_rms_norm_backward(grad_output, input, normalized_shape, rstd, weight,
+                                               mask);
+  };
+  return run<Op::rms_norm_backward, RmsNormGradients, decltype(known), const Tensor&,
+             const Tensor&, at::IntArrayRef, const Tensor&, const OptionalTensor&,
+             std::array<bool, 2>>(keys, input, normalized_shape, asks, known, grad_output, input,
+                                  normalized_shape, rstd, weight, mask);
+}
+
+// PyTorch's forwards refuse mixed types on GPUs.
+bool are_alike(const Tensor& input, const OptionalTensor& parameter) {
+  return !is_there(parameter) || parameter->scalar_type() == input.scalar_type();
+}
+
+LayerNormOutput layer_norm(DispatchKeySet keys, const Tensor& input,
+                           c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                           const OptionalTensor& bias, double eps) {
+  const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
+  const auto known = [&] {
+    return iree_lnbwd::known_layer_norm(input, dims, weight, bias, eps);
+  };
+  const bool asks = input.numel() > 0 && are_alike(input, weight) && are_alike(input, bias);
+  return run<Op::layer_norm, LayerNormOutput, decltype(known), const Tensor&, c10::SymIntArrayRef,
+             const OptionalTensor&, const OptionalTensor&, double>(
+      keys, input, dims, asks, known, input, normalized_shape, weight, bias, eps);
+}
+
+RmsNormOutput rms_norm(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized_shape,
+                       const OptionalTensor& weight, std::optional<double> eps) {
+  const auto known = [&] {
+    return iree_lnbwd::known_rms_norm(input, normalized_shape, weight, eps);
+  };
+  const bool asks = input.numel() > 0 && are_alike(input, weight);
+  return run<Op::rms_norm, RmsNormOutput, decltype(known), const Tensor&, at::IntArrayRef,
+             const OptionalTensor&, std::optional<double>>(
+      keys, input, normalized_shape, asks, known, input, normalized_shape, weight, eps);
+}
+
+torch::CppFunction kernel_of(Op op) {
+  switch (op) {
+    case Op::layer_norm:
+      return torch::CppFunction(TORCH_FN(layer_norm));
+    case Op::rms_norm:
+      return torch::CppFunction(TORCH_FN(rms_norm));
+    case Op::layer_norm_backward:
+      return torch::CppFunction(TORCH_FN(layer_norm_backward));
+    case Op::rms_norm_backward:
+      return torch::CppFunction(TORCH_FN(rms_norm_backward));
+  }
+  TORCH_CHECK(false, "op: expected one of operands.OPS, got ", static_cast<int64_t>(op));
+}
+
+// PyTorch warns of whoever overrides a kernel of its own. We are asked to.
+class WithoutItsWarning : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("Overriding a previously registered kernel") == std::string::npos) {
+      before_->process(warning);
+    }
+  }
+
+ private:
+  c10::WarningHandler* before_ = c10::WarningUtils::get_warning_handler();
+};
+
+struct Registered {
+  std::mutex mutex;
+  std::map<std::pair<Op, DispatchKey>, std::unique_ptr<torch::Library>> libraries;
+};
+
+Registered& registered() {
+  static auto* const all = new Registered;  // at the process's end the dispatcher may be gone
+  return *all;
+}
+
+DispatchKey key_of(bool on_cpu) { return on_cpu ? DispatchKey::CPU : DispatchKey::CUDA; }
+
+// Registers a kernel of ours, in place of the one that is there.
+void override_kernel(int64_t number, bool on_cpu, int64_t least_elements,
+                     int64_t least_elements_half, int64_t least_rows, int64_t least_threads) {
+  const auto op = static_cast<Op>(number);
+  auto kernel = kernel_of(op);
+  const auto key = key_of(on_cpu);
+  const std::string name = kNames[number];
+  Registered& all = registered();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  auto& library = all.libraries[{op, key}];
+  if (library) return;
+  Override& ours = override_of(op, on_cpu);
+  const auto original = operator_named("aten::" + name).getComputedKernelForDispatchKey(key);
+  std::atomic_store(&ours.original, std::make_shared<const c10::SafeKernelFunction>(original));
+  ours.rule.least_elements = least_elements;
+  ours.rule.least_elements_half = least_elements_half;
+  ours.rule.least_rows = least_rows;
+  ours.rule.least_threads = least_threads;
+  auto made =
+      std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  WithoutItsWarning handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+  made->impl(name.c_str(), std::move(kernel));
+  library = std::move(made);
+}
+
+// Removes a kernel of ours, if it is there; the one before takes its place again.
+void restore_kernel(int64_t number, bool on_cpu) {
+  Registered& all = registered();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.libraries.erase({static_cast<Op>(number), key_of(on_cpu)});
+}
+
+std::vector<int64_t> counts(int64_t number, bool on_cpu) {
+  TORCH_CHECK(number >= 0 && number < static_cast<int64_t>(kOps),
+              "op: expected one of operands.OPS, got ", number);
+  const auto& counts = override_of(static_cast<Op>(number), on_cpu).counts;
+  return {counts.begin(), counts.end()};
+}
+
+void forget_counts() {
+  for (size_t op = 0; op < kOps; ++op) {
+    for (bool on_cpu : {false, true}) {
+      for (auto& count : override_of(static_cast<Op>(op), on_cpu).counts) count = 0;
+    }
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
+  library.def(
+      "override_kernel(int op, bool on_cpu, int least_elements, int least_elements_half, "
+      "int least_rows, int least_threads) -> ()",
+      override_kernel);
+  library.def("restore_kernel(int op, bool on_cpu) -> ()", restore_kernel);
+  library.def("override_counts(int op, bool on_cpu) -> int[]", counts);
+  library.def("forget_override_counts() -> ()", forget_counts);
+}
