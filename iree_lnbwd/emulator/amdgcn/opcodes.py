@@ -104,13 +104,12 @@ _GFX9: Mapping[str, Table] = {
         """
         v_cndmask_b32=0 v_add_f32=1 v_sub_f32=2 v_subrev_f32=3 v_fmac_f64=4 v_mul_f32=5
         v_mul_u32_u24=8 v_mul_hi_u32_u24=9 v_min_f32=10 v_max_f32=11 v_min_i32=12 v_max_i32=13
-        v_min_u32=14 v_max_u32=15 v_lshrrev_b32=16 v_ashrrev_i32=17 v_lshlrev_b32=18
-        v_and_b32=19 v_or_b32=20 v_xor_b32=21 v_fmamk_f32=23 v_fmaak_f32=24 v_add_co_u32=25
-        v_sub_co_u32=26 v_subrev_co_u32=27 v_addc_co_u32=28 v_subb_co_u32=29 v_subbrev_co_u32=30
-        v_add_f16=31 v_sub_f16=32 v_subrev_f16=33 v_mul_f16=34 v_add_u16=38 v_sub_u16=39 v_subrev_u16=40
-        v_mul_lo_u16=41 v_lshlrev_b16=42 v_lshrrev_b16=43 v_ashrrev_i16=44 v_max_f16=45 v_min_f16=46
-        v_add_u32=52 v_sub_u32=53
-        v_subrev_u32=54 v_fmac_f32=59 v_xnor_b32=61
+        v_min_u32=14 v_max_u32=15 v_lshrrev_b32=16 v_ashrrev_i32=17 v_lshlrev_b32=18 v_and_b32=19
+        v_or_b32=20 v_xor_b32=21 v_fmamk_f32=23 v_fmaak_f32=24 v_add_co_u32=25 v_sub_co_u32=26
+        v_subrev_co_u32=27 v_addc_co_u32=28 v_subb_co_u32=29 v_subbrev_co_u32=30 v_add_f16=31
+        v_sub_f16=32 v_subrev_f16=33 v_mul_f16=34 v_add_u16=38 v_sub_u16=39 v_subrev_u16=40
+        v_mul_lo_u16=41 v_lshlrev_b16=42 v_lshrrev_b16=43 v_ashrrev_i16=44 v_max_f16=45
+        v_min_f16=46 v_add_u32=52 v_sub_u32=53 v_subrev_u32=54 v_fmac_f32=59 v_xnor_b32=61
         """
     ),
     "vopc": _table(
