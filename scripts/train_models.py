@@ -104,7 +104,9 @@ def _gpt(run: Run) -> nn.Module:
 
 
 def _our_gpt(run: Run) -> nn.Module:
-    return ours.replace_layer_norm(Gpt(run.config))
+    model = Gpt(run.config)
+    ours.replace_norms(model)
+    return model
 
 
 def _of_layer_norms(run: Run) -> tuple[NormSpec, ...]:
