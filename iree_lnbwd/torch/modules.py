@@ -24,6 +24,13 @@ class _WithOptions(nn.Module):
         if self.weight is not None:
             nn.init.constant_(self.weight, 1 - self.weight_offset)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What ``torch.jit.script`` asks for first."""
+        raise RuntimeError(
+            f"torch.jit.script: expected modules without autograd functions in Python, got "
+            f"{type(self).__name__} of iree_lnbwd.torch; torch.export and torch.compile take it"
+        )
+
     def extra_repr(self) -> str:
         """As PyTorch's norms, and the options that are not the default."""
         options = (

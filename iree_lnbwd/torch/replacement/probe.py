@@ -43,6 +43,7 @@ _MEANS = (0.0, 1.0, -0.5, 0.0, 1e-3, 0.0, 0.0, 0.25)
 _LEADING = (2, 2, 2)  # as images have
 _OTHER_LEADING = ((8,), (2, 4))
 _HALF_THE_DIGITS = 2.0**-12  # of f32
+_RAISED = "its forward raised"
 
 
 class NotPlainError(Exception):
@@ -72,7 +73,9 @@ def find(module: nn.Module) -> Form:
             _check_outputs(module, found, dtype)
         _check_gradients(module, found)
         return replace(found, is_cast_by_autocast=_is_cast_by_autocast(module, found))
-    raise NotPlainError(reasons[0])
+    # Of a module that takes channels first, that it does not take them last says nothing.
+    ran = (reason for reason in reasons if not reason.startswith(_RAISED))
+    raise NotPlainError(next(ran, reasons[0]))
 
 
 def _check_signature(module: nn.Module) -> None:
@@ -201,9 +204,7 @@ def _run(module: nn.Module, input: Tensor) -> Tensor:
             output = module.forward(input)
     except Exception as error:  # code that is not ours
         said = str(error).strip().splitlines() or [""]
-        raise NotPlainError(
-            f"its forward raised {type(error).__name__}: {said[0][:120]}"
-        ) from error
+        raise NotPlainError(f"{_RAISED} {type(error).__name__}: {said[0][:120]}") from error
     if not isinstance(output, Tensor) or output.shape != input.shape:
         raise NotPlainError("its output is no tensor of the input's shape")
     return output

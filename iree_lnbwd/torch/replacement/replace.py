@@ -78,7 +78,8 @@ def _is_of_interest(module: nn.Module, tried: tuple[type[nn.Module], ...]) -> bo
     """Whether the report says why a module was not replaced: a user would take it for a norm."""
     named = tuple(cls for cls in tried if cls is not nn.Module)
     is_one = isinstance(module, (nn.LayerNorm, nn.RMSNorm, *named))
-    return is_one or "norm" in classes.own_class(module).__name__.lower()
+    is_leaf = not any(True for _ in module.children())
+    return is_one or (is_leaf and "norm" in classes.own_class(module).__name__.lower())
 
 
 def _kind(module: nn.Module, own: type[nn.Module]) -> Hashable:
