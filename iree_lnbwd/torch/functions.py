@@ -202,8 +202,8 @@ def _check_tensors(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is None:
             raise TypeError(f"{name}: expected a tensor, got None")
-        if type(tensor) is not Tensor and not torch.compiler.is_compiling():
-            sharding.register()  # before an operator sees a DTensor
+        if type(tensor) is not Tensor:
+            sharding.register()
 
 
 def _check_flag(name: str, value: object) -> None:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from iree_lnbwd.operands import Kind, Op
 from iree_lnbwd.torch.norms import GRADIENTS, OWN_NORMS, PYTORCHS_LAYER_NORM, operator
 
@@ -22,8 +24,11 @@ _Placements = list[Any]
 
 
 def register() -> None:
-    """Registers the rules, if there can be a DTensor; the second time, this does nothing."""
-    if _DTENSOR in sys.modules:
+    """Registers the rules, if there can be a DTensor; the second time, this does nothing.
+
+    Operators call it before a tensor that is not plain reaches the dispatcher.
+    """
+    if not torch.compiler.is_dynamo_compiling() and _DTENSOR in sys.modules:
         _register()
 
 
@@ -51,8 +56,8 @@ def _register_one(overload: Any, op: Op, results: Sequence[str]) -> None:
         return _shardings(op, given, kinds, results)
 
     register_sharding(overload)(shardings)
-    # Its cache looks at arguments that are numbers, and not at lists of them: a call with another
-    # mask or other dimensions would have the results of the first. So it has to look at all.
+    # By itself, its cache need only look at arguments that are an int, and not at lists of them: a
+    # call with another mask or other dimensions might have the placements of the first.
     first = min(i for i, name in enumerate(arguments) if name not in kinds)
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     known[overload] = RuntimeSchemaInfo(first, needs_pytree=True)
