@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import random_generator
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
@@ -21,8 +19,6 @@ from iree_lnbwd.torch import (
     AddRMSNorm,
     LayerNorm,
     RMSNorm,
-    layer_norm,
-    warmup,
 )
 
 MODULES = (LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm)
@@ -125,70 +121,3 @@ def test_copies(clone: Callable[[nn.Module], nn.Module], module: type[nn.Module]
     assert copied.weight is not norm.weight
     for ours, theirs in zip(gradients(copied, x), gradients(norm, x), strict=True):
         assert torch.equal(ours, theirs)
-
-
-class Norms(nn.Module):
-    """Each of ours once, in a row."""
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([module(columns) for module in MODULES])
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        first, second, third, fourth = self.norms
-        x, residual = second(first(x), x)
-        return fourth(third(x), residual)  # type: ignore[no-any-return]
-
-
-def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
-    """Whether or not the last sum is used; and nothing is compiled twice."""
-    columns = int(random_generator().integers(6000, 7000))  # which no other test has compiled
-    model = Norms(columns)
-    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
-        warmup(model)
-        said = [record.getMessage() for record in caplog.records]
-        assert all(f"_n{columns}_" in message for message in said)
-        # Four forwards but PyTorch's, each one's backward, and two that take a gradient past it.
-        assert len(said) == len(set(said)) == 3 + 2 + 2
-        assert all(parameter.grad is None for parameter in model.parameters())
-        caplog.clear()
-        x = torch.randn(3, columns, requires_grad=True)
-        output, residual = model(x)
-        torch.autograd.backward(output.sum(), retain_graph=True)
-        torch.autograd.backward(output.sum() + residual.sum())
-        assert not caplog.records
-
-
-def test_warmup_tunes_on_a_gpu_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise it says so before it compiles anything."""
-    columns = int(random_generator().integers(9000, 10000))
-    with (
-        caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"),
-        pytest.raises(ValueError, match=r"^tune: expected False for norms on no GPU, .* on cpu$"),
-    ):
-        warmup(RMSNorm(columns), tune=True)
-    assert not caplog.records
-
-
-def test_warmup_of_a_wide_stream(caplog: pytest.LogCaptureFixture) -> None:
-    columns = int(random_generator().integers(8000, 9000))
-    norm = AddRMSNorm(columns, dtype=torch.bfloat16)
-    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
-        warmup(norm, residual_dtype=torch.float32)
-        assert len(caplog.records) == 3
-        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
-        output, residual = norm(x, x.float())
-        torch.autograd.backward(output.sum() + residual.sum())
-        assert len(caplog.records) == 3
-
-
-def test_warmup_of_other_types(caplog: pytest.LogCaptureFixture) -> None:
-    columns = int(random_generator().integers(7000, 8000))
-    norm = LayerNorm(columns, elementwise_affine=False)
-    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
-        warmup(norm, dtype=torch.bfloat16, device="cpu")
-        (record,) = caplog.records
-        assert f"_n{columns}_bf16_noweight" in record.getMessage()
-        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
-        torch.autograd.backward(layer_norm(x, columns), torch.ones_like(x))
-        assert len(caplog.records) == 1
