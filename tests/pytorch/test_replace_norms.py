@@ -408,6 +408,33 @@ def test_a_model_on_the_meta_device() -> None:
     torch.testing.assert_close(model(x), expected)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")
+def test_compiled_models_keep_the_operators_whole() -> None:
+    """One graph, forward and backward, whatever the class; under autocast, too."""
+    torch._dynamo.reset()
+    plain = [made(cls) for cls in PLAIN if cls is not OfImages]
+    model = nn.Sequential(*itertools.chain(*((nn.Linear(COLUMNS, COLUMNS), n) for n in plain)))
+    replace_norms(model, also=[nn.Module])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(3, COLUMNS)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, expected = compiled(x), model(x)
+    assert output.dtype == expected.dtype
+    torch.testing.assert_close(output, expected, rtol=2.0**-6, atol=2.0**-6)
+    gradients(compiled, x)  # compiles, which calls the operators on fake tensors
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        found = gradients(compiled, x)
+    ran = [event.name for event in profiled.events() if event.name.startswith("iree_lnbwd::")]
+    assert {name: ran.count(name) for name in ran if name.endswith("_backward")} == {
+        "iree_lnbwd::layer_norm_backward": 3,
+        "iree_lnbwd::rms_norm_backward": 4,
+    }
+    for mine, theirs in zip(found, gradients(model, x), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    torch._dynamo.reset()
+
+
 def test_tied_weights_have_one_gradient() -> None:
     model = nn.Sequential(nn.LayerNorm(COLUMNS), nn.LayerNorm(COLUMNS))
     model[1].weight = model[0].weight
