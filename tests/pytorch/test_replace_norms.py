@@ -435,6 +435,17 @@ def test_compiled_models_keep_the_operators_whole() -> None:
     torch._dynamo.reset()
 
 
+def test_defaults_of_the_process_do_not_matter() -> None:
+    norm = made(TwiceRoundedNorm)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"), torch.no_grad():
+            (entry,) = replace_norms(norm, also=[TwiceRoundedNorm]).replaced
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert entry.norm == PLAIN[TwiceRoundedNorm]
+
+
 def test_tied_weights_have_one_gradient() -> None:
     model = nn.Sequential(nn.LayerNorm(COLUMNS), nn.LayerNorm(COLUMNS))
     model[1].weight = model[0].weight

@@ -9,7 +9,7 @@ from what it was in the last bit or two of half types, and is the one with fewer
 
 The gradients must be the form's, too. No derivative is missing if they agree to half the digits of
 f32: rounding, in whatever order sums are added, is far below that, and a term of the formula far
-above.
+above. f64 is not tried: classes that compute in f32 lose its precision, and replaced ones do not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ def find(module: nn.Module) -> Form:
     Raises:
         NotPlainError: It has none.
     """
-    _check_signature(module)
+    check(module)
+    with torch.device("cpu"):  # whatever the default is
+        return _find(module)
+
+
+def _find(module: nn.Module) -> Form:
     candidates = tuple(_candidates(module))
     if not candidates:
         raise NotPlainError("no width: it has no parameter and no normalized_shape")
@@ -78,7 +83,12 @@ def find(module: nn.Module) -> Form:
     raise NotPlainError(next(ran, reasons[0]))
 
 
-def _check_signature(module: nn.Module) -> None:
+def check(module: nn.Module) -> None:
+    """Expects what every norm is, before anything is run.
+
+    Raises:
+        NotPlainError: The module is something else.
+    """
     if any(True for _ in module.buffers(recurse=False)):
         raise NotPlainError("it has buffers")
     if any(name != "parametrizations" for name, _ in module.named_children()):
@@ -165,21 +175,24 @@ class _Sample:
         self._form = form
 
         def make(parameter: Tensor) -> Tensor:
-            values = 0.5 + torch.rand(parameter.shape, generator=self._generator)
+            shape, generator = parameter.shape, self._generator
+            values = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float32)
             return values.to(dtype if weight_dtype is None else weight_dtype)
 
         self.module = stand_in(module, own_class(module), make)
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         rows = self.random(len(_SCALES), *form.normalized_shape)
         scales, means = (
-            torch.tensor(values).reshape(-1, *(1 for _ in form.normalized_shape))
+            torch.tensor(values, dtype=torch.float32).reshape(
+                -1, *(1 for _ in form.normalized_shape)
+            )
             for values in (_SCALES, _MEANS)
         )
         self.rows = (rows * scales + means).to(dtype)
 
     def random(self, *shape: int) -> Tensor:
         """Normal numbers in f32."""
-        return torch.randn(shape, generator=self._generator)
+        return torch.randn(shape, generator=self._generator, dtype=torch.float32)
 
     def input(self, leading: Sequence[int]) -> Tensor:
         """The rows as the module takes them, with dimensions other than the normalized ones."""

@@ -109,6 +109,10 @@ def _form_or_reason(
         return Form(RMS_NORM, module.normalized_shape, None, "eps", "weight", argument="x")
     if not issubclass(own, tried):
         return "its class has its own forward; name it in `also` to have it tried"
+    try:
+        probe.check(module)
+    except probe.NotPlainError as error:
+        return str(error)
     kind = _kind(module, own)
     if kind not in found:
         try:
