@@ -15,13 +15,17 @@ from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.devices import host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target, older_targets
+from iree_lnbwd.targets import Target, find_target, older_targets
 from iree_lnbwd.tuning.tuned import Tuned
 from iree_lnbwd.user_folders import UnusableError, UserFolder
 
 _FOLDER = UserFolder("IREE_LNBWD_CACHE", "XDG_CACHE_HOME", ".cache")
 _ITSELF = PurePath()
 _KEY_LETTERS = 16
+_WHAT_STANDS_IN = {
+    "cpu": "which was compiled for any x86-64 CPU",
+    "cuda": "whose schedule was chosen for another GPU",
+}
 
 
 class Entry:
@@ -90,7 +94,8 @@ def build(spec: NormSpec, target: Target) -> tuple[bytes, Manifest]:
 
     An entry is compiled again if it is damaged, or if it would be compiled differently now. Without
     a compiler, a module that `compile` wrote into the folder is used for its spec and target; if
-    there is none, one for the newest older GPU that the target's GPUs stand in for, with a warning.
+    there is none, one for the newest older GPU whose modules the target's GPUs run, or for any CPU
+    in place of this one, with a warning.
 
     A folder that cannot be used leads to a warning only: nothing is read from it or written to it.
 
@@ -138,16 +143,23 @@ def _kept(planned: Manifest, names: tuple[str, str]) -> tuple[bytes, Manifest] |
 
 def _put_there(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     """The best module that `compile` wrote into the folder itself, of those that fit."""
-    for each in (target, *older_targets(target)):
+    for each in (target, *_standing_in(target)):
         found = _written_for(spec, each)
         if found is not None:
             if each != target:
                 notices.warn(
                     f"{_FOLDER.variable}: no compiler, and no {_names(spec, target)[0]}: took "
-                    f"{_names(spec, each)[0]}, whose schedule was chosen for another GPU"
+                    f"{_names(spec, each)[0]}, {_WHAT_STANDS_IN[each.backend]}"
                 )
             return found
     return None
+
+
+def _standing_in(target: Target) -> tuple[Target, ...]:
+    """The targets whose modules the machines of a target run, too; the best of them first."""
+    if target.name == "host":
+        return (find_target("generic"),) if host_cpu().startswith("x86_64-") else ()
+    return older_targets(target)
 
 
 def _written_for(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:

@@ -11,6 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/library.h>
 
 #include "torch_norms.h"
@@ -191,8 +192,9 @@ Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
 Tensor layer_norm_with_autograd(const Tensor& input, c10::SymIntArrayRef normalized_shape,
                                 const OptionalTensor& weight, const OptionalTensor& bias,
                                 double eps) {
-  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode)) {
-    // torch.func differentiates and batches ATen's operators.
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+      torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
+    // torch.func differentiates and batches ATen's operators, and so does forward mode.
     return layer_norm(input, normalized_shape, weight, bias, eps);
   }
   return LayerNorm::apply(input, normalized_shape, weight, bias, eps);

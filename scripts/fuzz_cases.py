@@ -851,14 +851,14 @@ def torch_junk(case: Case) -> None:
     shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5}
     shared |= {"weight_offset": 1.0, "memory_efficient": True}
     types = {"dtype": torch.float32, "residual_dtype": torch.float32, "device": "cpu"}
-    types["tune"] = False
+    types |= {"weight_dtype": torch.float32, "tune": False}
     name, given = case.pick(
         ("torch.layer_norm", {"input": x, "bias": bias, "own_forward": True} | shared),
         ("torch.rms_norm", {"input": x} | shared),
         ("torch.add_layer_norm", {"input": x, "residual": residual, "bias": bias} | shared),
         ("torch.add_rms_norm", {"input": x, "residual": residual} | shared),
         ("torch.warmup", {"model": lnbwd_torch().AddRMSNorm(8)} | types),
-        ("torch.replace_layer_norm", {"model": torch.nn.LayerNorm(8)}),
+        ("torch.replace_norms", {"model": torch.nn.LayerNorm(8), "also": [torch.nn.RMSNorm]}),
     )
     if case.chance(0.2):
         case.call(name, **given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -74,11 +75,13 @@ class Recipe:
         model: Makes the model; raises ImportError if its library is not there.
         specs: The modules that it needs.
         compiled: Whether it runs under ``torch.compile``.
+        around: What each of its steps runs in: changes of the process that are not for others.
     """
 
     model: Callable[[Run], nn.Module]
     specs: Callable[[Run], tuple[NormSpec, ...]] = _none
     compiled: bool = False
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ class Preset:
     recipes: Mapping[str, Recipe]
 
 
+def _replaced(model: nn.Module) -> nn.Module:
+    ours.replace_norms(model)
+    return model
+
+
 # --- layer norms: the forward is PyTorch's ---------------------------------------------------
 
 
@@ -104,7 +112,7 @@ def _gpt(run: Run) -> nn.Module:
 
 
 def _our_gpt(run: Run) -> nn.Module:
-    return ours.replace_layer_norm(Gpt(run.config))
+    return _replaced(Gpt(run.config))
 
 
 def _of_layer_norms(run: Run) -> tuple[NormSpec, ...]:
@@ -129,6 +137,18 @@ class _OursApart(AddRMSNorm, ours.RMSNorm):  # type: ignore[misc]
     """Ours, after an addition."""
 
 
+class _Apart(nn.Module):
+    """PyTorch's as a module of its own, after an addition: what `replace_norms` looks for."""
+
+    def __init__(self, d_model: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(d_model, eps)
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return self.norm(total), total
+
+
 def _llama(run: Run) -> nn.Module:
     return Llama(run.config)
 
@@ -148,7 +168,7 @@ def _ligers_llama(run: Run) -> nn.Module:
 
 
 def _our_llama(run: Run) -> nn.Module:
-    return Llama(run.config, _OursApart)
+    return _replaced(Llama(run.config, _Apart))
 
 
 def _fused_llama(run: Run) -> nn.Module:
@@ -214,6 +234,7 @@ _OF_LLAMA: Mapping[str, Recipe] = MappingProxyType(
         "torch.compile": Recipe(_llama, compiled=True),
         "Liger": Recipe(_ligers_llama),
         OURS: Recipe(_our_llama, _apart),
+        f"{OURS} compiled": Recipe(_our_llama, _apart, compiled=True),
         f"{OURS} fused": Recipe(_fused_llama, _fused),
         f"{OURS} fused compiled": Recipe(_fused_llama, _fused, compiled=True),
         f"{OURS} memory-efficient": Recipe(_memory_efficient_llama, _memory_efficient),

@@ -22,6 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run PyTorch's tests on the C++ operators on the CPU too, where they are not needed",
     )
 
+    parser.addoption(
+        "--slow",
+        action="store_true",
+        help="run the tests with the marker slow, too, which compile C++ for more than ten seconds",
+    )
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cpp_operators(
@@ -80,6 +86,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     device, reason = _find_gpu() if item.get_closest_marker("gpu") else (None, "")
     if device is None and reason:
         pytest.skip(reason)
+    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+        pytest.skip("slow: runs with --slow")
 
 
 @functools.cache

@@ -5,9 +5,9 @@ change to a model; ``status`` says what ran. Under ``torch.compile``'s inductor,
 PyTorch's operators apart, there are the operators of this package.
 
 ``layer_norm`` and ``rms_norm`` are drop-ins for the functions of ``torch.nn.functional``,
-``LayerNorm`` and ``RMSNorm`` for the modules of ``torch.nn``. ``replace_layer_norm`` swaps the
-layer norms that a model has. ``add_layer_norm`` and ``add_rms_norm``, and the modules
-``AddLayerNorm`` and ``AddRMSNorm``, normalize the sum of two tensors and return that sum, too.
+``LayerNorm`` and ``RMSNorm`` for the modules of ``torch.nn``. ``replace_norms`` makes the norms of
+a model compute here. ``add_layer_norm`` and ``add_rms_norm``, and the modules ``AddLayerNorm`` and
+``AddRMSNorm``, normalize the sum of two tensors and return that sum, too.
 
 All directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd``. They are registered
 with ``torch.library.Library`` and a ``torch.autograd.Function``. ``torch.compile`` and
@@ -23,17 +23,19 @@ from iree_lnbwd.torch.modules import (
     AddRMSNorm,
     LayerNorm,
     RMSNorm,
-    replace_layer_norm,
-    warmup,
 )
 from iree_lnbwd.torch.override_status import Status
 from iree_lnbwd.torch.overrides import disable, enable, enabled, status
+from iree_lnbwd.torch.replacement.replace import replace_norms
+from iree_lnbwd.torch.replacement.report import Report
+from iree_lnbwd.torch.warmup import warmup
 
 __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "LayerNorm",
     "RMSNorm",
+    "Report",
     "Status",
     "add_layer_norm",
     "add_rms_norm",
@@ -41,7 +43,7 @@ __all__ = [
     "enable",
     "enabled",
     "layer_norm",
-    "replace_layer_norm",
+    "replace_norms",
     "rms_norm",
     "status",
     "warmup",

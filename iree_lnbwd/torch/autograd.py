@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from iree_lnbwd.arguments import NormOutput, results_of
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, names
 from iree_lnbwd.runtime.frameworks import pytorch
-from iree_lnbwd.torch import aten, kernels, kinds
+from iree_lnbwd.torch import aten, kernels, kinds, sharding
 from iree_lnbwd.torch.norms import Norm, operator
 
 
@@ -108,6 +108,7 @@ def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> 
         return aten.pytorchs(tensors, options.normalized_shape, options.eps)
     if _are_plain(*tensors):
         return kernels.forward(norm.op, tensors, *options[:3])
+    sharding.register()
     given = dict(zip(norm.all_arguments, tensors, strict=True))
     with torch._C._AutoDispatchBelowAutograd():
         found = norm.operator(*(given[name] for name in names(norm.arguments)), *options)
@@ -138,6 +139,8 @@ def _gradients(
     tensors = tuple(given[name] for name in gradients.arguments)
     dims, eps, weight_offset, _ = options
     plain = _are_plain(*tensors)
+    if not plain:
+        sharding.register()
     if op is LAYER_NORM_BACKWARD and grad_residual is None and not weight_offset:
         # C++ knows this operator.
         run: Any = kernels.layer_norm_backward if plain else operator("layer_norm_backward")
@@ -179,7 +182,9 @@ def _differentiable(
 def _are_plain(*tensors: Tensor | None) -> bool:
     """Whether the dispatcher can be skipped, because nothing observes these tensors."""
     return (
-        all(
+        # Compiled autograd traces this; its tensors look like plain ones.
+        not torch.compiler.is_dynamo_compiling()
+        and all(
             tensor is None or (type(tensor) in (Tensor, nn.Parameter) and pytorch.is_plain(tensor))
             for tensor in tensors
         )

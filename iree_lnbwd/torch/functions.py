@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.torch import sharding
 
 
 def layer_norm(
@@ -26,7 +27,8 @@ def layer_norm(
 
     The forward is PyTorch's own, so the output has its bits; the backward is this package's. The
     first backward for a row length, element types and a device compiles a module. This takes about
-    a second and is logged; the module is kept on disk. `warmup` compiles it ahead of time.
+    a second and is logged; the module is kept on disk, or a warning says why it is not. `warmup`
+    compiles it ahead of time.
 
     PyTorch's own operators compute the gradients if they are themselves to be differentiated
     (``create_graph=True``), and under the transforms of ``torch.func``.
@@ -200,6 +202,8 @@ def _check_tensors(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is None:
             raise TypeError(f"{name}: expected a tensor, got None")
+        if type(tensor) is not Tensor:
+            sharding.register()
 
 
 def _check_flag(name: str, value: object) -> None:

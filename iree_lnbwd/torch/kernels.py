@@ -255,7 +255,7 @@ def _check_shapes(op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...]) ->
 
 
 def _say_compiling(spec: NormSpec, target: Target) -> None:
-    notices.log(_log, "compiling %s for %s; it is kept on disk", spec.name, target.name)
+    notices.log(_log, "compiling %s for %s", spec.name, target.name)
 
 
 # PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.

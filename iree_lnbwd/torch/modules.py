@@ -8,17 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.arguments import DEFAULT_EPS
-from iree_lnbwd.errors import shown
 from iree_lnbwd.spec import check_number
-from iree_lnbwd.torch import kernels
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 
 class _WithOptions(nn.Module):
-    """What our norms have beside PyTorch's.
-
-    The classes have the options, too, for modules that `replace_layer_norm` did not construct.
-    """
+    """What our norms have beside PyTorch's."""
 
     memory_efficient: bool = False
     weight_offset: float = 0.0
@@ -28,6 +23,13 @@ class _WithOptions(nn.Module):
         super().reset_parameters()
         if self.weight is not None:
             nn.init.constant_(self.weight, 1 - self.weight_offset)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What ``torch.jit.script`` asks for first."""
+        raise RuntimeError(
+            f"torch.jit.script: expected modules without autograd functions in Python, got "
+            f"{type(self).__name__} of iree_lnbwd.torch; torch.export and torch.compile take it"
+        )
 
     def extra_repr(self) -> str:
         """As PyTorch's norms, and the options that are not the default."""
@@ -182,106 +184,14 @@ class AddRMSNorm(_RMSNorm):
         )
 
 
-def replace_layer_norm(model: nn.Module) -> nn.Module:
-    """Makes every ``torch.nn.LayerNorm`` of a model a `LayerNorm`, in place.
-
-    The modules stay the same objects, so parameters, hooks, and references to them are kept.
-    Subclasses of ``torch.nn.LayerNorm`` are not changed, because they may compute something else.
-    Call this before functions that capture the modules' methods, such as ``torch.compile``.
-
-    Returns:
-        The model.
-    """
-    _check_model(model)
-    for module in model.modules():
-        if type(module) is nn.LayerNorm:
-            module.__class__ = LayerNorm
-    return model
+NORMS = (LayerNorm, RMSNorm, AddLayerNorm, AddRMSNorm)
 
 
-def warmup(
-    model: nn.Module,
-    *,
-    dtype: torch.dtype | None = None,
-    residual_dtype: torch.dtype | None = None,
-    device: torch.device | str | int | None = None,
-    tune: bool = False,
-) -> None:
-    """Compiles and loads the modules that a model's norms need, of the classes of this package.
-
-    Each of them is run on a row of zeros, forward and backward; no parameter's ``grad`` changes.
-    Those that take a residual are run backward with and without a gradient of the sum. Under
-    ``torch.autocast``, the modules for autocast are compiled.
-
-    Args:
-        model: With norms, or one itself.
-        dtype: Element type of the norms' inputs; None takes that of their weights, or PyTorch's
-            default.
-        residual_dtype: Element type of the residuals; None takes that of the inputs.
-        device: Device of the inputs; None takes that of the weights, or PyTorch's default.
-        tune: Find the fastest schedules first, as `iree_lnbwd.tune`, for norms on a GPU that were
-            not tuned there before. This takes less than a minute for each module, once for a user
-            and a kind of GPU.
+def check_model(model: object) -> None:
+    """Expects a module.
 
     Raises:
-        TypeError, ValueError: Naming the argument; also with ``tune``, if a norm is on no GPU.
-        CompileError, DeviceError, OSError: As `iree_lnbwd.tune`.
+        TypeError: It is none.
     """
-    _check_model(model)
-    if not isinstance(tune, bool):
-        raise TypeError(f"tune: expected a bool, got {shown(tune)}")
-    norms = [
-        norm
-        for norm in model.modules()
-        if isinstance(norm, LayerNorm | RMSNorm | AddLayerNorm | AddRMSNorm)
-    ]
-    rows = [_rows(norm, dtype, residual_dtype, device) for norm in norms]
-    if tune:
-        for inputs in rows:
-            if not inputs[0].is_cuda:
-                raise ValueError(
-                    f"tune: expected False for norms on no GPU, got True and one on "
-                    f"{inputs[0].device}"
-                )
-    for norm, inputs in zip(norms, rows, strict=True):
-        _run_once(norm, inputs)
-    if tune:
-        kernels.tune({tuple(norm.normalized_shape) for norm in norms})
-        for norm, inputs in zip(norms, rows, strict=True):
-            _run_once(norm, inputs)
-
-
-def _rows(
-    norm: nn.Module,
-    dtype: torch.dtype | None,
-    residual_dtype: torch.dtype | None,
-    device: torch.device | str | int | None,
-) -> list[Tensor]:
-    """A row of zeros of these element types: an input, and a residual where the norm takes one."""
-    weight = norm.weight
-    dtypes = (dtype, dtype if residual_dtype is None else residual_dtype)
-    return [
-        torch.zeros(
-            1,
-            *norm.normalized_shape,
-            dtype=weight.dtype if dtype is None and weight is not None else dtype,
-            device=weight.device if device is None and weight is not None else device,
-            requires_grad=True,
-        )
-        for dtype in dtypes[: 2 if isinstance(norm, AddLayerNorm | AddRMSNorm) else 1]
-    ]
-
-
-def _run_once(norm: nn.Module, rows: Sequence[Tensor]) -> None:
-    """In both directions, of these inputs."""
-    results = norm.forward(*rows)  # not by a call: no hooks
-    outputs = results if isinstance(results, tuple) else (results,)
-    differentiated = [*rows, *(p for p in norm.parameters() if p.requires_grad)]
-    for used in range(1, 1 + len(outputs)):
-        zeros = [torch.zeros_like(output) for output in outputs[:used]]
-        torch.autograd.grad(outputs[:used], differentiated, zeros, retain_graph=True)
-
-
-def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")

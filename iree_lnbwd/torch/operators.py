@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from iree_lnbwd import torch_native
 from iree_lnbwd.arguments import Results
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD, names
 from iree_lnbwd.torch import aten, kernels
 from iree_lnbwd.torch.autograd import NormFunction, Options
+from iree_lnbwd.torch.jagged import by_values, is_jagged
 from iree_lnbwd.torch.norms import (
     GRADIENTS,
     NAMESPACE,
@@ -27,6 +29,16 @@ from iree_lnbwd.torch.norms import (
 _library = torch.library.Library(NAMESPACE, "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
+
+def _are_pytorchs_rules_needed() -> bool:
+    """Whether ATen's operators are to run, because PyTorch differentiates and batches those.
+
+    That is under the transforms of ``torch.func``, and for derivatives in forward mode.
+    """
+    is_forward_mode: bool = forward_ad._current_level >= 0
+    return is_forward_mode or torch._C._are_functorch_transforms_active()
+
+
 # --- PyTorch's layer norm, with our backward: C++ replaces these -----------------------------
 
 
@@ -38,9 +50,18 @@ def _layer_norm_with_autograd(
     eps: float,
 ) -> Tensor:
     """``iree_lnbwd::layer_norm`` with autograd on."""
-    if torch._C._are_functorch_transforms_active():
-        # torch.func differentiates and batches ATen's operators.
+    if _are_pytorchs_rules_needed():
         return _layer_norm(input, normalized_shape, weight, bias, eps)
+    if is_jagged(input):
+        tensors = {"input": input, "weight": weight, "bias": bias}
+        (nested,) = by_values(
+            lambda t: (
+                PYTORCHS_LAYER_NORM.operator(t["input"], normalized_shape, weight, bias, eps),
+            ),
+            tensors,
+            normalized_shape,
+        )
+        return nested
     if input.is_cuda and torch.cuda.is_available() and torch_native.load():
         # From now on the dispatcher takes the C++ operators, which are registered for CUDA by name.
         output: Tensor = PYTORCHS_LAYER_NORM.operator(input, normalized_shape, weight, bias, eps)
@@ -109,7 +130,7 @@ torch.library.register_fake(
 
 def _register(norm: Norm) -> None:
     """A norm whose forward is ours."""
-    count = len(norm.arguments)
+    count, taken = len(norm.arguments), names(norm.arguments)
 
     def run(compute: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         tensors = norm.completed(arguments[:count])
@@ -126,8 +147,11 @@ def _register(norm: Norm) -> None:
         return run(aten.norm, arguments)
 
     def with_autograd(*arguments: Any) -> tuple[Tensor, ...]:
-        if torch._C._are_functorch_transforms_active():
-            return by_aten(*arguments)  # torch.func differentiates and batches ATen's operators
+        if _are_pytorchs_rules_needed():
+            return by_aten(*arguments)
+        if is_jagged(arguments[0]):
+            given, options = dict(zip(taken, arguments, strict=False)), arguments[count:]
+            return by_values(lambda t: norm.operator(*t.values(), *options), given, options[0])
         tensors = norm.completed(arguments[:count])
         found: tuple[Tensor, ...] = NormFunction.apply(norm, Options(*arguments[count:]), *tensors)
         return found

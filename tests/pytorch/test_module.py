@@ -1,31 +1,24 @@
-"""The modules, `replace_layer_norm` and `warmup`."""
+"""The modules, and `warmup`."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import random_generator
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from iree_lnbwd.torch import (
     AddLayerNorm,
     AddRMSNorm,
     LayerNorm,
     RMSNorm,
-    layer_norm,
-    replace_layer_norm,
-    warmup,
 )
 
 MODULES = (LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm)
@@ -53,14 +46,6 @@ def applied(norm: nn.Module, x: Tensor) -> Tensor:
     found = norm(x / 2, x / 2) if isinstance(norm, AddLayerNorm | AddRMSNorm) else norm(x)
     output: Tensor = found[0] if isinstance(found, tuple) else found
     return output
-
-
-def transformer() -> nn.Module:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # its fast path is for inference alone
-        return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(32))
 
 
 def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -136,121 +121,3 @@ def test_copies(clone: Callable[[nn.Module], nn.Module], module: type[nn.Module]
     assert copied.weight is not norm.weight
     for ours, theirs in zip(gradients(copied, x), gradients(norm, x), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_replaces_those_of_a_model() -> None:
-    model = transformer()
-    x = torch.randn(5, 7, 32)
-    expected_output, expected = model(x), gradients(model, x)
-    before = dict(model.named_modules())
-    parameters = dict(model.named_parameters())
-    text = repr(model)
-
-    assert replace_layer_norm(model) is model
-    assert dict(model.named_modules()) == before
-    assert all(p is parameters[name] for name, p in model.named_parameters())
-    assert repr(model) == text
-    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
-    assert [type(norm) for norm in norms] == [LayerNorm] * 5
-
-    assert torch.equal(model(x), expected_output)
-    for ours, theirs in zip(gradients(model, x), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    replace_layer_norm(model)
-    assert [m for m in model.modules() if isinstance(m, nn.LayerNorm)] == norms
-
-
-def test_replacing_keeps_hooks_and_the_mode() -> None:
-    norm = nn.LayerNorm(24).eval()
-    seen: list[str] = []
-    norm.register_forward_hook(lambda *_: seen.append("forward"))
-    norm.register_full_backward_hook(lambda *_: seen.append("backward"))
-    norm.weight.requires_grad_(False)
-    assert replace_layer_norm(norm) is norm
-    x = torch.randn(3, 24, requires_grad=True)
-    torch.autograd.backward(norm(x).sum())
-    assert seen == ["forward", "backward"]
-    assert not norm.training
-    assert norm.weight.grad is None
-    assert norm.bias.grad is not None
-
-
-def test_replacing_leaves_subclasses_alone() -> None:
-    class Other(nn.LayerNorm):
-        """As vision models have it, for channels that come first."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.movedim(1, -1)).movedim(-1, 1)
-
-    model = nn.Sequential(Other(8), nn.LayerNorm(24), nn.Linear(24, 24))
-    parametrize.register_parametrization(model[1], "weight", nn.Softplus())
-    kept = [type(module) for module in model]
-    replace_layer_norm(model)
-    assert [type(module) for module in model] == kept
-
-
-class Norms(nn.Module):
-    """Each of ours once, in a row."""
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([module(columns) for module in MODULES])
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        first, second, third, fourth = self.norms
-        x, residual = second(first(x), x)
-        return fourth(third(x), residual)  # type: ignore[no-any-return]
-
-
-def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
-    """Whether or not the last sum is used; and nothing is compiled twice."""
-    columns = int(random_generator().integers(6000, 7000))  # which no other test has compiled
-    model = Norms(columns)
-    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
-        warmup(model)
-        said = [record.getMessage() for record in caplog.records]
-        assert all(f"_n{columns}_" in message for message in said)
-        # Four forwards but PyTorch's, each one's backward, and two that take a gradient past it.
-        assert len(said) == len(set(said)) == 3 + 2 + 2
-        assert all(parameter.grad is None for parameter in model.parameters())
-        caplog.clear()
-        x = torch.randn(3, columns, requires_grad=True)
-        output, residual = model(x)
-        torch.autograd.backward(output.sum(), retain_graph=True)
-        torch.autograd.backward(output.sum() + residual.sum())
-        assert not caplog.records
-
-
-def test_warmup_tunes_on_a_gpu_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise it says so before it compiles anything."""
-    columns = int(random_generator().integers(9000, 10000))
-    with (
-        caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"),
-        pytest.raises(ValueError, match=r"^tune: expected False for norms on no GPU, .* on cpu$"),
-    ):
-        warmup(RMSNorm(columns), tune=True)
-    assert not caplog.records
-
-
-def test_warmup_of_a_wide_stream(caplog: pytest.LogCaptureFixture) -> None:
-    columns = int(random_generator().integers(8000, 9000))
-    norm = AddRMSNorm(columns, dtype=torch.bfloat16)
-    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
-        warmup(norm, residual_dtype=torch.float32)
-        assert len(caplog.records) == 3
-        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
-        output, residual = norm(x, x.float())
-        torch.autograd.backward(output.sum() + residual.sum())
-        assert len(caplog.records) == 3
-
-
-def test_warmup_of_other_types(caplog: pytest.LogCaptureFixture) -> None:
-    columns = int(random_generator().integers(7000, 8000))
-    norm = LayerNorm(columns, elementwise_affine=False)
-    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
-        warmup(norm, dtype=torch.bfloat16, device="cpu")
-        (record,) = caplog.records
-        assert f"_n{columns}_bf16_noweight" in record.getMessage()
-        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
-        torch.autograd.backward(layer_norm(x, columns), torch.ones_like(x))
-        assert len(caplog.records) == 1

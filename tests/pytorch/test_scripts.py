@@ -49,6 +49,25 @@ def test_distributed_gradients_equal_those_of_one_process(device: str) -> None:
             assert said.count(f": {model} {way}: {verdict}") == 2
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
+def test_tensor_parallel_gradients_equal_those_of_one_process(device: str) -> None:
+    """On the CPU in two processes, so that a run of the tests is short; four have two halves."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    said = run(
+        SCRIPTS / "verify_tensor_parallel",
+        f"--device={device}",
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+    )
+    for way in (
+        "tensor_parallel",
+        "sequence_parallel",
+        "replaced_and_sharded",
+        "sharded_and_replaced",
+    ):
+        assert said.count(f": {way}: 31 tensors equal to one process's\n") == 2
+
+
 def losses_of(path: Path) -> dict[str, list[float]]:
     """Those of a training run, by contender."""
     losses: dict[str, list[float]] = {}

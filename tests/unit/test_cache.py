@@ -130,6 +130,24 @@ def test_without_a_compiler_a_module_for_an_older_gpu_is_better_than_none(
         cache.build(NormSpec((9,)), ours)
 
 
+def test_without_a_compiler_a_module_for_any_cpu_is_better_than_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise CompileError("none here")
+
+    host = find_target("host")
+    compiler.compile(SPEC, "generic", folder)
+    monkeypatch.setattr(compiler, "compiler_version", missing)
+    took = r"no compiler, and no \S+_host.vmfb: took \S+_generic.vmfb, which was compiled for any"
+    monkeypatch.setattr(cache, "host_cpu", lambda: "x86_64-0123456789ab")
+    with pytest.warns(RuntimeWarning, match=took):
+        assert cache.build(SPEC, host)[1].target == "generic"
+    monkeypatch.setattr(cache, "host_cpu", lambda: "aarch64-0123456789ab")
+    with pytest.raises(CompileError, match="none here"):
+        cache.build(SPEC, host)
+
+
 def test_a_manifest_that_says_more_is_not_ours(folder: Path, built: tuple[bytes, Manifest]) -> None:
     cache.build(SPEC, TARGET)
     _, manifest = entry(folder)

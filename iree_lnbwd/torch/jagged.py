@@ -1,0 +1,52 @@
+"""Norms of jagged nested tensors: those of the rows that they hold, whatever their lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+def is_jagged(tensor: Tensor) -> bool:
+    """Whether a tensor is nested, with the layout that autograd and compilers take."""
+    return tensor.is_nested and tensor.layout is torch.jagged
+
+
+def by_values(
+    compute: Callable[[Mapping[str, Tensor | None]], Sequence[Tensor]],
+    tensors: Mapping[str, Tensor | None],
+    normalized_shape: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """What an operator computes of jagged tensors.
+
+    Args:
+        compute: The operator, on dense tensors; its results have rows, too.
+        tensors: By name: ``input``, ``residual`` and the parameters.
+        normalized_shape: The trailing dimensions.
+
+    Raises:
+        TypeError, ValueError: Naming the tensor, what came and what was expected.
+    """
+    input, residual = tensors["input"], tensors.get("residual")
+    assert input is not None
+    ragged = input._ragged_idx
+    if ragged >= input.ndim - len(normalized_shape):
+        raise ValueError(
+            f"input: expected normalized dimensions of one length, got dimension {ragged} of "
+            f"{input.ndim} with many"
+        )
+    dense = {**tensors, "input": input.values()}
+    if residual is not None:
+        if not is_jagged(residual) or residual.shape != input.shape:
+            raise ValueError(
+                f"residual: expected a jagged tensor with the offsets of input, got shape "
+                f"{tuple(residual.shape)}"
+            )
+        dense["residual"] = residual.values()
+    return tuple(
+        torch.nested.nested_tensor_from_jagged(
+            values, input.offsets(), input.lengths(), jagged_dim=ragged
+        )
+        for values in compute(dense)
+    )

@@ -1,0 +1,6 @@
+"""Norms of a model's own classes, computed by this package.
+
+`replace` looks at a model's modules. `probe` finds the norm that a module computes, by running it.
+`form` is that norm, `classes` are the classes of modules that compute it by our functions, and
+`report` says what was done.
+"""

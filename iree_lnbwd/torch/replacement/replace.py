@@ -1,0 +1,122 @@
+"""`replace_norms`: a model's norms, computed by this package."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Hashable
+
+import torch
+from torch import nn
+
+from iree_lnbwd.errors import shown
+from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
+from iree_lnbwd.torch.modules import NORMS, check_model
+from iree_lnbwd.torch.replacement import classes, probe
+from iree_lnbwd.torch.replacement.form import Form
+from iree_lnbwd.torch.replacement.report import Entry, Report
+
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
+
+
+def replace_norms(model: nn.Module, *, also: Collection[type[nn.Module]] = ()) -> Report:
+    """Makes the norms of a model compute by this package, in place.
+
+    These are the modules of ``torch.nn.LayerNorm`` and ``torch.nn.RMSNorm``, and of subclasses that
+    have their forward. Modules of other classes are tried if ``also`` names their class: each kind
+    is run on samples, forward and backward, and is replaced only if it computes a plain norm.
+    `iree_lnbwd.torch.replacement.probe` says how far its output may be from that. Among them are
+    the norms of Llama, Qwen, Mistral, Gemma, T5 and OLMo in transformers, and those of timm:
+    ``also=[torch.nn.Module]`` tries all modules.
+
+    A module stays the same object, with the same parameters, hooks, mode and keys in
+    ``state_dict``; it may be shared, parametrized, sharded by FSDP2 (before or after), or on the
+    meta device. Its class becomes a subclass of its own, so that ``repr(model)`` shows what was
+    replaced. Call this before functions that capture modules' methods.
+
+    Layer norms have PyTorch's forward, and this package's backward. Of RMS norms, both directions
+    are this package's, and are rounded once, after the weight. The element type of the output is
+    what it was, under autocast too.
+
+    Args:
+        model: Its modules are changed.
+        also: Further classes, with their subclasses.
+
+    Returns:
+        What was replaced, and what was not and why; it prints as a table, and can be undone.
+
+    Raises:
+        TypeError: Naming the argument.
+    """
+    check_model(model)
+    tried = _checked(also)
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    found: dict[Hashable, Form | str] = {}
+    entries, replaced = [], []
+    for module, its_names in names.items():
+        outcome = _form_or_reason(module, tried, found)
+        if isinstance(outcome, str) and not _is_of_interest(module, tried):
+            continue
+        norm, reason = (str(outcome), None) if isinstance(outcome, Form) else (None, outcome)
+        entries.append(Entry(tuple(its_names), type(module).__name__, norm, reason))
+        if isinstance(outcome, Form):
+            classes.replace(module, outcome)
+            replaced.append(weakref.ref(module))
+    return Report(tuple(entries), tuple(replaced))
+
+
+def _checked(also: object) -> tuple[type[nn.Module], ...]:
+    given = tuple(also) if isinstance(also, Collection) and not isinstance(also, str) else (also,)
+    for one in given:
+        if not (isinstance(one, type) and issubclass(one, nn.Module)):
+            raise TypeError(f"also: expected classes of modules, got {shown(one)}")
+    return given
+
+
+def _is_of_interest(module: nn.Module, tried: tuple[type[nn.Module], ...]) -> bool:
+    """Whether the report says why a module was not replaced: a user would take it for a norm."""
+    named = tuple(cls for cls in tried if cls is not nn.Module)
+    is_one = isinstance(module, (nn.LayerNorm, nn.RMSNorm, *named))
+    is_leaf = not any(True for _ in module.children())
+    return is_one or (is_leaf and "norm" in classes.own_class(module).__name__.lower())
+
+
+def _kind(module: nn.Module, own: type[nn.Module]) -> Hashable:
+    """The facts that modules have in common if one may be run in place of another."""
+    attributes = ((name, repr(v)) for name, v in vars(module).items() if name not in _OF_ANY_MODULE)
+    parameters = ((n, getattr(module, n)) for n in classes.parameter_names(module))
+    shapes = ((name, None if p is None else tuple(p.shape)) for name, p in parameters)
+    return own, tuple(attributes), tuple(shapes)
+
+
+def _form_or_reason(
+    module: nn.Module, tried: tuple[type[nn.Module], ...], found: dict[Hashable, Form | str]
+) -> Form | str:
+    """A module's form, or why it is not replaced."""
+    if isinstance(module, (*NORMS, classes.ReplacedNorm)):
+        return "it is one of iree-lnbwd already"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript compiled it"
+    if "forward" in vars(module):
+        return "its forward is set on the module itself"
+    own = classes.own_class(module)
+    if own.forward is nn.LayerNorm.forward:
+        return Form(
+            LAYER_NORM, module.normalized_shape, None, "eps", "weight", "bias", argument="input"
+        )
+    if own.forward is nn.RMSNorm.forward:
+        return Form(RMS_NORM, module.normalized_shape, None, "eps", "weight", argument="x")
+    if not issubclass(own, tried):
+        return "its class has its own forward; name it in `also` to have it tried"
+    try:
+        probe.check(module)
+    except probe.NotPlainError as error:
+        return str(error)
+    kind = _kind(module, own)
+    if kind not in found:
+        try:
+            found[kind] = probe.find(module)
+        except probe.NotPlainError as error:
+            found[kind] = str(error)
+    return found[kind]

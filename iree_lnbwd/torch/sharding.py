@@ -1,0 +1,99 @@
+"""The rules by which DTensor shards the operators, as it does ATen's norms.
+
+Rows are sharded alike in all tensors, weight and bias are replicated, and each process has a part
+of the sum that their gradients are. Dimensions that are normalized are never sharded.
+
+``torch.distributed.tensor`` takes a third of a second to import, so the rules are registered only
+when somebody else has imported it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from iree_lnbwd.operands import Kind, Op
+from iree_lnbwd.torch.norms import GRADIENTS, OWN_NORMS, PYTORCHS_LAYER_NORM, operator
+
+_DTENSOR = "torch.distributed.tensor"
+_Placements = list[Any]
+
+
+def register() -> None:
+    """Registers the rules, if there can be a DTensor; the second time, this does nothing.
+
+    Operators call it before a tensor that is not plain reaches the dispatcher.
+    """
+    if not torch.compiler.is_dynamo_compiling() and _DTENSOR in sys.modules:
+        _register()
+
+
+@functools.cache
+def _register() -> None:
+    for norm in (PYTORCHS_LAYER_NORM, *OWN_NORMS):
+        _register_one(norm.operator, norm.op, norm.results)
+    for gradients in GRADIENTS:
+        _register_one(gradients.operator, gradients.op, gradients.results)
+    of_layer_norm = PYTORCHS_LAYER_NORM.gradients
+    _register_one(operator("layer_norm_backward"), of_layer_norm.op, of_layer_norm.results)
+
+
+def _register_one(overload: Any, op: Op, results: Sequence[str]) -> None:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+    from torch.distributed.tensor.experimental import register_sharding
+
+    arguments = tuple(argument.name for argument in overload._schema.arguments)
+    kinds = {operand.name: operand.kind for operand in (*op.arguments, *op.results, *op.masked)}
+
+    def shardings(*values: Any) -> list[tuple[_Placements, _Placements]]:
+        """For one dimension of a mesh: the placements of the results and of the arguments."""
+        given = dict(zip(arguments, values, strict=True))
+        return _shardings(op, given, kinds, results)
+
+    register_sharding(overload)(shardings)
+    # By itself, its cache need only look at arguments that are an int, and not at lists of them: a
+    # call with another mask or other dimensions might have the placements of the first.
+    first = min(i for i, name in enumerate(arguments) if name not in kinds)
+    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    known[overload] = RuntimeSchemaInfo(first, needs_pytree=True)
+
+
+def _shardings(
+    op: Op, given: Mapping[str, Any], kinds: Mapping[str, Kind], results: Sequence[str]
+) -> list[tuple[_Placements, _Placements]]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    replicated, partial = Replicate(), Partial()
+    mask = given.get("output_mask", (True,) * len(results))
+    returned = [
+        wanted and (name != "grad_weight" or given["weight"] is not None)
+        for name, wanted in zip(results, mask, strict=True)
+    ]
+
+    def placed(rows: Any, summed: Any) -> tuple[_Placements, _Placements]:
+        """With the rows, and what is summed over them, placed so."""
+        return (
+            [
+                None if not there else summed if kinds[name] is Kind.COLUMNS else rows
+                for name, there in zip(results, returned, strict=True)
+            ],
+            [
+                None
+                if name not in kinds or value is None
+                else replicated
+                if kinds[name] is Kind.COLUMNS
+                else rows
+                for name, value in given.items()
+            ],
+        )
+
+    dimensions = given[op.data.name].ndim - len(given["normalized_shape"])
+    return [
+        placed(replicated, replicated),
+        *(placed(Shard(dimension), partial) for dimension in range(dimensions)),
+    ]

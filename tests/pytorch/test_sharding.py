@@ -1,0 +1,102 @@
+"""The rules by which DTensor shards the operators: in one process of a group that there is not.
+
+`scripts/verify_tensor_parallel` runs them in processes that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch
+from norm_support import FORMS, Form, gradients_of, random_like, random_tensors
+from torch import Tensor
+
+if not torch.distributed.is_available():
+    pytest.skip("PyTorch without distributed", allow_module_level=True)
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from iree_lnbwd.torch import rms_norm
+
+ALL = {"pytorchs_layer_norm": replace(FORMS["layer_norm"], options={}), **FORMS}
+every_form = pytest.mark.parametrize("form", ALL.values(), ids=ALL)
+COLUMNS = 24
+ROWS = (4, 6)
+PARAMETERS = ("weight", "bias")
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of two processes; this is the first of them, and what the other sends never comes."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def sharded(tensors: dict[str, Tensor], mesh: DeviceMesh, rows: Placement) -> dict[str, Tensor]:
+    """DTensors of local tensors."""
+    return {
+        name: DTensor.from_local(
+            tensor, mesh, [Replicate() if name in PARAMETERS else rows], run_check=False
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+@every_form
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("frozen", [(), PARAMETERS], ids=["all", "input"])
+def test_sharded_rows(
+    form: Form, dimension: int, frozen: tuple[str, ...], mesh: DeviceMesh
+) -> None:
+    """A process computes its rows' results, and its part of the sums; another mask, too."""
+    tensors = random_tensors(form, ROWS, (COLUMNS,))
+    for name in frozen:
+        if name in tensors:
+            tensors[name].requires_grad_(False)
+    rows = Shard(dimension)
+    given = sharded(tensors, mesh, rows)
+    outputs, expected = form(given, (COLUMNS,)), form(tensors, (COLUMNS,))
+    assert {output.placements for output in outputs} == {(rows,)}
+    reached = tuple(map(random_like, expected))
+    placed = tuple(DTensor.from_local(g, mesh, [rows], run_check=False) for g in reached)
+    asked = {name: given[name] for name, tensor in tensors.items() if tensor.requires_grad}
+    found = gradients_of(outputs, asked, placed)
+    theirs = gradients_of(expected, tensors, reached)
+    for name, gradient in found.items():
+        assert gradient.placements == ((Partial(),) if name in PARAMETERS else (rows,)), name
+        assert torch.equal(gradient.to_local(), theirs[name]), name
+    for output, alone in zip(outputs, expected, strict=True):
+        assert torch.equal(output.to_local(), alone)
+
+
+@every_form
+def test_normalized_dimensions_are_never_sharded(form: Form, mesh: DeviceMesh) -> None:
+    half = {n: t.detach() for n, t in random_tensors(form, ROWS, (COLUMNS // 2,)).items()}
+    cells = {n: t for n, t in half.items() if n not in PARAMETERS}
+    parameters = {n: torch.cat([t, t]) for n, t in half.items() if n in PARAMETERS}
+    given = sharded(cells, mesh, Shard(2)) | sharded(parameters, mesh, Replicate())
+    for output in form(given, (COLUMNS,)):
+        assert output.shape == (*ROWS, COLUMNS)
+        assert output.placements != (Shard(2),)
+
+
+def test_a_call_does_not_take_the_placements_of_another(mesh: DeviceMesh) -> None:
+    """Without a weight, nothing but the list of dimensions tells these calls apart."""
+    x = DTensor.from_local(torch.randn(*ROWS, COLUMNS), mesh, [Shard(1)], run_check=False)
+    assert rms_norm(x, COLUMNS).placements == (Shard(1),)
+    assert rms_norm(x, (2 * ROWS[1], COLUMNS)).placements != (Shard(1),)
+    assert rms_norm(x, COLUMNS).placements == (Shard(1),)
+
+
+def test_in_inference_mode(mesh: DeviceMesh) -> None:
+    x = torch.randn(*ROWS, COLUMNS)
+    with torch.inference_mode():
+        sharded_x = DTensor.from_local(x, mesh, [Shard(0)], run_check=False)
+        assert torch.equal(rms_norm(sharded_x, COLUMNS).to_local(), rms_norm(x, COLUMNS))

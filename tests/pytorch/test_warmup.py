@@ -1,0 +1,137 @@
+"""`warmup`: nothing is left to compile, wherever a model's parameters are."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from support import random_generator
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch
+from torch import Tensor, nn
+
+from iree_lnbwd.torch import (
+    AddLayerNorm,
+    AddRMSNorm,
+    LayerNorm,
+    RMSNorm,
+    layer_norm,
+    replace_norms,
+    warmup,
+)
+
+MODULES = (LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm)
+
+
+class Norms(nn.Module):
+    """Each of ours once, in a row."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([module(columns) for module in MODULES])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second, third, fourth = self.norms
+        x, residual = second(first(x), x)
+        return fourth(third(x), residual)  # type: ignore[no-any-return]
+
+
+def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether or not the last sum is used; and nothing is compiled twice."""
+    columns = int(random_generator().integers(6000, 7000))  # which no other test has compiled
+    model = Norms(columns)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(model)
+        said = [record.getMessage() for record in caplog.records]
+        assert all(f"_n{columns}_" in message for message in said)
+        # Four forwards but PyTorch's, each one's backward, and two that take a gradient past it.
+        assert len(said) == len(set(said)) == 3 + 2 + 2
+        assert all(parameter.grad is None for parameter in model.parameters())
+        caplog.clear()
+        x = torch.randn(3, columns, requires_grad=True)
+        output, residual = model(x)
+        torch.autograd.backward(output.sum(), retain_graph=True)
+        torch.autograd.backward(output.sum() + residual.sum())
+        assert not caplog.records
+
+
+def test_warmup_tunes_on_a_gpu_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise it says so before it compiles anything."""
+    columns = int(random_generator().integers(9000, 10000))
+    with (
+        caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"),
+        pytest.raises(ValueError, match=r"^tune: expected False for norms on no GPU, .* on cpu$"),
+    ):
+        warmup(RMSNorm(columns), tune=True)
+    assert not caplog.records
+
+
+def test_warmup_of_a_wide_stream(caplog: pytest.LogCaptureFixture) -> None:
+    columns = int(random_generator().integers(8000, 9000))
+    norm = AddRMSNorm(columns, dtype=torch.bfloat16)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(norm, residual_dtype=torch.float32)
+        assert len(caplog.records) == 3
+        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
+        output, residual = norm(x, x.float())
+        torch.autograd.backward(output.sum() + residual.sum())
+        assert len(caplog.records) == 3
+
+
+def test_warmup_of_other_types(caplog: pytest.LogCaptureFixture) -> None:
+    columns = int(random_generator().integers(7000, 8000))
+    norm = LayerNorm(columns, elementwise_affine=False)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(norm, dtype=torch.bfloat16, device="cpu")
+        (record,) = caplog.records
+        assert f"_n{columns}_bf16_noweight" in record.getMessage()
+        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
+        torch.autograd.backward(layer_norm(x, columns), torch.ones_like(x))
+        assert len(caplog.records) == 1
+
+
+def test_warmup_of_a_model_on_the_meta_device(caplog: pytest.LogCaptureFixture) -> None:
+    """For the device where it will be, in the types that it will have."""
+    columns = int(random_generator().integers(10000, 11000))
+    model = nn.LayerNorm(columns, device="meta")
+    replace_norms(model)
+    with pytest.raises(ValueError, match=r"^device: expected the one that the model will be on, "):
+        warmup(model)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(model, device="cpu", dtype=torch.bfloat16, weight_dtype=torch.bfloat16)
+        assert len(caplog.records) == 1
+        model.to_empty(device="cpu").to(torch.bfloat16)
+        x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
+        torch.autograd.backward(model(x), torch.ones_like(x))
+        assert len(caplog.records) == 1
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
+def test_warmup_of_a_sharded_model(caplog: pytest.LogCaptureFixture) -> None:
+    """Before and after, FSDP2 changes neither the norms nor what they need."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    columns = int(random_generator().integers(11000, 12000))
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Sequential(nn.LayerNorm(columns), nn.LayerNorm(columns))
+        fully_shard(model[0], mesh=mesh)
+        report = replace_norms(model)
+        fully_shard(model[1], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        assert [type(norm).__name__ for norm in model] == ["FSDPIreeLayerNorm"] * 2
+        with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+            warmup(model)
+            assert len(caplog.records) == 1
+            x = torch.randn(3, columns, requires_grad=True)
+            torch.autograd.backward(model(x).sum())
+            assert len(caplog.records) == 1
+        report.undo()
+        assert [type(norm).__name__ for norm in model] == ["FSDPLayerNorm"] * 2
+        torch.autograd.backward(model(x).sum())
+    finally:
+        torch.distributed.destroy_process_group()
