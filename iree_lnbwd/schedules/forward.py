@@ -37,6 +37,14 @@ _FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
+# Rows that workgroups cannot keep alone, in clusters: their threads, and elements of each at most,
+# by their bytes, if there are enough workgroups. Of threads with few elements, more can be busy.
+_CLUSTERS = (2, 4, 8)
+_CLUSTER_THREADS = 512
+_CLUSTER_ELEMENTS = {2: 32, 4: 16}
+_CLUSTER_BUSY = 2048
+# Columns up to which 16-bit rows are faster in shared memory, without and with a mean.
+_UNCLUSTERED = (24576, 32768)
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
 _WORD_BYTES = 4
@@ -189,8 +197,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     """A schedule that follows from rules: for any N, and for a backward's statistics, too.
 
     A thread has the elements of a few accesses. A wide row takes more subgroups, and then more
-    elements of each thread, as long as registers hold them; then it is kept in shared memory, and
-    the widest is read again.
+    elements of each thread, as long as registers hold them; then it is shared by a cluster, or
+    kept in shared memory, and the widest is read again.
 
     How a row is shared out among threads follows from what is normalized, with a residual their
     sum, and from the op. So the sums of a row have one order and the same bits, whether the
@@ -205,7 +213,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     lanes = target.subgroup_size
     shared_out = _shared_out(spec, lanes, vector)
     if shared_out is None:
-        return _wide(spec, target, vector)
+        return _clustered(spec, target, vector) or _wide(spec, target, vector)
     chunks, threads = shared_out
     rows = max(1, _WARPS * lanes // threads)
     if spec.rows is not None:
@@ -216,12 +224,9 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     few_words = chunks * vector * words(spec) <= _FEW_WORDS
     is_light = is_narrow and few_words and not has_residual
     busy = _BUSIER if is_light and spec.has(ADDED_BIAS) else _BUSY
-    weighs = (spec.has(WEIGHT) or spec.has(ADDED_BIAS)) and not spec.family.is_backward
     few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
     fits_early = has_residual or (spec.columns <= _EARLY_COLUMNS and few_elements)
-    early = weighs and not is_narrow and fits_early
-    most_few_rows = min(_FEW_ROWS, _FEW_ELEMENTS // spec.columns)
-    differs = weighs and (not early or target.has_cache_policies)
+    early = _weighs(spec) and not is_narrow and fits_early
     # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
     is_free = (has_residual and not is_narrow) or _is_slow(spec, vector)
     return Forward(
@@ -230,10 +235,21 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         vector=vector,
         chunks=chunks,
         keeps=True,
-        most_few_rows=most_few_rows if differs else 0,
+        most_few_rows=_most_few_rows(spec, target, early=early),
         early=early,
         resident=1 if is_free else max(1, busy // (rows * threads)),
     )
+
+
+def _weighs(spec: NormSpec) -> bool:
+    """Whether weights are read with the rows."""
+    return (spec.has(WEIGHT) or spec.has(ADDED_BIAS)) and not spec.family.is_backward
+
+
+def _most_few_rows(spec: NormSpec, target: Target, *, early: bool) -> int:
+    """How many rows are few; 0 if a kernel of their own would not differ."""
+    differs = _weighs(spec) and (not early or target.has_cache_policies)
+    return min(_FEW_ROWS, _FEW_ELEMENTS // spec.columns) if differs else 0
 
 
 def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | None:
@@ -272,6 +288,33 @@ def _threads(least: int, lanes: int, vectors: int) -> int:
     """At least so many, as a row may have: a power of 2 of a subgroup's, or several subgroups."""
     threads = max(FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
     return 1 << (threads - 1).bit_length() if threads <= lanes else -(-threads // lanes) * lanes
+
+
+def _clustered(spec: NormSpec, target: Target, vector: int) -> Forward | None:
+    """For rows that a cluster can keep in registers; None if none can, or would not be faster."""
+    size = _bytes_of(_normalized(spec))
+    if size < _WORD_BYTES and spec.columns <= _UNCLUSTERED[spec.family.centres]:
+        return None
+    best = _CLUSTER_ELEMENTS.get(size, 0)
+    for cluster in _CLUSTERS:
+        chunks = -(-spec.columns // (cluster * vector * _CLUSTER_THREADS))
+        elements = chunks * vector
+        is_light = elements <= _CLUSTER_ELEMENTS[_WORD_BYTES] and not spec.has(RESIDUAL)
+        busy = _CLUSTER_BUSY if size == _WORD_BYTES and is_light else _BUSY
+        one = Forward(
+            rows=1,
+            threads=_CLUSTER_THREADS,
+            vector=vector,
+            chunks=chunks,
+            keeps=True,
+            most_few_rows=_most_few_rows(spec, target, early=False),
+            resident=busy // _CLUSTER_THREADS,
+            cluster=cluster,
+        )
+        is_last = cluster == _CLUSTERS[-1]
+        if (elements <= best or is_last) and one.illegal(spec, target) is None:
+            return one
+    return None
 
 
 def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
