@@ -17,7 +17,16 @@ from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
-from iree_lnbwd import artifact, compiler, emulator, files, inspection, npz, runtime
+from iree_lnbwd import (
+    artifact,
+    compiler,
+    emulator,
+    files,
+    inspection,
+    npz,
+    raw_interface,
+    runtime,
+)
 from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, rms_eps
 from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, describe
@@ -27,6 +36,7 @@ from iree_lnbwd.errors import (
     ArtifactError,
     CompileError,
     DeviceError,
+    counted,
     one_line,
     printable,
 )
@@ -238,7 +248,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--from-output", action="store_true", help="random outputs of a backward, not inputs"
     )
-    sub.add_argument("--rows", type=_ints, help="how many random rows (default: 1,7,64)")
+    sub.add_argument(
+        "--random-rows", type=_ints, help="how many random rows, in a call each (default: 1,7,64)"
+    )
     sub.set_defaults(command=_verify)
 
     sub = commands.add_parser("run", help="run a module on the arrays of an .npz")
@@ -499,10 +511,11 @@ def _verify(options: argparse.Namespace) -> int:
         _say(line)
     missed = sum(not row.comparison.passed for row in rows)
     verdict = "FAILED" if missed or fault or not rows else "passed"
-    _say(
-        f"{verdict}: {len(rows) - missed} of {len(rows)} results within tolerance, "
-        f"{len(cases)} cases, {time.perf_counter() - start:.1f} s"
-    )
+    judged = f"{len(rows) - missed} of {counted(len(rows), 'result')} within tolerance"
+    if fault:
+        judged = f"{judged}, then a fault" if rows else "a fault before the first result"
+    seconds = time.perf_counter() - start
+    _say(f"{verdict}: {judged}, {counted(len(cases), 'case')}, {seconds:.1f} s")
     return _EXIT_OK if verdict == "passed" else _EXIT_MISS
 
 
@@ -513,9 +526,9 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
             raise ValueError("normalized-shape: expected no --data beside it")
         return _random_cases(
             _random_spec(options),
-            (1, 7, 64) if options.rows is None else options.rows,
+            (1, 7, 64) if options.random_rows is None else options.random_rows,
         )
-    for name in ("op", "dtype", "rows", "from_output"):
+    for name in ("op", "dtype", "random_rows", "from_output"):
         if (value := getattr(options, name)) not in (None, False):
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
@@ -547,7 +560,7 @@ def _random_spec(options: argparse.Namespace) -> NormSpec:
 def _random_cases(spec: NormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
     """Calls of so many random rows each, and a description of them."""
     if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
-        raise ValueError(f"rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
+        raise ValueError(f"random_rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
     seed = secrets.randbits(63)
     rng = np.random.default_rng(seed)
     calls = {f"random {m}": matrix.random_call(spec, m, rng) for m in rows}
@@ -743,7 +756,8 @@ def _inspect(options: argparse.Namespace) -> int:
         run = _what_was_run(vmfb, described)
     except (ValueError, emulator.Fault, emulator.VmError) as error:
         raise ArtifactError(f"{options.artifact}: {error}") from error
-    for name, value in _facts(described, manifest, f"SHA-256 {artifact.digest(vmfb)}: {run}"):
+    path = options.artifact.with_suffix(".vmfb")
+    for name, value in _facts(path, described, manifest, f"SHA-256 {artifact.digest(vmfb)}: {run}"):
         _say(f"{name:<10}{value}")
     _say("kernels")
     for kernel in kernels:
@@ -761,9 +775,9 @@ def _what_was_run(vmfb: bytes, described: Description) -> str:
 
 
 def _facts(
-    described: Description, manifest: Manifest | None, module: str
+    path: Path, described: Description, manifest: Manifest | None, module: str
 ) -> list[tuple[str, object]]:
-    spec, target, schedule, launches, _ = described
+    spec, target, schedule, launches, *_ = described
     facts: list[tuple[str, object]] = [
         ("op", spec.name),
         ("target", f"{target.name} ({target.backend}): {_verified(target)}"),
@@ -772,6 +786,8 @@ def _facts(
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
         *(("path", path) for path in paths(schedule, spec)),
         *((("calls", _CALLS[launches is not None]),) if target.backend != "cpu" else ()),
+        ("function", f"{described.declaration} of module {described.name}"),
+        ("bare", raw_interface.command(path, spec, target)),
     ]
     if manifest is None:
         return [*facts, ("manifest", "none beside the .vmfb; the above is from the module itself")]

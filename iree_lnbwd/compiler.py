@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from iree_lnbwd import artifact, ir, iree_compile, schedules
 from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.description import describe
-from iree_lnbwd.devices import host_cpu
+from iree_lnbwd.devices import cpu_features, host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError, shown
 from iree_lnbwd.extra_flags import check_extra_flags
 from iree_lnbwd.products import PRODUCTS, standing_for
@@ -176,9 +176,7 @@ def build_oracle(spec: NormSpec, target: Target) -> bytes:
     if spec.rows is None:
         raise ValueError("rows: expected a fixed number for StableHLO, got None")
     name = ir.oracle(spec)
-    text = ir.module(
-        {name: read_ir(name)}, spec, target, WholeTensors(), host_cpu=_host_cpu(target)
-    )
+    text = _module({name: read_ir(name)}, spec, target, WholeTensors())
     return iree_compile.run(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
 
@@ -195,7 +193,7 @@ def source_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) 
     if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
         raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
     texts = {name: read_ir(name) for name in ir.sources(spec, how)}
-    return ir.module(texts, spec, target, how, host_cpu=_host_cpu(target))
+    return _module(texts, spec, target, how)
 
 
 def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]:
@@ -231,6 +229,12 @@ def compiler_version() -> str:
         CompileError: It is not installed.
     """
     return iree_compile.version()
+
+
+def _module(texts: Mapping[str, str], spec: NormSpec, target: Target, how: Schedule) -> str:
+    """The module of these files of ``ir/``, with what its CPU must have."""
+    needed = cpu_features() if target.is_this_cpu else target.cpu_features
+    return ir.module(texts, spec, target, how, host_cpu=_host_cpu(target), cpu_features=needed)
 
 
 def _host_cpu(target: Target) -> str | None:

@@ -13,6 +13,7 @@ import iree.runtime as rt
 from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
 from iree_lnbwd.launches import LaunchPlans
 from iree_lnbwd.operands import OPS
+from iree_lnbwd.raw_interface import DECLARATION
 from iree_lnbwd.schedules import Schedule, schedule_from_dict
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target, find_target
@@ -27,6 +28,8 @@ class Description(NamedTuple):
         schedule: How it computes the spec.
         launches: The launches of its kernels, if a caller's stream can run them.
         host_cpu: The CPU that a module for "host" needs; None for other targets.
+        name: Its name in IREE's runtime.
+        declaration: Its function, as IREE's tools show it.
     """
 
     spec: NormSpec
@@ -34,6 +37,8 @@ class Description(NamedTuple):
     schedule: Schedule
     launches: LaunchPlans | None
     host_cpu: str | None
+    name: str
+    declaration: str
 
 
 class OpenedModule(NamedTuple):
@@ -106,6 +111,8 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
             schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
             None if launches is None else LaunchPlans.from_dict(json.loads(launches)),
             reflection["iree_lnbwd.host_cpu"] if target.is_this_cpu else None,
+            module.name,
+            reflection.get(DECLARATION, ""),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error

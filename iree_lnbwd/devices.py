@@ -16,6 +16,17 @@ DEFAULT_DEVICE = "local-task"
 
 _BACKENDS = {"local-task": "cpu", "local-sync": "cpu", "cuda": "cuda", "hip": "rocm"}
 _URI = re.compile(r"(?P<driver>[a-z-]+)(?:://(?P<index>\d*))?")
+# What an x86-64 CPU can have, by Linux's names and by those that IREE's runtime knows.
+_CPU_FEATURES = {
+    "sse4_1": "sse4.1",
+    "sse4_2": "sse4.2",
+    **{name: name for name in ("avx", "f16c", "fma", "avx2")},
+    **{f"avx512{name}": f"avx512{name}" for name in ("f", "cd", "bw", "dq", "vl", "ifma", "vbmi")},
+    **{
+        f"avx512_{name}": f"avx512{name}"
+        for name in ("vbmi2", "vnni", "bitalg", "vpopcntdq", "bf16", "fp16")
+    },
+}
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
@@ -113,13 +124,27 @@ def target_of(uri: DeviceUri) -> Target:
 
 def host_cpu() -> str:
     """A fingerprint of this machine's CPU: code for "host" runs on CPUs that share it."""
+    words = " ".join(_cpu_words())
+    return f"{platform.machine()}-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+
+
+def cpu_features() -> tuple[str, ...]:
+    """What this machine's CPU can do, as far as IREE's runtime can tell of another one.
+
+    Code for "host" may use all of it. A CPU that is no x86-64 has none that is listed here.
+    """
+    words = _cpu_words()
+    return tuple(known for name, known in _CPU_FEATURES.items() if name in words)
+
+
+def _cpu_words() -> list[str]:
+    """What Linux says that this CPU can do, or else the name that Python has for it."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         info = platform.processor()
     features = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.MULTILINE)
-    words = sorted(set(features[1].split())) if features else [info]
-    return f"{platform.machine()}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:12]}"
+    return sorted(set(features[1].split())) if features else [info]
 
 
 def _cuda_capability(uri: DeviceUri) -> tuple[int, int]:

@@ -34,6 +34,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things: "1 row", "3 arrays"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def reason(error: Exception) -> str:
     """IREE's status message without its file names: "CODE; what happened"."""
     return _first_line(error).rsplit(".c:", 1)[-1].split(";", 1)[-1].strip()[:_LONGEST]

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from iree_lnbwd.launches import KERNELS, Count, LaunchPlans, Plan, PlannedLaunch
-from iree_lnbwd.operands import ADDED_BIAS, Kind, Operand
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.operands import ADDED_BIAS, Access, Kind, Operand
+from iree_lnbwd.raw_interface import storage_name
+from iree_lnbwd.spec import MOST_ROWS, NormSpec
 
 _EXECUTABLE = re.compile(
     r"^hal\.executable\.source private @(\w+) \{\n.*?^\}\n+", re.MULTILINE | re.DOTALL
 )
 _BINDING = re.compile(r"(layout\(#(\w+)_layout\) binding\()(\d+)(?=\))")
-_VIEW = "!hal.buffer_view"  # storage with a shape; its content is no tensor yet
+_VIEW = "!hal.buffer_view"  # memory with a shape and a type, as callers give it
 
 
 def export_aliases(spec: NormSpec, plans: LaunchPlans) -> dict[str, str]:
@@ -49,13 +50,33 @@ def launched(text: str, spec: NormSpec, plans: LaunchPlans) -> str:
     return _BINDING.sub(numbered, text)
 
 
+def requirements(cpu_features: Sequence[str]) -> str:
+    """What runs when the module is loaded: it refuses a CPU that lacks a feature."""
+    if not cpu_features:
+        return ""
+    lines = ["%c0 = arith.constant 0 : index", "%one = arith.constant 1 : i64"]
+    lines.append("%device = hal.devices.get %c0 : !hal.device")
+    for n, feature in enumerate(cpu_features):
+        lines += [
+            f"%known_{n}, %has_{n} = hal.device.query<%device : !hal.device> "
+            f'key("hal.cpu" :: "{feature}") : i1, i64 = 0 : i64',
+            f"%there_{n} = arith.cmpi eq, %has_{n}, %one : i64",
+            f'cf.assert %there_{n}, "device: expected a CPU with {feature}, got one without"',
+        ]
+    body = "".join(f"  {line}\n" for line in (*lines, "util.return"))
+    return f"\nutil.initializer {{\n{body}}}\n"
+
+
 def entry(
     spec: NormSpec,
     plans: LaunchPlans | None,
     reflection: Mapping[str, str],
     algorithm: tuple[str, str],
 ) -> str:
-    """The public function: arguments in, the asked results out.
+    """The public function: views of the caller's memory in, views of the filled storage out.
+
+    It checks every argument before it uses one, because whoever calls a bare module does not: the
+    runtime's status names the argument. Without rows it launches nothing and stores zeros.
 
     Args:
         spec: What the module computes.
@@ -64,48 +85,135 @@ def entry(
         algorithm: Without plans, the functions in the text that compute the op, and recompute
             statistics.
     """
-    branches = plans is not None and len(plans.plans) > 1
-    body = [] if spec.has_weight else ["%gamma = arith.constant dense<1.0> : !gamma_n"]
+    arguments = [f"%{_view(operand)}: {_VIEW}" for operand in _arguments(spec)]
+    types = ", ".join(_VIEW for _ in _results(spec))
+    attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
+    body = [*_constants(spec), *_checks(spec)]
+    if spec.rows is None:
+        body += [
+            "%is_empty = arith.cmpi eq, %m, %c0 : index",
+            "cf.cond_br %is_empty, ^empty, ^some",
+            "^empty:",
+            *_sums_of_nothing(spec),
+            "^some:",
+        ]
+    body += [] if spec.has_weight else ["%gamma = arith.constant dense<1.0> : !gamma_n"]
     if plans is None:
         body += _calls(spec, *algorithm)
-    elif branches:
+    elif len(plans.plans) > 1:
         body += _branches(spec, plans)
     else:
         lines, values = _dispatches(spec, plans.plans[0])
-        body += [*_rows(), *lines, _return(spec, values)]
-    if branches:
-        storage = [f"%out_{result.symbol}: {_VIEW}" for result in _results(spec)]
-        types = ", ".join(_VIEW for _ in storage)
-    else:
-        storage = [
-            f"%out_{result.symbol}: {result.alias} {{iree.abi.output = {place} : index}}"
-            for place, result in enumerate(_results(spec))
-        ]
-        types = ", ".join(result.alias for result in _results(spec))
-    given = filter(spec.has, spec.family.inputs)
-    inputs = [f"%{operand.symbol}: {operand.alias}" for operand in given]
-    attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
+        body += [*lines, *_return(spec, values)]
     lines = [
         "",
-        f"func.func @{spec.op}(",
-        ",\n".join(f"    {parameter}" for parameter in (*inputs, *storage)) + ")",
+        f"util.func public @{spec.op}(",
+        ",\n".join(f"    {argument}" for argument in arguments) + ")",
         f"    -> ({types})",
-        f"    attributes {{iree.reflection = {{{attributes}}}}} {{",
+        # A stub: IREE adds no description of its own, which would not know the tensors' types.
+        f"    attributes {{iree.abi.stub, iree.reflection = {{{attributes}}}}} {{",
         *(f"  {line}" for line in body),
         "}",
     ]
     return "\n".join(lines) + "\n"
 
 
+def _inputs(spec: NormSpec) -> tuple[Operand, ...]:
+    return tuple(filter(spec.has, spec.family.inputs))
+
+
+def _arguments(spec: NormSpec) -> tuple[Operand, ...]:
+    """Those of the public function: what is read, and the storage of what is written."""
+    return (*_inputs(spec), *_results(spec))
+
+
+def _view(operand: Operand) -> str:
+    """The symbol of the caller's memory for it."""
+    return ("in_" if operand.access is Access.READ else "out_") + operand.symbol
+
+
+def _named(operand: Operand) -> str:
+    """The name that messages have for it."""
+    read = operand.access is Access.READ
+    return operand.name if read else storage_name(operand.name)
+
+
+def _constants(spec: NormSpec) -> list[str]:
+    """The numbers that checks and counts need, M among them."""
+    m = (
+        f"%m = hal.buffer_view.dim<%{_view(spec.family.data)} : {_VIEW}>[0] : index"
+        if spec.rows is None
+        else f"%m = arith.constant {spec.rows} : index"
+    )
+    return ["%c0 = arith.constant 0 : index", f"%n = arith.constant {spec.columns} : index", m]
+
+
+def _checks(spec: NormSpec) -> list[str]:
+    """Expects of every argument its type and a shape that fits the others', and imports inputs."""
+    lines = ["%dense = hal.encoding_type<dense_row_major> : i32"]
+    elements = dict.fromkeys(operand.element for operand in _arguments(spec))
+    lines += [f"%type_{e.value} = hal.element_type<!{e.value}> : i32" for e in elements]
+    # The rank of what gives M comes first; its own message would speak of M otherwise.
+    data = spec.family.data
+    for operand in sorted(_arguments(spec), key=lambda operand: operand is not data):
+        shape = ", ".join(f"%{letter}" for letter in operand.kind.value)
+        lines.append(
+            f'hal.buffer_view.assert<%{_view(operand)} : {_VIEW}> message("{_named(operand)}")\n'
+            f"      shape([{shape}]) type(%type_{operand.element.value}) encoding(%dense)"
+        )
+    if spec.rows is None:
+        lines += [
+            f"%most = arith.constant {MOST_ROWS} : index",
+            "%are_countable = arith.cmpi ule, %m, %most : index",
+            f'cf.assert %are_countable, "{data.name}: expected at most {MOST_ROWS} rows"',
+        ]
+    for operand in _inputs(spec):
+        lines.append(
+            f'%{operand.symbol} = hal.tensor.import %{_view(operand)} "{operand.name}" '
+            f": {_VIEW} -> {_sized(spec, operand)}"
+        )
+    return lines
+
+
+def _sums_of_nothing(spec: NormSpec) -> list[str]:
+    """The results without rows: sums over rows are zeros, all else is empty."""
+    lines, views = [], []
+    for result in _results(spec):
+        if result.kind is not Kind.COLUMNS:
+            views.append(f"%{_view(result)}")
+            continue
+        lines.append(f"%{result.symbol}_zeros = arith.constant dense<0.0> : {result.alias}")
+        exported, view = _exported(spec, result, f"%{result.symbol}_zeros", "_zeros")
+        lines += exported
+        views.append(view)
+    return [*lines, f"util.return {', '.join(views)} : {', '.join(_VIEW for _ in views)}"]
+
+
 def _results(spec: NormSpec) -> tuple[Operand, ...]:
     return tuple(result for result in spec.family.results if spec.has(result))
 
 
-def _return(spec: NormSpec, values: Mapping[str, str]) -> str:
-    """Of the asked results, by their names."""
-    results = _results(spec)
-    types = ", ".join(result.alias for result in results)
-    return f"return {', '.join(values[result.name] for result in results)} : {types}"
+def _return(spec: NormSpec, values: Mapping[str, str], suffix: str = "") -> list[str]:
+    """Of the asked results, by their names, in the caller's storage."""
+    lines, views = [], []
+    for result in _results(spec):
+        exported, view = _exported(spec, result, values[result.name], suffix)
+        lines += exported
+        views.append(view)
+    return [*lines, f"util.return {', '.join(views)} : {', '.join(_VIEW for _ in views)}"]
+
+
+def _exported(
+    spec: NormSpec, result: Operand, value: str, suffix: str = ""
+) -> tuple[list[str], str]:
+    """Stores a result in the caller's storage; the lines, and the symbol of its view."""
+    type_, there = _sized(spec, result), f"%{result.symbol}_there{suffix}"
+    view = f"%{result.symbol}_view{suffix}"
+    lines = [
+        f"{there} = hal.tensor.alias {value} : {type_} to %{_view(result)} : {_VIEW}",
+        f"{view} = hal.tensor.export {there} : {type_} -> {_VIEW}",
+    ]
+    return lines, view
 
 
 def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
@@ -116,15 +224,16 @@ def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
         saved = family.statistics
         computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
         types = ", ".join(statistic.alias for statistic in saved)
-        lines.append(f"{computed} = call @{statistics}(%x) : (!x_mn) -> ({types})")
+        lines.append(f"{computed} = func.call @{statistics}(%x) : (!x_mn) -> ({types})")
     if family.is_backward and family.reads_bias and not spec.has_bias:
         lines.append(f"%{ADDED_BIAS.symbol} = arith.constant dense<0.0> : {ADDED_BIAS.alias}")
     results = ", ".join(f"%{result.symbol}" for result in family.results)
     read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
     types = ", ".join(given.alias for given in family.inputs)
     computed = ", ".join(result.alias for result in family.results)
-    lines.append(f"{results} = call @{algorithm}({read})\n      : ({types}) -> ({computed})")
-    return [*lines, _return(spec, {result.name: f"%{result.symbol}" for result in _results(spec)})]
+    lines.append(f"{results} = func.call @{algorithm}({read})\n      : ({types}) -> ({computed})")
+    values = {result.name: f"%{result.symbol}" for result in _results(spec)}
+    return [*lines, *_return(spec, values)]
 
 
 def _stand_in(spec: NormSpec, given: Operand) -> str:
@@ -132,11 +241,6 @@ def _stand_in(spec: NormSpec, given: Operand) -> str:
     if spec.has(given) or not given.is_option or (spec.from_output and given is ADDED_BIAS):
         return given.symbol
     return "x" if given.kind is Kind.CELLS else "gamma"
-
-
-def _rows() -> list[str]:
-    """M."""
-    return ["%c0 = arith.constant 0 : index", "%m = tensor.dim %x, %c0 : !x_mn"]
 
 
 def _branches(spec: NormSpec, plans: LaunchPlans) -> list[str]:
@@ -147,24 +251,13 @@ def _branches(spec: NormSpec, plans: LaunchPlans) -> list[str]:
     """
     few, many = plans.plans
     lines = [
-        *_rows(),
-        f"%most = arith.constant {few.most_rows} : index",
-        "%are_few = arith.cmpi ule, %m, %most : index",
+        f"%most_few = arith.constant {few.most_rows} : index",
+        "%are_few = arith.cmpi ule, %m, %most_few : index",
         "cf.cond_br %are_few, ^few, ^many",
     ]
     for label, plan in (("few", few), ("many", many)):
         dispatches, values = _dispatches(spec, plan, suffix=f"_{label}")
-        lines += [f"^{label}:", *dispatches]
-        views = []
-        for result in _results(spec):
-            value, view = values[result.name], f"%{result.symbol}_view_{label}"
-            type_, there = _sized(spec, result), f"%{result.symbol}_there_{label}"
-            lines += [
-                f"{there} = hal.tensor.alias {value} : {type_} to %out_{result.symbol} : {_VIEW}",
-                f"{view} = hal.tensor.export {there} : {type_} -> {_VIEW}",
-            ]
-            views.append(view)
-        lines.append(f"return {', '.join(views)} : {', '.join(_VIEW for _ in views)}")
+        lines += [f"^{label}:", *dispatches, *_return(spec, values, f"_{label}")]
     return lines
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from iree_lnbwd import host_program, linking
+from iree_lnbwd import host_program, linking, raw_interface
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import LaunchPlans, launches
 from iree_lnbwd.operands import GRAD_BIAS, GRAD_INPUT, OPS, RESIDUAL, Element, Kind
@@ -51,6 +51,8 @@ _HEADER = re.compile(
     r"// What a NormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
     re.DOTALL,
 )
+# An alias of a file's own, with the comment above it. MLIR takes none inside a module.
+_ALIAS = re.compile(r"(?:^//.*\n)*^[#!]\w+ += .*\n(?:(?:  .*|[\])}>]+)\n)*", re.MULTILINE)
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
@@ -95,6 +97,7 @@ def module(
     schedule: Schedule,
     *,
     host_cpu: str | None = None,
+    cpu_features: Sequence[str] = (),
 ) -> str:
     """The module that computes ``spec`` by ``schedule``.
 
@@ -105,9 +108,11 @@ def module(
         target: Where.
         schedule: How; legal for the two.
         host_cpu: Which CPU this is, where the target is this CPU.
+        cpu_features: What the CPU must have, as IREE's runtime names it.
 
     Returns:
-        MLIR text with one public function, ``spec.op``, of the spec's arguments and results.
+        MLIR text with one public function, ``spec.op``, of the spec's arguments and results, in a
+        module of the name `raw_interface.symbol`.
     """
     if isinstance(schedule, WholeTensors) and target.backend != "cpu":
         # To tile some numbers of rows, 2546 say, takes IREE minutes. M stays open there.
@@ -125,9 +130,9 @@ def module(
             name: host_program.launched(_literals(name, text, spec, target, schedule), spec, plans)
             for name, text in bodies.items()
         }
-    header = "".join(f"{name} = {value}\n" for name, value in aliases.items())
     first, *others = bodies.values()
-    text = _HEADER.sub(lambda _: header, first)
+    title, text = _HEADER.split(first)
+    header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
     text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
     library = linking.functions(text for name, text in texts.items() if name in MATH)
     text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
@@ -135,7 +140,11 @@ def module(
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
-    return text + host_program.entry(spec, plans, reflection, _algorithm(spec, schedule))
+    text += host_program.requirements(cpu_features)
+    text += host_program.entry(spec, plans, reflection, _algorithm(spec, schedule))
+    header += "".join(alias[0] for alias in _ALIAS.finditer(text))
+    text = re.sub(r"\n{3,}", "\n\n", _ALIAS.sub("", text)).strip("\n")
+    return f"{header}\nmodule @{raw_interface.symbol(spec, target)} {{\n\n{text}\n\n}}\n"
 
 
 def _algorithm(spec: NormSpec, schedule: Schedule) -> tuple[str, str]:
@@ -600,6 +609,7 @@ def _reflection(
 ) -> dict[str, str]:
     """The values that a module's function carries as ``iree.reflection``."""
     reflection = {
+        raw_interface.DECLARATION: raw_interface.declaration(spec),
         "iree_lnbwd.spec": json.dumps(spec.to_dict(), sort_keys=True),
         "iree_lnbwd.schedule": json.dumps(schedule_to_dict(schedule), sort_keys=True),
         "iree_lnbwd.target": target.name,

@@ -19,7 +19,7 @@ from iree_lnbwd import folders, notices
 from iree_lnbwd.errors import CompileError
 
 _PACKAGE = "iree-base-compiler"
-_ABSENT = f"compiling needs {_PACKAGE}, which is not installed"
+_RUNTIME = "iree-base-runtime"
 # Variables that would make it load other code, or link differently than the manifest says.
 _NOT_HANDED_ON = ("IREE_LOAD_", "IREE_LLVM_", "LLD_")
 _LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
@@ -40,7 +40,7 @@ def version() -> str:
     try:
         installed = metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError as error:
-        raise CompileError(_ABSENT) from error
+        raise CompileError(_absent()) from error
     if not os.environ.get("IREE_TOOL_PATH"):
         return installed
     try:
@@ -99,10 +99,19 @@ def _tool(name: str) -> str:
         return str(Path(binaries.find_tool(name)).resolve())
     except ImportError as error:
         raise CompileError(
-            f"{_ABSENT}; loading and running compiled modules does not need it"
+            f"{_absent()}; loading and running compiled modules does not need it"
         ) from error
     except ValueError as error:
-        raise CompileError(f"{_ABSENT} as it should be: {name} is missing") from error
+        raise CompileError(f"{_absent()}, for {name} is missing") from error
+
+
+def _absent() -> str:
+    """How to get the compiler: of the runtime's release, because they are one pair."""
+    try:
+        release = f"=={metadata.version(_RUNTIME)}"
+    except metadata.PackageNotFoundError:
+        release = ""
+    return f"compiling needs {_PACKAGE}, which is not installed: pip install {_PACKAGE}{release}"
 
 
 def _ended(

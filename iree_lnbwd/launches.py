@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import shown
 from iree_lnbwd.operands import (
     ADDED_BIAS,
     GRAD_BIAS,
@@ -208,7 +209,15 @@ class LaunchPlans:
         Raises:
             KeyError, TypeError, ValueError: A field is unknown, missing or has a bad value.
         """
-        return cls(tuple(map(_plan, values["plans"])))
+        plans = tuple(map(_plan, values["plans"]))
+        most = [plan.most_rows for plan in plans]
+        few = [rows for rows in most if type(rows) is int]
+        if most != [*few, None] or few != sorted(set(few)):
+            raise ValueError(
+                "plans: expected one or more, each for more rows, and the last for any number, got "
+                f"{shown(most)}"
+            )
+        return cls(plans)
 
 
 def count_of(count: Count, rows: int) -> int:

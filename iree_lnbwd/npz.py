@@ -21,6 +21,7 @@ from iree_lnbwd.errors import one_line
 
 _BF16_SUFFIX = ":bf16"
 _PROVENANCE = "provenance"  # a text that says where a file comes from
+_LOST = np.dtype("V2")  # what np.savez makes of bf16
 _BF16 = dtypes.DTYPES["bf16"].numpy
 
 
@@ -43,6 +44,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
             raise ValueError(f"{path}: {name}: expected one array of that name, got several")
         if name != key and array.dtype != np.uint16:
             raise ValueError(f"{path}: {key}: expected uint16 bits of bf16, got {array.dtype}")
+        if array.dtype == _LOST:
+            raise ValueError(
+                f"{path}: {key}: expected an element type, got {array.dtype.str}, NumPy's stand-in "
+                f"for bf16: store {key}.view(np.uint16) under the key {key + _BF16_SUFFIX!r}"
+            )
         arrays[name] = array if name == key else array.view(_BF16)
     return arrays
 

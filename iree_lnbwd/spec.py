@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import shown
+from iree_lnbwd.errors import counted, shown
 from iree_lnbwd.operands import (
     FROM_OUTPUT,
     GRAD_BIAS,
@@ -389,8 +389,7 @@ def check_output_mask(mask: object, op: Op) -> tuple[bool, ...]:
         or len(mask) != count
         or not all(isinstance(asked, _BOOLS) for asked in mask)
     ):
-        expected = {0: "none", 2: "two bools", 3: "three bools"}[count]
-        raise ValueError(f"output_mask: expected {expected}, got {shown(mask)}")
+        raise ValueError(f"output_mask: expected {counted(count, 'bool')}, got {shown(mask)}")
     return tuple(map(bool, mask))
 
 

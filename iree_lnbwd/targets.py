@@ -30,6 +30,8 @@ class Target:
         max_threads: Threads that a workgroup may have; 1 on a CPU.
         registers: 32-bit registers that the threads of a multiprocessor share; 0 on a CPU.
         accumulator_bytes: Bytes of a CPU's vector registers that one accumulator takes; 0 on a GPU.
+        cpu_features: What a CPU must have beyond its architecture's first model, as IREE's runtime
+            names it. For "host", that is what this CPU has (`devices.cpu_features`).
     """
 
     name: str
@@ -41,6 +43,7 @@ class Target:
     max_threads: int = 1
     registers: int = 0
     accumulator_bytes: int = 0
+    cpu_features: tuple[str, ...] = ()
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -84,7 +87,7 @@ class Target:
         return 15 if self.backend == "cuda" else 0
 
 
-def _cpu(name: str, accumulator_bytes: int, *flags: str) -> Target:
+def _cpu(name: str, accumulator_bytes: int, *flags: str, features: tuple[str, ...] = ()) -> Target:
     common = (
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -93,8 +96,9 @@ def _cpu(name: str, accumulator_bytes: int, *flags: str) -> Target:
         name,
         "cpu",
         "local-task",
-        (*common, *flags),
+        (*common, *flags, *(f"--iree-llvmcpu-target-cpu-features=+{name}" for name in features)),
         accumulator_bytes=accumulator_bytes,
+        cpu_features=features,
     )
 
 
@@ -156,7 +160,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
                 64,
                 "--iree-llvmcpu-target-triple=x86_64-unknown-linux-gnu",
                 "--iree-llvmcpu-target-cpu=generic",
-                "--iree-llvmcpu-target-cpu-features=+f16c",
+                features=("f16c",),
             ),
             _cuda("sm_75", 63, 65536),
             _cuda("sm_80", 70, 166912),

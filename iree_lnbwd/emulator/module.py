@@ -18,7 +18,7 @@ from iree_lnbwd.emulator.ptx import PtxExecutor
 from iree_lnbwd.emulator.vm import Program, Steps, imported
 
 # iree/hal/buffer_view.h: iree_hal_element_types_t.
-_ELEMENT_TYPES: Mapping[str, int] = {
+ELEMENT_TYPES: Mapping[str, int] = {
     "bool": 0x13000008,
     **{f"int{bits}": 0x11000000 | bits for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": 0x12000000 | bits for bits in (8, 16, 32, 64)},
@@ -219,6 +219,6 @@ class Module:
 
 
 def _element_type(name: str, dtype: np.dtype[Any]) -> int:
-    if dtype.name not in _ELEMENT_TYPES:
-        raise ValueError(f"{name}: expected one of {', '.join(_ELEMENT_TYPES)}, got {dtype}")
-    return _ELEMENT_TYPES[dtype.name]
+    if dtype.name not in ELEMENT_TYPES:
+        raise ValueError(f"{name}: expected one of {', '.join(ELEMENT_TYPES)}, got {dtype}")
+    return ELEMENT_TYPES[dtype.name]

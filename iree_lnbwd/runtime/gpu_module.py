@@ -20,6 +20,7 @@ from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import Operand, names
+from iree_lnbwd.raw_interface import storage_name
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
@@ -234,7 +235,7 @@ class GpuModule:
     @functools.cached_property
     def _names(self) -> tuple[str, ...]:
         """The names of the module's arguments, as a caller knows them."""
-        results = (f"out.{result.name}" for result in self.spec.results)
+        results = (storage_name(result.name) for result in self.spec.results)
         return (*(given.name for given in self.spec.inputs), *results)
 
     def _check_apart(self, addresses: Sequence[int], known: KnownCall) -> None:

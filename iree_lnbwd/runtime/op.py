@@ -19,6 +19,7 @@ from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
+from iree_lnbwd.raw_interface import storage_name
 from iree_lnbwd.runtime import storage
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
@@ -64,7 +65,7 @@ class Norm:
         self._module = module
         family = self.spec.family
         self._arguments = names(family.arguments)
-        storage_names = (f"out.{name}" for name in results_type(family)._fields)
+        storage_names = (storage_name(name) for name in results_type(family)._fields)
         self._with_storage = (*self._arguments, *storage_names)
         self._data = family.data.name
         self._place_of_data = self._arguments.index(self._data)
@@ -146,7 +147,10 @@ class Norm:
         arrays = storage.checked(None, own, self.spec, self._shapes(call), str(self.device))
         storage.check_apart(
             [storage.extent(given.name, call.arrays[given.name]) for given in self.spec.inputs],
-            [storage.extent(f"out.{r.name}", getattr(arrays, r.name)) for r in self.spec.results],
+            [
+                storage.extent(storage_name(r.name), getattr(arrays, r.name))
+                for r in self.spec.results
+            ],
         )
         self.run(call, arrays)
         return own

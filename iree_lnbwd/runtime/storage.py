@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from iree_lnbwd import dtypes
 from iree_lnbwd.arguments import Array, GpuArray, Results, results_type
+from iree_lnbwd.errors import counted
 from iree_lnbwd.operands import Op
+from iree_lnbwd.raw_interface import storage_name
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 from iree_lnbwd.spec import NormSpec
-
-_WORDS = {2: "two", 3: "three", 4: "four"}
 
 
 class Extent(NamedTuple):
@@ -66,7 +66,7 @@ def named(out: object, op: Op) -> Results:
     count = len(of._fields)
     if not isinstance(out, tuple | list) or len(out) != count:
         raise TypeError(
-            f"out: expected {of.__name__} or {_WORDS[count]} arrays, got {type(out).__name__}"
+            f"out: expected {of.__name__} or {counted(count, 'array')}, got {type(out).__name__}"
             + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
         )
     return of(*out)
@@ -94,7 +94,7 @@ def checked(
     view = interop.memory_of if framework is None else framework.describe
     arrays: dict[str, Any] = {}
     for result_name, array in out._asdict().items():
-        name = f"out.{result_name}"
+        name = storage_name(result_name)
         if array is not None and result_name not in shapes:
             raise ValueError(
                 f"{name}: expected None, for this module does not compute it, got "
@@ -104,7 +104,7 @@ def checked(
             raise ValueError(f"{name}: expected an array that can be written, got JAX's")
         arrays[name] = None if array is None else view(name, array)
     for result in spec.results:
-        name = f"out.{result.name}"
+        name = storage_name(result.name)
         array = arrays[name]
         dtype = dtypes.DTYPES[result.dtype].numpy
         if array is None:

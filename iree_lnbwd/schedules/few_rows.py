@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import counted
 from iree_lnbwd.schedules.elements import most_elements
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
 from iree_lnbwd.spec import NormSpec
@@ -33,12 +34,12 @@ class FewRows:
     tile: int
     tile_vector: int
 
-    @property
-    def path(self) -> str:
+    def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
         return (
             "one kernel: x and dy are read for dx, and again for the columns; a workgroup of "
-            f"{self.warps} subgroups for each row and one for each {self.tile} columns"
+            f"{counted(self.warps, 'subgroup')} for each row and one for each "
+            f"{counted(self.tile, 'column')}"
         )
 
     def threads(self, target: Target) -> int:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import counted
 from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
@@ -86,16 +87,18 @@ class Forward:
     resident: int = 1
     cluster: int = 1
 
-    @property
-    def path(self) -> str:
+    def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
         kept = "once, and kept in " + ("registers" if self.keeps else "shared memory")
         read = kept if self.keeps or self.shares else "again for each sum and for the output"
-        weights = "with the row" if self.early else "after its sums"
+        weights = ""
+        if _weighs(spec):
+            when = "with the row" if self.early else "after its sums"
+            weights = f" weights are read {when};"
         workgroups = f"clusters of {self.cluster} workgroups" if self.cluster > 1 else "workgroups"
         return (
-            f"one kernel: rows are read {read}; weights are read {weights}; {workgroups} of "
-            f"{self.rows} x {self.threads} threads, {self.vector} elements an access"
+            f"one kernel: rows are read {read};{weights} {workgroups} of {self.rows} x "
+            f"{self.threads} threads, {counted(self.vector, 'element')} an access"
         )
 
     def steps(self, spec: NormSpec) -> int:

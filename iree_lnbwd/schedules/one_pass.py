@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import counted
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.rules import (
@@ -76,17 +77,18 @@ class OnePass:
     finalize_columns: int = 32
     few_rows: FewRows | None = None
 
-    @property
-    def path(self) -> str:
+    def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
         fetched = "copied by cp.async" if self.slots else "read"
-        walkers = f"clusters of {self.cluster} workgroups" if self.cluster > 1 else "workgroups"
-        ahead = f"{self.ahead} steps ahead" if self.ahead else "where they are used"
+        walkers = counted(self.workgroups, "workgroup")
+        if self.cluster > 1:
+            walkers = f"{counted(self.workgroups, 'cluster')} of {self.cluster} workgroups"
+        ahead = f"{counted(self.ahead, 'step')} ahead" if self.ahead else "where they are used"
         shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
         return (
-            f"one pass: x and dy are read once; {self.workgroups} {walkers} of "
-            f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, "
-            f"rows {fetched} {ahead}, {self.vector} elements an access"
+            f"one pass: x and dy are read once; {walkers} of "
+            f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, rows {fetched} "
+            f"{ahead}, {counted(self.vector, 'element')} an access"
         )
 
     @property

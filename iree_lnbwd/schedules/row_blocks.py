@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iree_lnbwd.errors import counted
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
@@ -37,13 +38,13 @@ class RowBlocks:
     span_chunks: int = 128
     fetches_ahead: bool = True
 
-    @property
-    def path(self) -> str:
+    def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
         return (
-            f"row blocks: x and dy come from memory once, {self.block} rows at a time; "
-            f"{self.workgroups} workgroups, more of them beyond {self.workgroups * self.share} "
-            f"rows, {self.vector} elements at a time"
+            f"row blocks: rows come from memory once, {counted(self.block, 'row')} at a time; "
+            f"{counted(self.workgroups, 'workgroup')}, more of them beyond "
+            f"{counted(self.workgroups * self.share, 'row')}, {counted(self.vector, 'element')} at "
+            "a time"
         )
 
     @property

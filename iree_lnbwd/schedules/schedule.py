@@ -48,8 +48,9 @@ def paths(schedule: Schedule, spec: NormSpec) -> tuple[str, ...]:
     first, *rest = forms(schedule, spec)
     most = most_few_rows(schedule, spec)
     if most is None:
-        return (first.path,)
-    return (f"M <= {most}: {first.path}", *(f"M > {most}: {other.path}" for other in rest))
+        return (first.path(spec),)
+    few, *many = (form.path(spec) for form in (first, *rest))
+    return (f"M <= {most}: {few}", *(f"M > {most}: {path}" for path in many))
 
 
 def host_alignment(schedule: Schedule) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iree_lnbwd.errors import counted
 from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken, gpu_rules, least
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
@@ -38,13 +39,12 @@ class TwoPass:
     finalize_columns: int = 32
     span_steps: int = 32
 
-    @property
-    def path(self) -> str:
+    def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
         return (
             "two passes: x and dy are read for the row sums, and again for dx and the columns; "
-            f"{self.workgroups} workgroups of {self.warps} subgroups to a tile of columns, "
-            f"{self.vector} elements an access"
+            f"{counted(self.workgroups, 'workgroup')} of {counted(self.warps, 'subgroup')} to a "
+            f"tile of columns, {counted(self.vector, 'element')} an access"
         )
 
     def threads(self, target: Target) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iree_lnbwd.spec import NormSpec
+
 
 @dataclass(frozen=True)
 class WholeTensors:
@@ -15,8 +17,7 @@ class WholeTensors:
 
     reason: str = ""
 
-    @property
-    def path(self) -> str:
+    def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
         why = f" ({self.reason})" if self.reason else ""
         return f"whole tensors: x and dy are read for the row sums, for dx and for the columns{why}"

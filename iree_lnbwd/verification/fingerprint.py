@@ -1,7 +1,8 @@
-"""A fingerprint of the parts of a module that run on a GPU; evidence is bound to it.
+"""A fingerprint of what a module runs on a GPU; evidence is bound to it.
 
-Source locations and comments in a .vmfb do not change the fingerprint. Any instruction, constant,
-binding or order does.
+Any instruction of a kernel, any constant, binding or order of a launch changes it, whether the host
+program or the launch plan asks for that. Source locations, comments and names do not, nor does what
+the host program checks before it launches anything.
 """
 
 from __future__ import annotations
@@ -13,18 +14,15 @@ from iree_lnbwd.artifact import digest
 from iree_lnbwd.description import describe
 from iree_lnbwd.emulator import executables
 from iree_lnbwd.emulator.amdgcn.disassembly import loaded
-from iree_lnbwd.emulator.vm import disassemble
+from iree_lnbwd.verification import host_calls
 
 _ELF = b"\x7fELF"
 # In PTX: comments, and source locations.
 _UNSAID = re.compile(r"//.*|^\s*\.(?:loc|file)\b.*", re.MULTILINE)
-# In the output of iree-dump-module: the beginning of the program, and executables, by their magic.
-_PROGRAM = "\nvm.module "
-_EXECUTABLE = re.compile(r"^(vm\.rodata\[\d+\]) = (?:43444131|48495031)[0-9A-F]*$", re.MULTILINE)
 
 
 def of(vmfb: bytes, *, source: str) -> str:
-    """SHA-256 of the host program, the launch plan, and each kernel's code and needs.
+    """SHA-256 of what the host program launches, the launch plan, and kernels' code and needs.
 
     Args:
         vmfb: A module for a GPU.
@@ -34,9 +32,10 @@ def of(vmfb: bytes, *, source: str) -> str:
         ArtifactError: It is damaged or no module of this package.
         Fault, VmError, ValueError: Its code cannot be read.
     """
-    launches = describe(vmfb, source=source).launches
+    described = describe(vmfb, source=source)
+    launches = described.launches
     runs = {
-        "host": _host_program(vmfb),
+        "host": host_calls.asked(vmfb, described),
         "launches": None if launches is None else launches.to_dict(),
         "kernels": [
             {
@@ -51,11 +50,6 @@ def of(vmfb: bytes, *, source: str) -> str:
         ],
     }
     return digest(json.dumps(runs, sort_keys=True).encode())
-
-
-def _host_program(vmfb: bytes) -> str:
-    _, _, program = disassemble(vmfb).partition(_PROGRAM)
-    return _EXECUTABLE.sub(r"\1", program)
 
 
 def _instructions(code: bytes) -> bytes:

@@ -516,14 +516,26 @@ def test_verify_without_the_device(target: str, device: str) -> None:
         (["--data=none.npz"], r"none\.npz: expected a readable \.npz file: .*No such file"),
         (["--modules=none"], r"none/.*\.vmfb: cannot be read: No such file"),
         (["--device="], "device: expected one of local-task, .* got ''"),
-        (["--rows=5"], r"rows: expected none without --normalized-shape, got \(5,\)"),
+        (["--random-rows=5"], r"random_rows: expected none without --normalized-shape, got \(5,\)"),
         (["--dtype=bf16"], "dtype: expected none without --normalized-shape, got bf16"),
         (["--data=x.npz", "--dtype=f32"], "dtype: expected none without --normalized-shape"),
         (["--data=x.npz", "--normalized-shape=8"], "normalized-shape: expected no --data"),
-        (["--normalized-shape=8", "--rows=-1"], r"rows: expected different ints .*got \(-1,\)"),
-        (["--normalized-shape=8", "--rows=7,7"], r"rows: expected different ints .*got \(7, 7\)"),
-        (["--normalized-shape=8", "--rows=99999999999999"], "rows: expected .* from 0 to 2146"),
-        (["--normalized-shape=99999999", "--rows=99999999"], "out of memory: Unable to allocate"),
+        (
+            ["--normalized-shape=8", "--random-rows=-1"],
+            r"random_rows: expected different ints .*got \(-1,\)",
+        ),
+        (
+            ["--normalized-shape=8", "--random-rows=7,7"],
+            r"random_rows: expected different ints .*got \(7, 7\)",
+        ),
+        (
+            ["--normalized-shape=8", "--random-rows=99999999999999"],
+            "random_rows: expected .* from 0 to 2146",
+        ),
+        (
+            ["--normalized-shape=99999999", "--random-rows=99999999"],
+            "out of memory: Unable to allocate",
+        ),
         (["--normalized-shape=0"], "normalized_shape: expected one or more ints >= 1"),
         (
             ["--modules=none", "--", "--iree-opt-level=O1"],
@@ -875,7 +887,7 @@ EVERY_COMMAND = [
     ["--version"],
     ["compile", "--normalized-shape=8", "--print-ir"],
     ["compile", "--normalized-shape=8", "--print-command"],
-    ["verify", "--normalized-shape=8", "--rows=1"],
+    ["verify", "--normalized-shape=8", "--random-rows=1"],
     ["inspect", "M"],
 ]
 

@@ -111,4 +111,4 @@ def test_rows_of_131072_columns_are_one_pass() -> None:
     how = OnePass(16, 1, 32, vector=4, ahead=1, slots=2, rereads=True, cluster=8)
     assert how.illegal(spec, SM_90) is None
     assert replace(how, cluster=1).illegal(spec, SM_90) is not None
-    assert "clusters of 8 workgroups" in how.path
+    assert "clusters of 8 workgroups" in how.path(spec)

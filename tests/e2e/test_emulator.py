@@ -226,7 +226,7 @@ def test_command_on_random_rows() -> None:
         "--emulate",
         "--normalized-shape=96",
         "--dtype=bf16",
-        "--rows=1,3",
+        "--random-rows=1,3",
     )
     assert run.returncode == 0, run.stderr
     assert "random rows of seed" in run.stdout
@@ -270,8 +270,8 @@ def test_command_on_broken_modules(tmp_path: Path) -> None:
         "--target=sm_90",
         f"--modules={tmp_path}",
         "--normalized-shape=192",
-        "--rows=2",
+        "--random-rows=2",
     )
     assert run.returncode == 1
     assert "FAULT: " in run.stdout
-    assert "FAILED: 0 of 0" in run.stdout
+    assert "FAILED: a fault before the first result, 1 case, " in run.stdout

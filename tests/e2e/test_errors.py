@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 """
+
+# The line that installs what is missing: of the release that the runtime is of.
+ABSENT = (
+    "compiling needs iree-base-compiler, which is not installed: pip install "
+    f"iree-base-compiler=={metadata.version('iree-base-runtime')}"
+)
 
 
 def python(script: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -192,7 +199,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"normalized_shape": (9,) * 5}, ValueError, r"input: expected .*\(9, 9, 9, 9, 9\), got"),
     ({"output_mask": (True, True)}, ValueError, r"output_mask: expected .*, got \(True, True\)"),
     ({"output_mask": (1, 0, 1)}, ValueError, r"output_mask: expected .*, got \(1, 0, 1\)"),
-    ({"output_mask": None}, ValueError, "output_mask: expected three bools, got None"),
+    ({"output_mask": None}, ValueError, "output_mask: expected 3 bools, got None"),
     ({"eps": "tiny"}, TypeError, "eps: expected a float, got str"),
     ({"eps": float("inf")}, ValueError, "eps: expected a finite number, got inf"),
     ({"device": "gpu"}, ValueError, "device: expected one of local-task, .*, got 'gpu'"),
@@ -832,7 +839,7 @@ except lnbwd.CompileError as error:
 """
     ended = python(script, IREE_LNBWD_CACHE=str(tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("compiling needs iree-base-compiler, which is not installed")
+    assert ended.stdout.startswith(f"{ABSENT}; loading and running")
     assert ended.stdout.count("\n") == 1
     assert issubclass(CompileError, RuntimeError)
 
@@ -872,13 +879,34 @@ def python_with(packages: Path, script: str, **env: str) -> subprocess.Completed
     )
 
 
+def test_everything_but_compiling_works_without_the_compiler(
+    runtime_only: Path, generic: Artifact, tmp_path: Path
+) -> None:
+    def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        script = f"import sys, iree_lnbwd.cli as c; sys.exit(c.main({list(map(str, words))}))"
+        return python_with(runtime_only, script, IREE_LNBWD_CACHE=str(tmp_path))
+
+    of_generic = ("--target=generic", f"--modules={generic.path.parent}", "--normalized-shape=8")
+    verified = command("verify", *of_generic)
+    assert verified.returncode == 0, verified.stderr
+    assert "passed: 9 of 9 results" in verified.stdout
+    assert command("inspect", generic.path).returncode == 0
+    assert command("targets").returncode == 0
+
+    for words in (["compile", "--normalized-shape=8"], ["verify", "--normalized-shape=8"]):
+        missing = command(*words)
+        assert missing.returncode == 2
+        assert missing.stderr.startswith(f"iree-lnbwd: error: {ABSENT}")
+        assert missing.stderr.count("\n") == 1
+
+
 def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_path: Path) -> None:
     """What `compile` writes into the folder itself is found by the function, where it fits."""
     call = "print(lnbwd.layer_norm_backward(x, x, 8, mean, rstd).grad_bias.tolist())\n"
     environment = {"IREE_LNBWD_CACHE": str(tmp_path)}
     missing = python_with(runtime_only, CALL + call, **environment)
     assert missing.returncode == 1
-    assert "compiling needs iree-base-compiler, which is not installed" in missing.stderr
+    assert ABSENT in missing.stderr
 
     made = lnbwd.compile(NormSpec((8,), has_weight=False), "host", tmp_path)
     for path in tmp_path.iterdir():
@@ -891,8 +919,8 @@ def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_pat
     refused = python_with(runtime_only, CALL + call, **environment)
     assert refused.returncode == 1
     assert re.search(
-        "CompileError: compiling needs iree-base-compiler, which is not installed; the cache is of "
-        rf"no use: {tmp_path}: others can write to it, its mode is 0777 \(chmod go-w {tmp_path}\); "
+        rf"CompileError: {re.escape(ABSENT)}; the cache is of no use: {tmp_path}: others can write "
+        rf"to it, its mode is 0777 \(chmod go-w {tmp_path}\); "
         r"IREE_LNBWD_CACHE can name a folder of your own\n\Z",
         refused.stderr,
     )

@@ -263,7 +263,7 @@ def test_a_module_takes_the_functions_arguments(op: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("op", OPS)
 def test_verify_takes_the_op(op: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["verify", f"--op={op}", "--normalized-shape=40", "--rows=3"]) == 0
+    assert cli.main(["verify", f"--op={op}", "--normalized-shape=40", "--random-rows=3"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{op} for host on local-task, random rows of seed ")
     for result in names(OPS[op].masked or OPS[op].results[:2]):
@@ -311,7 +311,7 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "rms_norm_backward",
         {"output_mask": (True,) * 3},
         ValueError,
-        "output_mask: expected two bools",
+        "output_mask: expected 2 bools",
     ),
     ("rms_norm_backward", {"rstd": np.zeros(2, np.float32)}, ValueError, "rstd: expected shape"),
     ("rms_norm_backward", {"grad_residual": 1}, TypeError, "grad_residual: expected a NumPy array"),

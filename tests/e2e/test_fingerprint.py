@@ -47,6 +47,19 @@ def test_comments_leave_it_as_it_is(text: str, target: str, module: bytes) -> No
     assert fingerprint.of(other, source="it") == fingerprint.of(module, source="it")
 
 
+def test_checks_of_arguments_and_names_leave_it_as_it_is(
+    text: str, target: str, module: bytes
+) -> None:
+    """The host program differs, and launches the same."""
+    unchecked, count = re.subn(
+        r"^  hal\.buffer_view\.assert<.*\n.*\n", "", text, flags=re.MULTILINE
+    )
+    assert count == len(SPEC.arguments)
+    other = built(unchecked.replace("\nmodule @", "\nmodule @another_"), target)
+    assert artifact.digest(other) != artifact.digest(module)
+    assert fingerprint.of(other, source="it") == fingerprint.of(module, source="it")
+
+
 Change = Callable[[str], str]
 
 

@@ -20,14 +20,21 @@ PACKAGE = REPOSITORY / "iree_lnbwd"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both distributions."""
+    folder = tmp_path_factory.mktemp("wheels")
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    words = ["pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", folder, REPOSITORY]
+    words = ["pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", folder]
+    words += [REPOSITORY, REPOSITORY / "packaging" / "runtime"]
     command = [sys.executable, "-m", *map(str, words)]
     build = subprocess.run(command, capture_output=True, text=True, check=False)
     assert build.returncode == 0, build.stderr
-    (made,) = folder.glob("*.whl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(wheels: Path) -> Path:
+    (made,) = wheels.glob("iree_lnbwd-*.whl")
     return made
 
 
@@ -84,6 +91,28 @@ def test_nothing_else_is_inside(unpacked: Path) -> None:
         "iree_lnbwd",
         f"iree_lnbwd-{lnbwd.__version__}.dist-info",
     }
+
+
+def test_the_distribution_without_the_compiler_is_the_same_package(
+    wheel: Path, wheels: Path
+) -> None:
+    (runtime,) = wheels.glob("iree_lnbwd_runtime-*.whl")
+    contents, described = [], []
+    for path in (wheel, runtime):
+        with zipfile.ZipFile(path) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        (info,) = {name.partition("/")[0] for name in files if ".dist-info/" in name}
+        described.append(Parser().parsestr(files[f"{info}/METADATA"].decode()))
+        contents.append({n: data for n, data in files.items() if not n.startswith(info)})
+    assert contents[1].pop("iree_lnbwd/LICENSE") == (REPOSITORY / "LICENSE").read_bytes()
+    assert contents[0] == contents[1]
+    needed = [set(one.get_all("Requires-Dist", [])) for one in described]
+    unconditional = {name for name in needed[0] if "extra ==" not in name}
+    (compiler,) = unconditional - needed[1]
+    assert compiler.startswith("iree-base-compiler==")
+    assert needed[1] < unconditional
+    for field in ("Version", "Requires-Python", "License-Expression"):
+        assert described[0][field] == described[1][field]
 
 
 def test_metadata(unpacked: Path) -> None:

@@ -204,7 +204,7 @@ def test_what_is_only_read_may_overlap_and_the_bias_may_hold_its_gradient() -> N
 @pytest.mark.parametrize("out", [[1, 2], (), "abc", 5, np.zeros((3, 8)), {"grad_input": 1}])
 def test_what_is_no_storage_is_named(out: Any) -> None:
     arguments = random_arguments(random_generator(), NormSpec((8,)), (3,))
-    said = rf"^out: expected LayerNormGrads or three arrays, got {type(out).__name__}"
+    said = rf"^out: expected LayerNormGrads or 3 arrays, got {type(out).__name__}"
     with pytest.raises(TypeError, match=said):
         call(loaded(NormSpec((8,)), HOST), arguments, out)
 

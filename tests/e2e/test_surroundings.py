@@ -157,14 +157,14 @@ def test_a_fatal_error_of_llvm() -> None:
 
 def test_an_error_of_iree_compile() -> None:
     said = failed("--iree-vm-target-index-bits=8")
-    assert said.startswith("<stdin>:0:0: error: failed to legalize operation 'util.initializer'")
+    assert re.match(r"<stdin>:\d+:\d+: error: failed to legalize operation 'util.\w+'", said)
     assert len(said) < 1000
 
 
 def test_a_compiler_without_memory(tmp_path: Path) -> None:
     script = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({400 << 20},) * 2)\n"
-    said = succeeded(python("import numpy, iree_lnbwd\n" + script + COMPILE, "generic"))
-    assert said.startswith("CompileError: compiling layer_norm_backward_n8_f32 for generic failed:")
+    said = succeeded(python("import numpy, iree_lnbwd\n" + script + COMPILE, "sm_90"))
+    assert said.startswith("CompileError: compiling layer_norm_backward_n8_f32 for sm_90 failed:")
     assert said.count("\n") == 1
 
 

@@ -9,7 +9,7 @@
 // The text names f32 in no type (the comment at its top may).
 // CHECK: !dy = f64
 // CHECK-NOT: {{(: |x|= )f32}}
-// CHECK: func.func @layer_norm_backward(
+// CHECK: util.func public @layer_norm_backward(
 // CHECK-NOT: {{(: |x|= )f32}}
 
 // FLOW-NOT: f32

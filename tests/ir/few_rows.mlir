@@ -16,8 +16,8 @@
 // CHECK: hal.executable.source private @few_rows {
 // CHECK: cluster(size = 8) : (!acc) -> !acc
 // CHECK: cluster(size = 32) : (!acc) -> !acc
-// CHECK: %most = arith.constant 1024 : index
-// CHECK: %are_few = arith.cmpi ule, %m, %most : index
+// CHECK: %most_few = arith.constant 1024 : index
+// CHECK: %are_few = arith.cmpi ule, %m, %most_few : index
 // CHECK: ^few:
 // CHECK: flow.dispatch @few_rows::
 // CHECK-COUNT-3: hal.tensor.alias
@@ -30,9 +30,11 @@
 
 // STREAM: util.func public @layer_norm_backward(
 // STREAM: cf.cond_br
+// STREAM-COUNT-2: stream.cmd.fill
+// STREAM: cf.cond_br
 // STREAM-NOT: stream.resource.alloca
 // STREAM: stream.cmd.dispatch @few_rows::
-// STREAM: cf.br
+// STREAM: util.return
 // STREAM: stream.resource.alloca
 // STREAM-NOT: stream.resource.alloca
 // STREAM: stream.cmd.dispatch @rows::

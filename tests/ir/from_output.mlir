@@ -17,12 +17,12 @@
 // WHOLE: %[[SCALED:.+]] = arith.subf %y_, %beta_ : !acc
 // WHOLE-NEXT: arith.divf %[[SCALED]], %divisor_ : !acc
 // WHOLE-NOT: @statistics
-// WHOLE: func.func @layer_norm_backward(
-// WHOLE-NEXT: %dy: !dy_mn,
-// WHOLE-NEXT: %x: !x_mn,
-// WHOLE-NEXT: %rstd: !acc_m,
-// WHOLE-NEXT: %gamma: !gamma_n,
-// WHOLE-NEXT: %beta: !beta_n,
+// WHOLE: util.func public @layer_norm_backward(
+// WHOLE-NEXT: %in_dy: !hal.buffer_view,
+// WHOLE-NEXT: %in_x: !hal.buffer_view,
+// WHOLE-NEXT: %in_rstd: !hal.buffer_view,
+// WHOLE-NEXT: %in_gamma: !hal.buffer_view,
+// WHOLE-NEXT: %in_beta: !hal.buffer_view,
 // WHOLE-NEXT: %out_dx
 
 // CHECK: #adds_bias = true
@@ -41,7 +41,7 @@
 // CPU: #from_output = true
 // CPU: arith.divf %ones, %g : vector
 // CPU: %beta = arith.constant dense<0.0> : !beta_n
-// CPU: call @algorithm_from_output(%dy, %x, %rstd, %gamma, %beta, %x)
+// CPU: func.call @algorithm_from_output(%dy, %x, %rstd, %gamma, %beta, %x)
 
 // INPUT: #from_output = false
 // INPUT: #rows_layout = #hal.pipeline.layout<constants = 1, bindings = [

@@ -6,9 +6,9 @@
 // RUN: sh %t.given.sh < %t.given.mlir | filecheck %s --check-prefix=GIVEN-FLOW
 
 // GIVEN: func.func private @statistics(
-// GIVEN: func.func @layer_norm_backward(
-// GIVEN: %mean: !acc_m
-// GIVEN: %rstd: !acc_m
+// GIVEN: util.func public @layer_norm_backward(
+// GIVEN: %in_mean: !hal.buffer_view
+// GIVEN: %in_rstd: !hal.buffer_view
 // GIVEN-NOT: call @statistics
 // GIVEN: call @algorithm(
 
@@ -23,13 +23,13 @@
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --recompute-statistics=0.125 --target=generic | %{to-flow} > %t.sh
 // RUN: sh %t.sh < %t.mlir | filecheck %s --check-prefix=FLOW
 
-// CHECK-LABEL: func.func @layer_norm_backward(
-// CHECK-NEXT: %dy: !dy_mn,
-// CHECK-NEXT: %x: !x_mn,
-// CHECK-NEXT: %gamma: !gamma_n,
+// CHECK-LABEL: util.func public @layer_norm_backward(
+// CHECK-NEXT: %in_dy: !hal.buffer_view,
+// CHECK-NEXT: %in_x: !hal.buffer_view,
+// CHECK-NEXT: %in_gamma: !hal.buffer_view,
 // CHECK-NEXT: %out_dx
-// CHECK: %mean, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)
-// CHECK-NEXT: call @algorithm(%dy, %x, %mean, %rstd, %gamma, %x)
+// CHECK: %mean, %rstd = func.call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)
+// CHECK-NEXT: func.call @algorithm(%dy, %x, %mean, %rstd, %gamma, %x)
 
 // INPUT-LABEL: func private @statistics(
 // INPUT: %[[EPS:.+]] = arith.constant 1.250000e-01 : f32

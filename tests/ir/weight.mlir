@@ -5,15 +5,15 @@
 // RUN: iree-lnbwd compile --print-command --normalized-shape=1000 --no-weight --target=generic | %{to-flow} > %t.sh
 // RUN: sh %t.sh < %t.mlir | filecheck %s --check-prefix=FLOW
 
-// CHECK-LABEL: func.func @layer_norm_backward(
-// CHECK-NEXT: %dy: !dy_mn,
-// CHECK-NEXT: %x: !x_mn,
-// CHECK-NEXT: %mean: !acc_m,
-// CHECK-NEXT: %rstd: !acc_m,
-// CHECK-NEXT: %out_dx: !x_mn {iree.abi.output = 0 : index},
-// CHECK-NEXT: %out_dbeta: !beta_n {iree.abi.output = 1 : index})
+// CHECK-LABEL: util.func public @layer_norm_backward(
+// CHECK-NEXT: %in_dy: !hal.buffer_view,
+// CHECK-NEXT: %in_x: !hal.buffer_view,
+// CHECK-NEXT: %in_mean: !hal.buffer_view,
+// CHECK-NEXT: %in_rstd: !hal.buffer_view,
+// CHECK-NEXT: %out_dx: !hal.buffer_view,
+// CHECK-NEXT: %out_dbeta: !hal.buffer_view)
 // CHECK: %gamma = arith.constant dense<1.0> : !gamma_n
-// CHECK: return %dx, %dbeta : !x_mn, !beta_n
+// CHECK: util.return %dx_view, %dbeta_view
 
 // The row sums see no gamma: sum_N(dy) and sum_N(dy * xhat).
 // FLOW: iterator_types = ["parallel", "reduction"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from iree_lnbwd import NormSpec, compiler, inspection, ir
+from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import Target, find_target
@@ -69,8 +70,15 @@ def test_ptxas_says_what_cuda_kernels_need() -> None:
     for kernel in inspection.kernels(built(find_target("sm_90")), find_target("sm_90")):
         assert kernel.registers is not None
         assert 8 <= kernel.registers <= 255
-        assert kernel.shared_bytes is not None
+        assert kernel.shared_bytes == launched_with(built(find_target("sm_90")), kernel.name)
         assert kernel.stack_bytes == 0
+
+
+def launched_with(vmfb: bytes, kernel: str) -> int:
+    """Bytes of shared memory that a launch adds; kernels of IREE's declare none."""
+    (export,) = (one for one in exports(vmfb) if one.kernel == kernel)
+    assert export.shared_bytes > 0
+    return export.shared_bytes
 
 
 def test_without_ptxas_needs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +89,17 @@ def test_without_ptxas_needs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(found) >= 2
     for kernel in found:
         assert kernel.threads is not None
-        assert (kernel.registers, kernel.shared_bytes, kernel.stack_bytes) == (None, None, None)
+        assert (kernel.registers, kernel.stack_bytes) == (None, None)
+        assert kernel.shared_bytes == launched_with(vmfb, kernel.name)
+
+
+def test_what_ptx_declares_itself_only_ptxas_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    vmfb = built(find_target("sm_90"))
+    before = inspection.ptx
+    declared = ".shared .align 4 .b8 x[64];\n"
+    monkeypatch.setattr(inspection, "ptx", lambda code: before(code) + declared)
+    assert all(k.shared_bytes is None for k in inspection.kernels(vmfb, find_target("sm_90")))
 
 
 @pytest.mark.parametrize("name", ["host", "generic"])

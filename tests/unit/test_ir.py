@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from iree.compiler.tools import compile_file, compile_str
 
-from iree_lnbwd import NormSpec, compiler, ir
+from iree_lnbwd import NormSpec, compiler, ir, raw_interface
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
 
@@ -36,7 +36,7 @@ def specialized(spec: NormSpec) -> str:
 
 def entry_of(text: str) -> str:
     """The appended public function."""
-    return text[text.index("func.func @layer_norm_backward(") :]
+    return text[text.index("util.func public @layer_norm_backward(") :]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.mlir")), ids=lambda path: path.name)
@@ -144,8 +144,12 @@ def test_everything_else_is_the_files() -> None:
     """A spec of any number of rows changes nothing below the aliases."""
     marker = "// End of what is replaced.\n"
     spec = NormSpec((4096,), "bf16")
-    body = compiler.read_ir(f"{spec.op}.mlir").split(marker)[1]
-    assert body in specialized(spec)
+    below = compiler.read_ir(f"{spec.op}.mlir").split(marker)[1].strip("\n")
+    aliases, body = below.split("\n\n", 1)
+    text = specialized(spec)
+    before, after = text.split(f"module @{raw_interface.symbol(spec, CPU)} {{\n")
+    assert before.endswith(f"\n{aliases}\n\n")
+    assert after.startswith(f"\n{body}\n")
 
 
 def test_fixed_rows_need_no_dimension() -> None:
@@ -159,24 +163,28 @@ def test_fixed_rows_need_no_dimension() -> None:
     [
         (
             NormSpec((8,)),
-            "dy x mean rstd gamma out_dx out_dgamma out_dbeta",
-            "%dx, %dgamma, %dbeta",
+            "in_dy in_x in_mean in_rstd in_gamma out_dx out_dgamma out_dbeta",
+            "%dx_view, %dgamma_view, %dbeta_view",
         ),
-        (NormSpec((8,), has_weight=False), "dy x mean rstd out_dx out_dbeta", "%dx, %dbeta"),
+        (
+            NormSpec((8,), has_weight=False),
+            "in_dy in_x in_mean in_rstd out_dx out_dbeta",
+            "%dx_view, %dbeta_view",
+        ),
         (
             NormSpec((8,), eps=1e-5),
-            "dy x gamma out_dx out_dgamma out_dbeta",
-            "%dx, %dgamma, %dbeta",
+            "in_dy in_x in_gamma out_dx out_dgamma out_dbeta",
+            "%dx_view, %dgamma_view, %dbeta_view",
         ),
         (
             NormSpec((8,), output_mask=(False, True, False)),
-            "dy x mean rstd gamma out_dgamma",
-            "%dgamma",
+            "in_dy in_x in_mean in_rstd in_gamma out_dgamma",
+            "%dgamma_view",
         ),
         (
             NormSpec((8,), output_mask=(False, False, True), eps=0.0, has_weight=False),
-            "dy x out_dbeta",
-            "%dbeta",
+            "in_dy in_x out_dbeta",
+            "%dbeta_view",
         ),
     ],
     ids=lambda value: value.name if isinstance(value, NormSpec) else "",
@@ -187,14 +195,15 @@ def test_entry_takes_and_returns_what_the_spec_has(
     entry = entry_of(specialized(spec))
     signature, _, body = entry.partition("attributes")
     assert re.findall(r"^    %(\w+): !", signature, re.M) == parameters.split()
-    assert f"  return {returned} : " in body
+    assert f"  util.return {returned} : " in body
 
 
 def test_results_go_to_the_callers_storage_in_order() -> None:
     entry = entry_of(specialized(NormSpec((8,), output_mask=(True, False, True))))
-    assert re.findall(r"%(\w+): \S+ \{iree.abi.output = (\d) : index\}", entry) == [
-        ("out_dx", "0"),
-        ("out_dbeta", "1"),
+    some = entry.partition("^some:")[2]
+    assert re.findall(r"hal\.tensor\.alias %(\w+) : .* to %(\w+) ", some) == [
+        ("dx", "out_dx"),
+        ("dbeta", "out_dbeta"),
     ]
 
 

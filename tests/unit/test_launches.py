@@ -122,3 +122,15 @@ def test_fixed_rows_have_one_plan(rows: int, kernels: int) -> None:
     (plan,) = planned.plans
     assert len(plan.kernels) == kernels
     assert plan.most_rows is None
+
+
+@pytest.mark.parametrize(
+    "most", [[], [None, None], [64], [64, 32, None], [True, None], ["x", None]]
+)
+def test_plans_that_leave_a_number_of_rows_without_one(most: list[object]) -> None:
+    planned = launches(SPECS[0], SM_90, schedules.choose(SPECS[0], SM_90))
+    assert planned is not None
+    (plan, *_) = planned.to_dict()["plans"]
+    values = {"plans": [plan | {"most_rows": rows} for rows in most]}
+    with pytest.raises(ValueError, match=r"^plans: expected one or more, .* got \["):
+        LaunchPlans.from_dict(values)

@@ -63,6 +63,14 @@ def test_bf16_bits_are_uint16(tmp_path: Path) -> None:
         npz.read(tmp_path / "x.npz")
 
 
+def test_bf16_that_numpy_wrote_is_refused_with_a_hint(tmp_path: Path) -> None:
+    """NumPy forgets its type."""
+    np.savez(tmp_path / "x.npz", input=np.ones(3, ml_dtypes.bfloat16))
+    said = r"input: expected an element type, got .V2, .*input\.view\(np\.uint16\) .* 'input:bf16'$"
+    with pytest.raises(ValueError, match=said):
+        npz.read(tmp_path / "x.npz")
+
+
 def test_keys_with_a_slash_are_cases(tmp_path: Path) -> None:
     one: Array = np.ones(1, np.float32)
     two: Array = np.full(2, 2, ml_dtypes.bfloat16)

@@ -212,7 +212,7 @@ def test_a_gpu_takes_kernels_of_ours_whatever_is_asked(
 
 
 def test_what_falls_off_the_fast_path_says_why() -> None:
-    assert WholeTensors("asked for").path.endswith("(asked for)")
+    assert WholeTensors("asked for").path(SPEC).endswith("(asked for)")
 
 
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
@@ -434,3 +434,15 @@ def test_the_last_kernel_of_any_number_of_workgroups_is_legal(
 )
 def test_schedules_survive_a_manifest(how: Schedule) -> None:
     assert schedules.schedule_from_dict(schedules.schedule_to_dict(how)) == how
+
+
+def test_what_inspect_says_of_a_form_has_no_plural_of_one_and_no_weights_of_none() -> None:
+    one = RowBlocks(block=1, vector=1, workgroups=1)
+    assert "1 row at a time; 1 workgroup, " in one.path(SPEC)
+    for has_weight in (True, False):
+        spec = NormSpec((4096,), op="rms_norm", eps=1e-5, has_weight=has_weight)
+        said = schedules.paths(schedules.choose(spec, gpu("sm_90")), spec)
+        assert all(("weights are read" in path) == has_weight for path in said)
+        assert not any(
+            "dy" in p for p in schedules.paths(schedules.choose(spec, find_target("host")), spec)
+        )

@@ -305,9 +305,9 @@ def test_fixed_rows_show_in_the_types() -> None:
         ({"has_weight": False, "weight_dtype": "f16"}, ValueError, "weight_dtype: .* got 'f16'"),
         ({"has_weight": "no"}, TypeError, "has_weight: expected a bool, got 'no'"),
         ({"output_mask": (False,) * 3}, ValueError, "output_mask: expected at least one"),
-        ({"output_mask": (True, True)}, ValueError, "output_mask: expected three bools"),
-        ({"output_mask": (1, 1, 1)}, ValueError, "output_mask: expected three bools"),
-        ({"output_mask": "111"}, ValueError, "output_mask: expected three bools"),
+        ({"output_mask": (True, True)}, ValueError, "output_mask: expected 3 bools"),
+        ({"output_mask": (1, 1, 1)}, ValueError, "output_mask: expected 3 bools"),
+        ({"output_mask": "111"}, ValueError, "output_mask: expected 3 bools"),
         (
             {"has_weight": False, "output_mask": (False, True, False)},
             ValueError,
@@ -332,19 +332,19 @@ def test_fixed_rows_show_in_the_types() -> None:
         (
             LAYER_NORM_FIELDS | {"output_mask": (True, True, True)},
             ValueError,
-            r"output_mask: expected none, got \(True, True, True\)",
+            r"output_mask: expected 0 bools, got \(True, True, True\)",
         ),
         (
             RMS_BACKWARD_FIELDS | {"output_mask": (True, True, True)},
             ValueError,
-            r"output_mask: expected two bools, got \(True, True, True\)",
+            r"output_mask: expected 2 bools, got \(True, True, True\)",
         ),
         (
             RMS_BACKWARD_FIELDS | {"output_mask": (False, False)},
             ValueError,
             "output_mask: expected at least one",
         ),
-        ({"output_mask": np.ones(3)}, ValueError, "output_mask: expected three bools, got array"),
+        ({"output_mask": np.ones(3)}, ValueError, "output_mask: expected 3 bools, got array"),
         (
             RMS_NORM_FIELDS | {"grad_output_dtype": "f16"},
             ValueError,
