@@ -15,6 +15,7 @@ from iree_lnbwd.schedules.rules import (
     first_broken,
     gpu_rules,
     least,
+    own_columns,
     wait_by_themselves,
 )
 from iree_lnbwd.spec import NormSpec
@@ -114,8 +115,8 @@ class OnePass:
         return -(-self.own_columns(spec) // (self.vector * self.threads(target)))
 
     def own_columns(self, spec: NormSpec) -> int:
-        """Columns of a workgroup."""
-        return spec.columns // self.cluster
+        """Columns of a workgroup; the last one of a cluster may have fewer."""
+        return own_columns(spec, self.cluster, self.vector)
 
     def padded_columns(self, spec: NormSpec, target: Target) -> int:
         """Columns that a group's threads cover."""
