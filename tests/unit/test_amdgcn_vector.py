@@ -781,6 +781,21 @@ def test_sdwa_selects_bits() -> None:
     assert np.array_equal(registers.read("v0", np.float32), expected, equal_nan=True)
 
 
+def test_sdwa_writes_bits_and_zeros() -> None:
+    rng = random_generator()
+    a, b = random(rng, "u32"), random(rng, "u32")
+    registers = Registers(_LANES)
+    registers.fill({"v4": a, "v5": b})
+    registers.run(
+        "v_xor_b32_sdwa v0, v4, v5 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD "
+        "src1_sel:DWORD",
+        "v_xor_b32_sdwa v1, v4, v5 dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:DWORD "
+        "src1_sel:DWORD",
+    )
+    assert np.array_equal(registers.read("v0"), (a ^ b) << np.uint32(16))
+    assert np.array_equal(registers.read("v1"), ((a ^ b) & np.uint32(0xFF)) << np.uint32(8))
+
+
 def test_sdwa_selects_what_has_a_sign() -> None:
     """A half that is taken for a number with a sign is one."""
     rng = random_generator()

@@ -8,7 +8,7 @@ and the mixed-precision FMA read their sources in ways of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,6 +139,7 @@ def _general(
     if operation.accumulates:
         texts, inputs = [*texts, texts[0]], list(operation.sources)
     selected = _bits(instruction, modifiers.pop("op_sel", ""), len(operation.sources) + 1)
+    written_bits = _take_sdwa_result(instruction, modifiers, results)
     selects = _take_sdwa(instruction, modifiers)
     clamp = modifiers.pop("clamp", None) is not None
     _nothing_left(instruction, modifiers)
@@ -182,6 +183,10 @@ def _general(
         values = values if isinstance(values, tuple) else (values,)
         if clamp:
             values = (np.fmin(np.fmax(values[0], np.float32(0)), np.float32(1)), *values[1:])
+        if written_bits is not None:
+            first, count = written_bits
+            bits = values[0].view(np.uint32) & np.uint32((1 << count) - 1)
+            values = ((bits << np.uint32(first)).view(values[0].dtype), *values[1:])
         written = [
             _write(group, target, kind, value, where, half, unknown)
             for target, kind, value in zip(targets, results, values, strict=True)
@@ -271,11 +276,21 @@ def _nothing_left(instruction: Instruction, modifiers: dict[str, str]) -> None:
         raise instruction.fault(f"modifiers not known: {', '.join(modifiers)}")
 
 
+def _take_sdwa_result(
+    instruction: Instruction, modifiers: dict[str, str], results: Sequence[str]
+) -> tuple[int, int] | None:
+    """Which bits are written: (first, how many); None if all are. The others become zeros."""
+    selector = modifiers.pop("dst_sel", "DWORD")
+    unused = modifiers.pop("dst_unused", None)  # of a whole register nothing is unused
+    if selector == "DWORD":
+        return None
+    if selector not in _SDWA_SELECTORS or unused != "UNUSED_PAD" or width(results[0]) != 32:
+        raise instruction.fault("SDWA writes to part of a register, and keeps the rest")
+    return _SDWA_SELECTORS[selector]
+
+
 def _take_sdwa(instruction: Instruction, modifiers: dict[str, str]) -> dict[int, tuple[int, int]]:
     """Which bits of each source are read: (first, how many) by source."""
-    if modifiers.pop("dst_sel", "DWORD") != "DWORD":
-        raise instruction.fault("SDWA writes to part of a register")
-    modifiers.pop("dst_unused", None)  # of a whole register nothing is unused
     selects = {}
     for n in range(2):
         selector = modifiers.pop(f"src{n}_sel", "DWORD")
