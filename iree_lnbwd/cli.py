@@ -827,9 +827,8 @@ def _on_paper(described: Description, kernels: Sequence[KernelReport]) -> list[s
     paper = model.estimate(
         spec, target, product, schedule, registers=registers.get(model.kernel(schedule))
     )
-    about = "fitted to an H200" if target.backend == "cuda" else "no AMD GPU was measured"
-    rows = model.rows_of(spec)
-    return [f"a {product.name} with {rows} rows, not measured ({about}): {paper.said}"]
+    share = f"; about {paper.share:.0%} of the bandwidth" if target.backend == "cuda" else ""
+    return [f"not measured: {product.name}, {model.rows_of(spec)} rows: {paper.said}{share}"]
 
 
 def _needs(kernel: KernelReport) -> str:

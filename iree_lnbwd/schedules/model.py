@@ -5,10 +5,13 @@ Little's law: where a byte takes ``latency`` to come, ``latency x bandwidth`` by
 way all the time. The second is its own work. The third is that some of it has nothing to do: lanes
 without a column, groups without a row in the last step, workgroups that wait for others to end.
 
-The costs were fitted to one GPU, an H200, and to half of the widths that were swept there; how well
-the model orders the schedules of the other half, `scripts/sweeps model` says. No AMD GPU was
-measured. For these, occupancy, steps and tail are arithmetic, but latencies and costs are guesses,
-and so are the bytes that are wanted and the share. Nothing is chosen by this model.
+The costs were fitted to one GPU, an H200: to sweeps of one pass over rows of 32, 96, 49152, 81920
+and 131072 columns. How well the model orders these and other schedules, `scripts/sweeps model`
+says: it tells good ones from bad ones, and not the best from the second.
+
+No AMD GPU was measured. For these, occupancy, steps, tail and partial rows are arithmetic.
+Latencies and costs are guesses, and so are the bytes that are wanted and the share. Registers are
+best taken from compiled code there, because estimates are high. Nothing is chosen by this model.
 """
 
 from __future__ import annotations
@@ -72,8 +75,8 @@ class _Processor:
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; H100's white paper.
 _HOPPER = _Processor(4, 128, 65536, 8, 64, 32, 233472, 1024)
-# White papers and ISA guides of CDNA 2, 3 and 4; LLVM AMDGPU guide, "Processors"; the granules and
-# the most waves are LLVM's (GCNSubtarget, AMDGPUBaseInfo). The LDS is that of `Target`.
+# ROCm's "AMD GPU specifications"; white papers of CDNA 2, 3 and 4. Granules and the most waves are
+# LLVM's (GCNSubtarget, AMDGPUBaseInfo).
 _CDNA = _Processor(4, 64, 131072, 8, 32, 32, 65536)
 # Half of a workgroup processor: 192 KiB of registers and 16 waves for each of two SIMDs.
 _RDNA = _Processor(2, 64, 98304, 24, 32, 32, 65536)
@@ -146,6 +149,7 @@ class Estimate:
         idle: Share of the lanes' columns that a row does not have.
         bytes_in_flight: That are read at once for a processor while its groups wait.
         bytes_wanted: Of them, so that memory never waits: latency x bandwidth.
+        partial: Bytes of partial rows, written and read, to those of rows.
         share: Of the bandwidth that adding two tensors, or a copy, reaches.
     """
 
@@ -159,11 +163,12 @@ class Estimate:
     idle: float
     bytes_in_flight: int
     bytes_wanted: int
+    partial: float
     share: float
 
     @property
     def said(self) -> str:
-        """The figures in words."""
+        """The figures in words, without the share."""
         waves = f", {self.waves} times one after the other" if self.waves > 1 else ""
         last = f", the last for {self.last_step:.0%} of the groups" if self.last_step < 1 else ""
         return (
@@ -171,7 +176,7 @@ class Estimate:
             f"(limit: {self.limit}){waves}, {self.occupancy:.0%} of its subgroups; "
             f"{self.steps} {'step' if self.steps == 1 else 'steps'}{last}; "
             f"{self.idle:.0%} of columns idle; {self.bytes_in_flight} bytes in flight, "
-            f"{self.bytes_wanted} wanted; {self.share:.0%} of the bandwidth"
+            f"{self.bytes_wanted} wanted; partial rows are {self.partial:.0%} of the rows' bytes"
         )
 
 
@@ -262,7 +267,7 @@ def estimate(
     partial_bytes = load.partial_rows * spec.columns * _WORD_BYTES * 2  # written and read
     whole = bytes_per_cycle * _REACHED * product.processors
     cycles += _BEGIN + chip.latency + _PARTIAL * partial_bytes / whole
-    least = (read + written) * rows * spec.columns / whole
+    row_bytes = (read + written) * rows * spec.columns
     return Estimate(
         registers=used,
         resident=resident,
@@ -274,7 +279,8 @@ def estimate(
         idle=1 - load.own_columns / load.covered,
         bytes_in_flight=round(in_flight),
         bytes_wanted=round(wanted),
-        share=least / (cycles * load.passes),
+        partial=partial_bytes / row_bytes,
+        share=row_bytes / whole / (cycles * load.passes),
     )
 
 

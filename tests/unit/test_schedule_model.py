@@ -108,6 +108,7 @@ def test_compute_units_by_hand() -> None:
     assert (paper.resident, paper.limit, paper.waves) == (4, "registers", 1)
     assert paper.occupancy == 16 / 32
     assert paper.bytes_in_flight == 4 * 4096 * 2 * 2
+    assert paper.partial == 1216 * 2 * 4 * 2 / (16384 * 3 * 2)  # of f32, and of bf16
     assert estimate(BF16, target, product, one, registers=200).waves == 2
 
 
