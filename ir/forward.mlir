@@ -40,7 +40,9 @@
 #scales = true                   // gamma is given
 #adds_bias = true
 #writes_output = true            // y; without it, only statistics are computed
+#columns = 4096 : index          // N
 #forward_columns = 4096 : index  // of a workgroup
+#forward_parts_alike = true      // all workgroups of a cluster have as many
 #forward_cluster = 1 : index     // workgroups that share a row
 #forward_in_clusters = false
 #forward_told = 8 : index        // subgroups of a cluster
@@ -133,10 +135,12 @@ hal.executable.source private @normalize {
     func.func private @send(i32, !acc, i32)
     func.func private @await(i32, i32)
 
-    // The first column of thread t's chunk k of a step, of the workgroup's columns, and whether they have
-    // that chunk.
-    func.func private @column(%step: index, %k: index, %t: index) -> (index, i1) {
+    // The first column of thread t's chunk k of a step, of the workgroup's columns, which begin at %part, and
+    // whether they have that chunk. The last workgroup of a cluster may have fewer columns.
+    func.func private @column(%step: index, %k: index, %t: index, %part: index) -> (index, i1) {
+      %all = arith.constant #columns
       %n = arith.constant #forward_columns
+      %alike = arith.constant #forward_parts_alike
       %v = arith.constant #forward_vector
       %t_count = arith.constant #forward_threads
       %chunks = arith.constant #forward_chunks
@@ -146,7 +150,11 @@ hal.executable.source private @normalize {
       %before = arith.muli %chunks_before, %t_count : index
       %chunk = arith.addi %before, %t : index
       %col = arith.muli %chunk, %v : index
-      %before_end = arith.cmpi ult, %col, %n : index
+      %at = arith.addi %part, %col : index
+      %in_row = arith.cmpi ult, %at, %all : index
+      %exists = arith.ori %alike, %in_row : i1
+      %in_part = arith.cmpi ult, %col, %n : index
+      %before_end = arith.andi %in_part, %exists : i1
       %inside = arith.ori %whole, %before_end : i1
       return %col, %inside : index, i1
     }
@@ -167,7 +175,7 @@ hal.executable.source private @normalize {
       %was_kept = arith.andi %shares, %again : i1
       %reads_s = arith.andi %adds_residual, %again : i1
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+        %col, %inside = func.call @column(%step, %k, %t, %part) : (index, index, index, index) -> (index, i1)
         %col_in = arith.select %inside, %col, %c0 : index
         %at = arith.addi %part, %col : index
         %at_in = arith.addi %part, %col_in : index
@@ -222,7 +230,7 @@ hal.executable.source private @normalize {
       %c0 = arith.constant 0 : index
       %scales = arith.constant #scales
       %adds_bias = arith.constant #adds_bias
-      %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+      %col, %inside = func.call @column(%step, %k, %t, %part) : (index, index, index, index) -> (index, i1)
       %col_in = arith.select %inside, %col, %c0 : index
       %at_in = arith.addi %part, %col_in : index
       scf.if %scales {
@@ -249,7 +257,7 @@ hal.executable.source private @normalize {
       %is_first = arith.xori %again, %yes : i1
       %stores_kept = arith.andi %shares, %is_first : i1
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+        %col, %inside = func.call @column(%step, %k, %t, %part) : (index, index, index, index) -> (index, i1)
         %at = arith.addi %part, %col : index
         %value = scf.if %adds_residual -> !forward_chunk {
           %residual_k = memref.load %residual_held[%k] : !forward_residual_held
@@ -320,7 +328,7 @@ hal.executable.source private @normalize {
           func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %step, %t, %again, %values)
               : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, index, i1, !forward_held) -> ()
           %step_sum = scf.for %k = %c0 to %chunks step %c1 iter_args(%before = %steps_before) -> (!forward_chunk) {
-            %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+            %col, %inside = func.call @column(%step, %k, %t, %part) : (index, index, index, index) -> (index, i1)
             %value = memref.load %values[%k] : !forward_held
             %more = scf.if %squares -> !forward_chunk {
               %centred = arith.subf %value, %centre_v : !forward_chunk
@@ -394,10 +402,14 @@ hal.executable.source private @normalize {
       return %total : !acc
     }
 
-    // How many of a workgroup's columns its subgroup has.
-    func.func private @columns_of(%warp: index) -> !acc {
+    // How many columns a subgroup has, of the workgroup of that rank.
+    func.func private @columns_of(%rank: index, %warp: index) -> !acc {
       %c0 = arith.constant 0 : index
-      %n = arith.constant #forward_columns
+      %all = arith.constant #columns
+      %most = arith.constant #forward_columns
+      %ranks_before = arith.muli %rank, %most : index
+      %rest = arith.subi %all, %ranks_before : index
+      %n = arith.minsi %most, %rest : index
       %v = arith.constant #forward_vector
       %t_count = arith.constant #forward_threads
       %lanes = arith.constant #subgroup
@@ -485,8 +497,9 @@ hal.executable.source private @normalize {
         %squares = scf.if %centres -> !acc {
           %p = memref.load %exchange[%c2, %c0, %which] : !forward_exchange
           %r = memref.load %exchange[%c3, %c0, %which] : !forward_exchange
+          %its_rank = arith.divui %which, %warps : index
           %its_warp = arith.remui %which, %warps : index
-          %n = func.call @columns_of(%its_warp) : (index) -> !acc
+          %n = func.call @columns_of(%its_rank, %its_warp) : (index, index) -> !acc
           %off = arith.subf %p, %mean : !acc
           %twice_r = arith.mulf %two, %r : !acc
           %slope = math.fma %n, %off, %twice_r : !acc
@@ -613,7 +626,7 @@ hal.executable.source private @normalize {
           %lanes = arith.constant #subgroup
           %warp = arith.divui %t, %lanes : index
           %sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
-          %count = func.call @columns_of(%warp) : (index) -> !acc
+          %count = func.call @columns_of(%rank, %warp) : (index, index) -> !acc
           %some = arith.maximumf %count, %one : !acc
           %mean_of_warp = arith.divf %sum, %some : !acc
           scf.yield %mean_of_warp, %sum : !acc, !acc
@@ -659,7 +672,7 @@ hal.executable.source private @normalize {
           func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %step, %t, %again, %values)
               : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, index, i1, !forward_held) -> ()
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%step, %k, %t) : (index, index, index) -> (index, i1)
+            %col, %inside = func.call @column(%step, %k, %t, %part) : (index, index, index, index) -> (index, i1)
             %at = arith.addi %part, %col : index
             scf.if %weights_early {
             } else {

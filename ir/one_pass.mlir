@@ -34,6 +34,7 @@
 !acc = f32
 #columns = 4096 : index      // N
 #own_columns = 4096 : index  // of a workgroup
+#parts_alike = true          // all workgroups of a cluster have as many
 #cluster = 1 : index         // workgroups that share a row
 #in_clusters = false
 #told = 16 : index           // subgroups of a cluster
@@ -160,15 +161,22 @@ hal.executable.source private @rows {
     func.func private @send_two(i32, !acc, !acc, i32)
     func.func private @await(i32, i32)
 
-    // The first column of thread t's chunk k, of the workgroup's columns, and whether they have that chunk.
-    func.func private @column(%k: index, %t: index) -> (index, i1) {
+    // The first column of thread t's chunk k, of the workgroup's columns, which begin at %part, and whether they
+    // have that chunk. The last workgroup of a cluster may have fewer columns.
+    func.func private @column(%k: index, %t: index, %part: index) -> (index, i1) {
+      %all = arith.constant #columns
       %n = arith.constant #own_columns
+      %alike = arith.constant #parts_alike
       %v = arith.constant #vector
       %t_count = arith.constant #threads
       %before = arith.muli %k, %t_count : index
       %chunk = arith.addi %before, %t : index
       %col = arith.muli %chunk, %v : index
-      %inside = arith.cmpi ult, %col, %n : index
+      %at = arith.addi %part, %col : index
+      %in_row = arith.cmpi ult, %at, %all : index
+      %exists = arith.ori %alike, %in_row : i1
+      %in_part = arith.cmpi ult, %col, %n : index
+      %inside = arith.andi %in_part, %exists : i1
       return %col, %inside : index, i1
     }
 
@@ -421,7 +429,7 @@ hal.executable.source private @rows {
 
       // A chunk past the end of the row is all zeros and is never stored.
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+        %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
         %at = arith.addi %part, %col : index
         scf.if %copies_weight {
           %size = arith.select %inside, %v, %c0 : index
@@ -453,7 +461,7 @@ hal.executable.source private @rows {
           %row_in = arith.minsi %row, %last : i32
           %row_index = arith.index_castui %row_in : i32 to index
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+            %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
             %at = arith.addi %part, %col : index
             %exists = arith.andi %inside, %live : i1
             %size = arith.select %exists, %v, %c0 : index
@@ -470,7 +478,7 @@ hal.executable.source private @rows {
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+        %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
         scf.if %stages {
         } else {
           %col_in = arith.select %inside, %col, %c0 : index
@@ -551,7 +559,7 @@ hal.executable.source private @rows {
         %row_ahead_in = arith.minsi %row_ahead, %last : i32
         %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
         scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           scf.if %stages {
             scf.if %in_place {
@@ -599,7 +607,7 @@ hal.executable.source private @rows {
         %row_index = arith.index_castui %row : i32 to index
         scf.if %adds_residual {
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+            %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
             %col_in = arith.select %inside, %col, %c0 : index
             %at_in = arith.addi %part, %col_in : index
             %dresidual_k = vector.load %dresidual[%row_index, %at_in] : !residual_rows, !residual_chunk
@@ -608,7 +616,7 @@ hal.executable.source private @rows {
         }
         %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
             iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
           scf.if %rereads {
             nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
           }
@@ -714,7 +722,7 @@ hal.executable.source private @rows {
 
         // dx, and the row's part of dgamma and dbeta.
         scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
             nvvm.bar.warp.sync %all_lanes : i32
@@ -796,7 +804,7 @@ hal.executable.source private @rows {
       }
       scf.if %one_group {
         scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           %dgamma_k = memref.load %dgamma_sums[%k] : !held
           %dbeta_k = memref.load %dbeta_sums[%k] : !held
@@ -820,7 +828,7 @@ hal.executable.source private @rows {
           %is_dgamma = arith.cmpi eq, %which, %c0 : index
           gpu.barrier
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
+            %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
             %dgamma_k = memref.load %dgamma_sums[%k] : !held
             %dbeta_k = memref.load %dbeta_sums[%k] : !held
             %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk

@@ -404,6 +404,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     slots, chunks = schedule.slots, schedule.chunks(spec, target)
     dy_bytes, x_bytes = schedule.row_bytes(spec, target)
     told = schedule.warps * schedule.cluster
+    own = schedule.own_columns(spec)
     return {
         "#threads_i32": f"{schedule.threads(target)} : i32",
         "#subgroup_i32": f"{target.subgroup_size} : i32",
@@ -430,13 +431,14 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#one_warp": _flag(told == 1),
         "#warps": f"{schedule.warps} : index",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
-        "#own_columns": f"{schedule.own_columns(spec)} : index",
+        "#own_columns": f"{own} : index",
+        "#parts_alike": _flag(schedule.cluster * own == spec.columns),
         "#cluster": f"{schedule.cluster} : index",
         "#in_clusters": _flag(schedule.cluster > 1),
         "#told": f"{told} : index",
         "#turns": f"{-(-told // target.subgroup_size)} : index",
         "#sent_bytes": f"{told * 2 * _SUM_BYTES} : i32",
-        "#fills": _flag(schedule.padded_columns(spec, target) == schedule.own_columns(spec)),
+        "#fills": _flag(schedule.cluster * padded == spec.columns),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),
@@ -528,6 +530,7 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
     named = ("x", "residual", "gamma", "beta")
     return {
         "#forward_columns": f"{how.own_columns(spec)} : index",
+        "#forward_parts_alike": _flag(how.cluster * how.own_columns(spec) == spec.columns),
         "#forward_cluster": f"{how.cluster} : index",
         "#forward_in_clusters": _flag(how.cluster > 1),
         "#forward_told": f"{told} : index",

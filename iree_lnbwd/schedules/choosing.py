@@ -17,7 +17,7 @@ from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward, choose_forward
 from iree_lnbwd.schedules.measured import Key
-from iree_lnbwd.schedules.measured_files import serving
+from iree_lnbwd.schedules.measured_files import serving, shares
 from iree_lnbwd.schedules.nearby import fitted
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
@@ -135,7 +135,7 @@ def measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
 def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """Those that were measured as the fastest of widths near it, fitted to it."""
     for kind in _kinds(spec):
-        yield from fitted(spec, target, serving(product), kind)
+        yield from fitted(spec, target, serving(product), shares(product), kind)
 
 
 def _kinds(spec: NormSpec) -> tuple[Key, ...]:

@@ -10,7 +10,13 @@ from iree_lnbwd.errors import counted
 from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
-from iree_lnbwd.schedules.rules import BELOW_ONE, FEWEST_THREADS, cluster_rules, first_broken
+from iree_lnbwd.schedules.rules import (
+    BELOW_ONE,
+    FEWEST_THREADS,
+    cluster_rules,
+    first_broken,
+    own_columns,
+)
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -106,8 +112,8 @@ class Forward:
         return -(-self.own_columns(spec) // self._step)
 
     def own_columns(self, spec: NormSpec) -> int:
-        """Columns of a workgroup."""
-        return spec.columns // self.cluster
+        """Columns of a workgroup; the last one of a cluster may have fewer."""
+        return own_columns(spec, self.cluster, self.vector)
 
     @property
     def _step(self) -> int:
@@ -124,7 +130,8 @@ class Forward:
 
     def whole(self, spec: NormSpec) -> bool:
         """Whether every thread has all of its vectors in every step."""
-        return self.own_columns(spec) % self._step == 0
+        own = self.own_columns(spec)
+        return own * self.cluster == spec.columns and own % self._step == 0
 
     def forms(self, spec: NormSpec) -> tuple[Forward, ...]:
         """Its kernels; M decides which a call takes. If there are two, few rows' is first."""

@@ -32,6 +32,18 @@ def fastest(product: str) -> Mapping[Key, OnePass]:
 
 
 @functools.cache
+def shares(product: Product) -> Mapping[Key, float]:
+    """What the schedules of `serving` reached where they were measured, as shares of its ceiling.
+
+    Raises:
+        OSError, ValueError: As `fastest`.
+    """
+    names = (product.schedules_from, product.name)  # its own replace the other's
+    runs = [run for name in names if name is not None for run in read(DATA, name)]
+    return MappingProxyType({m.key: m.share for run in runs for m in run.measurements})
+
+
+@functools.cache
 def serving(product: Product) -> Mapping[Key, OnePass]:
     """The measured schedules to choose from for a product.
 

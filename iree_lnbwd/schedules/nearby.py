@@ -8,21 +8,29 @@ from dataclasses import replace
 
 from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
-from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.one_pass import QUARTERS, OnePass
 from iree_lnbwd.schedules.rules import rows_of_a_subgroup
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
-# What a way to fit costs, by guess: idle threads count in full, and differences from what was
-# measured for so much, all in powers of 2.
+# What a way to fit costs, by guess: idle threads, idle quarters of a multiprocessor and what the
+# measured schedule lacks count in full, and differences from it for so much, all in powers of 2.
 _DISTANCE = 0.15
 _WARPS = 0.15
 _CHUNKS = 0.1
+# Registers of threads that check which of their columns there are, beside the estimate: by ptxas's
+# reports. With rows fetched into registers, each of two rows is checked.
+_CHECKED = 1.05
+_CHECKED_AHEAD = 1.1
 
 
 def fitted(
-    spec: NormSpec, target: Target, known: Mapping[Key, OnePass], kind: Key
+    spec: NormSpec,
+    target: Target,
+    known: Mapping[Key, OnePass],
+    shares: Mapping[Key, float],
+    kind: Key,
 ) -> Iterator[OnePass]:
     """Schedules for a spec from those of widths near its own, best first.
 
@@ -35,6 +43,7 @@ def fitted(
         spec: What is computed.
         target: Where.
         known: The measured schedules of a product of the target.
+        shares: Of the ceiling, that they reached.
         kind: Those of this op, source, residual and element size count, whatever their width.
     """
     columns, ways = spec.columns, []
@@ -56,16 +65,30 @@ def fitted(
             way = replace(one, warps=warps, groups=groups, subgroup_rows=rows)
             if way.illegal(spec, target) is not None:
                 continue
-            if way.registers(spec, target) > way.registers_available(target):
+            if _registers(way, spec, target) > way.registers_available(target):
                 continue
             cost = (
-                math.log2(way.cluster * way.padded_columns(spec, target) / columns)
+                -math.log2(shares[key])
+                + math.log2(_in_quarters(way) / (way.subgroups * way.resident))
+                + math.log2(way.cluster * way.padded_columns(spec, target) / columns)
                 + _DISTANCE * distance
                 + _WARPS * abs(math.log2(way.subgroups / subgroups))
                 + _CHUNKS * abs(math.log2(chunks / old))
             )
             ways.append((cost, way))
     yield from (way for _, way in sorted(ways, key=lambda each: each[0]))
+
+
+def _registers(one: OnePass, spec: NormSpec, target: Target) -> float:
+    estimate = one.registers(spec, target)
+    if one.cluster * one.padded_columns(spec, target) == spec.columns:
+        return estimate
+    return estimate * (_CHECKED_AHEAD if one.ahead and not one.slots else _CHECKED)
+
+
+def _in_quarters(one: OnePass) -> int:
+    """Subgroups of a multiprocessor, if each quarter had as many as the fullest."""
+    return -(-one.subgroups * one.resident // QUARTERS) * QUARTERS
 
 
 def _same_accesses(measured: int, widest: int) -> bool:

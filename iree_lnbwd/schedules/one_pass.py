@@ -15,6 +15,7 @@ from iree_lnbwd.schedules.rules import (
     first_broken,
     gpu_rules,
     least,
+    own_columns,
     wait_by_themselves,
 )
 from iree_lnbwd.spec import NormSpec
@@ -23,7 +24,7 @@ from iree_lnbwd.targets import Target
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
 # Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
 # Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
-_QUARTERS = 4
+QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
 _REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
 # Workgroups that share a processor where rows are not copied ahead: a rule of thumb.
@@ -114,8 +115,8 @@ class OnePass:
         return -(-self.own_columns(spec) // (self.vector * self.threads(target)))
 
     def own_columns(self, spec: NormSpec) -> int:
-        """Columns of a workgroup."""
-        return spec.columns // self.cluster
+        """Columns of a workgroup; the last one of a cluster may have fewer."""
+        return own_columns(spec, self.cluster, self.vector)
 
     def padded_columns(self, spec: NormSpec, target: Target) -> int:
         """Columns that a group's threads cover."""
@@ -196,8 +197,8 @@ class OnePass:
 
         Each quarter of a multiprocessor has a quarter of the registers, allocated in eights.
         """
-        warps = -(-self.subgroups * self.resident // _QUARTERS)
-        share = target.registers // _QUARTERS // (warps * target.subgroup_size)
+        warps = -(-self.subgroups * self.resident // QUARTERS)
+        share = target.registers // QUARTERS // (warps * target.subgroup_size)
         return min(_REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:

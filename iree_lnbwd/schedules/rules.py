@@ -99,14 +99,19 @@ def cluster_rules(
         (cluster > 1 and not target.has_clusters, "clusters"),
         (cluster > _MOST_IN_CLUSTER, f"clusters of at most {_MOST_IN_CLUSTER} workgroups"),
         (
-            spec.columns % (cluster * vector) != 0,
-            f"N is no multiple of {cluster} x {vector}",
+            (cluster - 1) * own_columns(spec, cluster, vector) >= spec.columns,
+            f"a row is too narrow for {cluster} workgroups",
         ),
         (
             cluster > 1 and (groups > 1 or spec.acc_dtype != "f32"),
             "a cluster shares one row at a time, and sums of f32",
         ),
     )
+
+
+def own_columns(spec: NormSpec, cluster: int, vector: int) -> int:
+    """Columns of each workgroup of a cluster; the last one may have fewer."""
+    return -(-spec.columns // (cluster * vector)) * vector
 
 
 def rows_of_a_subgroup(threads: int, target: Target) -> int:

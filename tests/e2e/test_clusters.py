@@ -33,6 +33,14 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
         NormSpec((2080,), "bf16", op=LAYER),
         replace(ONE, warps=3, rereads=True, stages_weight=True),
     ),
+    "a last part of fewer columns": (
+        NormSpec((2060,), "bf16", op=LAYER, residual_dtype="bf16"),
+        replace(ONE, warps=3, rereads=True, stages_weight=True, cluster=8),
+    ),
+    "a last part of fewer columns, in registers": (
+        NormSpec((2044,), "f32", op=RMS),
+        replace(ONE, ahead=1, slots=0, cluster=4),
+    ),
     "from the output, in place": (
         NormSpec((4096,), "bf16", op=RMS, from_output=True),
         replace(ONE, warps=4, slots=1, rereads=True, stages_weight=True, widens_weight=True),
@@ -49,6 +57,14 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
     "forward, columns that do not fill, a residual, few rows by themselves": (
         NormSpec((2080,), "bf16", op=LAYER_NORM.name, eps=1e-5, residual_dtype="bf16"),
         replace(ROW, threads=96, chunks=3, most_few_rows=2),
+    ),
+    "forward, a last part of fewer columns": (
+        NormSpec((2044,), "f32", op=LAYER_NORM.name, eps=1e-5, residual_dtype="f32"),
+        replace(ROW, chunks=1, cluster=8),
+    ),
+    "forward, a last part that its subgroups share unevenly": (
+        NormSpec((1540,), "bf16", op=LAYER_NORM.name, eps=1e-5),
+        replace(ROW, threads=96, chunks=2, cluster=4),
     ),
     "forward, in shared memory": (
         NormSpec((8192,), "f32", op=LAYER_NORM.name, eps=1e-5),
@@ -82,7 +98,7 @@ def test_results_are_right(spec: NormSpec, how: OnePass | Forward) -> None:
         ({}, 1024, "f32", "gfx942", "clusters"),
         ({"cluster": 16}, 1024, "bf16", "sm_90", "clusters of at most 8 workgroups"),
         ({"cluster": 0}, 1024, "bf16", "sm_90", "a number below 1"),
-        ({"cluster": 4}, 1032, "bf16", "sm_90", "N is no multiple of 4 x 4"),
+        ({"cluster": 8}, 36, "bf16", "sm_90", "a row is too narrow for 8 workgroups"),
         (
             {"groups": 2},
             1024,

@@ -55,7 +55,7 @@ def test_a_product_with_more_processors_has_as_many_workgroups_for_each(name: st
     product, measured = find_product(name), fastest("h200")
     assert serving(product).keys() == measured.keys()
     for key, one in serving(product).items():
-        assert one.workgroups == one.resident * product.processors // one.cluster
+        assert one.workgroups == product.walkers(one.resident, one.cluster)
         assert replace(one, workgroups=measured[key].workgroups) == measured[key]
 
 

@@ -26,7 +26,8 @@ def ways(
 ) -> list[OnePass]:
     spec = NormSpec((columns,), dtype)
     kind = AT_1024._replace(columns=columns, element_bytes=2 if dtype == "bf16" else 4)
-    return list(fitted(spec, SM_90, known or {AT_1024: MEASURED}, kind))
+    known = known or {AT_1024: MEASURED}
+    return list(fitted(spec, SM_90, known, dict.fromkeys(known, 0.9), kind))
 
 
 def test_a_width_close_by_takes_it_as_it_is() -> None:
