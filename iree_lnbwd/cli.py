@@ -42,7 +42,16 @@ from iree_lnbwd.errors import (
 )
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
-from iree_lnbwd.schedules import Schedule, WholeTensors, paths
+from iree_lnbwd.products import standing_for
+from iree_lnbwd.schedules import (
+    Forward,
+    OnePass,
+    Schedule,
+    TwoPass,
+    WholeTensors,
+    model,
+    paths,
+)
 from iree_lnbwd.spec import MOST_ROWS, NormSpec, check_output_mask
 from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.tuning import folder, tuner
@@ -757,7 +766,8 @@ def _inspect(options: argparse.Namespace) -> int:
     except (ValueError, emulator.Fault, emulator.VmError) as error:
         raise ArtifactError(f"{options.artifact}: {error}") from error
     path = options.artifact.with_suffix(".vmfb")
-    for name, value in _facts(path, described, manifest, f"SHA-256 {artifact.digest(vmfb)}: {run}"):
+    module = f"SHA-256 {artifact.digest(vmfb)}: {run}"
+    for name, value in _facts(path, described, manifest, module, kernels):
         _say(f"{name:<10}{value}")
     _say("kernels")
     for kernel in kernels:
@@ -775,7 +785,11 @@ def _what_was_run(vmfb: bytes, described: Description) -> str:
 
 
 def _facts(
-    path: Path, described: Description, manifest: Manifest | None, module: str
+    path: Path,
+    described: Description,
+    manifest: Manifest | None,
+    module: str,
+    kernels: Sequence[KernelReport],
 ) -> list[tuple[str, object]]:
     spec, target, schedule, launches, *_ = described
     facts: list[tuple[str, object]] = [
@@ -785,6 +799,7 @@ def _facts(
         ("takes", ", ".join(f"{a.name} {a}" for a in spec.inputs)),
         ("fills", ", ".join(f"{r.name} {r}" for r in spec.results)),
         *(("path", path) for path in paths(schedule, spec)),
+        *(("paper", line) for line in _on_paper(described, kernels)),
         *((("calls", _CALLS[launches is not None]),) if target.backend != "cpu" else ()),
         ("function", f"{described.declaration} of module {described.name}"),
         ("bare", raw_interface.command(path, spec, target)),
@@ -798,6 +813,22 @@ def _facts(
         ("flags", " ".join(manifest.flags)),
         ("IR", f"SHA-256 {manifest.ir_sha256}"),
     ]
+
+
+def _on_paper(described: Description, kernels: Sequence[KernelReport]) -> list[str]:
+    """What the model says of the schedule of many rows, if it knows the target's product."""
+    spec, target, schedule, *_ = described
+    if target.backend == "cpu" or not isinstance(schedule, OnePass | TwoPass | Forward):
+        return []
+    product = standing_for(target.name)
+    if not model.knows(product):
+        return []
+    registers = {kernel.name: kernel.registers for kernel in kernels}
+    paper = model.estimate(
+        spec, target, product, schedule, registers=registers.get(model.kernel(schedule))
+    )
+    share = f"; about {paper.share:.0%} of the bandwidth" if target.backend == "cuda" else ""
+    return [f"not measured: {product.name}, {model.rows_of(spec)} rows: {paper.said}{share}"]
 
 
 def _needs(kernel: KernelReport) -> str:

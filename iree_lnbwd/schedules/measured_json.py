@@ -11,9 +11,9 @@ from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules.measured import Key, Measurement, Run
 from iree_lnbwd.schedules.one_pass import OnePass
 
-_FOLLOW = ("finalize_slices", "finalize_rows", "finalize_columns", "few_rows")  # from the others
+FOLLOWING = ("finalize_slices", "finalize_rows", "finalize_columns", "few_rows")  # from the others
 _KINDS = get_type_hints(OnePass)
-_SCHEDULE = {f.name: _KINDS[f.name] for f in fields(OnePass) if f.name not in _FOLLOW}
+_SCHEDULE = {f.name: _KINDS[f.name] for f in fields(OnePass) if f.name not in FOLLOWING}
 
 _BACKWARDS = [op.name for op in OPS.values() if op.is_backward]
 

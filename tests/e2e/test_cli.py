@@ -813,6 +813,7 @@ def test_inspect(manifest: str, tmp_path: Path) -> None:
     )
     assert facts["fills"] == "grad_input ?x1000xbf16, grad_weight 1000xf32, grad_bias 1000xf32"
     assert facts["path"]
+    assert facts["paper"].startswith("not measured: mi300x, 67108 rows: ")
     assert ("flags" in facts) == (manifest == "manifest")
     assert re.search(
         r"^    \d+ threads, \d+ registers, \d+ bytes shared, 0 bytes stack$", said, re.M
