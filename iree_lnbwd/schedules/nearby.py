@@ -23,6 +23,8 @@ _CHUNKS = 0.1
 # reports. With rows fetched into registers, each of two rows is checked.
 _CHECKED = 1.05
 _CHECKED_AHEAD = 1.1
+# Where single elements are read, a few spilled registers cost less than a second pass.
+_SINGLE = 1.1
 
 
 def fitted(
@@ -81,6 +83,8 @@ def fitted(
 
 def _registers(one: OnePass, spec: NormSpec, target: Target) -> float:
     estimate = one.registers(spec, target)
+    if one.vector == 1:
+        return estimate / _SINGLE
     if one.cluster * one.padded_columns(spec, target) == spec.columns:
         return estimate
     return estimate * (_CHECKED_AHEAD if one.ahead and not one.slots else _CHECKED)

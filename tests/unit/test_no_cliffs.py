@@ -40,23 +40,11 @@ SPREAD = {
     "wide": sorted(DRAWN.sample(range(18440, 131073, 8), 24)),
     "wide, of any kind": sorted(DRAWN.sample(range(18433, 131073), 24)),
 }
-# What the choice still passes over. Strict: an entry has to go when the choice takes it.
-PASSED_OVER = {
-    (RMS_NORM_BACKWARD.name, "bf16", "odd"): "two passes at 9435: one pass of single elements",
-}
 
 
 def cases(*kinds: str) -> list[Any]:
     """Every op, type and kind of widths."""
-    return [
-        pytest.param(
-            *case,
-            marks=[pytest.mark.xfail(strict=True, reason=PASSED_OVER[case])]
-            if case in PASSED_OVER
-            else [],
-        )
-        for case in itertools.product(OPS, BYTES, kinds)
-    ]
+    return list(itertools.product(OPS, BYTES, kinds))
 
 
 @functools.cache
