@@ -12,6 +12,7 @@ import os
 import struct
 import weakref
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,11 +33,13 @@ _LOCAL_HEADER = 30  # bytes, before its name (APPNOTE 4.3.7)
 # The last bytes of a ZIP (APPNOTE 4.3.16): signature, number of this disk, disk of the directory,
 # files on this disk, files, bytes and place of the directory, bytes of the comment that follows.
 _END = struct.Struct("<4s4H2LH")
+_LENGTHS = struct.Struct("<3H")  # in a directory entry: of the name, the extra field, the comment
+_LENGTHS_AT = 28
 _END_SIGNATURE = b"PK\5\6"
 # What a ZIP says of a file besides its name, size and checksum: the same of each.
 _SAID = (
-    "flag_bits", "date_time", "extra", "comment", "create_system", "create_version",
-    "extract_version", "reserved", "volume", "internal_attr", "external_attr",
+    "flag_bits", "date_time", "create_system", "create_version", "extract_version", "reserved",
+    "volume", "internal_attr", "external_attr",
 )  # fmt: skip
 
 
@@ -130,7 +133,10 @@ class BundleFile:
             raise self._error(f"{info.filename}: truncated")
         if data[: len(header)] != header:
             raise self._error(f"{info.filename}: altered: its header is not as in the directory")
-        return data[len(header) :]
+        content = data[len(header) :]
+        if zlib.crc32(content) != info.CRC:
+            raise self._error(f"{info.filename}: altered: its checksum does not match")
+        return content
 
     def _listed(self, file: BinaryIO) -> list[zipfile.ZipInfo]:
         """The files that the ZIP has, in order, if it is one as `packed` makes it."""
@@ -144,11 +150,19 @@ class BundleFile:
         for name, count in Counter(info.orig_filename for info in listed).items():
             if count > 1:
                 raise self._error(f"the file {shown(name)} comes {count} times")
-        place = 0
+        file.seek(archive.start_dir)
+        directory = file.read()
+        place = entry = 0
         for info in listed:
             name, expected = shown(info.orig_filename), _info(info.filename)
-            if info.orig_filename != info.filename or not info.filename.isascii():
-                raise self._error(f"{name}: expected a plain name")
+            # zipfile takes a last entry that is longer than the directory.
+            lengths = _LENGTHS.unpack_from(directory, entry + _LENGTHS_AT)
+            if (
+                lengths != (len(info.filename), 0, 0)
+                or info.orig_filename != info.filename
+                or not info.filename.isascii()
+            ):
+                raise self._error(f"{name}: expected a plain name, no extra field and no comment")
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
                 raise self._error(
                     f"{name}: expected it stored, got {info.compress_size} bytes that unpack to "
@@ -160,6 +174,7 @@ class BundleFile:
                 if getattr(info, field) != getattr(expected, field):
                     raise self._error(f"{name}: altered: unexpected {field} in the directory")
             place += _LOCAL_HEADER + len(info.filename) + info.file_size
+            entry += _DIRECTORY_ENTRY + len(info.filename)
         if archive.start_dir != place:
             raise self._error(f"expected its directory at byte {place}, not {archive.start_dir}")
         return listed
