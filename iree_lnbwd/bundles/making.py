@@ -124,8 +124,11 @@ def _members(path: str | os.PathLike[str]) -> dict[str, _Module]:
     """All modules of a bundle, by the names of its members."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"include: expected a path or None, got {type(path).__name__}")
-    file = BundleFile(path)
-    return {each.name: _Module(each.made_for, *file.read(each)) for each in file.members}
+    try:
+        file = BundleFile(path)
+        return {each.name: _Module(each.made_for, *file.read(each)) for each in file.members}
+    except ArtifactError as error:
+        raise ArtifactError(f"include: {error}") from error
 
 
 def _checked_specs(specs: object) -> tuple[NormSpec, ...]:
