@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
@@ -82,10 +83,11 @@ def bundle(
     wanted = [(norm, name) for name in names for norm in norms]
     threads = len(os.sched_getaffinity(0)) if jobs is None else jobs
     tell = progress or (lambda line: None)
-    for number, (module, how) in enumerate(_made(wanted, flags, threads), 1):
-        name = name_of(module.made_for, module.manifest.spec)
-        modules[name] = module
-        tell(f"{number} of {counted(len(wanted), 'module')}: {name}, {how}")
+    with contextlib.closing(_made(wanted, flags, threads)) as made:
+        for number, (module, how) in enumerate(made, 1):
+            name = name_of(module.made_for, module.manifest.spec)
+            modules[name] = module
+            tell(f"{number} of {counted(len(wanted), 'module')}: {name}, {how}")
     content = packed(modules.values())
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ def bundle(
 
 def _made(
     wanted: Sequence[tuple[NormSpec, str]], flags: Sequence[str], threads: int
-) -> Iterator[tuple[_Module, str]]:
+) -> Generator[tuple[_Module, str], None, None]:
     """The modules in any order, side by side, and where each comes from, in words.
 
     Raises:
@@ -115,7 +117,7 @@ def _made(
         try:
             for done in as_completed(jobs):
                 yield done.result()
-        except BaseException:  # interrupted, or nothing can be compiled
+        except BaseException:  # interrupted, closed, or something cannot be compiled
             pool.shutdown(cancel_futures=True)
             raise
 
