@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulated_arrays import Namespace
 from emulated_driver import EmulatedDriver
 from support import assert_right, random_generator
 
@@ -110,6 +111,24 @@ def test_a_gpu_takes_a_module_for_an_older_one_and_the_user_is_told(
     told = r"best served by modules for sm_100, got one for sm_90"
     with pytest.warns(RuntimeWarning, match=told):
         assert lnbwd.load_bundle(made, "cuda").module(SPECS[0]).target == "sm_90"
+
+
+def test_calls_on_a_gpus_arrays(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kind that is new, and of one that is known; the GPU is the emulator."""
+    driver = EmulatedDriver("cuda")
+    monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
+    monkeypatch.setattr(devices, "_cuda_capability", lambda uri: (9, 0))
+    norms, asarray = lnbwd.load_bundle(made, "cuda"), Namespace(driver).asarray
+    for _ in range(2):
+        given = arguments()
+        put: dict[str, Any] = {
+            k: asarray(v) if isinstance(v, np.ndarray) else v for k, v in given.items()
+        }
+        results = norms.layer_norm_backward(**put)
+        on_host = (None if grad is None else grad.numpy() for grad in results)
+        assert_backward_right(type(results)(*on_host), given)
+    with pytest.raises(ValueError, match=r"^device: expected cuda://0, where input is, or None"):
+        lnbwd.load_bundle(made).layer_norm_backward(**put)
 
 
 def test_a_gpu_does_not_take_a_module_that_needs_more_memory_than_it_has(
