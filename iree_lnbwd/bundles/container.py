@@ -26,7 +26,7 @@ from iree_lnbwd.errors import ArtifactError, one_line, shown
 
 _INDEX = "index.json"
 _MOST_INDEX_BYTES = 1 << 26
-_MOST_BYTES = (1 << 32) - 1  # beyond this, a ZIP needs extra fields
+_MOST_BYTES = (1 << 31) - 1  # beyond this, `zipfile` writes extra fields
 _LONGEST_NAME = 1 << 10
 _DIRECTORY_ENTRY = 46  # bytes, before its name (PKWARE's APPNOTE 4.3.12)
 _LOCAL_HEADER = 30  # bytes, before its name (APPNOTE 4.3.7)
@@ -70,11 +70,11 @@ class BundleFile:
             with files.opened(self.path) as file:
                 listed = self._listed(file)
                 self._descriptor = os.dup(file.fileno())
+                weakref.finalize(self, os.close, self._descriptor)
         except ArtifactError:
             raise
         except (OSError, ValueError) as error:
             raise ArtifactError(f"{self.path}: cannot be read: {one_line(error)}") from error
-        weakref.finalize(self, os.close, self._descriptor)
         self._places = {info.filename: info for info in listed}
         first = listed[0]
         if first.filename != _INDEX:
@@ -230,6 +230,9 @@ def packed(modules: Iterable[tuple[str, bytes, Manifest]]) -> memoryview:
     for member in members:
         for (name, _), data in zip(member.files, contents[member], strict=True):
             listed.append((name, data))
+    longest = max((name for name, _ in listed), key=len)
+    if len(longest) > _LONGEST_NAME:
+        raise ArtifactError(f"{shown(longest)}: expected at most {_LONGEST_NAME} letters in a name")
     size = sum(len(data) + 2 * (_DIRECTORY_ENTRY + len(name)) for name, data in listed)
     if size > _MOST_BYTES:
         raise ArtifactError(f"expected at most {_MOST_BYTES} bytes, got {size}; make several")

@@ -314,13 +314,12 @@ def test_an_absent_device_is_an_error() -> None:
 
 
 def test_the_words_for_a_spec_mean_that_spec() -> None:
-    """Of every spec that is verified, and one of each option."""
+    """Of every third spec that is verified, and one of each option."""
     more = (
         NormSpec((16, 64), "f16", bias_dtype="f32", weight_offset=-0.1),
         NormSpec((7,), op="layer_norm", eps=1e-12, has_bias=False, has_weight=False),
         NormSpec((7,), op="rms_norm_backward", eps=0.1, output_mask=(False, True)),
     )
-    parser = cli._parser()
-    for spec in (*matrix.specs(), *more):
+    for spec in (*itertools.islice(matrix.specs(), 0, None, 3), *more):
         words = ["bundle", *commands.spec_words(spec), "-o", "x.lnb"]
-        assert cli._specs(parser.parse_args(words)) == [spec], words
+        assert cli._specs(cli._parser().parse_args(words)) == [spec], words
