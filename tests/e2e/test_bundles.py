@@ -224,6 +224,15 @@ def test_an_interruption_loses_nothing_that_was_compiled(
     assert path.read_bytes() == container.packed(same)
 
 
+def test_words_after_two_dashes_are_in_the_manifests(tmp_path: Path) -> None:
+    path, flag = tmp_path / "norms.lnb", "--iree-opt-level=O2"
+    assert main("bundle", "--normalized-shape=24", "-o", path, "--", flag) == 0
+    file = lnbwd.BundleFile(path)
+    (member,) = file.members
+    assert member.made_for == "generic"
+    assert flag in file.read(member)[1].flags
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [

@@ -323,3 +323,19 @@ def test_the_words_for_a_spec_mean_that_spec() -> None:
     for spec in (*itertools.islice(matrix.specs(), 0, None, 3), *more):
         words = ["bundle", *commands.spec_words(spec), "-o", "x.lnb"]
         assert cli._specs(cli._parser().parse_args(words)) == [spec], words
+
+
+def test_lists_mean_each_with_each(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--op=rms_norm,layer_norm", "--normalized-shape=1024,16x64", "--dtype=bf16,f32"]
+    options = cli._parser().parse_args(["bundle", *words, "-o", "x.lnb", "--target=sm_90,h200"])
+    found = {(spec.op, spec.normalized_shape, spec.dtype) for spec in cli._specs(options)}
+    shapes = ((1024,), (16, 64))
+    assert found == set(itertools.product(("rms_norm", "layer_norm"), shapes, ("bf16", "f32")))
+    assert options.target == ("sm_90", "h200")
+    for word, said in {
+        "--op=rms_norm,": "expected some of layer_norm,",
+        "--dtype=f8": "expected some of bf16, f16, f32, f64, got 'f8'",
+        "--normalized-shape=8;9": "expected shapes such as 1024,4096 or 16x64, got '8;9'",
+    }.items():
+        assert cli.main(["bundle", word, "-o", "x.lnb"]) == 2
+        assert said in capsys.readouterr().err
