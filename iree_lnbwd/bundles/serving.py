@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from iree_lnbwd.bundles import choosing, commands
@@ -71,7 +72,7 @@ def why_not(file: BundleFile, member: Member, uri: DeviceUri) -> str | None:
 
 
 def read(file: BundleFile, spec: NormSpec, target: Target) -> bytes:
-    """The module for a spec and a target, whatever runs it.
+    """The module for a spec and a target, or for one of its products, whatever runs it.
 
     Raises:
         ArtifactError: There is none, or it is damaged.
@@ -87,15 +88,23 @@ def missing(file: BundleFile, spec: NormSpec, uri: DeviceUri, only: Target | Non
     Raises:
         DeviceError: The device is absent, or no target fits it.
     """
-    return _missing(file, spec, only or choosing.target_to_ship(uri), f"that {uri} runs")
+    target = only or choosing.target_to_ship(uri)
+    reasons = [
+        f"that for {member.made_for} does not run: {why}"
+        for member in _members(file, spec, only)
+        if member.target.backend == uri.backend and (why := why_not(file, member, uri)) is not None
+    ]
+    return _missing(file, spec, target, f"that {uri} runs", reasons)
 
 
-def _missing(file: BundleFile, spec: NormSpec, target: Target, which: str) -> str:
+def _missing(
+    file: BundleFile, spec: NormSpec, target: Target, which: str, reasons: Iterable[str] = ()
+) -> str:
     others = ", ".join(member.made_for for member in _members(file, spec, None))
     there = f"there is one for {others}" if others else "there is none for any target"
     return (
-        f"{file.path}: no module of {spec.name} {which} ({there}); this adds it: "
-        f"{commands.adding(spec, target.name, file.path)}"
+        f"{file.path}: no module of {spec.name} {which} ({'; '.join((there, *reasons))}); this "
+        f"adds it: {commands.adding(spec, target.name, file.path)}"
     )
 
 

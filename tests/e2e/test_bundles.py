@@ -140,7 +140,8 @@ def test_a_gpu_does_not_take_a_module_that_needs_more_memory_than_it_has(
     needed = r"it needs \d+ bytes of shared memory for a workgroup, this GPU has 101376"
     assert re.fullmatch(needed, str(serving.why_not(norms.file, sm_90, norms.device)))
     said = (
-        r"no module of \S+ that cuda://0 runs \(there is one for generic, host, sm_90\); this adds"
+        r"no module of \S+ that cuda://0 runs \(there is one for generic, host, sm_90; that for "
+        rf"sm_90 does not run: {needed}\); this adds it: iree-lnbwd bundle \S+ --target=sm_120 "
     )
     with pytest.raises(ArtifactError, match=said):
         norms.module(SPECS[0])
