@@ -1,13 +1,17 @@
 """Layer and RMS normalization, forward and backward: one IR, compiled by IREE for GPUs and the CPU.
 
 ``layer_norm``, ``rms_norm`` and their backwards compute; ``compile`` makes a module to ship,
-``load`` loads one to run it, ``targets`` lists the targets to compile for, ``tune`` finds the
-fastest schedules on a GPU of this machine, and ``reference`` is the NumPy judge.
+``load`` loads one to run it, and ``bundle`` and ``load_bundle`` do so with many in one file.
+``targets`` lists the targets to compile for, ``tune`` finds the fastest schedules on a GPU of this
+machine, and ``reference`` is the NumPy judge.
 """
 
 from iree_lnbwd import reference
 from iree_lnbwd.arguments import LayerNormGrads, NormOutput, RmsNormGrads
 from iree_lnbwd.artifact import Artifact, Manifest
+from iree_lnbwd.bundles.container import BundleFile
+from iree_lnbwd.bundles.loaded import Bundle, load_bundle
+from iree_lnbwd.bundles.making import bundle
 from iree_lnbwd.compiler import compile
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import (
@@ -25,6 +29,8 @@ from iree_lnbwd.version import __version__
 __all__ = [
     "Artifact",
     "ArtifactError",
+    "Bundle",
+    "BundleFile",
     "CompileError",
     "DeviceError",
     "LayerNorm",
@@ -39,10 +45,12 @@ __all__ = [
     "RmsNormGrads",
     "Target",
     "__version__",
+    "bundle",
     "compile",
     "layer_norm",
     "layer_norm_backward",
     "load",
+    "load_bundle",
     "reference",
     "rms_norm",
     "rms_norm_backward",

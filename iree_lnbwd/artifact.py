@@ -19,9 +19,10 @@ from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.version import __version__
 
 SCHEMA_VERSION = 1
+BUNDLE_SUFFIX = ".lnb"  # of files with many modules, which `iree_lnbwd.bundles` has
 
-_MOST_MANIFEST_BYTES = 1 << 20
-_MOST_VMFB_BYTES = 1 << 30
+MOST_MANIFEST_BYTES = 1 << 20
+MOST_VMFB_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,9 @@ def write(directory: Path, vmfb: bytes, manifest: Manifest) -> Artifact:
     """
     artifact = Artifact(directory / f"{manifest.stem}.vmfb", manifest)
     text = manifest.to_json().encode()
-    if len(text) > _MOST_MANIFEST_BYTES:
+    if len(text) > MOST_MANIFEST_BYTES:
         raise ArtifactError(
-            f"manifest: expected at most {_MOST_MANIFEST_BYTES} bytes, got {len(text)}"
+            f"manifest: expected at most {MOST_MANIFEST_BYTES} bytes, got {len(text)}"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -155,24 +156,44 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
     vmfb_path = Path(path)
     if vmfb_path.suffix == ".json":
         vmfb_path = vmfb_path.with_suffix(".vmfb")
+    if vmfb_path.suffix == BUNDLE_SUFFIX:
+        raise ArtifactError(f"{path}: expected a single module, got a bundle: see load_bundle")
     try:
-        vmfb = files.read(vmfb_path, most=_MOST_VMFB_BYTES)
+        vmfb = files.read(vmfb_path, most=MOST_VMFB_BYTES)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{vmfb_path}: cannot be read: {one_line(error)}") from error
     manifest_path = vmfb_path.with_suffix(".json")
     try:
-        text = files.read(manifest_path, most=_MOST_MANIFEST_BYTES).decode()
+        text = files.read(manifest_path, most=MOST_MANIFEST_BYTES)
     except FileNotFoundError:
         return vmfb, None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{manifest_path}: cannot be read: {one_line(error)}") from error
-    manifest = Manifest.from_json(text, path=manifest_path)
+    return vmfb, checked(vmfb, text, path=vmfb_path, manifest_path=manifest_path)
+
+
+def checked(vmfb: bytes, text: bytes, *, path: Path, manifest_path: Path) -> Manifest:
+    """The manifest of a module, checked against the module's bytes.
+
+    Args:
+        vmfb: The module.
+        text: The manifest.
+        path: Where the module came from, for messages.
+        manifest_path: Where the manifest came from.
+
+    Raises:
+        ArtifactError: The text is no manifest, or not of this module.
+    """
+    try:
+        manifest = Manifest.from_json(text.decode(), path=manifest_path)
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{manifest_path}: cannot be read: {one_line(error)}") from error
     if digest(vmfb) != manifest.vmfb_sha256:
         raise ArtifactError(
-            f"{vmfb_path}: truncated or altered: its SHA-256 is {digest(vmfb)}, the manifest "
+            f"{path}: truncated or altered: its SHA-256 is {digest(vmfb)}, the manifest "
             f"expects {manifest.vmfb_sha256}"
         )
-    return vmfb, manifest
+    return manifest
 
 
 def _manifest(values: Any, path: Path) -> Manifest:

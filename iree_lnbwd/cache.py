@@ -6,7 +6,7 @@ modules that it would compile in the same way now.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -36,23 +36,33 @@ class Entry:
             none.
     """
 
-    def __init__(self, spec: NormSpec, target: Target, tuned: Tuned | None = None) -> None:
+    def __init__(
+        self,
+        spec: NormSpec,
+        target: Target,
+        tuned: Tuned | None = None,
+        *,
+        extra_flags: Sequence[str] = (),
+    ) -> None:
         """Plans the module, and looks for it.
 
         Args:
             spec: What it computes.
             target: Where.
             tuned: What was tuned for them, which comes before the choice.
+            extra_flags: Further flags for iree-compile.
         """
         self.kept: tuple[bytes, Manifest] | None = None
         self._names = _names(spec, target)
         self._planned: tuple[str, Manifest] | CompileError
         self._unusable: UnusableError | None = None
         try:
-            self._planned = (
-                compiler.plan(spec, target)
-                if tuned is None
-                else compiler.plan(spec, target, how=tuned.schedule, source=tuned.source)
+            self._planned = compiler.plan(
+                spec,
+                target,
+                how=None if tuned is None else tuned.schedule,
+                source=None if tuned is None else tuned.source,
+                extra_flags=extra_flags,
             )
         except CompileError as error:  # without a compiler, nothing says what it would compile
             self._planned = error
@@ -143,7 +153,7 @@ def _kept(planned: Manifest, names: tuple[str, str]) -> tuple[bytes, Manifest] |
 
 def _put_there(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     """The best module that `compile` wrote into the folder itself, of those that fit."""
-    for each in (target, *_standing_in(target)):
+    for each in (target, *standing_in(target)):
         found = _written_for(spec, each)
         if found is not None:
             if each != target:
@@ -155,7 +165,7 @@ def _put_there(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
     return None
 
 
-def _standing_in(target: Target) -> tuple[Target, ...]:
+def standing_in(target: Target) -> tuple[Target, ...]:
     """The targets whose modules the machines of a target run, too; the best of them first."""
     if target.name == "host":
         return (find_target("generic"),) if host_cpu().startswith("x86_64-") else ()

@@ -1,16 +1,18 @@
-"""The command ``iree-lnbwd``: targets, compile, verify, run, inspect, tune."""
+"""The command ``iree-lnbwd``: targets, compile, bundle, verify, run, inspect, tune."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import secrets
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -29,6 +31,10 @@ from iree_lnbwd import (
 )
 from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, rms_eps
 from iree_lnbwd.artifact import Manifest
+from iree_lnbwd.bundles import serving
+from iree_lnbwd.bundles.container import BundleFile, is_bundle
+from iree_lnbwd.bundles.index import Member
+from iree_lnbwd.bundles.making import bundle
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.dtypes import DTYPES
@@ -97,8 +103,10 @@ def _run_command(words: Sequence[str]) -> int:
         return _EXIT_ERROR if ended.code else _EXIT_OK
     options.extra_flags = tuple(words[cut + 1 :])
     command: Callable[[argparse.Namespace], int] = options.command
-    compiles = (command is _compile and not options.print_ir) or (
-        command is _verify and options.modules is None
+    compiles = (
+        command is _bundle
+        or (command is _compile and not options.print_ir)
+        or (command is _verify and options.modules is None and options.bundle is None)
     )
     if options.extra_flags and not compiles:
         raise ValueError(
@@ -209,6 +217,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     sub = commands.add_parser("targets", help="what can be compiled for, and what is verified")
+    sub.add_argument(
+        "bundle", nargs="?", type=_path, help="only the targets that this bundle has modules for"
+    )
+    sub.add_argument("--json", action="store_true", help="for programs")
     sub.set_defaults(command=_targets)
 
     sub = commands.add_parser(
@@ -236,13 +248,64 @@ def _parser() -> argparse.ArgumentParser:
     sub.set_defaults(command=_compile)
 
     sub = commands.add_parser(
+        "bundle",
+        help="make many modules in one file",
+        epilog=(
+            "Every op, shape and type is compiled for every target. What is done is kept in the "
+            "cache, so the same command goes on after an interruption. Flags after -- go to "
+            "iree-compile and into the manifests."
+        ),
+    )
+    sub.add_argument(
+        "--target",
+        type=_words,
+        default=("generic",),
+        help="names of 'targets', or of products, with commas (default: generic)",
+    )
+    sub.add_argument(
+        "--op",
+        type=_known_words(OPS),
+        default=(LAYER_NORM_BACKWARD.name,),
+        help="what to compute, with commas (default: layer_norm_backward)",
+    )
+    sub.add_argument(
+        "--normalized-shape",
+        required=True,
+        type=_shapes,
+        help="shapes with commas, e.g. 1024,4096 or 16x64,8192",
+    )
+    sub.add_argument(
+        "--dtype",
+        type=_known_words(DTYPES),
+        default=("f32",),
+        help="of input and its gradient, with commas (default: f32)",
+    )
+    _add_option_options(sub)
+    sub.add_argument(
+        "--with",
+        dest="include",
+        type=_path,
+        metavar="BUNDLE",
+        help="take over the members of this bundle, which may be the output itself",
+    )
+    sub.add_argument("--jobs", type=int, help="modules at once (default: one for each CPU)")
+    sub.add_argument("-o", "--output", required=True, type=_path, help="the file, *.lnb")
+    sub.set_defaults(command=_bundle)
+
+    sub = commands.add_parser(
         "verify", help="compile, run on real captured tensors, compare with the f64 reference"
+    )
+    sub.add_argument(
+        "bundle",
+        nargs="?",
+        type=_path,
+        help="verify the members of this bundle that run here, on random rows",
     )
     sub.add_argument("--target", help="compile for this (default: what fits the device)")
     sub.add_argument("--device", help="run there (default: what runs the target)")
     sub.add_argument("--data", type=_path, help=".npz of cases (default: the captured tensors)")
     sub.add_argument(
-        "--modules", type=_path, help="folder of modules to use instead of compiling them"
+        "--modules", type=_path, help="folder or bundle of modules to use instead of compiling"
     )
     sub.add_argument(
         "--emulate",
@@ -304,14 +367,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.set_defaults(command=_tune)
 
     sub = commands.add_parser("inspect", help="what a module is and what its kernels need")
-    sub.add_argument("artifact", type=_path, help="a .vmfb")
+    sub.add_argument("artifact", type=_path, help="a .vmfb, or a bundle")
     sub.set_defaults(command=_inspect)
     return parser
 
 
 def _add_spec_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """The options of a spec, or of several that differ in op, shape and type."""
-    types = tuple(DTYPES)
+    """All options of a spec, or of several that differ in op, shape and type."""
     op, dtype = LAYER_NORM_BACKWARD.name, "f32"
     many: dict[str, Any] = {"nargs": "+"} if several else {}
     parser.add_argument(
@@ -331,10 +393,16 @@ def _add_spec_options(parser: argparse.ArgumentParser, *, several: bool = False)
     parser.add_argument(
         "--dtype",
         default=[dtype] if several else dtype,
-        choices=types,
+        choices=tuple(DTYPES),
         help="of input and its gradient (default: f32)",
         **many,
     )
+    _add_option_options(parser)
+
+
+def _add_option_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a spec besides its op, shape and type."""
+    types = tuple(DTYPES)
     parser.add_argument("--grad-output-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--weight-dtype", choices=types, help="default: --dtype")
     parser.add_argument("--bias-dtype", choices=types, help="default: --weight-dtype")
@@ -382,6 +450,33 @@ def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")
     return Path(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _known_words(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """A parser of words with commas between them, each of which is known."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        for word in (words := _words(text)):
+            if word not in known:
+                raise argparse.ArgumentTypeError(
+                    f"expected some of {', '.join(known)}, got {word!r}"
+                )
+        return words
+
+    return parse
+
+
+def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(tuple(int(dim) for dim in word.split("x")) for word in _words(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected shapes such as 1024,4096 or 16x64, got {text!r}"
+        ) from None
 
 
 def _ints(text: str) -> tuple[int, ...]:
@@ -454,9 +549,39 @@ def _spec(options: argparse.Namespace) -> NormSpec:
     )
 
 
-def _targets(_: argparse.Namespace) -> int:
+def _specs(options: argparse.Namespace) -> list[NormSpec]:
+    """The specs of several ops, shapes and types: each with each."""
+    chosen = vars(options)
+    return [
+        _spec(argparse.Namespace(**chosen | {"op": op, "normalized_shape": shape, "dtype": dtype}))
+        for op in options.op
+        for shape in options.normalized_shape
+        for dtype in options.dtype
+    ]
+
+
+def _targets(options: argparse.Namespace) -> int:
+    listed, counts = targets(), Counter[str]()
+    if options.bundle is not None:
+        counts.update(member.target.name for member in BundleFile(options.bundle).members)
+        listed = tuple(target for target in listed if target.name in counts)
+    if options.json:
+        for_programs = [
+            {
+                "name": target.name,
+                "backend": target.backend,
+                "driver": target.driver,
+                "aliases": target.aliases,
+                "cpu_features": target.cpu_features,
+                "verified": _verified(target),
+                **({"modules": counts[target.name]} if counts else {}),
+            }
+            for target in listed
+        ]
+        _put(json.dumps(for_programs, indent=2) + "\n", sys.stdout)
+        return _EXIT_OK
     rows = [("name", "backend", "aliases", "verified")]
-    rows += [(t.name, t.backend, " ".join(t.aliases), _verified(t)) for t in targets()]
+    rows += [(t.name, t.backend, " ".join(t.aliases), _verified(t)) for t in listed]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
@@ -497,18 +622,89 @@ def _compile(options: argparse.Namespace) -> int:
     return _EXIT_OK
 
 
+def _bundle(options: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    with _interrupted_by(signal.SIGTERM):
+        made = bundle(
+            _specs(options),
+            options.target,
+            options.output,
+            jobs=options.jobs,
+            extra_flags=options.extra_flags,
+            include=options.include,
+            progress=_show_progress,
+        )
+    size, seconds = made.path.stat().st_size, time.perf_counter() - start
+    _say(f"{made.path}  {counted(len(made.members), 'module')}, {size} bytes, {seconds:.1f} s")
+    return _EXIT_OK
+
+
 def _verify(options: argparse.Namespace) -> int:
+    if options.bundle is not None:
+        return _verify_bundle(options)
     load, where = _emulated(options) if options.emulate else _on_device(options)
     cases, data_name = _cases(options)
     ops = dict.fromkeys(call.spec.op for call in cases.values() if call.spec is not None)
     _say(f"{', '.join(ops)} {where}, {data_name}")
     _say("")
+    return _judge(verify.verify(cases, load), cases)
+
+
+def _verify_bundle(options: argparse.Namespace) -> int:
+    """Each member on the device that runs it, and then which members run on none."""
+    for name in ("target", "data", "modules", "normalized_shape", "op", "dtype"):
+        if (value := getattr(options, name)) is not None:
+            raise ValueError(f"{name}: expected none beside a bundle, got {value}")
+    for name in ("emulate", "from_output"):
+        if getattr(options, name):
+            raise ValueError(f"{name}: expected none beside a bundle")
+    file = BundleFile(options.bundle)
+    given = None if options.device is None else DeviceUri.parse(options.device)
+    counts = _checked_rows((1, 7, 64) if options.random_rows is None else options.random_rows)
+    runs: list[tuple[Member, DeviceUri]] = []
+    lines = []
+    for member in file.members:
+        uri = given or DeviceUri.parse(member.target.driver)
+        try:
+            runtime.probe(uri)
+            why = serving.why_not(file, member, uri)
+        except DeviceError as error:
+            why = str(error)
+        if why is None:
+            runs.append((member, uri))
+        else:
+            lines.append(f"not run: {member.name}: {why}")
+    seed = secrets.randbits(63)
+    members = f"{len(runs)} of {counted(len(file.members), 'member')}"
+    for line in (f"{members} of {file.path} run here, random rows of seed {seed}", *lines, ""):
+        _say(line)
+    if not runs:
+        raise DeviceError(f"device: no member of {file.path} runs here")
+    rng = np.random.default_rng(seed)
+
+    def rows() -> Iterator[verify.Row]:
+        for member, uri in runs:
+            cases = {
+                _random_case(member, m): matrix.random_call(member.spec, m, rng) for m in counts
+            }
+            norm = serving.load(file, member, uri)
+            yield from verify.verify(cases, {member.spec: norm}.__getitem__)
+
+    return _judge(rows(), [_random_case(member, m) for member, _ in runs for m in counts])
+
+
+def _random_case(member: Member, rows: int) -> str:
+    return f"{member.name} random {rows}"
+
+
+def _judge(judged_rows: Iterable[verify.Row], cases: Collection[str]) -> int:
+    """Shows what comes of the cases of these names; returns the exit status."""
     start = time.perf_counter()
     width = max(len(printable(name)) for name in cases)
     rows: list[verify.Row] = []
     fault = ""
     try:
-        for row in verify.verify(cases, load):
+        for row in judged_rows:
             for line in () if rows else verify.table_header(width):
                 _say(line)
             _say(verify.table_line(row, width))
@@ -568,17 +764,33 @@ def _random_spec(options: argparse.Namespace) -> NormSpec:
 
 def _random_cases(spec: NormSpec, rows: tuple[int, ...]) -> tuple[dict[str, BoundCall], str]:
     """Calls of so many random rows each, and a description of them."""
-    if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
-        raise ValueError(f"random_rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
+    rows = _checked_rows(rows)
     seed = secrets.randbits(63)
     rng = np.random.default_rng(seed)
     calls = {f"random {m}": matrix.random_call(spec, m, rng) for m in rows}
     return calls, f"random rows of seed {seed}"
 
 
+def _checked_rows(rows: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(rows)) != len(rows) or min(rows) < 0 or max(rows) > MOST_ROWS:
+        raise ValueError(f"random_rows: expected different ints from 0 to {MOST_ROWS}, got {rows}")
+    return rows
+
+
 def _on_device(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs], str]:
     """A loader of a spec's module for the place in the options, and a description of that place."""
     target, uri = _where(options.target, options.device)
+    only = None if options.target is None else target
+    if options.modules is not None and is_bundle(options.modules):
+        file = BundleFile(options.modules)
+
+        def load_member(spec: NormSpec) -> Runs:
+            norm = serving.find(file, spec, uri, only)
+            if norm is None:
+                raise ArtifactError(serving.missing(file, spec, uri, only))
+            return norm
+
+        return load_member, f"from {options.modules} on {uri}"
 
     def load(spec: NormSpec) -> Runs:
         if options.modules is not None:
@@ -609,7 +821,10 @@ def _emulated(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs], 
             vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
             return emulated.EmulatedNorm(vmfb, source=name, progress=_show_launch)
         path = options.modules / f"{name}.vmfb"
-        vmfb, _ = artifact.read(path)
+        if is_bundle(options.modules):
+            vmfb = serving.read(BundleFile(options.modules), spec, target)
+        else:
+            vmfb, _ = artifact.read(path)
         op = emulated.EmulatedNorm(vmfb, source=str(path), progress=_show_launch)
         _expect_module(path, op.spec, op.target)
         return op
@@ -668,13 +883,7 @@ def _tune(options: argparse.Namespace) -> int:
         return _export_tuned(options.export)
     if options.take is not None:
         return _import_tuned(options.take)
-    chosen = vars(options)
-    specs = [
-        _spec(argparse.Namespace(**chosen | {"op": op, "normalized_shape": shape, "dtype": dtype}))
-        for op in options.op
-        for shape in options.normalized_shape
-        for dtype in options.dtype
-    ]
+    specs = _specs(options)
     missed, start = False, time.perf_counter()
     with _interrupted_by(signal.SIGTERM):
         for outcome in tuner.outcomes(
@@ -758,6 +967,8 @@ def _show_progress(line: str) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    if is_bundle(options.artifact):
+        return _inspect_bundle(BundleFile(options.artifact))
     vmfb, manifest = artifact.read(options.artifact)
     described = describe(vmfb, source=str(options.artifact))
     try:
@@ -773,6 +984,17 @@ def _inspect(options: argparse.Namespace) -> int:
     for kernel in kernels:
         _say(f"  {kernel.name}")
         _say(f"    {_needs(kernel)}")
+    return _EXIT_OK
+
+
+def _inspect_bundle(file: BundleFile) -> int:
+    size = sum(stored.size for member in file.members for _, stored in member.files)
+    _say(f"{file.path}: {counted(len(file.members), 'module')}, {size} bytes with manifests")
+    width = max(len(member.name) for member in file.members)
+    for member in file.members:
+        needed = "" if member.host_cpu is None else f"  for the CPU {member.host_cpu}"
+        said = f"{member.vmfb.size:>9} bytes, SHA-256 {member.vmfb.sha256}"
+        _say(f"{member.name:<{width}}  {said}{needed}")
     return _EXIT_OK
 
 

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from iree_lnbwd import runtime
@@ -23,6 +23,7 @@ from iree_lnbwd.arguments import (
     variant,
 )
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
+from iree_lnbwd.errors import CompileError
 from iree_lnbwd.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
@@ -43,10 +44,22 @@ _HOST = DeviceUri.parse(DEFAULT_DEVICE)
 # A function that is told of each module that is about to be compiled.
 Compiling = Callable[[NormSpec, Target], None]
 
+
+class Modules(NamedTuple):
+    """Where calls get their modules from.
+
+    Attributes:
+        load: The module for a spec on a device.
+        known: Known kinds of call on a GPU; they are kept as long as their modules are loaded.
+    """
+
+    load: Callable[[NormSpec, DeviceUri], Norm]
+    known: WeakValueDictionary[Hashable, KnownCall]
+
+
 _Key = tuple[NormSpec, DeviceUri]
 _loading: dict[_Key, threading.RLock] = {}
 _alive: WeakValueDictionary[_Key, Norm] = WeakValueDictionary()
-# Known kinds of call on a GPU; they are kept as long as their modules are loaded.
 _known: WeakValueDictionary[Hashable, KnownCall] = WeakValueDictionary()
 # A thread that is loading does not exist in a forked process, and would never release its lock.
 os.register_at_fork(after_in_child=_loading.clear)
@@ -252,7 +265,7 @@ def call(
     given: Sequence[Any],
     options: Options,
     uri: DeviceUri | None = None,
-    compiling: Compiling | None = None,
+    modules: Modules | None = None,
 ) -> tuple[Results, KnownCall | None]:
     """Computes an op from its arguments, in the order of its table; they are bound only once.
 
@@ -260,12 +273,13 @@ def call(
         given: The arrays.
         options: Checked; for a new kind of call, its spec checks them once more.
         uri: The device; None takes the one that ``input`` is on.
-        compiling: Is called if a module has to be compiled.
+        modules: Where modules come from; None takes those of `loaded`.
 
     Returns:
         The results, and the kind of the call, if the arrays are on a GPU and there was something
         to compute.
     """
+    load, known_kinds = modules or _MODULES
     op = options.op
     arguments = names(op.arguments)
     data = given[arguments.index(op.data.name)]
@@ -274,13 +288,13 @@ def call(
         bound = bind_arrays(interop.views(None, dict(zip(arguments, given, strict=True))), options)
         if bound.spec is None:
             return results_of(op, {}), None
-        norm = loaded(bound.spec, uri or _HOST, compiling)
+        norm = load(bound.spec, uri or _HOST)
         return interop.from_numpy(norm.run(bound), like=data), None
     kind = framework.signature(arguments, given)
     # Where the statistics are given, eps is no option: calls with any are of one kind.
     has_eps = not op.is_backward or given[arguments.index(RSTD.name)] is None
     key = (kind, options if has_eps else options._replace(eps=None), uri)
-    if (known := _known.get(key)) is None:
+    if (known := known_kinds.get(key)) is None:
         views = interop.views(framework, dict(zip(arguments, given, strict=True)))
         bound = bind_arrays(views, options)
         if bound.spec is None:
@@ -290,8 +304,8 @@ def call(
             raise ValueError(
                 f"device: expected {where}, where {op.data.name} is, or None, got {uri}"
             )
-        norm = loaded(bound.spec, where, compiling)
-        known = _known[key] = norm.learn(kind, framework, views, bound)
+        norm = load(bound.spec, where)
+        known = known_kinds[key] = norm.learn(kind, framework, views, bound)
     return known.run(framework, given), known
 
 
@@ -301,9 +315,11 @@ def _parsed(device: str | None) -> DeviceUri | None:
 
 @functools.lru_cache(maxsize=_LOADED_MODULES)
 def loaded(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None) -> Norm:
-    """The module for a spec on a device: from memory, the cache on disk, or the compiler.
+    """The module for a spec on a device: from memory, a bundle, the cache, or the compiler.
 
-    Its schedule is what was tuned on such a device, if anything was, and otherwise the choice.
+    The bundle is the one that ``$IREE_LNBWD_BUNDLE`` names, if any. What is not in it comes from
+    the cache on disk or the compiler, with the schedule that was tuned on such a device, if any
+    was, and otherwise the choice.
 
     Threads that need the same module wait for the first of them; if it fails, the next tries.
 
@@ -312,19 +328,44 @@ def loaded(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None) -
         uri: The device.
         compiling: Is called if it has to be compiled.
     """
-    from iree_lnbwd import cache  # the compiler is not needed to import the package
-    from iree_lnbwd.tuning import found
+    from iree_lnbwd.bundles import serving  # the compiler is not needed to import the package
 
     key = (spec, uri)
     with _loading.setdefault(key, threading.RLock()):
         if (op := _alive.get(key)) is None:
-            target = target_of(uri)
-            entry = cache.Entry(spec, target, found.for_device(spec, target, uri))
-            if entry.kept is None and compiling is not None:
-                compiling(spec, target)
-            vmfb, _ = entry.build()
-            op = _alive[key] = runtime.load_built(vmfb, str(uri))
+            bundle = serving.named_by_user()
+            op = None if bundle is None else serving.find(bundle, spec, uri)
+            if op is None:
+                try:
+                    op = _compiled(spec, uri, compiling)
+                except CompileError as error:
+                    if bundle is None:
+                        raise
+                    said = serving.missing(bundle, spec, uri)
+                    raise CompileError(f"{error}; {serving.VARIABLE}: {said}") from error
+            _alive[key] = op
         return op
+
+
+def _compiled(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None) -> Norm:
+    """As `loaded`, from the cache on disk or the compiler."""
+    from iree_lnbwd import cache
+    from iree_lnbwd.tuning import found
+
+    target = target_of(uri)
+    entry = cache.Entry(spec, target, found.for_device(spec, target, uri))
+    if entry.kept is None and compiling is not None:
+        compiling(spec, target)
+    vmfb, _ = entry.build()
+    return runtime.load_built(vmfb, str(uri))
+
+
+_MODULES = Modules(loaded, _known)
+
+
+def modules(compiling: Compiling) -> Modules:
+    """The modules of `loaded`, which tells of each that has to be compiled."""
+    return _MODULES._replace(load=functools.partial(loaded, compiling=compiling))
 
 
 def forget(specs: Collection[NormSpec], uri: DeviceUri) -> None:

@@ -752,6 +752,51 @@ def tunes(case: Case) -> None:
     raise Failure("it was not refused")
 
 
+def bundles(case: Case) -> None:
+    """A spec in a bundle, in good words or bad: a bundle that computes it, or a refusal."""
+    spec = NormSpec((8,))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "norms.lnb"
+        given: dict[str, Any] = {
+            "specs": case.pick(spec, [spec]),
+            "targets": case.pick("generic", ("generic",)),
+            "path": case.pick(path, str(path)),
+            "jobs": case.pick(None, 1),
+            "extra_flags": case.pick((), []),
+            "include": None,
+            "progress": case.pick(None, case.said.append),
+        }
+        bad = case.pick("", *given)
+        if bad:
+            given[bad] = draw_junk(case)
+            case.said += [bad, repr(given[bad])[:80]]
+        if bad == "progress" and callable(given[bad]):  # its own errors are not ours
+            return
+        try:
+            made = case.call("bundle", bad=bad, **given)
+        except REFUSALS as error:
+            if not bad:
+                raise Failure(f"makes no bundle: {error}") from error
+            case.refused = expect_refusal(error, (*given, "target"))
+            if list(Path(folder).iterdir()):
+                raise Failure("refused, and something was written") from error
+            return
+        words: dict[str, Any] = {"path": made.path, "device": "local-sync"}
+        bad = case.pick("", *words)
+        if bad:
+            words[bad] = draw_junk(case)
+        try:
+            norms = case.call("load_bundle", bad=bad, **words)
+        except REFUSALS as error:
+            case.refused = str(error)
+            if not bad or "\n" in case.refused:
+                raise
+            return
+        x, row = np.ones((3, 8), np.float32), np.ones(3, np.float32)
+        given = {"grad_output": x, "input": x, "mean": row, "rstd": row, "weight": x[0]}
+        case.judge(norms.layer_norm_backward(**given, normalized_shape=8), bound(spec, given))
+
+
 def _loads(case: Case, path: Path, spec: NormSpec) -> None:
     """What was compiled, loaded: its results are right."""
     given = draw_arrays(case, spec, spec.rows or draw_rows(case, spec))
@@ -946,8 +991,10 @@ def lnbwd_torch() -> Any:
 def _public() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {
         "NormSpec": NormSpec,
+        "bundle": lnbwd.bundle,
         "compile": lnbwd.compile,
         "load": lnbwd.load,
+        "load_bundle": lnbwd.load_bundle,
         "tune": lnbwd.tune,
     }
     for op in OPS:
@@ -972,7 +1019,13 @@ if torch is not None:
     _ON_A_DEVICE |= {"autograd": autograd, "torch_junk": torch_junk}
 KINDS: Mapping[str, Mapping[str, Callable[[Case], None]]] = MappingProxyType(
     {
-        "cpu": {**_ON_A_DEVICE, "specs": specs, "compile": compiles, "tune": tunes},
+        "cpu": {
+            **_ON_A_DEVICE,
+            "specs": specs,
+            "compile": compiles,
+            "bundle": bundles,
+            "tune": tunes,
+        },
         "gpu": _ON_A_DEVICE,
         "emulator": {"emulated": emulated},
     }

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from iree_lnbwd import artifact, notices
+from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.description import Description, OpenedModule, open_module
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu, target_of
 from iree_lnbwd.emulator import executables
@@ -36,7 +37,24 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path: expected a str or a path, got {type(path).__name__}")
     vmfb, manifest = artifact.read(path)
-    opened = open_module(vmfb, source=str(path))
+    return load_opened(open_module(vmfb, source=str(path)), manifest, Path(path), uri)
+
+
+def load_opened(
+    opened: OpenedModule, manifest: Manifest | None, path: Path, uri: DeviceUri
+) -> Norm:
+    """Loads a module that was read.
+
+    Args:
+        opened: The module.
+        manifest: Its manifest, if it has one.
+        path: Where it came from, for messages.
+        uri: The device.
+
+    Raises:
+        ArtifactError: The manifest is that of another module.
+        DeviceError: As `load`.
+    """
     module = opened.description
     target = module.target
     if manifest is not None and (
@@ -48,10 +66,15 @@ def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:
         raise DeviceError(
             f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
         )
-    _check_host_cpu(module, Path(path).name)
+    _check_host_cpu(module, path.name)
     if target.backend == "cuda":
-        _check_gpu(opened, Path(path).name, uri, target_of(uri))
+        _check_gpu(opened, path.name, uri, target_of(uri))
     return CLASSES[module.spec.op](opened, uri)
+
+
+def shared_bytes(vmfb: bytes) -> int:
+    """Shared memory that the launches of a module for an NVIDIA GPU take for a workgroup."""
+    return max(export.shared_bytes for export in executables.exports(vmfb))
 
 
 def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> Norm:
@@ -99,7 +122,7 @@ def _check_gpu(opened: OpenedModule, name: str, uri: DeviceUri, gpu: Target) -> 
     if target == gpu:
         return
     if target not in older_targets(gpu):
-        needed = max(export.shared_bytes for export in executables.exports(opened.vmfb))
+        needed = shared_bytes(opened.vmfb)
         if needed > gpu.shared_bytes:
             raise DeviceError(
                 f"device: {name} was compiled for {target.name} and needs {needed} bytes of shared "

@@ -68,7 +68,7 @@ def known_forward(
     """As `forward`, and the kind of the call where `functional.call` has one."""
     kinds.given(op, tensors)
     options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
-    return functional.call(tensors, options, compiling=_say_compiling)  # type: ignore[return-value]
+    return functional.call(tensors, options, modules=_MODULES)  # type: ignore[return-value]
 
 
 def fake_forward(
@@ -113,7 +113,7 @@ def backward(
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = tuple(_asked(op, given, output_mask))
     options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
-    return functional.call(tensors, options, compiling=_say_compiling)
+    return functional.call(tensors, options, modules=_MODULES)
 
 
 def fake_backward(
@@ -256,6 +256,9 @@ def _check_shapes(op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...]) ->
 
 def _say_compiling(spec: NormSpec, target: Target) -> None:
     notices.log(_log, "compiling %s for %s", spec.name, target.name)
+
+
+_MODULES = functional.modules(_say_compiling)
 
 
 # PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.

@@ -890,10 +890,17 @@ def test_everything_but_compiling_works_without_the_compiler(
     verified = command("verify", *of_generic)
     assert verified.returncode == 0, verified.stderr
     assert "passed: 9 of 9 results" in verified.stdout
+    bundled = command("verify", lnbwd.bundle(SPEC, "generic", tmp_path / "norms.lnb").path)
+    assert bundled.returncode == 0, bundled.stderr
+    assert "passed: 9 of 9 results" in bundled.stdout
     assert command("inspect", generic.path).returncode == 0
     assert command("targets").returncode == 0
 
-    for words in (["compile", "--normalized-shape=8"], ["verify", "--normalized-shape=8"]):
+    for words in (
+        ["compile", "--normalized-shape=8"],
+        ["bundle", "--normalized-shape=8", "-o", str(tmp_path / "more.lnb")],
+        ["verify", "--normalized-shape=8"],
+    ):
         missing = command(*words)
         assert missing.returncode == 2
         assert missing.stderr.startswith(f"iree-lnbwd: error: {ABSENT}")

@@ -25,7 +25,7 @@ SEED = 11
 NOT_CALLED = {
     *("ArtifactError", "CompileError", "DeviceError", "Artifact", "Manifest", "Target"),
     *("LayerNormGrads", "NormOutput", "RmsNormGrads"),
-    *("Norm", "targets", "reference", "__version__"),
+    *("Norm", "Bundle", "BundleFile", "targets", "reference", "__version__"),
 }
 
 
@@ -43,7 +43,15 @@ def test_a_short_run_finds_nothing(where: str, cases: int) -> None:
 
 # How often a kind of case is run, so that it meets each argument, good and bad.
 OFTEN = {
-    **{"values": 5, "storage": 10, "junk": 800, "specs": 100, "compile": 40, "tune": 50},
+    **{
+        "values": 5,
+        "storage": 10,
+        "junk": 800,
+        "specs": 100,
+        "compile": 40,
+        "tune": 50,
+        "bundle": 120,
+    },
     "torch_junk": 400,
 }
 

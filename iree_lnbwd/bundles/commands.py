@@ -1,0 +1,42 @@
+"""The command that adds a norm to a bundle, for messages."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.spec import NormSpec
+
+
+def adding(spec: NormSpec, target: str, path: Path) -> str:
+    """The shell command that adds the module for a spec and a target to a bundle."""
+    words = ["iree-lnbwd", "bundle", f"--with={path}", f"--target={target}"]
+    return shlex.join([*words, *spec_words(spec), "-o", str(path)])
+
+
+def spec_words(spec: NormSpec) -> list[str]:
+    """The words of ``iree-lnbwd bundle`` that mean a spec."""
+    words = [f"--normalized-shape={'x'.join(map(str, spec.normalized_shape))}"]
+    words.append(f"--dtype={spec.dtype}")
+    if spec.op != LAYER_NORM_BACKWARD.name:
+        words.append(f"--op={spec.op}")
+    for name in ("grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype"):
+        if (dtype := getattr(spec, name)) is not None:
+            words.append(f"--{name.replace('_', '-')}={dtype}")
+    if not spec.has_weight:
+        words.append("--no-weight")
+    if spec.family.reads_bias and not spec.has_bias:
+        words.append("--no-bias")
+    if spec.from_output:
+        words.append("--from-output")
+    if spec.weight_offset:
+        words.append(f"--weight-offset={spec.weight_offset!r}")
+    if not all(spec.output_mask):
+        words.append("--output-mask=" + "".join("01"[asked] for asked in spec.output_mask))
+    if spec.rows is not None:
+        words.append(f"--rows={spec.rows}")
+    if spec.eps is not None:
+        option = "recompute-statistics" if spec.family.is_backward else "eps"
+        words.append(f"--{option}={spec.eps!r}")
+    return words
