@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
+from iree_lnbwd import jax_native
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.jax import formulas, platforms
+from iree_lnbwd.jax import formulas
 from iree_lnbwd.operands import Kind, names
 from iree_lnbwd.spec import MOST_ROWS, NormSpec
 
@@ -30,7 +31,6 @@ def function(spec: NormSpec) -> Callable[..., Arrays]:
     kinds = [spec.family.named(name).kind for name in names(spec.inputs)]
     has_sums = any(spec.family.named(r.name).kind is Kind.COLUMNS for r in spec.results)
 
-    @batched.def_vmap
     def vmap(size: int, are_batched: list[bool], *arrays: jax.Array) -> tuple[Arrays, Any]:
         everywhere = (True,) * len(spec.results)
         alone = any(
@@ -47,12 +47,13 @@ def function(spec: NormSpec) -> Callable[..., Arrays]:
         )
         return batched(*rows), everywhere
 
+    batched.def_vmap(vmap)
     differentiable = jax.custom_jvp(batched)
 
-    @differentiable.defjvp
     def jvp(primals: Arrays, tangents: Arrays) -> tuple[Arrays, Arrays]:
         return differentiable(*primals), jax.jvp(by_xla, primals, tangents)[1]
 
+    differentiable.defjvp(jvp)
     return differentiable  # type: ignore[no-any-return]
 
 
@@ -62,11 +63,11 @@ def _placed(spec: NormSpec, *arrays: jax.Array) -> Arrays:
     by_xla = functools.partial(formulas.compute, spec)
     x = arrays[0]
     rows = math.prod(x.shape[: x.ndim - len(spec.normalized_shape)])
-    ours = platforms.with_kernels() if 0 < rows <= MOST_ROWS else ()
+    ours = jax_native.platforms() if 0 < rows <= MOST_ROWS else ()
     if not ours:
         return by_xla(*arrays)
     launched = functools.partial(_launched, spec, rows)
-    branches = {platform: launched for platform in ours}
+    branches = dict.fromkeys(ours, launched)
     return jax.lax.platform_dependent(*arrays, default=by_xla, **branches)  # type: ignore[no-any-return]
 
 
@@ -87,6 +88,6 @@ def _launched(spec: NormSpec, rows: int, *arrays: jax.Array) -> Arrays:
         )
         for result in spec.results
     ]
-    call = jax.ffi.ffi_call(platforms.TARGET, results)
+    call = jax.ffi.ffi_call(jax_native.TARGET, results)
     text = json.dumps(spec.to_dict(), sort_keys=True)
     return tuple(call(*arrays, spec=text, rows=rows))

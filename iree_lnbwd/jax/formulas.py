@@ -6,6 +6,8 @@ are also the derivatives of our kernels, so that gradients can be differentiated
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +92,7 @@ def _gamma(spec: NormSpec, given: dict[str, jax.Array]) -> jax.Array:
     return spec.weight_offset + _wide(spec, given["weight"])
 
 
-def _rounded(array: jax.Array, dtype: np.dtype) -> jax.Array:  # type: ignore[type-arg]
+def _rounded(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     """To the numbers of another type; XLA may leave out the rounding of a cast there and back."""
     kind = jnp.finfo(dtype)
     return jax.lax.reduce_precision(array, kind.nexp, kind.nmant)

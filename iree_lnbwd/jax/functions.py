@@ -175,7 +175,10 @@ def _normalized(
     }
     spec = bind_arrays(facts, check_options(op, normalized_shape, (), eps, weight_offset)).spec
     assert spec is not None  # of a forward
-    return normalize(spec, *_varying_alike([given[name] for name in names(spec.inputs)]))
+    normalized: tuple[jax.Array, ...] = normalize(
+        spec, *_varying_alike([given[name] for name in names(spec.inputs)])
+    )
+    return normalized
 
 
 def _array(name: str, array: Any) -> jax.Array:
@@ -190,8 +193,10 @@ def _varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     A weight is the same on all devices, and its gradient the sum of theirs, which the transpose of
     this computes.
     """
-    axes = [getattr(jax.typeof(array), "vma", frozenset()) for array in arrays]
-    everywhere = frozenset().union(*axes)
+    axes: list[frozenset[str]] = [
+        getattr(jax.typeof(array), "vma", frozenset()) for array in arrays
+    ]
+    everywhere: frozenset[str] = frozenset().union(*axes)
     return [
         jax.lax.pcast(array, tuple(everywhere - own), to="varying") if everywhere - own else array
         for array, own in zip(arrays, axes, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -111,4 +111,4 @@ def _instantiated(array: Any, like: jax.Array) -> jax.Array:
     """A gradient's values, where JAX knows that they are zero."""
     if isinstance(array, SymbolicZero):
         return jnp.zeros_like(like, dtype=array.dtype)
-    return array  # type: ignore[no-any-return]
+    return array

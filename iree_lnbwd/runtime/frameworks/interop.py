@@ -35,8 +35,8 @@ def on_gpu(name: str, array: Any) -> Framework | None:
         return None
     if is_tracer(array):
         raise TypeError(
-            f"{name}: expected an array with values, got a JAX tracer; iree_lnbwd.jax has the norms "
-            "for jax.jit, jax.grad, jax.vmap and the like"
+            f"{name}: expected an array with values, got a JAX tracer; iree_lnbwd.jax has the "
+            "norms for jax.jit, jax.grad, jax.vmap and the like"
         )
     if not hasattr(array, "__dlpack_device__"):
         raise TypeError(
