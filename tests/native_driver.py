@@ -10,6 +10,7 @@ import numpy as np
 from emulated_driver import EmulatedDriver
 
 from iree_lnbwd.arguments import Array
+from iree_lnbwd.runtime.stream_module import LaunchSequence
 
 CONTEXT = 1
 
@@ -23,13 +24,12 @@ class NativeDriver(EmulatedDriver):
         errors: What went wrong in launches; C++ is told only that something did.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self) -> None:
         super().__init__("cuda")
         self.has_graphs = False
         self.context = CONTEXT
         self.uri = None
-        self._sizes = dict(sizes)
-        self._launches: list[tuple[Any, tuple[str, ...]]] = []
+        self._launches: list[tuple[Any, list[tuple[str, int]]]] = []
         p, u = ctypes.c_void_p, ctypes.c_uint
         pointer = ctypes.POINTER(p)
         self._functions = {
@@ -44,18 +44,19 @@ class NativeDriver(EmulatedDriver):
         """As `gpu_driver.Driver`."""
         return ctypes.cast(self._functions[name], ctypes.c_void_p).value or 0
 
-    def knows(self, launches: Any, bindings: Any, sizes: Mapping[str, int] | None = None) -> None:
-        """The launches that may come, which get numbers for handles.
+    def knows(self, sequence: LaunchSequence, sizes: Mapping[str, int]) -> None:
+        """Launches that may come, which get numbers for handles.
 
         Args:
-            launches: In order.
-            bindings: The names of what their pointers point to.
-            sizes: Bytes of what was not known before.
+            sequence: The launches.
+            sizes: Bytes of the operands, by name, but for scratch and a weight of ones.
         """
-        self._sizes |= sizes or {}
-        self._launches = list(zip(launches, bindings, strict=True))
-        for number, launch in enumerate(launches):
-            launch.function, launch.threads = number + 1, launch.kernel.export.threads
+        ends = (*sequence.scratch, sequence.scratch_bytes)[1:]
+        pieces = zip(sequence.scratch_names, sequence.scratch, ends, strict=True)
+        sizes = {**sizes, **{name: end - start for name, start, end in pieces}}
+        for launch, bindings in zip(sequence.launches, sequence.bindings, strict=True):
+            self._launches.append((launch, [(name, sizes.get(name, 0)) for name in bindings]))
+            launch.function, launch.threads = len(self._launches), launch.kernel.export.threads
             launch.shared_bytes = launch.kernel.export.shared_bytes
 
     def _get(self, at: Any) -> int:
@@ -85,14 +86,12 @@ class NativeDriver(EmulatedDriver):
         assert tuple(constants) == tuple(launch.constants)
         arrays: list[Array | None] = []
         buffers: list[Any] = []
-        for name, address in zip(bindings, host, strict=True):
+        for (name, size), address in zip(bindings, host, strict=True):
             if address in self._starts:  # the module's ones, which are there already
                 arrays.append(None)
                 buffers.append(address)
                 continue
-            array = np.ctypeslib.as_array(
-                (ctypes.c_uint8 * self._sizes[name]).from_address(address)
-            )
+            array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
             arrays.append(array)
             buffers.append(self.allocate(name, array.nbytes, array.copy()))
         launch.fill([b if isinstance(b, int) else b.address for b in buffers])

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from iree_lnbwd import jax_native
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.jax import formulas
 from iree_lnbwd.operands import Kind, names
 from iree_lnbwd.spec import MOST_ROWS, NormSpec
@@ -73,21 +73,8 @@ def _placed(spec: NormSpec, *arrays: jax.Array) -> Arrays:
 
 def _launched(spec: NormSpec, rows: int, *arrays: jax.Array) -> Arrays:
     """By the kernels, on XLA's stream."""
-    x = arrays[0]
-    leading = x.shape[: x.ndim - len(spec.normalized_shape)]
-    shapes = {
-        Kind.CELLS: x.shape,
-        Kind.ROWS: leading,
-        Kind.COLUMNS: spec.normalized_shape,
-    }
-    results = [
-        jax.ShapeDtypeStruct(
-            shapes[spec.family.named(result.name).kind],
-            DTYPES[result.dtype].numpy,
-            vma=jax.typeof(x).vma,
-        )
-        for result in spec.results
-    ]
+    results = jax.eval_shape(functools.partial(formulas.compute, spec), *arrays)
     call = jax.ffi.ffi_call(jax_native.TARGET, results)
-    text = json.dumps(spec.to_dict(), sort_keys=True)
-    return tuple(call(*arrays, spec=text, rows=rows))
+    return tuple(
+        call(*arrays, spec=json.dumps(spec.to_dict(), sort_keys=True), rows=np.int64(rows))
+    )

@@ -193,11 +193,16 @@ def _varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     A weight is the same on all devices, and its gradient the sum of theirs, which the transpose of
     this computes.
     """
-    axes: list[frozenset[str]] = [
-        getattr(jax.typeof(array), "vma", frozenset()) for array in arrays
-    ]
+    axes = [_axes(array) for array in arrays]
     everywhere: frozenset[str] = frozenset().union(*axes)
     return [
         jax.lax.pcast(array, tuple(everywhere - own), to="varying") if everywhere - own else array
         for array, own in zip(arrays, axes, strict=True)
     ]
+
+
+def _axes(array: jax.Array) -> frozenset[str]:
+    """The axes of the mesh over which an array varies, under ``shard_map``."""
+    kind = jax.typeof(array)
+    axes: frozenset[str] = kind.mat.varying if hasattr(kind, "mat") else kind.vma
+    return axes

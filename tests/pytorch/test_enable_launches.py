@@ -85,17 +85,14 @@ def learned(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[NativeDriv
         * DTYPES[spec.element_type(row.element)].numpy.itemsize
         for row in (*spec.family.inputs, *spec.family.results)
     }
-    driver = NativeDriver(sizes)
+    driver = NativeDriver()
     monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
     target = find_target("sm_90")
     vmfb, _ = built(spec, target, without_few_rows(spec, target))
     module = runtime.load_built(vmfb, "cuda")._gpu
     sequence = module.sequence(ROWS)
     assert sequence is not None
-    ends = (*sequence.scratch, sequence.scratch_bytes)[1:]
-    pieces = zip(sequence.scratch_names, sequence.scratch, ends, strict=True)
-    sizes |= {name: end - start for name, start, end in pieces}
-    driver.knows(sequence.launches, sequence.bindings)
+    driver.knows(sequence, sizes)
     known = KnownCall(module, ROWS, 0, tuple, (), (), (), sequence)
     of_weight = TORCH_DTYPES[spec.gamma_dtype] if spec.has_weight else None
     has_bias = spec.has_bias or spec.output_mask[2:] == (True,)
