@@ -77,7 +77,7 @@ struct Numbers {
 };
 
 inline void expect(bool is_so, const std::string& message) {
-  if (!is_so) throw std::invalid_argument(message);
+  if (!is_so) throw std::runtime_error(message);
 }
 
 // The graph with these handles: of the executable graph, and then of its nodes.

@@ -10,7 +10,6 @@ import numpy as np
 from emulated_driver import EmulatedDriver
 
 from iree_lnbwd.arguments import Array
-from iree_lnbwd.runtime.stream_module import LaunchSequence
 
 CONTEXT = 1
 
@@ -44,11 +43,11 @@ class NativeDriver(EmulatedDriver):
         """As `gpu_driver.Driver`."""
         return ctypes.cast(self._functions[name], ctypes.c_void_p).value or 0
 
-    def knows(self, sequence: LaunchSequence, sizes: Mapping[str, int]) -> None:
+    def knows(self, sequence: Any, sizes: Mapping[str, int]) -> None:
         """Launches that may come, which get numbers for handles.
 
         Args:
-            sequence: The launches.
+            sequence: The launches, a `LaunchSequence` of this driver.
             sizes: Bytes of the operands, by name, but for scratch and a weight of ones.
         """
         ends = (*sequence.scratch, sequence.scratch_bytes)[1:]
