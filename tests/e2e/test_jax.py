@@ -14,95 +14,20 @@ import pytest
 pytest.importorskip("jax.numpy", reason="JAX is not installed")
 import jax
 import jax.numpy as jnp
-import jax.test_util
+from jax_support import CASES, COLUMNS, assert_a_step_is_right
 from support import random_generator
 
 import iree_lnbwd
-from iree_lnbwd import NormSpec, reference
+from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.arguments import Array, bind
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.jax import calls
-from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, names
-from iree_lnbwd.spec import check_number
-from iree_lnbwd.verification.matrix import random_call
+from iree_lnbwd.arguments import Array
 
-COLUMNS, ROWS, EPS = 48, 7, 1e-3
-CASES = [
-    NormSpec((COLUMNS,), dtype, op=op.name, eps=EPS, **options)
-    for op, dtype, options in (
-        (LAYER_NORM, "f32", {}),
-        (LAYER_NORM, "f16", {"has_weight": False, "has_bias": False}),
-        (LAYER_NORM, "bf16", {"weight_dtype": "f32", "residual_dtype": "f32"}),
-        (LAYER_NORM, "f64", {"residual_dtype": "f64", "weight_offset": 1.0}),
-        (RMS_NORM, "bf16", {"residual_dtype": "bf16", "weight_offset": 1.0}),
-        (RMS_NORM, "f32", {"has_weight": False}),
-    )
-]
-FUNCTIONS = {
-    (LAYER_NORM.name, False): lnbwd.layer_norm,
-    (RMS_NORM.name, False): lnbwd.rms_norm,
-    (LAYER_NORM.name, True): lnbwd.add_layer_norm,
-    (RMS_NORM.name, True): lnbwd.add_rms_norm,
-}
+ROWS = 7
 
 
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
 def test_values_and_gradients_are_right(spec: NormSpec) -> None:
-    rng = random_generator()
-    call = random_call(spec, ROWS, rng)
-    with jax.enable_x64(spec.dtype == "f64"):
-        given = {name: jnp.asarray(call.arrays[name]) for name in names(spec.inputs)}
-        reached = {
-            name: jnp.asarray(rng.standard_normal((ROWS, COLUMNS)), DTYPES[dtype].numpy)
-            for name, dtype in (
-                ("grad_output", spec.dtype),
-                ("grad_residual", spec.residual_dtype),
-            )
-            if dtype is not None
-        }
-        has_residual = spec.residual_dtype is not None
-        norm: Any = FUNCTIONS[spec.op, has_residual]
-
-        def normalized(given: dict[str, jax.Array]) -> Any:
-            out = norm(
-                **given,
-                normalized_shape=COLUMNS,
-                eps=check_number(spec.eps),
-                weight_offset=spec.weight_offset,
-            )
-            return out if has_residual else (out,)
-
-        def step(given: Any, reached: Any) -> Any:
-            outputs, pull = jax.vjp(normalized, given)
-            return outputs, pull(tuple(reached.values()))[0]
-
-        outputs, gradients = jax.jit(step)(given, reached)
-        saved = calls.function(spec)(*given.values())
-    computed = dict(zip(names(spec.results), map(np.asarray, saved), strict=True))
-    found = dict(zip(("output", "residual_output"), outputs, strict=False))
-    _assert_right(found, reference.judge(call))
-    arrays = {name: np.asarray(array) for name, array in (given | reached).items()}
-    arrays |= {name: computed[name] for name in names(spec.family.statistics)}
-    arrays["input"] = computed.get("residual_output", arrays["input"])
-    arrays.pop("residual", None)
-    judged = reference.judge(
-        bind(f"{spec.op}_backward", arrays, COLUMNS, weight_offset=spec.weight_offset)
-    )
-    assert all(gradients[name].dtype == array.dtype for name, array in given.items())
-    if has_residual:  # they share one; input's is cast
-        shared = gradients.pop("residual")
-        cast = np.asarray(shared).astype(given["input"].dtype)
-        np.testing.assert_array_equal(gradients["input"], cast)
-        gradients["input"] = shared
-    _assert_right({f"grad_{name}": array for name, array in gradients.items()}, judged)
-
-
-def _assert_right(found: dict[str, Any], judged: reference.Judgement) -> None:
-    for name, array in found.items():
-        expected, tolerance = judged.expected[name], judged.tolerance[name]
-        comparison = reference.compare(np.asarray(array), expected, tolerance)
-        assert comparison.passed, f"{name}: {comparison}"
+    assert_a_step_is_right(spec, ROWS, random_generator())
 
 
 def _given(rng: np.random.Generator, *leading: int) -> tuple[Array, Array, Array]:
@@ -117,18 +42,29 @@ def _loss(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def test_gradients_can_be_differentiated() -> None:
+    """In reverse mode and in forward mode, against differences of the gradients."""
+    rng = random_generator()
     with jax.enable_x64(True):
-        x, *others = (jnp.asarray(array, float) for array in _given(random_generator(), 2))
-        loss = jax.jit(_loss)
-        jax.test_util.check_grads(loss, (x, *others), order=2, modes=["rev"], atol=1e-4, rtol=1e-4)
+        at, along = ([jnp.asarray(array, float) for array in _given(rng, 2)] for _ in range(2))
+        gradient = jax.grad(_loss, (0, 1, 2))
 
-        def gradient(x: Any) -> Any:
-            return jax.grad(_loss)(x, *others)
+        def projected(*given: Any) -> Any:
+            return sum(jnp.vdot(g, v) for g, v in zip(gradient(*given), along, strict=True))
 
-        # A Hessian is symmetric, so both ways to multiply it by ones are the same.
-        reverse = jax.jit(jax.grad(lambda x: gradient(x).sum()))(x)
-        _, forward = jax.jit(lambda x: jax.jvp(gradient, (x,), (jnp.ones_like(x),)))(x)
-        np.testing.assert_allclose(forward, reverse, rtol=1e-9, atol=1e-9)
+        reverse = jax.jit(jax.grad(projected, (0, 1, 2)))(*at)
+        _, forward = jax.jit(lambda at, along: jax.jvp(gradient, at, along))(
+            tuple(at), tuple(along)
+        )
+        step, compiled = 1e-5, jax.jit(gradient)
+        ahead, behind = (
+            compiled(*(x + sign * step * v for x, v in zip(at, along, strict=True)))
+            for sign in (1, -1)
+        )
+    for mine, other, high, low in zip(reverse, forward, ahead, behind, strict=True):
+        expected = (np.asarray(high) - np.asarray(low)) / (2 * step)
+        scale = np.abs(expected).max()
+        for product in map(np.asarray, (mine, other)):
+            np.testing.assert_allclose(product / scale, expected / scale, atol=1e-6)
 
 
 def test_forward_mode_of_the_norm_itself_is_refused() -> None:
@@ -147,17 +83,18 @@ def test_batches(axes: tuple[int | None, ...]) -> None:
         for array, axis in zip(_given(rng, 4), axes, strict=True)
     ]
     gradients = jax.value_and_grad(_loss, (0, 1, 2))
+    alone = jax.jit(gradients)
     together = jax.jit(jax.vmap(gradients, axes))(*given)
     for k in range(size):
-        one = gradients(
+        one = alone(
             *(
                 array if axis is None else array.take(k, axis)
                 for array, axis in zip(given, axes, strict=True)
             )
         )
-        for mine, alone in zip(*map(jax.tree.leaves, (together, one)), strict=True):
-            scale = np.abs(alone).max()
-            np.testing.assert_allclose(mine[k] / scale, alone / scale, atol=1e-5)
+        for mine, other in zip(*map(jax.tree.leaves, (together, one)), strict=True):
+            scale = np.abs(other).max()
+            np.testing.assert_allclose(mine[k] / scale, other / scale, atol=1e-5)
 
 
 def test_within_scan_and_checkpoint() -> None:
