@@ -94,5 +94,9 @@ def _gamma(spec: NormSpec, given: dict[str, jax.Array]) -> jax.Array:
 
 def _rounded(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     """To the numbers of another type; XLA may leave out the rounding of a cast there and back."""
+    if array.dtype == dtype:
+        return array
     kind = jnp.finfo(dtype)
-    return jax.lax.reduce_precision(array, kind.nexp, kind.nmant)
+    rounded = jax.lax.reduce_precision(array, kind.nexp, kind.nmant).astype(dtype)
+    # Else XLA rounds once for each use, which costs the CPU more than the norm.
+    return jax.lax.optimization_barrier(rounded).astype(array.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,19 @@ ROWS = 7
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
 def test_values_and_gradients_are_right(spec: NormSpec) -> None:
     assert_a_step_is_right(spec, ROWS, random_generator())
+
+
+def test_the_documented_code() -> None:
+    """The code in docs/jax.md; XLA computes the same without this package."""
+    page = Path(__file__).parents[2] / "docs" / "jax.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    dx, *others = names["gradients"]
+    assert dx.shape == names["x"].shape
+    assert np.isfinite(names["value"])
+    # Rows of equal numbers: the norm of the first is the bias, so its weight counts for nothing.
+    np.testing.assert_array_equal(others[0][1:], others[0][:-1])
 
 
 def _given(rng: np.random.Generator, *leading: int) -> tuple[Array, Array, Array]:
