@@ -25,6 +25,7 @@ from iree_lnbwd import folders, functional, notices
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.native_calls import native_call
 from iree_lnbwd.native_libraries import NativeLibrary
+from iree_lnbwd.operands import WEIGHT, names
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.spec import NormSpec
@@ -38,7 +39,8 @@ _SOURCE, _HEADER = _HERE / "jax_native.cpp", _HERE / "kernel_calls.h"
 _FLAGS = ("-O2", "-std=c++17", "-DNDEBUG", "-shared", "-fPIC")
 _LIBRARY = "iree_lnbwd_jax.so"
 _COMPILERS = ("c++", "g++", "clang++")
-_DRIVERS = {"cuda": "cuda"}  # of the platforms of XLA whose GPUs the custom call is for
+_PLATFORM = "cuda"  # JAX's name of the platform, and ours of its driver
+_XLA_PLATFORM = "CUDA"  # XLA's
 _Prepare = ctypes.CFUNCTYPE(
     ctypes.c_int,
     *(ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t),
@@ -58,21 +60,20 @@ def platforms() -> tuple[str, ...]:
     The first time on a machine it is compiled. This takes a few seconds and is logged; the result
     is kept in the cache on disk.
     """
-    found = tuple(filter(_is_there, _DRIVERS))
-    if not found:
+    try:
+        jax.local_devices(backend=_PLATFORM)
+    except RuntimeError:  # JAX has no such platform, or no GPU
         return ()
     try:
-        library = load()
+        register(_XLA_PLATFORM, load().iree_lnbwd_jax_on_gpu)
     except Exception as error:  # tools that are not ours may raise anything
         notices.warn(f"iree_lnbwd.jax: XLA computes the norms, for the custom call failed: {error}")
         return ()
-    for platform in found:
-        register(platform, library.iree_lnbwd_jax_on_gpu)
-    return found
+    return (_PLATFORM,)
 
 
 def register(platform: str, handler: Any) -> None:
-    """Makes a function of the library the custom call of a platform."""
+    """Makes a function of the library the custom call of a platform, by XLA's name."""
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform=platform)
 
 
@@ -112,10 +113,9 @@ def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:
         CompileError, DeviceError: The module cannot be had.
     """
     norm = functional.loaded(spec, uri, _say_compiling)
-    sequence = norm.launches(rows)
-    pointers = [argument.name for argument in spec.arguments]
-    pointers += ["weight"] if sequence.fixed else []
     with _preparing:
+        sequence = norm.launches(rows)
+        pointers = [*names(spec.arguments), *([WEIGHT.name] if sequence.fixed else [])]
         call = native_call(sequence, pointers, _graphs)
         numbers = [
             number
@@ -135,13 +135,6 @@ def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:
 
 def _array(numbers: tuple[int, ...]) -> Any:
     return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
-def _is_there(platform: str) -> bool:
-    try:
-        return bool(jax.local_devices(backend=platform))
-    except RuntimeError:  # JAX has no such platform, or no GPU of it
-        return False
 
 
 def _build(path: Path) -> None:
@@ -166,7 +159,7 @@ def _prepare_new(
     """Prepares a call that XLA is about to run for the first time, in a thread of XLA's."""
     try:
         text = ctypes.string_at(spec, spec_size)
-        uri = DeviceUri(_DRIVERS["cuda"], device)
+        uri = DeviceUri(_PLATFORM, device)
         prepare(NormSpec.from_dict(json.loads(text)), uri, rows, text)
     except BaseException as error:  # none gets through C++
         what = f"{type(error).__name__}: {error}".encode()[: message_size - 1]
