@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Protocol
 
 
 class Kind(Enum):
@@ -242,6 +243,14 @@ def _from_output(op: Op) -> Op:
 FROM_OUTPUT = {op.name: _from_output(op) for op in OPS.values() if op.is_backward}
 
 
-def names(operands: Iterable[Operand]) -> tuple[str, ...]:
+class Named(Protocol):
+    """An operand, or a tensor of a spec."""
+
+    @property
+    def name(self) -> str:
+        """ATen's."""
+
+
+def names(operands: Iterable[Named]) -> tuple[str, ...]:
     """ATen's names of them."""
     return tuple(operand.name for operand in operands)

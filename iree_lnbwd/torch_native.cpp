@@ -19,10 +19,8 @@
 namespace {
 
 using at::Tensor;
-using iree_lnbwd::Call;
 using iree_lnbwd::calls;
 using iree_lnbwd::is_there;
-using iree_lnbwd::Launch;
 using iree_lnbwd::LayerNormOutput;
 using iree_lnbwd::OptionalTensor;
 using torch::autograd::AutogradContext;
@@ -38,43 +36,13 @@ void remember(int64_t op, at::Device device, int64_t rows, int64_t columns,
               at::IntArrayRef launches, at::IntArrayRef graph) {
   TORCH_CHECK(op >= 0 && op < static_cast<int64_t>(iree_lnbwd::kOps),
               "op: expected one of operands.OPS, got ", op);
-  const size_t addresses = graph.empty() ? 5 : 8;
-  TORCH_CHECK(driver.size() == addresses, "driver: expected ", addresses, " addresses, got ",
-              driver.size());
-  Call call{{}, ones, scratch_bytes, scratch.vec(), {}, nullptr};
-  call.driver.context = reinterpret_cast<void*>(driver[0]);
-  const auto function = [&](auto& function, size_t at) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(driver[at]);
+  const auto numbers = [](at::IntArrayRef given) {
+    return iree_lnbwd::Numbers{given.data(), given.size()};
   };
-  function(call.driver.get_context, 1);
-  function(call.driver.push_context, 2);
-  function(call.driver.pop_context, 3);
-  function(call.driver.launch, 4);
-  if (!graph.empty()) {
-    function(call.driver.is_capturing, 5);
-    function(call.driver.set_node, 6);
-    function(call.driver.launch_graph, 7);
-    call.graph = calls().graph(graph);
-  }
-  size_t at = 0;
-  auto next = [&] {
-    TORCH_CHECK(at < launches.size(), "launches: expected more than ", at, " numbers");
-    return launches[at++];
-  };
-  while (at < launches.size()) {
-    Launch& launch = call.launches.emplace_back();
-    launch.function = reinterpret_cast<void*>(next());
-    for (auto& count : launch.workgroups) count = static_cast<unsigned>(next());
-    for (auto& count : launch.threads) count = static_cast<unsigned>(next());
-    launch.shared_bytes = static_cast<unsigned>(next());
-    launch.places.resize(next());
-    for (auto& place : launch.places) place = next();
-    launch.constants.resize(next());
-    for (auto& constant : launch.constants) constant = static_cast<uint32_t>(next());
-  }
   calls().add({static_cast<iree_lnbwd::Op>(op), device, rows, columns, grad_output, input, weight,
                bias, output_mask, eps},
-              std::move(call));
+              iree_lnbwd::call_of(numbers(driver), ones, scratch_bytes, numbers(scratch),
+                                  numbers(launches), numbers(graph)));
 }
 
 void forget() { calls().clear(); }

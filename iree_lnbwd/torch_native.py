@@ -15,13 +15,14 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from iree_lnbwd import cache, folders, notices
-from iree_lnbwd.artifact import digest
+from iree_lnbwd import folders, notices
+from iree_lnbwd.native_calls import native_call
+from iree_lnbwd.native_libraries import NativeLibrary
 from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, RESIDUAL_OUTPUT, Op, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
@@ -29,10 +30,9 @@ from iree_lnbwd.user_folders import UnusableError
 
 _HERE = Path(__file__).parent
 _SOURCES = (_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp")
-_HEADERS = (_HERE / "torch_calls.h", _HERE / "torch_norms.h")
+_HEADERS = tuple(_HERE / f"{name}.h" for name in ("kernel_calls", "torch_calls", "torch_norms"))
 _FLAGS = ("-O2",)
 _LIBRARY = "iree_lnbwd_torch.so"
-_DIGEST = f"{_LIBRARY}.sha256"
 # The names of a call's pointers in C++, before those of its scratch. Calls with a residual stay in
 # Python.
 _POINTERS = {
@@ -44,15 +44,12 @@ _POINTERS = {
     for op in OPS.values()
 }
 _NUMBERS = {op: number for number, op in enumerate(OPS.values())}  # of the enum Op in C++
-# The fields of Driver in C++: only those that a call needs.
-_FUNCTIONS: tuple[str, ...] = ("get", "push", "pop", "launch")
-_GRAPH_FUNCTIONS = ("captures", "set", "run")
 _KINDS_KEPT = 4096
 
 _log = logging.getLogger(__name__)
 _remembered: set[CallKind] = set()
 _modules: set[GpuModule] = set()  # C++ may launch their kernels
-_graphs: dict[Graph, Graph] = {}  # our own, by the graph that `KnownCall` has of the same kernels
+_graphs: dict[Graph, Graph] = {}
 _loading, _remembering = threading.Lock(), threading.Lock()
 
 
@@ -79,11 +76,10 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     version = (torch.__version__, str(torch.version.git_version))
     texts = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
-    key = "\n".join((*texts, *_FLAGS, *version))
-    entry = PurePath("torch", digest(key.encode())[:16])
+    library = NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *version))
     try:
-        if (library := _kept(entry)) is not None:
-            torch.ops.load_library(library)
+        if (kept := library.kept()) is not None:
+            torch.ops.load_library(kept)
             return True, None
         sources = " and ".join(path.name for path in _SOURCES)
         notices.log(_log, "compiling %s for PyTorch %s", sources, torch.__version__)
@@ -93,21 +89,10 @@ def _loaded() -> tuple[bool, UnusableError | None]:
         notices.log(_log, message, error)
         return False, None
     try:
-        cache.write(entry, {_LIBRARY: content, _DIGEST: digest(content).encode()})
+        library.keep(content)
     except UnusableError as error:
         return True, error
     return True, None
-
-
-def _kept(entry: PurePath) -> Path | None:
-    """The library that was built before, unchanged; a damaged one would crash the process."""
-    try:
-        files = cache.read(entry, _LIBRARY, _DIGEST)
-    except UnusableError:
-        return None
-    if files is None or digest(files[0]).encode() != files[1]:
-        return None
-    return cache.directory() / entry / _LIBRARY
 
 
 def _build_and_load() -> bytes:
@@ -190,29 +175,10 @@ def remember(kind: CallKind, known: KnownCall) -> None:
         _modules.add(known.module)
         if (sequence := known.sequence) is None:
             return
-        pointers = (*_POINTERS[kind.op], *sequence.scratch_names)
-        places = {name: place for place, name in enumerate(pointers)}
-        launches: list[int] = []
-        for launch, bindings in zip(sequence.launches, sequence.bindings, strict=True):
-            launches += (launch.function, *launch.workgroups, *launch.threads, launch.shared_bytes)
-            launches += (len(bindings), *(places[name] for name in bindings))
-            launches += (len(launch.constants), *launch.constants)
-        driver, functions = sequence.driver, _FUNCTIONS
-        graph: tuple[int, ...] = ()
-        if sequence.graph is not None:
-            functions += _GRAPH_FUNCTIONS
-            if sequence.graph not in _graphs:  # our own: the other is under other locks
-                _graphs[sequence.graph] = driver.graph(sequence.launches)
-            graph = _graphs[sequence.graph].handles
         torch.ops.iree_lnbwd.remember(
             number_of(kind.op),
             *kind[1:],
-            driver=[driver.context, *map(driver.entry_point, functions)],
-            ones=sequence.fixed[0] if sequence.fixed else 0,
-            scratch_bytes=sequence.scratch_bytes,
-            scratch=sequence.scratch,
-            launches=launches,
-            graph=graph,
+            **native_call(sequence, _POINTERS[kind.op], _graphs)._asdict(),
         )
 
 

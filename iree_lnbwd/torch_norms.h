@@ -18,8 +18,6 @@ using RmsNormGradients = std::tuple<Tensor, Tensor>;
 using LayerNormOutput = std::tuple<Tensor, Tensor, Tensor>;  // and mean, rstd
 using RmsNormOutput = std::tuple<Tensor, Tensor>;            // and rstd
 
-constexpr int64_t kAccessBytes = 16;  // what kernels may assume of the address of a row
-
 inline bool is_there(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
 inline std::optional<at::ScalarType> type_of(const OptionalTensor& tensor) {

@@ -988,6 +988,10 @@ def lnbwd_torch() -> Any:
     return iree_lnbwd.torch
 
 
+# Functions of `iree_lnbwd.torch` that other cases would not be the same after.
+CHANGE_THE_PROCESS = {"enable", "disable", "enabled"}
+
+
 def _public() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {
         "NormSpec": NormSpec,
@@ -1003,7 +1007,11 @@ def _public() -> dict[str, Callable[..., Any]]:
     if torch is not None:
         ours = lnbwd_torch()
         public = {name: getattr(ours, name) for name in ours.__all__}
-        found |= {f"torch.{n}": one for n, one in public.items() if not isinstance(one, type)}
+        found |= {
+            f"torch.{name}": one
+            for name, one in public.items()
+            if not isinstance(one, type) and name not in CHANGE_THE_PROCESS
+        }
     return found
 
 

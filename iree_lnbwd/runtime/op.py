@@ -18,6 +18,7 @@ from iree_lnbwd.arguments import (
 from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import DeviceError
 from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
 from iree_lnbwd.raw_interface import storage_name
 from iree_lnbwd.runtime import storage
@@ -25,7 +26,7 @@ from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
-from iree_lnbwd.runtime.stream_module import ACCESS_BYTES
+from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, LaunchSequence
 from iree_lnbwd.schedules import host_alignment
 from iree_lnbwd.spec import check_number, check_output_mask
 
@@ -190,6 +191,17 @@ class Norm:
             self._known.clear()
         self._known[kind] = known
         return known
+
+    def launches(self, rows: int) -> LaunchSequence:
+        """The launches of a call with M >= 1 rows, for callers who put them on a stream themselves.
+
+        Raises:
+            DeviceError: The module's device has no streams, or IREE has to run this module.
+        """
+        sequence = self._gpu.sequence(rows) if self._on_streams else None
+        if sequence is None:
+            raise DeviceError(f"device: {self.spec.name} has no launches on {self.device}")
+        return sequence
 
     def run(self, call: BoundCall, out: Results | None = None) -> Results:
         """Computes a call on NumPy arrays that `arguments.bind` has checked, for this spec."""

@@ -78,7 +78,8 @@ def test_every_public_function_is_tried() -> None:
     if fuzz_cases.torch is not None:
         ours = fuzz_cases.lnbwd_torch()
         functions = {name for name in ours.__all__ if not isinstance(getattr(ours, name), type)}
-        assert {f"torch.{name}" for name in functions} <= set(fuzz_cases.PUBLIC)
+        tried = {f"torch.{name}" for name in functions - fuzz_cases.CHANGE_THE_PROCESS}
+        assert tried <= set(fuzz_cases.PUBLIC)
 
 
 def outcome_of(number: int, kind: str) -> str:

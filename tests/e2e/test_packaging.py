@@ -89,6 +89,7 @@ def test_everything_of_the_package_is_inside(unpacked: Path) -> None:
 def test_nothing_else_is_inside(unpacked: Path) -> None:
     assert {path.name for path in unpacked.iterdir()} == {
         "iree_lnbwd",
+        "iree_lnbwd_autoload.py",
         f"iree_lnbwd-{lnbwd.__version__}.dist-info",
     }
 
@@ -126,6 +127,10 @@ def test_metadata(unpacked: Path) -> None:
         "iree-lnbwd",
         "=",
         "iree_lnbwd.cli:main",
+        "[torch.backends]",
+        "iree_lnbwd",
+        "=",
+        "iree_lnbwd_autoload:load",
     ]
 
 

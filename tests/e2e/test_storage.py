@@ -339,7 +339,7 @@ def test_arrays_of_jax() -> None:
     out = LayerNormGrads(*map(jax.numpy.zeros_like, gradients))
     with pytest.raises(ValueError, match=r"out\.grad_input: expected an array that can be written"):
         loaded(spec, HOST)(**given, out=out)
-    with pytest.raises(TypeError, match=r"input: expected a NumPy array, .* got .*Tracer"):
+    with pytest.raises(TypeError, match="input: expected an array with values, got a JAX tracer"):
         jax.jit(lambda x: lnbwd.layer_norm_backward(x, x, 8).grad_input)(given["input"])
 
 

@@ -6,23 +6,21 @@ memory is copied to the emulated GPU before each kernel, and back. For ``--cpp-o
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
-from emulated_driver import EmulatedDriver
+from native_driver import NativeDriver
 from support import assert_right, built, random_generator, without_few_rows
 from torch_support import TORCH_DTYPES, to_array, to_tensor
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import NormSpec, runtime, torch_native
-from iree_lnbwd.arguments import Array, BoundCall, results_of
+from iree_lnbwd.arguments import BoundCall, results_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, RMS_NORM, RMS_NORM_BACKWARD, names
 from iree_lnbwd.runtime import gpu_module
@@ -33,82 +31,6 @@ from iree_lnbwd.torch import attempts, overrides
 from iree_lnbwd.verification.matrix import random_call
 
 COLUMNS, ROWS, EPS = 96, 5, 1e-3
-CONTEXT = 1
-
-
-class Driver(EmulatedDriver):
-    """Its launches come from C++, by a function's address."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__("cuda")
-        self.has_graphs = False
-        self.context = CONTEXT
-        self.uri = None
-        self._sizes = sizes
-        self._launches: list[tuple[Any, tuple[str, ...]]] = []
-        p, u = ctypes.c_void_p, ctypes.c_uint
-        pointer = ctypes.POINTER(p)
-        self._functions = {
-            "get": ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._get),
-            "push": ctypes.CFUNCTYPE(ctypes.c_int, p)(lambda _: 1),
-            "pop": ctypes.CFUNCTYPE(ctypes.c_int, pointer)(lambda _: 1),
-            "launch": ctypes.CFUNCTYPE(ctypes.c_int, p, *(u,) * 7, p, pointer, pointer)(self._run),
-        }
-        self.errors: list[BaseException] = []
-
-    def entry_point(self, name: str) -> int:
-        """As `gpu_driver.Driver`."""
-        return ctypes.cast(self._functions[name], ctypes.c_void_p).value or 0
-
-    def knows(self, launches: Any, bindings: Any) -> None:
-        """The launches that may come, which get numbers for handles."""
-        self._launches = list(zip(launches, bindings, strict=True))
-        for number, launch in enumerate(launches):
-            launch.function, launch.threads = number + 1, launch.kernel.export.threads
-            launch.shared_bytes = launch.kernel.export.shared_bytes
-
-    def _get(self, at: Any) -> int:
-        at[0] = CONTEXT
-        return 0
-
-    def _run(self, function: int, *given: Any) -> int:
-        try:
-            self._emulate(function, *given)
-        except BaseException as error:  # it would not get through C++
-            self.errors.append(error)
-            return 1
-        return 0
-
-    def _emulate(self, function: int, *given: Any) -> None:
-        launch, bindings = self._launches[function - 1]
-        *shape, shared_bytes, _stream, parameters, extra = given
-        assert tuple(shape) == (*launch.workgroups, *launch.threads)
-        assert shared_bytes == launch.shared_bytes
-        assert not parameters
-        assert [extra[place] for place in (0, 2, 4)] == [1, 2, None]
-        size = ctypes.cast(extra[3], ctypes.POINTER(ctypes.c_size_t))[0]
-        assert size == 8 * len(bindings) + 4 * len(launch.constants)
-        content = ctypes.string_at(extra[1], size)
-        host = np.frombuffer(content, np.uint64, len(bindings)).tolist()
-        constants = np.frombuffer(content, np.uint32, offset=8 * len(bindings))
-        assert tuple(constants) == tuple(launch.constants)
-        arrays: list[Array | None] = []
-        buffers: list[Any] = []
-        for name, address in zip(bindings, host, strict=True):
-            if address in self._starts:  # the module's ones, which are there already
-                arrays.append(None)
-                buffers.append(address)
-                continue
-            array = np.ctypeslib.as_array(
-                (ctypes.c_uint8 * self._sizes[name]).from_address(address)
-            )
-            arrays.append(array)
-            buffers.append(self.allocate(name, array.nbytes, array.copy()))
-        launch.fill([b if isinstance(b, int) else b.address for b in buffers])
-        launch.run(0)
-        for changed, buffer in zip(arrays, buffers, strict=True):
-            if changed is not None:
-                changed[:] = self.memory.read(buffer, 0, changed.nbytes)
 
 
 @pytest.fixture(autouse=True)
@@ -156,24 +78,21 @@ CASES = [
 ]
 
 
-def learned(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, LaunchSequence]:
+def learned(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[NativeDriver, LaunchSequence]:
     """C++ is told of the calls of a spec; what they launch."""
     sizes = {
         row.name: math.prod(filter(None, row.kind.shape(ROWS, COLUMNS)))
         * DTYPES[spec.element_type(row.element)].numpy.itemsize
         for row in (*spec.family.inputs, *spec.family.results)
     }
-    driver = Driver(sizes)
+    driver = NativeDriver()
     monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
     target = find_target("sm_90")
     vmfb, _ = built(spec, target, without_few_rows(spec, target))
     module = runtime.load_built(vmfb, "cuda")._gpu
     sequence = module.sequence(ROWS)
     assert sequence is not None
-    ends = (*sequence.scratch, sequence.scratch_bytes)[1:]
-    pieces = zip(sequence.scratch_names, sequence.scratch, ends, strict=True)
-    sizes |= {name: end - start for name, start, end in pieces}
-    driver.knows(sequence.launches, sequence.bindings)
+    driver.knows(sequence, sizes)
     known = KnownCall(module, ROWS, 0, tuple, (), (), (), sequence)
     of_weight = TORCH_DTYPES[spec.gamma_dtype] if spec.has_weight else None
     has_bias = spec.has_bias or spec.output_mask[2:] == (True,)

@@ -5,6 +5,7 @@ Nothing here imports a framework, because a framework whose array came is loaded
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,11 @@ def on_gpu(name: str, array: Any) -> Framework | None:
         )
     if isinstance(array, np.ndarray):
         return None
+    if is_tracer(array):
+        raise TypeError(
+            f"{name}: expected an array with values, got a JAX tracer; iree_lnbwd.jax has the "
+            "norms for jax.jit, jax.grad, jax.vmap and the like"
+        )
     if not hasattr(array, "__dlpack_device__"):
         raise TypeError(
             f"{name}: expected a NumPy array, a PyTorch tensor or another array with DLPack, got "
@@ -92,6 +98,12 @@ def memory_of(name: str, array: Any) -> Array:
 def is_immutable(array: Any) -> bool:
     """Whether an array's library treats it as immutable, even if its capsule says otherwise."""
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def is_tracer(array: Any) -> bool:
+    """Whether an array stands for values that one of JAX's transformations will give it."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.core.Tracer)
 
 
 def from_numpy(results: Results, like: Any) -> Results:

@@ -1,0 +1,208 @@
+"""The norms as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iree_lnbwd.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options
+from iree_lnbwd.jax.norms import normalize
+from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, Op, names
+
+
+def layer_norm(
+    input: jax.Array,
+    normalized_shape: int | Sequence[int],
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    eps: float = DEFAULT_EPS,
+    *,
+    weight_offset: float = 0.0,
+) -> jax.Array:
+    """Normalizes ``input`` over its trailing dimensions; the arguments are PyTorch's.
+
+    Sums are in f32 (f64 for f64 arrays), and so are the statistics that are kept for the backward.
+    Each result is rounded once.
+
+    On NVIDIA GPUs both directions are kernels of this package, on XLA's stream, without a copy. The
+    first call for a row length, element types and a GPU compiles a module. This takes about a
+    second and is logged; the module is kept on disk. On the CPU, on other accelerators and for more
+    than 2**31 rows, XLA compiles the same formulas.
+
+    Under ``vmap`` the batch counts as rows; XLA computes what has parameters, or their gradients,
+    for each of the batch. Gradients can be differentiated again, and XLA computes that, too.
+    ``jvp`` of the norm itself is not supported, as of all functions with a ``custom_vjp``.
+
+    Args:
+        input: [..., *normalized_shape], f32, f16, bf16 or f64.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: [*normalized_shape]; None means ones. Its element type may be another than
+            ``input``'s, unless one is f64.
+        bias: As ``weight``; None means zeros.
+        eps: Added to the variance; a number, which cannot be traced.
+        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+
+    Returns:
+        The shape and element type of ``input``.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, what came and what was expected.
+    """
+    arrays = {"input": input, "weight": weight, "bias": bias}
+    (output,) = _normalized(LAYER_NORM, arrays, normalized_shape, eps, weight_offset)
+    return output
+
+
+def rms_norm(
+    input: jax.Array,
+    normalized_shape: int | Sequence[int],
+    weight: jax.Array | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> jax.Array:
+    """Divides by the root of the mean square. Otherwise as `layer_norm`.
+
+    Args:
+        input: As `layer_norm`.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: As `layer_norm`.
+        eps: Added to the mean of the squares. None means the machine epsilon of f32, or of f64 for
+            f64 arrays, as PyTorch has it.
+        weight_offset: As `layer_norm`.
+
+    Returns:
+        The shape and element type of ``input``.
+
+    Raises:
+        TypeError, ValueError: As `layer_norm`.
+    """
+    arrays = {"input": input, "weight": weight}
+    (output,) = _normalized(RMS_NORM, arrays, normalized_shape, eps, weight_offset)
+    return output
+
+
+def add_layer_norm(
+    input: jax.Array,
+    residual: jax.Array,
+    normalized_shape: int | Sequence[int],
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    eps: float = DEFAULT_EPS,
+    *,
+    weight_offset: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """Normalizes ``input + residual``, and returns that sum, too. Otherwise as `layer_norm`.
+
+    The sum is rounded to ``residual``'s element type, and that is what is normalized. In the
+    backward, the gradient that reaches the sum past the norm is added before the sum's gradient is
+    rounded. That gradient is ``residual``'s, and ``input``'s too, cast to its element type where
+    that is another.
+
+    Args:
+        input: As `layer_norm`.
+        residual: As ``input``, of any element type that mixes with it: f64 does not.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: As `layer_norm`.
+        bias: As `layer_norm`.
+        eps: As `layer_norm`.
+        weight_offset: As `layer_norm`.
+
+    Returns:
+        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+
+    Raises:
+        TypeError, ValueError: As `layer_norm`.
+    """
+    arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias}
+    output, total = _normalized(LAYER_NORM, arrays, normalized_shape, eps, weight_offset)
+    return output, total
+
+
+def add_rms_norm(
+    input: jax.Array,
+    residual: jax.Array,
+    normalized_shape: int | Sequence[int],
+    weight: jax.Array | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
+
+    Args:
+        input: As `layer_norm`.
+        residual: As `add_layer_norm`.
+        normalized_shape: The trailing dimensions to normalize.
+        weight: As `layer_norm`.
+        eps: As `rms_norm`.
+        weight_offset: As `layer_norm`.
+
+    Returns:
+        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+
+    Raises:
+        TypeError, ValueError: As `layer_norm`.
+    """
+    arrays = {"input": input, "residual": residual, "weight": weight}
+    output, total = _normalized(RMS_NORM, arrays, normalized_shape, eps, weight_offset)
+    return output, total
+
+
+def _normalized(
+    op: Op,
+    arrays: Mapping[str, Any],
+    normalized_shape: object,
+    eps: object,
+    weight_offset: object,
+) -> tuple[jax.Array, ...]:
+    """Checks the arguments, and computes."""
+    for name, number in (("eps", eps), ("weight_offset", weight_offset)):
+        if isinstance(number, jax.core.Tracer):
+            raise TypeError(f"{name}: expected a number that is not traced, got a JAX tracer")
+    given = {
+        name: _array(name, array)
+        for name, array in arrays.items()
+        if array is not None or name in ("input", "residual")
+    }
+    facts = {
+        name: GpuArray(array.shape, array.dtype, "XLA's", contiguous=True)
+        for name, array in given.items()
+    }
+    spec = bind_arrays(facts, check_options(op, normalized_shape, (), eps, weight_offset)).spec
+    assert spec is not None  # of a forward
+    normalized: tuple[jax.Array, ...] = normalize(
+        spec, *_varying_alike([given[name] for name in names(spec.inputs)])
+    )
+    return normalized
+
+
+def _array(name: str, array: Any) -> jax.Array:
+    if not isinstance(array, jax.Array | np.ndarray):
+        raise TypeError(f"{name}: expected a JAX or NumPy array, got {type(array).__name__}")
+    return jnp.asarray(array)
+
+
+def _varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Under ``shard_map``: arrays that vary over the same axes of the mesh, as JAX's sums would.
+
+    A weight is the same on all devices, and its gradient the sum of theirs, which the transpose of
+    this computes.
+    """
+    axes = [_axes(array) for array in arrays]
+    everywhere: frozenset[str] = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(array, tuple(everywhere - own), to="varying") if everywhere - own else array
+        for array, own in zip(arrays, axes, strict=True)
+    ]
+
+
+def _axes(array: jax.Array) -> frozenset[str]:
+    """The axes of the mesh over which an array varies, under ``shard_map``."""
+    kind = jax.typeof(array)
+    axes: frozenset[str] = kind.mat.varying if hasattr(kind, "mat") else kind.vma
+    return axes

@@ -1,0 +1,182 @@
+// XLA's custom call of a norm: Python says once what each kind of call launches, and it is launched
+// from here on XLA's stream.
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "kernel_calls.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+using iree_lnbwd::Call;
+using iree_lnbwd::Numbers;
+
+constexpr size_t kScratchAlignment = 256;
+constexpr size_t kMessageBytes = 1024;
+
+// Python's: tells `iree_lnbwd_jax_remember` of a call, or writes why it cannot.
+using Prepare = int (*)(int32_t device, int64_t rows, const char* spec, size_t spec_size,
+                        char* message, size_t message_size);
+
+class Calls {
+ public:
+  std::shared_ptr<const Call> find(int32_t device, int64_t rows, std::string_view spec) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = calls_.find(std::make_tuple(device, rows, spec));
+    return found == calls_.end() ? nullptr : found->second;
+  }
+  void add(int32_t device, int64_t rows, std::string_view spec, Call call) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    calls_[{device, rows, std::string(spec)}] = std::make_shared<const Call>(std::move(call));
+  }
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    calls_.clear();
+  }
+  Prepare prepare() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return prepare_;
+  }
+  void set_prepare(Prepare prepare) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    prepare_ = prepare;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<int32_t, int64_t, std::string>, std::shared_ptr<const Call>, std::less<>>
+      calls_;
+  Prepare prepare_ = nullptr;
+};
+
+Calls& calls() {
+  static Calls* all = new Calls;  // threads of XLA's may outlive what is destroyed at the end
+  return *all;
+}
+
+std::shared_ptr<const Call> known(int32_t device, int64_t rows, std::string_view spec) {
+  if (auto call = calls().find(device, rows, spec)) return call;
+  const Prepare prepare = calls().prepare();
+  iree_lnbwd::expect(prepare != nullptr, "device: Python has ended");
+  char message[kMessageBytes] = "";
+  const int failed = prepare(device, rows, spec.data(), spec.size(), message, kMessageBytes);
+  if (failed) throw std::runtime_error(message);
+  auto call = calls().find(device, rows, spec);
+  iree_lnbwd::expect(call != nullptr, "device: the call was forgotten");
+  return call;
+}
+
+int64_t address(const char* kind, size_t at, const ffi::AnyBuffer& buffer) {
+  const auto address = reinterpret_cast<int64_t>(buffer.untyped_data());
+  iree_lnbwd::expect(address != 0 && address % iree_lnbwd::kAccessBytes == 0,
+                     std::string(kind) + " " + std::to_string(at) +
+                         ": expected memory that begins at a multiple of 16 bytes");
+  return address;
+}
+
+// `allocate` gives memory that stays until the call returns, in the stream's order.
+template <typename Allocate>
+ffi::Error run(int32_t device, void* stream, Allocate allocate, std::string_view spec,
+               int64_t rows, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  try {
+    const auto call = known(device, rows, spec);
+    std::vector<int64_t> pointers;
+    pointers.reserve(arguments.size() + results.size() + 1 + call->scratch.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      pointers.push_back(address("argument", i, *arguments.get<ffi::AnyBuffer>(i)));
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      pointers.push_back(address("result", i, **results.get<ffi::AnyBuffer>(i)));
+    }
+    if (call->ones) pointers.push_back(call->ones);
+    if (!call->scratch.empty()) {
+      const std::optional<void*> scratch = allocate(call->scratch_bytes);
+      if (!scratch) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "no memory for scratch");
+      for (int64_t begin : call->scratch) {
+        pointers.push_back(reinterpret_cast<int64_t>(*scratch) + begin);
+      }
+    }
+    iree_lnbwd::run(*call, pointers.data(), stream);
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error on_gpu(int32_t device, void* stream, ffi::ScratchAllocator scratch,
+                  std::string_view spec, int64_t rows, ffi::RemainingArgs arguments,
+                  ffi::RemainingRets results) {
+  const auto allocate = [&](size_t size) -> std::optional<void*> {
+    return size ? scratch.Allocate(size, kScratchAlignment) : nullptr;
+  };
+  return run(device, stream, allocate, spec, rows, arguments, results);
+}
+
+// With a driver that runs kernels in the host's memory, before a launch returns: an emulated one.
+ffi::Error on_host(int32_t device, std::string_view spec, int64_t rows,
+                   ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  std::unique_ptr<void, void (*)(void*)> scratch(nullptr, std::free);
+  const auto allocate = [&](size_t size) -> std::optional<void*> {
+    const size_t whole = (size / kScratchAlignment + 1) * kScratchAlignment;
+    scratch.reset(std::aligned_alloc(kScratchAlignment, whole));
+    if (!scratch) return std::nullopt;
+    return scratch.get();
+  };
+  return run(device, nullptr, allocate, spec, rows, arguments, results);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_gpu, on_gpu,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::PlatformStream<void*>>()
+                                  .Ctx<ffi::ScratchAllocator>()
+                                  .Attr<std::string_view>("spec")
+                                  .Attr<int64_t>("rows")
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_host, on_host,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Attr<std::string_view>("spec")
+                                  .Attr<int64_t>("rows")
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+extern "C" {
+
+void iree_lnbwd_jax_set_prepare(Prepare prepare) { calls().set_prepare(prepare); }
+
+void iree_lnbwd_jax_forget() { calls().clear(); }
+
+// Arrays of numbers come with their size. Not 0: a number is missing.
+int iree_lnbwd_jax_remember(int32_t device, int64_t rows, const char* spec, size_t spec_size,
+                            const int64_t* driver, size_t driver_size, int64_t ones,
+                            int64_t scratch_bytes, const int64_t* scratch, size_t scratch_size,
+                            const int64_t* launches, size_t launches_size, const int64_t* graph,
+                            size_t graph_size) {
+  try {
+    calls().add(device, rows, {spec, spec_size},
+                iree_lnbwd::call_of({driver, driver_size}, ones, scratch_bytes,
+                                    {scratch, scratch_size}, {launches, launches_size},
+                                    {graph, graph_size}));
+  } catch (const std::exception&) {
+    return 1;
+  }
+  return 0;
+}
+
+}  // extern "C"

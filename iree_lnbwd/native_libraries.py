@@ -1,0 +1,56 @@
+"""Libraries that were compiled from our C++ on this machine, in the cache on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from iree_lnbwd import cache
+from iree_lnbwd.artifact import digest
+from iree_lnbwd.user_folders import UnusableError
+
+
+class NativeLibrary(NamedTuple):
+    """A library's place in the cache.
+
+    Attributes:
+        entry: Its folder, which is another one for other sources.
+        name: Its file.
+    """
+
+    entry: PurePath
+    name: str
+
+    @classmethod
+    def of(cls, folder: str, name: str, key: Iterable[str]) -> NativeLibrary:
+        """The place of a library, by all that decides what is in it.
+
+        Args:
+            folder: What it is for.
+            name: Its file.
+            key: Its sources, flags and the version of what it is compiled for.
+        """
+        return cls(PurePath(folder, digest("\n".join(key).encode())[:16]), name)
+
+    def kept(self) -> Path | None:
+        """What was built before, unchanged; a damaged one would crash the process."""
+        try:
+            files = cache.read(self.entry, self.name, self._digest)
+        except UnusableError:
+            return None
+        if files is None or digest(files[0]).encode() != files[1]:
+            return None
+        return cache.directory() / self.entry / self.name
+
+    def keep(self, content: bytes) -> None:
+        """Writes it into the cache.
+
+        Raises:
+            UnusableError: The cache cannot be used.
+        """
+        cache.write(self.entry, {self.name: content, self._digest: digest(content).encode()})
+
+    @property
+    def _digest(self) -> str:
+        return f"{self.name}.sha256"

@@ -1,0 +1,186 @@
+"""The norms for JAX on the CPU, where XLA computes them: values, gradients, transformations."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax.numpy", reason="JAX is not installed")
+import jax
+import jax.numpy as jnp
+from jax_support import CASES, COLUMNS, assert_a_step_is_right
+from support import random_generator
+
+import iree_lnbwd
+from iree_lnbwd import NormSpec
+from iree_lnbwd import jax as lnbwd
+from iree_lnbwd.arguments import Array
+
+ROWS = 7
+
+
+@pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
+def test_values_and_gradients_are_right(spec: NormSpec) -> None:
+    assert_a_step_is_right(spec, ROWS, random_generator())
+
+
+def test_the_documented_code() -> None:
+    """The code in docs/jax.md; XLA computes the same without this package."""
+    page = Path(__file__).parents[2] / "docs" / "jax.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    dx, *others = names["gradients"]
+    assert dx.shape == names["x"].shape
+    assert np.isfinite(names["value"])
+    # Rows of equal numbers: the norm of the first is the bias, so its weight counts for nothing.
+    np.testing.assert_array_equal(others[0][1:], others[0][:-1])
+
+
+def _given(rng: np.random.Generator, *leading: int) -> tuple[Array, Array, Array]:
+    x = rng.standard_normal((*leading, COLUMNS)).astype(np.float32)
+    weight, bias = rng.standard_normal((2, COLUMNS)).astype(np.float32)
+    return x, weight, bias
+
+
+def _loss(x: Any, weight: Any, bias: Any) -> Any:
+    out, total = lnbwd.add_layer_norm(x, jnp.sin(x), COLUMNS, weight, bias)
+    return (lnbwd.rms_norm(out, COLUMNS, weight) ** 3 + total).sum()
+
+
+def test_gradients_can_be_differentiated() -> None:
+    """In reverse mode and in forward mode, against differences of the gradients."""
+    rng = random_generator()
+    with jax.enable_x64(True):
+        at, along = ([jnp.asarray(array, float) for array in _given(rng, 2)] for _ in range(2))
+        gradient = jax.grad(_loss, (0, 1, 2))
+
+        def projected(*given: Any) -> Any:
+            return sum(jnp.vdot(g, v) for g, v in zip(gradient(*given), along, strict=True))
+
+        reverse = jax.jit(jax.grad(projected, (0, 1, 2)))(*at)
+        _, forward = jax.jit(lambda at, along: jax.jvp(gradient, at, along))(
+            tuple(at), tuple(along)
+        )
+        step, compiled = 1e-5, jax.jit(gradient)
+        ahead, behind = (
+            compiled(*(x + sign * step * v for x, v in zip(at, along, strict=True)))
+            for sign in (1, -1)
+        )
+    for mine, other, high, low in zip(reverse, forward, ahead, behind, strict=True):
+        expected = (np.asarray(high) - np.asarray(low)) / (2 * step)
+        scale = np.abs(expected).max()
+        for product in map(np.asarray, (mine, other)):
+            np.testing.assert_allclose(product / scale, expected / scale, atol=1e-6)
+
+
+def test_forward_mode_of_the_norm_itself_is_refused() -> None:
+    x = jnp.ones((2, COLUMNS))
+    with pytest.raises(TypeError, match="forward-mode autodiff"):
+        jax.jvp(lambda x: lnbwd.rms_norm(x, COLUMNS), (x,), (x,))
+
+
+@pytest.mark.parametrize("axes", [(0, None, None), (1, 0, None), (None, 0, 0)], ids=str)
+def test_batches(axes: tuple[int | None, ...]) -> None:
+    """Of rows, of parameters, and of gradients of parameters that each of a batch has."""
+    rng = random_generator()
+    size = 3
+    given = [
+        array if axis is None else np.stack([array * (k + 1) for k in range(size)], axis)
+        for array, axis in zip(_given(rng, 4), axes, strict=True)
+    ]
+    gradients = jax.value_and_grad(_loss, (0, 1, 2))
+    alone = jax.jit(gradients)
+    together = jax.jit(jax.vmap(gradients, axes))(*given)
+    for k in range(size):
+        one = alone(
+            *(
+                array if axis is None else array.take(k, axis)
+                for array, axis in zip(given, axes, strict=True)
+            )
+        )
+        for mine, other in zip(*map(jax.tree.leaves, (together, one)), strict=True):
+            scale = np.abs(other).max()
+            np.testing.assert_allclose(mine[k] / scale, other / scale, atol=1e-5)
+
+
+def test_within_scan_and_checkpoint() -> None:
+    x, weight, bias = _given(random_generator(), 4)
+
+    def layer(x: Any, weight: Any) -> Any:
+        return x + lnbwd.layer_norm(x, COLUMNS, weight, bias), None
+
+    def deep(x: Any, weights: Any) -> Any:
+        return (jax.lax.scan(jax.checkpoint(layer), x, weights)[0] ** 2).sum()
+
+    weights = jnp.stack([weight, weight + 1])
+    found = jax.jit(jax.grad(deep, (0, 1)))(x, weights)
+    unrolled = jax.grad(lambda x, w: (layer(layer(x, w[0])[0], w[1])[0] ** 2).sum(), (0, 1))
+    for mine, expected in zip(found, unrolled(x, weights), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_no_rows() -> None:
+    x, weight, bias = _given(random_generator(), 0)
+    gradients = jax.jit(jax.grad(_loss, (0, 1, 2)))(x, weight, bias)
+    assert gradients[0].shape == (0, COLUMNS)
+    assert not np.any(gradients[1])
+    assert not np.any(gradients[2])
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"input": None}, "input: expected a JAX or NumPy array, got NoneType"),
+        ({"input": [1.0]}, "input: expected a JAX or NumPy array, got list"),
+        ({"normalized_shape": 5}, r"input: expected a shape that ends in .* \(5,\), got \(2, 4\)"),
+        ({"weight": jnp.ones(3)}, r"weight: expected shape \(4,\), got \(3,\)"),
+        ({"bias": jnp.ones(4, int)}, "bias: expected an element type of .*, got int32"),
+        ({"eps": "1"}, "eps: expected a float, got str"),
+        ({"weight_offset": float("inf")}, "weight_offset: expected a finite number, got inf"),
+    ],
+)
+def test_an_error_names_the_argument(changed: dict[str, Any], error: str) -> None:
+    given = {"input": jnp.ones((2, 4)), "normalized_shape": 4, "weight": jnp.ones(4), **changed}
+    with pytest.raises((TypeError, ValueError), match=f"^{error}$"):
+        lnbwd.layer_norm(**given)
+    if isinstance(given["input"], jax.Array):  # the same under jit
+        arrays = {name: a for name, a in given.items() if isinstance(a, jax.Array)}
+        others = {name: a for name, a in given.items() if name not in arrays}
+        with pytest.raises((TypeError, ValueError), match=f"^{error}"):
+            jax.jit(lambda arrays: lnbwd.layer_norm(**arrays, **others))(arrays)
+
+
+def test_a_traced_option_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^eps: expected a number that is not traced"):
+        jax.jit(lambda eps: lnbwd.layer_norm(jnp.ones((2, 4)), 4, eps=eps))(1e-3)
+
+
+def test_numpys_functions_say_where_tracers_belong() -> None:
+    x = jnp.ones((2, 4))
+    with pytest.raises(TypeError, match=r"^input: expected .* got a JAX tracer; iree_lnbwd\.jax"):
+        jax.jit(lambda x: iree_lnbwd.layer_norm(x, 4).output)(x)
+    with pytest.raises(TypeError, match=r"^weight: expected .* JAX tracer; iree_lnbwd\.jax has"):
+        jax.grad(lambda w: iree_lnbwd.rms_norm(x, 4, w).output.sum())(jnp.ones(4))
+
+
+def test_sharded_rows() -> None:
+    """On four devices of the CPU, which only a new process has."""
+    flags = "--xla_force_host_platform_device_count=4"
+    here = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(here / "jax_sharding.py")],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr

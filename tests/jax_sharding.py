@@ -1,0 +1,121 @@
+"""Rows sharded over four devices: run by `test_jax.py` in a process that has them.
+
+The kernels' place is taken by XLA's formulas, so it is the partitioning of a call that is tested.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from iree_lnbwd import NormSpec, jax_native
+from iree_lnbwd import jax as lnbwd
+from iree_lnbwd.jax import calls, formulas
+
+COLUMNS = 16
+launched: list[tuple[str, tuple[int, ...]]] = []  # the ops, and the shapes on each device
+
+
+def launch(spec: NormSpec, *arrays: jax.Array) -> Any:
+    """As `calls._launched`."""
+    launched.append((spec.op, arrays[0].shape))
+    return formulas.compute(spec, *arrays)
+
+
+def loss(x: Any, weight: Any, bias: Any) -> Any:
+    out, total = lnbwd.add_layer_norm(x, 2 * x, COLUMNS, weight, bias)
+    return (out**3 + total).sum()
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for mine, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def main() -> None:
+    assert len(jax.devices()) == 4
+    x = jax.random.normal(jax.random.key(0), (4, 6, COLUMNS))
+    weight, bias = jax.random.normal(jax.random.key(1), (2, COLUMNS))
+    step = jax.value_and_grad(loss, (0, 1, 2))
+    expected = jax.device_get(jax.jit(step)(x, weight, bias))
+
+    calls._launched = launch
+    jax_native.platforms = functools.cache(lambda: ("cpu",))
+    jax.clear_caches()
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind, kind))
+        under_jit(mesh, step, (x, weight, bias), expected)
+    for check in (True, False):
+        under_shard_map(mesh, (x, weight, bias), expected, check=check)
+    with jax.set_mesh(jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))):  # one row
+        found = jax.jit(lnbwd.layer_norm, static_argnums=1)(x[0, 0], COLUMNS)
+        assert_close(found, lnbwd.layer_norm(np.asarray(x[0, :1]), COLUMNS)[0])
+    under_pmap((x, weight, bias), expected)
+
+
+def under_jit(mesh: Any, step: Callable[..., Any], given: Any, expected: Any) -> None:
+    x, weight, bias = given
+    with jax.set_mesh(mesh):
+        for rows in (("a", "b"), (("a", "b"), None)):
+            launched.clear()
+            sharding = NamedSharding(mesh, PartitionSpec(*rows, None))
+            arrays = (jax.device_put(x, sharding), weight, bias)
+            compiled = jax.jit(step).lower(*arrays).compile()
+            assert_close(compiled(*arrays), expected)
+            shape = sharding.shard_shape(x.shape)
+            ops = {op for op, on_device in launched if on_device == shape}
+            assert ops == {"layer_norm", "layer_norm_backward"}
+            assert "all-gather" not in compiled.as_text()
+        # normalized dimensions are brought together
+        sharding = NamedSharding(mesh, PartitionSpec(None, None, "b"))
+        assert_close(jax.jit(step)(jax.device_put(x, sharding), weight, bias), expected)
+
+
+def under_shard_map(mesh: Any, given: Any, expected: Any, *, check: bool) -> None:
+    rows, everywhere = PartitionSpec("a", "b", None), PartitionSpec(None)
+
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(rows, everywhere, everywhere),
+        out_specs=(PartitionSpec(), (rows, everywhere, everywhere)),
+        check_vma=check,
+    )
+    def step(x: Any, weight: Any, bias: Any) -> Any:
+        def total(*given: Any) -> Any:
+            return jax.lax.psum(loss(*given), ("a", "b")) if check else loss(*given)
+
+        value, gradients = jax.value_and_grad(total, (0, 1, 2))(x, weight, bias)
+        if check:  # JAX adds up the gradients of what is the same everywhere
+            return value, gradients
+        dx, *others = gradients
+        return jax.lax.psum(value, ("a", "b")), (dx, *jax.lax.psum(others, ("a", "b")))
+
+    launched.clear()
+    jax.clear_caches()  # of the same shapes in another mesh
+    with jax.set_mesh(mesh):
+        x = jax.device_put(given[0], NamedSharding(mesh, rows))
+        assert_close(jax.jit(step)(x, *given[1:]), expected)
+    assert launched
+    assert {shape for _, shape in launched} == {(2, 3, COLUMNS)}
+
+
+def under_pmap(given: Any, expected: Any) -> None:
+    x, weight, bias = given
+
+    def step(x: Any, weight: Any, bias: Any) -> Any:
+        value, (dx, *others) = jax.value_and_grad(loss, (0, 1, 2))(x, weight, bias)
+        value, others = jax.lax.psum((value, others), "i")
+        return value, (dx, *others)
+
+    mapped = jax.pmap(step, "i", in_axes=(0, None, None), out_axes=(None, (0, None, None)))
+    assert_close(mapped(x, weight, bias), expected)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What the tests of the norms for JAX share: cases, and a judged step of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from iree_lnbwd import NormSpec, reference
+from iree_lnbwd import jax as lnbwd
+from iree_lnbwd.arguments import bind
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.jax import calls
+from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, names
+from iree_lnbwd.spec import check_number
+from iree_lnbwd.verification.matrix import random_call
+
+COLUMNS, EPS = 48, 1e-3
+CASES = [
+    NormSpec((COLUMNS,), dtype, op=op.name, eps=EPS, **options)
+    for op, dtype, options in (
+        (LAYER_NORM, "f32", {}),
+        (LAYER_NORM, "f16", {"has_weight": False, "has_bias": False}),
+        (LAYER_NORM, "bf16", {"weight_dtype": "f32", "residual_dtype": "f32"}),
+        (LAYER_NORM, "f64", {"residual_dtype": "f64", "weight_offset": 1.0}),
+        (RMS_NORM, "bf16", {"residual_dtype": "bf16", "weight_offset": 1.0}),
+        (RMS_NORM, "f32", {"has_weight": False}),
+    )
+]
+FUNCTIONS: Mapping[tuple[str, bool], Any] = {
+    (LAYER_NORM.name, False): lnbwd.layer_norm,
+    (RMS_NORM.name, False): lnbwd.rms_norm,
+    (LAYER_NORM.name, True): lnbwd.add_layer_norm,
+    (RMS_NORM.name, True): lnbwd.add_rms_norm,
+}
+
+
+def assert_a_step_is_right(spec: NormSpec, rows: int, rng: np.random.Generator) -> None:
+    """The outputs and gradients of a norm under ``jit`` are within their tolerances.
+
+    Args:
+        spec: Of the forward.
+        rows: M.
+        rng: The source of the arrays.
+    """
+    call = random_call(spec, rows, rng)
+    has_residual = spec.residual_dtype is not None
+    with jax.enable_x64(spec.dtype == "f64"):
+        given = {name: jnp.asarray(call.arrays[name]) for name in names(spec.inputs)}
+        reached = {
+            name: jnp.asarray(rng.standard_normal((rows, spec.columns)), DTYPES[dtype].numpy)
+            for name, dtype in (("grad_output", spec.dtype), ("grad_residual", spec.residual_dtype))
+            if dtype is not None
+        }
+
+        def normalized(given: dict[str, jax.Array]) -> Any:
+            out = FUNCTIONS[spec.op, has_residual](
+                **given,
+                normalized_shape=spec.normalized_shape,
+                eps=check_number(spec.eps),
+                weight_offset=spec.weight_offset,
+            )
+            return out if has_residual else (out,)
+
+        def step(given: Any, reached: Any) -> Any:
+            outputs, pull = jax.vjp(normalized, given)
+            return outputs, pull(tuple(reached.values()))[0]
+
+        outputs, gradients = jax.jit(step)(given, reached)
+        saved = calls.function(spec)(*given.values())
+    computed = dict(zip(names(spec.results), map(np.asarray, saved), strict=True))
+    found = dict(zip(("output", "residual_output"), outputs, strict=False))
+    _assert_right(found, reference.judge(call))
+    arrays = {name: np.asarray(array) for name, array in (given | reached).items()}
+    arrays |= {name: computed[name] for name in names(spec.family.statistics)}
+    arrays["input"] = computed.get("residual_output", arrays["input"])
+    arrays.pop("residual", None)
+    judged = reference.judge(
+        bind(
+            f"{spec.op}_backward",
+            arrays,
+            spec.normalized_shape,
+            weight_offset=spec.weight_offset,
+        )
+    )
+    assert all(gradients[name].dtype == array.dtype for name, array in given.items())
+    if has_residual:  # they share one; input's is cast
+        shared = gradients.pop("residual")
+        cast = np.asarray(shared).astype(given["input"].dtype)
+        np.testing.assert_array_equal(gradients["input"], cast)
+        gradients["input"] = shared
+    _assert_right({f"grad_{name}": array for name, array in gradients.items()}, judged)
+
+
+def _assert_right(found: Mapping[str, Any], judged: reference.Judgement) -> None:
+    for name, array in found.items():
+        expected, tolerance = judged.expected[name], judged.tolerance[name]
+        comparison = reference.compare(np.asarray(array), expected, tolerance)
+        assert comparison.passed, f"{name}: {comparison}"
