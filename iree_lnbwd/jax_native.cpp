@@ -23,6 +23,7 @@ using iree_lnbwd::Call;
 using iree_lnbwd::Numbers;
 
 constexpr size_t kScratchAlignment = 256;
+constexpr size_t kXlasAlignment = 16;  // XLA refuses to allocate with more
 constexpr size_t kMessageBytes = 1024;
 
 // Python's: tells `iree_lnbwd_jax_remember` of a call, or writes why it cannot.
@@ -118,7 +119,11 @@ ffi::Error on_gpu(int32_t device, void* stream, ffi::ScratchAllocator scratch,
                   std::string_view spec, int64_t rows, ffi::RemainingArgs arguments,
                   ffi::RemainingRets results) {
   const auto allocate = [&](size_t size) -> std::optional<void*> {
-    return size ? scratch.Allocate(size, kScratchAlignment) : nullptr;
+    if (size == 0) return nullptr;
+    const std::optional<void*> room = scratch.Allocate(size + kScratchAlignment, kXlasAlignment);
+    if (!room) return std::nullopt;
+    const auto address = reinterpret_cast<uintptr_t>(*room) + kScratchAlignment - 1;
+    return reinterpret_cast<void*>(address / kScratchAlignment * kScratchAlignment);
   };
   return run(device, stream, allocate, spec, rows, arguments, results);
 }
