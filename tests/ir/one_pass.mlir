@@ -2,7 +2,7 @@
 // partial rows. How rows are fetched is a matter of constants. Sums are f32 whatever the data is.
 
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 | filecheck %s --check-prefixes=CHECK,CUDA
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=16384 --dtype=f32 --target=sm_90 | filecheck %s --check-prefixes=CHECK,PLACE
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=11264 --dtype=f32 --target=sm_90 | filecheck %s --check-prefixes=CHECK,PLACE
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefixes=CHECK,ROCM
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 --output-mask=011 | filecheck %s --check-prefixes=CHECK,NODX
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=65536 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefix=WIDE
