@@ -357,13 +357,13 @@ def test_a_module_that_cannot_be_had(
     """It is asked for once, told once, and counted always."""
     asked = []
 
-    def loaded(*arguments: Any) -> Any:
+    def compiled(*arguments: Any) -> Any:
         asked.append(arguments)
         raise CompileError("iree-compile: not found")
 
     x = torch.randn(3, 11, requires_grad=True)  # of no other test, whose module would be known
     expected = torch.autograd.grad(normalized(x).square().sum(), x)
-    monkeypatch.setattr(functional, "loaded", loaded)
+    monkeypatch.setattr(functional, "_compiled", compiled)
     with caplog.at_level(logging.WARNING):
         lnbwd.enable()
         for _ in range(3):
