@@ -23,7 +23,7 @@
 !residual = bf16
 !acc = f32
 #columns = 4096 : index      // N
-#vector = 8 : index          // V
+#few_vector = 8 : index          // V
 #subgroup = 32 : index
 #few_threads = 512 : index   // T
 #few_chunks = 1 : index      // of a row that a thread owns
@@ -47,18 +47,18 @@
 !few_exchange = memref<16x2x!acc, #gpu.address_space<workgroup>>
 !few_warp_sums = vector<16x2x!acc>
 !tile_sums = memref<2x64x36x!acc, #gpu.address_space<workgroup>>  // a little wider: no bank conflicts
-!dy_chunk = vector<8x!dy>
-!x_chunk = vector<8x!x>
-!gamma_chunk = vector<8x!gamma>
-!beta_chunk = vector<8x!beta>
-!residual_chunk = vector<8x!residual>
-!chunk = vector<8x!acc>
-!few_dy = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
-!few_x = memref<1x!x_chunk, #gpu.address_space<private>>
-!few_gamma = memref<1x!gamma_chunk, #gpu.address_space<private>>
-!few_beta = memref<1x!beta_chunk, #gpu.address_space<private>>
-!few_residual = memref<1x!residual_chunk, #gpu.address_space<private>>
-!few_held = memref<1x!chunk, #gpu.address_space<private>>
+!few_dy_chunk = vector<8x!dy>
+!few_x_chunk = vector<8x!x>
+!few_gamma_chunk = vector<8x!gamma>
+!few_beta_chunk = vector<8x!beta>
+!few_residual_chunk = vector<8x!residual>
+!few_chunk = vector<8x!acc>
+!few_dy = memref<1x!few_dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
+!few_x = memref<1x!few_x_chunk, #gpu.address_space<private>>
+!few_gamma = memref<1x!few_gamma_chunk, #gpu.address_space<private>>
+!few_beta = memref<1x!few_beta_chunk, #gpu.address_space<private>>
+!few_residual = memref<1x!few_residual_chunk, #gpu.address_space<private>>
+!few_held = memref<1x!few_chunk, #gpu.address_space<private>>
 !dy_cells = vector<4x!dy>    // a thread's columns of a tile
 !x_cells = vector<4x!x>
 !gamma_cells = vector<4x!gamma>
@@ -105,26 +105,26 @@ hal.executable.source private @few_rows {
     func.func private @reciprocal_of_cells(!cells) -> !cells
     func.func private @xhat_of_cells(!cells, !acc, !acc) -> !cells
     func.func private @xhat_from_output_of_cells(!cells, !cells, !cells) -> !cells
-    func.func private @widen_of_dy(!dy_chunk) -> !chunk
-    func.func private @widen_of_x(!x_chunk) -> !chunk
-    func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
-    func.func private @widen_of_beta(!beta_chunk) -> !chunk
-    func.func private @weight(!chunk) -> !chunk
-    func.func private @away_from_zero(!chunk) -> !chunk
-    func.func private @reciprocal(!chunk) -> !chunk
-    func.func private @xhat(!chunk, !acc, !acc) -> !chunk
-    func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
-    func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-    func.func private @widen_of_residual(!residual_chunk) -> !chunk
-    func.func private @plus_residual(!chunk, !chunk) -> !chunk
-    func.func private @round_of_x(!chunk) -> !x_chunk
+    func.func private @widen_of_dy(!few_dy_chunk) -> !few_chunk
+    func.func private @widen_of_x(!few_x_chunk) -> !few_chunk
+    func.func private @widen_of_gamma(!few_gamma_chunk) -> !few_chunk
+    func.func private @widen_of_beta(!few_beta_chunk) -> !few_chunk
+    func.func private @weight(!few_chunk) -> !few_chunk
+    func.func private @away_from_zero(!few_chunk) -> !few_chunk
+    func.func private @reciprocal(!few_chunk) -> !few_chunk
+    func.func private @xhat(!few_chunk, !acc, !acc) -> !few_chunk
+    func.func private @xhat_from_output(!few_chunk, !few_chunk, !few_chunk) -> !few_chunk
+    func.func private @dx(!few_chunk, !few_chunk, !acc, !acc, !acc) -> !few_chunk
+    func.func private @widen_of_residual(!few_residual_chunk) -> !few_chunk
+    func.func private @plus_residual(!few_chunk, !few_chunk) -> !few_chunk
+    func.func private @round_of_x(!few_chunk) -> !few_x_chunk
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
 
     // The first column of thread t's chunk k, and whether the row has that chunk.
     func.func private @column(%k: index, %t: index) -> (index, i1) {
       %n = arith.constant #columns
-      %v = arith.constant #vector
+      %v = arith.constant #few_vector
       %t_count = arith.constant #few_threads
       %before = arith.muli %k, %t_count : index
       %chunk = arith.addi %before, %t : index
@@ -252,8 +252,8 @@ hal.executable.source private @few_rows {
         %chunks = arith.constant #few_chunks
         %t_count = arith.constant #few_threads
         %lanes = arith.constant #subgroup
-        %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
-        %zeros = arith.constant dense<0.0> : !chunk
+        %minus_zeros = arith.constant dense<-0.0> : !few_chunk  // adding -0.0 changes no number
+        %zeros = arith.constant dense<0.0> : !few_chunk
         %zero_pair = arith.constant dense<0.0> : !sum_pair
         %row = arith.subi %workgroup, %tiles : index
         %mean_row = memref.load %mean[%row] : !acc_column
@@ -268,18 +268,18 @@ hal.executable.source private @few_rows {
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %col_in = arith.select %inside, %col, %c0 : index
-          %dy_k = vector.load %dy[%row, %col_in] : !dy_rows, !dy_chunk
-          %x_k = vector.load %x[%row, %col_in] : !x_rows, !x_chunk
-          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
+          %dy_k = vector.load %dy[%row, %col_in] : !dy_rows, !few_dy_chunk
+          %x_k = vector.load %x[%row, %col_in] : !x_rows, !few_x_chunk
+          %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !few_gamma_chunk
           memref.store %dy_k, %dy_read[%k] : !few_dy
           memref.store %x_k, %x_read[%k] : !few_x
           memref.store %gamma_k, %gamma_read[%k] : !few_gamma
           scf.if %adds_bias {
-            %beta_k = vector.load %beta[%col_in] : !beta_row, !beta_chunk
+            %beta_k = vector.load %beta[%col_in] : !beta_row, !few_beta_chunk
             memref.store %beta_k, %beta_read[%k] : !few_beta
           }
           scf.if %adds_residual {
-            %dresidual_k = vector.load %dresidual[%row, %col_in] : !residual_rows, !residual_chunk
+            %dresidual_k = vector.load %dresidual[%row, %col_in] : !residual_rows, !few_residual_chunk
             memref.store %dresidual_k, %residual_read[%k] : !few_residual
           }
         } {llvm.loop_annotation = #unrolled}
@@ -287,41 +287,41 @@ hal.executable.source private @few_rows {
         %xhat_kept = memref.alloca() : !few_held
         %h_kept = memref.alloca() : !few_held
         %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
-            iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+            iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!few_chunk, !few_chunk) {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %dy_k = memref.load %dy_read[%k] : !few_dy
           %x_k = memref.load %x_read[%k] : !few_x
           %gamma_k = memref.load %gamma_read[%k] : !few_gamma
-          %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
-          %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
-          %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-          %bias = scf.if %adds_bias -> !chunk {
+          %dya = func.call @widen_of_dy(%dy_k) : (!few_dy_chunk) -> !few_chunk
+          %xa = func.call @widen_of_x(%x_k) : (!few_x_chunk) -> !few_chunk
+          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!few_gamma_chunk) -> !few_chunk
+          %ga = func.call @weight(%gamma_wide) : (!few_chunk) -> !few_chunk
+          %bias = scf.if %adds_bias -> !few_chunk {
             %beta_k = memref.load %beta_read[%k] : !few_beta
-            %beta_wide = func.call @widen_of_beta(%beta_k) : (!beta_chunk) -> !chunk
-            scf.yield %beta_wide : !chunk
+            %beta_wide = func.call @widen_of_beta(%beta_k) : (!few_beta_chunk) -> !few_chunk
+            scf.yield %beta_wide : !few_chunk
           } else {
-            scf.yield %zeros : !chunk
+            scf.yield %zeros : !few_chunk
           }
-          %divisor = func.call @away_from_zero(%ga) : (!chunk) -> !chunk
-          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
-          %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-          %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-          %xhat_any = arith.select %from_output, %of_y, %of_x : !chunk
-          %h_any = arith.mulf %dya, %ga : !chunk
-          %h = arith.select %inside, %h_any, %zeros : !chunk
-          %xhat = arith.select %inside, %xhat_any, %zeros : !chunk
+          %divisor = func.call @away_from_zero(%ga) : (!few_chunk) -> !few_chunk
+          %inverse = func.call @reciprocal(%divisor) : (!few_chunk) -> !few_chunk
+          %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!few_chunk, !few_chunk, !few_chunk) -> !few_chunk
+          %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!few_chunk, !acc, !acc) -> !few_chunk
+          %xhat_any = arith.select %from_output, %of_y, %of_x : !few_chunk
+          %h_any = arith.mulf %dya, %ga : !few_chunk
+          %h = arith.select %inside, %h_any, %zeros : !few_chunk
+          %xhat = arith.select %inside, %xhat_any, %zeros : !few_chunk
           memref.store %xhat, %xhat_kept[%k] : !few_held
           memref.store %h, %h_kept[%k] : !few_held
-          %h_more = arith.addf %h_before, %h : !chunk
-          %h_after = arith.select %centres, %h_more, %h_before : !chunk
-          %hx_after = math.fma %h, %xhat, %hx_before : !chunk
-          scf.yield %h_after, %hx_after : !chunk, !chunk
+          %h_more = arith.addf %h_before, %h : !few_chunk
+          %h_after = arith.select %centres, %h_more, %h_before : !few_chunk
+          %hx_after = math.fma %h, %xhat, %hx_before : !few_chunk
+          scf.yield %h_after, %hx_after : !few_chunk, !few_chunk
         } {llvm.loop_annotation = #unrolled}
 
         // Any order of these additions will do, as long as it is always the same order.
-        %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
-        %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
+        %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !few_chunk into !acc
+        %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !few_chunk into !acc
         %warp_h = scf.if %centres -> !acc {
           %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
           scf.yield %subgroup_h : !acc
@@ -347,13 +347,13 @@ hal.executable.source private @few_rows {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %xhat = memref.load %xhat_kept[%k] : !few_held
           %h = memref.load %h_kept[%k] : !few_held
-          %dxa = func.call @dx(%h, %xhat, %rstd_row, %row_h, %row_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+          %dxa = func.call @dx(%h, %xhat, %rstd_row, %row_h, %row_hx) : (!few_chunk, !few_chunk, !acc, !acc, !acc) -> !few_chunk
           %dresidual_k = memref.load %residual_read[%k] : !few_residual
-          %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
-          %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
-          %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
+          %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!few_residual_chunk) -> !few_chunk
+          %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!few_chunk, !few_chunk) -> !few_chunk
+          %dx_k = func.call @round_of_x(%dx_sum) : (!few_chunk) -> !few_x_chunk
           scf.if %inside {
-            vector.store %dx_k, %dx[%row, %col] : !x_rows, !x_chunk
+            vector.store %dx_k, %dx[%row, %col] : !x_rows, !few_x_chunk
           }
         } {llvm.loop_annotation = #unrolled}
       }

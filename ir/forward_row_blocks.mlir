@@ -21,8 +21,8 @@
 // operand gives another one in its place, which the kernel does not use.
 //
 // Elements of the caller's memory are aligned to their own size. Nothing more is assumed, so bindings have
-// no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rule instead
-// (llvm.reset.fpenv), and restores theirs at its end.
+// no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rules instead,
+// and restores theirs at its end.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -84,6 +84,8 @@ hal.executable.source private @normalize {
   }
   builtin.module {
     // From ir/math/.
+    func.func private @set_ieee_rules() -> i256
+    func.func private @restore_rules(i256)
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -150,8 +152,7 @@ hal.executable.source private @normalize {
       %fetches_ahead = arith.constant #fetches_ahead
       %fetches_y = arith.andi %fetches_ahead, %writes_output : i1
       %fetches_residual = arith.andi %fetches_ahead, %adds_residual : i1
-      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
-      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
+      %rules = func.call @set_ieee_rules() : () -> i256
 
       %m_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
@@ -290,7 +291,7 @@ hal.executable.source private @normalize {
           }
         }
       }
-      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
+      func.call @restore_rules(%rules) : (i256) -> ()
       return
     }
   }

@@ -12,6 +12,11 @@
 // subgroup stay together: they walk on as long as the first of them has a row. One without a row takes the
 // last row once more, adds nothing to any sum, and stores nothing.
 //
+// Where N is no multiple of V, rows begin anywhere in an access (#shifted). A row's chunks are then those of
+// memory that it touches. The first begins up to V - 1 elements before the row, and the last ends after it:
+// what is not of the row counts as zeros and is not stored. The rows of a group are so far apart that all
+// begin at the same place of an access, so that a thread has the same columns of each.
+//
 // From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. Shared memory
 // keeps the bias and 1 / g where there is room: in registers, each would be one more for each element.
 // Without room for it, 1 / g is computed again for each row.
@@ -41,6 +46,12 @@
 #turns = 1 : index           // in which a subgroup's lanes read what they have told
 #sent_bytes = 128 : i32      // to each workgroup, of a row
 #vector = 8 : index          // V
+#vector_i32 = 8 : i32
+#shifted = false             // N is no multiple of V
+#beyond_i32 = 0 : i32        // columns beyond whole chunks: N mod V
+#least_last = 0 : index      // of a thread's chunks, the first that may be a row's last
+#dy_bits = 16 : index        // of an element
+#x_bits = 16 : index
 #chunks = 1 : index          // of a row that a thread owns
 #copied = 8 : index          // V, where chunks are copied
 #threads = 512 : index       // T
@@ -77,9 +88,9 @@
 #one_group = true
 #one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
-!dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
-!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
-!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>  // rows, or chunks where rows are shifted
+!x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!residual_lines = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -143,6 +154,8 @@ hal.executable.source private @rows {
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
     func.func private @widen_of_beta(!beta_chunk) -> !chunk
+    func.func private @gathered_of_gamma(!gamma_row, index, index, index, index, i1, index) -> !gamma_chunk
+    func.func private @gathered_of_beta(!beta_row, index, index, index, index, i1, index) -> !beta_chunk
     func.func private @weight(!chunk) -> !chunk
     func.func private @away_from_zero(!chunk) -> !chunk
     func.func private @reciprocal(!chunk) -> !chunk
@@ -154,6 +167,8 @@ hal.executable.source private @rows {
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
     func.func private @settled_of_x(!x_chunk) -> !x_chunk
+    func.func private @zero_first_of_dy(!dy_chunk, index) -> !dy_chunk
+    func.func private @zero_first_of_x(!x_chunk, index) -> !x_chunk
     func.func private @mbarrier(!mbarriers, index) -> i32
     func.func private @init_mbarrier(i32)
     func.func private @expect(i32, i32)
@@ -162,9 +177,11 @@ hal.executable.source private @rows {
     func.func private @await(i32, i32)
 
     // The first column of thread t's chunk k, of the workgroup's columns, which begin at %part, and whether they
-    // have that chunk. The last workgroup of a cluster may have fewer columns.
-    func.func private @column(%k: index, %t: index, %part: index) -> (index, i1) {
-      %all = arith.constant #columns
+    // have that chunk. The last workgroup of a cluster may have fewer columns. Columns are counted from the
+    // first chunk on, which begins %shift elements before the row.
+    func.func private @column(%k: index, %t: index, %part: index, %shift: index) -> (index, i1) {
+      %n_all = arith.constant #columns
+      %all = arith.addi %n_all, %shift : index
       %n = arith.constant #own_columns
       %alike = arith.constant #parts_alike
       %v = arith.constant #vector
@@ -178,6 +195,238 @@ hal.executable.source private @rows {
       %in_part = arith.cmpi ult, %col, %n : index
       %inside = arith.andi %in_part, %exists : i1
       return %col, %inside : index, i1
+    }
+
+    // Where a row's column is in memory.
+    func.func private @place(%row: index, %column: index) -> (index, index) {
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %c0 = arith.constant 0 : index
+      %shifted = arith.constant #shifted
+      %line, %at = scf.if %shifted -> (index, index) {
+        %before = arith.muli %row, %n : index
+        %row_line = arith.divui %before, %v : index
+        %lines_on = arith.divui %column, %v : index
+        %chunk = arith.addi %row_line, %lines_on : index
+        scf.yield %chunk, %c0 : index, index
+      } else {
+        scf.yield %row, %column : index, index
+      }
+      return %line, %at : index, index
+    }
+
+    // Whether chunk k of a thread may have elements of other rows in it.
+    func.func private @may_be_edge(%k: index) -> i1 {
+      %c0 = arith.constant 0 : index
+      %shifted = arith.constant #shifted
+      %least_last = arith.constant #least_last
+      %may_be_first = arith.cmpi eq, %k, %c0 : index
+      %may_be_last = arith.cmpi uge, %k, %least_last : index
+      %may_be_either = arith.ori %may_be_first, %may_be_last : i1
+      %may_be = arith.andi %shifted, %may_be_either : i1
+      return %may_be : i1
+    }
+
+    // The elements of chunk k that are of the row: from the first number on, below the second. The row has
+    // that chunk.
+    func.func private @span(%k: index, %column: index, %shift: index) -> (index, index) {
+      %c0 = arith.constant 0 : index
+      %n = arith.constant #columns
+      %v = arith.constant #vector
+      %least_last = arith.constant #least_last
+      %edge = func.call @may_be_edge(%k) : (index) -> i1
+      %first, %end = scf.if %edge -> (index, index) {
+        %is_first = arith.cmpi eq, %k, %c0 : index
+        %begins = arith.cmpi ult, %column, %shift : index
+        %has_before = arith.andi %is_first, %begins : i1
+        %before = arith.subi %shift, %column : index
+        %from = arith.select %has_before, %before, %c0 : index
+        %may_be_last = arith.cmpi uge, %k, %least_last : index
+        %all = arith.addi %n, %shift : index
+        %left = arith.subi %all, %column : index
+        %less = arith.minui %left, %v : index
+        %below = arith.select %may_be_last, %less, %v : index
+        scf.yield %from, %below : index, index
+      } else {
+        scf.yield %c0, %v : index, index
+      }
+      return %first, %end : index, index
+    }
+
+    // Whether an element of a chunk is one of a span.
+    func.func private @is_within(%e: index, %from: index, %below: index) -> i1 {
+      %begun = arith.cmpi uge, %e, %from : index
+      %goes_on = arith.cmpi ult, %e, %below : index
+      %within = arith.andi %begun, %goes_on : i1
+      return %within : i1
+    }
+
+    // How many elements are copied of a chunk that exists, and none of another. What is before the row comes along.
+    func.func private @copied(%exists: i1, %k: index, %column: index, %shift: index) -> index {
+      %c0 = arith.constant 0 : index
+      %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+      %size = arith.select %exists, %below, %c0 : index
+      return %size : index
+    }
+
+    // With zeros for what came along.
+    func.func private @own_of_copied(%dy: !dy_chunk, %x: !x_chunk, %k: index, %column: index, %shift: index) -> (!dy_chunk, !x_chunk) {
+      %c0 = arith.constant 0 : index
+      %shifted = arith.constant #shifted
+      %dy_own, %x_own = scf.if %shifted -> (!dy_chunk, !x_chunk) {
+        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+        %dy_bits = arith.constant #dy_bits
+        %x_bits = arith.constant #x_bits
+        %dy_before = arith.muli %from, %dy_bits : index
+        %x_before = arith.muli %from, %x_bits : index
+        %dy_rest = func.call @zero_first_of_dy(%dy, %dy_before) : (!dy_chunk, index) -> !dy_chunk
+        %x_rest = func.call @zero_first_of_x(%x, %x_before) : (!x_chunk, index) -> !x_chunk
+        scf.yield %dy_rest, %x_rest : !dy_chunk, !x_chunk
+      } else {
+        scf.yield %dy, %x : !dy_chunk, !x_chunk
+      }
+      return %dy_own, %x_own : !dy_chunk, !x_chunk
+    }
+
+    // The weight at a chunk that the row has, and zeros at another.
+    func.func private @gamma_at(%gamma: !gamma_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !gamma_chunk {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %shifted = arith.constant #shifted
+      %zeros = arith.constant dense<0.0> : !gamma_chunk
+      %chunk = scf.if %shifted -> !gamma_chunk {
+        %at = arith.addi %part, %col : index
+        %from, %below = func.call @span(%k, %at, %shift) : (index, index, index) -> (index, index)
+        %gathered = func.call @gathered_of_gamma(%gamma, %at, %shift, %from, %below, %inside, %v)
+            : (!gamma_row, index, index, index, index, i1, index) -> !gamma_chunk
+        scf.yield %gathered : !gamma_chunk
+      } else {
+        %col_in = arith.select %inside, %col, %c0 : index
+        %at_in = arith.addi %part, %col_in : index
+        %read = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
+        %own = arith.select %inside, %read, %zeros : !gamma_chunk
+        scf.yield %own : !gamma_chunk
+      }
+      return %chunk : !gamma_chunk
+    }
+
+    // Likewise the bias.
+    func.func private @beta_at(%beta: !beta_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !beta_chunk {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %shifted = arith.constant #shifted
+      %zeros = arith.constant dense<0.0> : !beta_chunk
+      %chunk = scf.if %shifted -> !beta_chunk {
+        %at = arith.addi %part, %col : index
+        %from, %below = func.call @span(%k, %at, %shift) : (index, index, index) -> (index, index)
+        %gathered = func.call @gathered_of_beta(%beta, %at, %shift, %from, %below, %inside, %v)
+            : (!beta_row, index, index, index, index, i1, index) -> !beta_chunk
+        scf.yield %gathered : !beta_chunk
+      } else {
+        %col_in = arith.select %inside, %col, %c0 : index
+        %at_in = arith.addi %part, %col_in : index
+        %read = vector.load %beta[%at_in] : !beta_row, !beta_chunk
+        %own = arith.select %inside, %read, %zeros : !beta_chunk
+        scf.yield %own : !beta_chunk
+      }
+      return %chunk : !beta_chunk
+    }
+
+    // Whether all elements of chunk k are of the row.
+    func.func private @is_whole(%k: index, %column: index, %shift: index) -> i1 {
+      %v = arith.constant #vector
+      %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+      %count = arith.subi %below, %from : index
+      %whole = arith.cmpi eq, %count, %v : index
+      return %whole : i1
+    }
+
+    // The elements of chunk k that are of the row to memory, one by one, if not all are.
+    func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %column: index, %shift: index, %exists: i1, %chunk: !x_chunk) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %v = arith.constant #vector
+      %yes = arith.constant true
+      %whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
+      %broken = arith.xori %whole, %yes : i1
+      %stores = arith.andi %broken, %exists : i1
+      scf.if %stores {
+        %line, %at = func.call @place(%row, %column) : (index, index) -> (index, index)
+        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+        scf.for %e = %c0 to %v step %c1 {
+          %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+          scf.if %in_row {
+            %one = vector.extract %chunk[%e] : !x from !x_chunk
+            memref.store %one, %dx[%line, %e] : !x_lines
+          }
+        } {llvm.loop_annotation = #unrolled}
+      }
+      return
+    }
+
+    // A chunk of the gradient that came back past the norm.
+    func.func private @load_residual(%dresidual: !residual_lines, %row: index, %k: index, %part: index, %col: index, %exists: i1, %shift: index)
+        -> !residual_chunk {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %v = arith.constant #vector
+      %shifted = arith.constant #shifted
+      %zeros = arith.constant dense<0.0> : !residual_chunk
+      %chunk = scf.if %shifted -> !residual_chunk {
+        %column = arith.addi %part, %col : index
+        %line, %at = func.call @place(%row, %column) : (index, index) -> (index, index)
+        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+        %is_whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
+        %whole = arith.andi %is_whole, %exists : i1
+        %read = scf.if %whole -> !residual_chunk {
+          %all = vector.load %dresidual[%line, %at] : !residual_lines, !residual_chunk
+          scf.yield %all : !residual_chunk
+        } else {
+          %gathered = scf.for %e = %c0 to %v step %c1 iter_args(%before = %zeros) -> !residual_chunk {
+            %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+            %is_own = arith.andi %in_row, %exists : i1
+            %after = scf.if %is_own -> !residual_chunk {
+              %one = memref.load %dresidual[%line, %e] : !residual_lines
+              %more = vector.insert %one, %before[%e] : !residual into !residual_chunk
+              scf.yield %more : !residual_chunk
+            } else {
+              scf.yield %before : !residual_chunk
+            }
+            scf.yield %after : !residual_chunk
+          } {llvm.loop_annotation = #unrolled}
+          scf.yield %gathered : !residual_chunk
+        }
+        scf.yield %read : !residual_chunk
+      } else {
+        %col_in = arith.select %exists, %col, %c0 : index
+        %at_in = arith.addi %part, %col_in : index
+        %read = vector.load %dresidual[%row, %at_in] : !residual_lines, !residual_chunk
+        scf.yield %read : !residual_chunk
+      }
+      return %chunk : !residual_chunk
+    }
+
+    // A chunk's sums, to where their columns are.
+    func.func private @store_sums(%sums: !acc_rows, %workgroup: index, %k: index, %column: index, %shift: index, %chunk: !chunk) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %v = arith.constant #vector
+      %shifted = arith.constant #shifted
+      scf.if %shifted {
+        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+        scf.for %e = %c0 to %v step %c1 {
+          %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+          scf.if %in_row {
+            %shifted_at = arith.addi %column, %e : index
+            %own_column = arith.subi %shifted_at, %shift : index
+            %one = vector.extract %chunk[%e] : !acc from !chunk
+            memref.store %one, %sums[%workgroup, %own_column] : !acc_rows
+          }
+        } {llvm.loop_annotation = #unrolled}
+      } else {
+        vector.store %chunk, %sums[%workgroup, %column] : !acc_rows, !chunk
+      }
+      return
     }
 
     // The weight of chunk k, from where the schedule keeps it.
@@ -333,6 +582,9 @@ hal.executable.source private @rows {
       %stages_inverse = arith.constant #stages_inverse
       %adds_bias = arith.constant #adds_bias
       %stages_bias = arith.constant #stages_bias
+      %shifted = arith.constant #shifted
+      %beyond_i32 = arith.constant #beyond_i32
+      %v_i32 = arith.constant #vector_i32
       %one_group = arith.constant #one_group
       %one_warp = arith.constant #one_warp
       %shares_subgroup = arith.constant #shares_subgroup
@@ -349,19 +601,20 @@ hal.executable.source private @rows {
       %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
-      %zero_gamma = arith.constant dense<0.0> : !gamma_chunk
-      %zero_beta = arith.constant dense<0.0> : !beta_chunk
 
       %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
-      %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) alignment(64) offset(%c0) : !dy_rows{%m}
-      %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) alignment(64) offset(%c0) : !x_rows{%m}
+      %cells = arith.muli %m, %n : index
+      %all_chunks = arith.ceildivui %cells, %v : index
+      %lines = arith.select %shifted, %all_chunks, %m : index
+      %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) alignment(64) offset(%c0) : !dy_lines{%lines}
+      %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) alignment(64) offset(%c0) : !x_lines{%lines}
       %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) alignment(64) offset(%c0) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
-      %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_rows{%m}
+      %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_lines{%lines}
       %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !x_lines{%lines}
       %p = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%p}
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%p}
@@ -399,6 +652,11 @@ hal.executable.source private @rows {
       %first = arith.addi %subgroup_first, %place : i32
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
+      // The product may wrap around: V is a power of 2, so the rest is right.
+      %first_beyond = arith.muli %first, %beyond_i32 : i32
+      %shift_i32 = arith.remui %first_beyond, %v_i32 : i32
+      %shift_mine = arith.index_castui %shift_i32 : i32 to index
+      %shift = arith.select %shifted, %shift_mine, %c0 : index
 
       // Shared memory. Every thread reads back only the values that it has stored or copied itself, so no
       // barrier is needed. The exchange is the exception.
@@ -424,23 +682,28 @@ hal.executable.source private @rows {
       %dya_kept = memref.alloca() : !held    // from the row's sums until its dx
       %xhat_kept = memref.alloca() : !held
       %h_kept = memref.alloca() : !held
+      %dx_kept = memref.alloca() : !x_held
       %dgamma_sums = memref.alloca() : !held
       %dbeta_sums = memref.alloca() : !held
 
       // A chunk past the end of the row is all zeros and is never stored.
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
         %at = arith.addi %part, %col : index
         scf.if %copies_weight {
-          %size = arith.select %inside, %v, %c0 : index
-          %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %at, %size)
-              <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
-              : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
+          scf.if %shifted {
+            %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
+                : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
+            vector.store %gamma_k, %gamma_staged[%group, %col] : !gamma_staged, !gamma_chunk
+          } else {
+            %size = arith.select %inside, %v, %c0 : index
+            %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %at, %size)
+                <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
+                : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
+          }
         } else {
-          %col_in = arith.select %inside, %col, %c0 : index
-          %at_in = arith.addi %part, %col_in : index
-          %read = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
-          %gamma_k = arith.select %inside, %read, %zero_gamma : !gamma_chunk
+          %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
+              : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
           memref.store %gamma_k, %gamma_held[%k] : !gamma_held
         }
         memref.store %zeros, %dgamma_sums[%k] : !held
@@ -461,16 +724,17 @@ hal.executable.source private @rows {
           %row_in = arith.minsi %row, %last : i32
           %row_index = arith.index_castui %row_in : i32 to index
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
             %at = arith.addi %part, %col : index
             %exists = arith.andi %inside, %live : i1
-            %size = arith.select %exists, %v, %c0 : index
-            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %row_index, %at, %size)
+            %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+            %line, %in_line = func.call @place(%row_index, %at) : (index, index) -> (index, index)
+            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %line, %in_line, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-            %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %row_index, %at, %size)
+                : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
+            %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %line, %in_line, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+                : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
           } {llvm.loop_annotation = #unrolled}
           %copies = nvgpu.device_async_create_group
         }
@@ -478,13 +742,13 @@ hal.executable.source private @rows {
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
         scf.if %stages {
         } else {
           %col_in = arith.select %inside, %col, %c0 : index
           %at_in = arith.addi %part, %col_in : index
-          %dy_k = vector.load %dy[%first_index, %at_in] : !dy_rows, !dy_chunk
-          %x_k = vector.load %x[%first_index, %at_in] : !x_rows, !x_chunk
+          %dy_k = vector.load %dy[%first_index, %at_in] : !dy_lines, !dy_chunk
+          %x_k = vector.load %x[%first_index, %at_in] : !x_lines, !x_chunk
           memref.store %dy_k, %dy_held[%k] : !dy_held
           memref.store %x_k, %x_held[%k] : !x_held
         }
@@ -495,10 +759,8 @@ hal.executable.source private @rows {
           vector.store %wide, %wide_staged[%group, %col] : !wide_staged, !chunk
         }
         scf.if %adds_bias {
-          %col_in = arith.select %inside, %col, %c0 : index
-          %at_in = arith.addi %part, %col_in : index
-          %read = vector.load %beta[%at_in] : !beta_row, !beta_chunk
-          %beta_k = arith.select %inside, %read, %zero_beta : !beta_chunk
+          %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %shift)
+              : (!beta_row, index, index, index, i1, index) -> !beta_chunk
           scf.if %stages_bias {
             vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
           } else {
@@ -506,9 +768,16 @@ hal.executable.source private @rows {
           }
         }
         scf.if %stages_inverse {
-          %col_in = arith.select %inside, %col, %c0 : index
-          %at_in = arith.addi %part, %col_in : index
-          %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
+          %gamma_k = scf.if %shifted -> !gamma_chunk {
+            %own = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
+                : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
+            scf.yield %own : !gamma_chunk
+          } else {
+            %col_in = arith.select %inside, %col, %c0 : index
+            %at_in = arith.addi %part, %col_in : index
+            %read = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
+            scf.yield %read : !gamma_chunk
+          }
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
           %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
           %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
@@ -559,25 +828,26 @@ hal.executable.source private @rows {
         %row_ahead_in = arith.minsi %row_ahead, %last : i32
         %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
         scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           scf.if %stages {
             scf.if %in_place {
             } else {
               %exists = arith.andi %inside, %row_ahead_live : i1
-              %size = arith.select %exists, %v, %c0 : index
-              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %at, %size)
+              %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+              %line, %in_line = func.call @place(%row_ahead_index, %at) : (index, index) -> (index, index)
+              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                   <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                  : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-              %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %at, %size)
+                  : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
+              %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
                   <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                  : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+                  : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
             }
           } else {
             %col_in = arith.select %inside, %col, %c0 : index
             %at_in = arith.addi %part, %col_in : index
-            %dy_k = vector.load %dy[%row_ahead_index, %at_in] : !dy_rows, !dy_chunk
-            %x_k = vector.load %x[%row_ahead_index, %at_in] : !x_rows, !x_chunk
+            %dy_k = vector.load %dy[%row_ahead_index, %at_in] : !dy_lines, !dy_chunk
+            %x_k = vector.load %x[%row_ahead_index, %at_in] : !x_lines, !x_chunk
             memref.store %dy_k, %dy_next[%k] : !dy_held
             memref.store %x_k, %x_next[%k] : !x_held
           }
@@ -607,23 +877,27 @@ hal.executable.source private @rows {
         %row_index = arith.index_castui %row : i32 to index
         scf.if %adds_residual {
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
-            %col_in = arith.select %inside, %col, %c0 : index
-            %at_in = arith.addi %part, %col_in : index
-            %dresidual_k = vector.load %dresidual[%row_index, %at_in] : !residual_rows, !residual_chunk
+            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+            %exists = arith.andi %inside, %has_row : i1
+            %reads = arith.select %shifted, %exists, %inside : i1
+            %dresidual_k = func.call @load_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
+                : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
             memref.store %dresidual_k, %residual_held[%k] : !residual_held
           } {llvm.loop_annotation = #unrolled}
         }
         %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
             iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
           scf.if %rereads {
             nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
           }
           %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
             %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
             %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
-            scf.yield %dy_copied, %x_copied : !dy_chunk, !x_chunk
+            %at = arith.addi %part, %col : index
+            %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
+                : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+            scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
           } else {
             %dy_early = memref.load %dy_held[%k] : !dy_held
             %x_early = memref.load %x_held[%k] : !x_held
@@ -722,12 +996,14 @@ hal.executable.source private @rows {
 
         // dx, and the row's part of dgamma and dbeta.
         scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
             nvvm.bar.warp.sync %all_lanes : i32
-            %dy_k = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
-            %x_k = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+            %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
+            %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+            %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
+                : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
             %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
             %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
@@ -760,20 +1036,25 @@ hal.executable.source private @rows {
               %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
               scf.yield %settled : !x_chunk
             }
-            %stores = arith.andi %inside, %has_row : i1
+            %exists = arith.andi %inside, %has_row : i1
+            %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
+            %stores = arith.andi %exists, %whole : i1
             scf.if %stores {
-              vector.store %dx_stored, %dx[%row_index, %at] : !x_rows, !x_chunk
+              %line, %in_line = func.call @place(%row_index, %at) : (index, index) -> (index, index)
+              vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
             }
+            memref.store %dx_stored, %dx_kept[%k] : !x_held
           }
           scf.if %in_place {
             %exists = arith.andi %inside, %row_ahead_live : i1
-            %size = arith.select %exists, %v, %c0 : index
-            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %row_ahead_index, %at, %size)
+            %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+            %line, %in_line = func.call @place(%row_ahead_index, %at) : (index, index) -> (index, index)
+            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!dy_staged, index, index, index, !dy_rows, index, index, index) -> !nvgpu.device.async.token
-            %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %row_ahead_index, %at, %size)
+                : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
+            %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
                 <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!x_staged, index, index, index, !x_rows, index, index, index) -> !nvgpu.device.async.token
+                : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
           }
           %dgamma_before = memref.load %dgamma_sums[%k] : !held
           %dbeta_before = memref.load %dbeta_sums[%k] : !held
@@ -792,6 +1073,20 @@ hal.executable.source private @rows {
         scf.if %in_place {
           %refills = nvgpu.device_async_create_group
         }
+        // A row's first and last chunk, apart from the others: these need no branch.
+        scf.if %wants_dx {
+          scf.for %k = %c0 to %chunks step %c1 {
+            %edge = func.call @may_be_edge(%k) : (index) -> i1
+            scf.if %edge {
+              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+              %at = arith.addi %part, %col : index
+              %exists = arith.andi %inside, %has_row : i1
+              %dx_k = memref.load %dx_kept[%k] : !x_held
+              func.call @store_edge(%dx, %row_index, %k, %at, %shift, %exists, %dx_k)
+                  : (!x_lines, index, index, index, index, i1, !x_chunk) -> ()
+            }
+          } {llvm.loop_annotation = #unrolled}
+        }
         // Each half is used every second time, and its mbarrier's phases have parity 0 and 1 in turn.
         %half_next = arith.xori %half, %c1 : index
         %half_i32 = arith.index_castui %half : index to i32
@@ -804,14 +1099,16 @@ hal.executable.source private @rows {
       }
       scf.if %one_group {
         scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
           %at = arith.addi %part, %col : index
           %dgamma_k = memref.load %dgamma_sums[%k] : !held
           %dbeta_k = memref.load %dbeta_sums[%k] : !held
           scf.if %inside {
-            vector.store %dgamma_k, %dgamma_partials[%workgroup, %at] : !acc_rows, !chunk
+            func.call @store_sums(%dgamma_partials, %workgroup, %k, %at, %shift, %dgamma_k)
+                : (!acc_rows, index, index, index, index, !chunk) -> ()
             scf.if %sums_dbeta {
-              vector.store %dbeta_k, %dbeta_partials[%workgroup, %at] : !acc_rows, !chunk
+              func.call @store_sums(%dbeta_partials, %workgroup, %k, %at, %shift, %dbeta_k)
+                  : (!acc_rows, index, index, index, index, !chunk) -> ()
             }
           }
         } {llvm.loop_annotation = #unrolled}
@@ -828,14 +1125,46 @@ hal.executable.source private @rows {
           %is_dgamma = arith.cmpi eq, %which, %c0 : index
           gpu.barrier
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t, %part) : (index, index, index) -> (index, i1)
+            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
             %dgamma_k = memref.load %dgamma_sums[%k] : !held
             %dbeta_k = memref.load %dbeta_sums[%k] : !held
             %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
-            vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+            scf.if %shifted {
+              %from, %below = func.call @span(%k, %col, %shift) : (index, index, index) -> (index, index)
+              scf.if %inside {
+                scf.for %e = %c0 to %v step %c1 {
+                  %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+                  scf.if %in_row {
+                    %shifted_at = arith.addi %col, %e : index
+                    %own_column = arith.subi %shifted_at, %shift : index
+                    %one = vector.extract %sum_k[%e] : !acc from !chunk
+                    memref.store %one, %group_sums[%group, %own_column] : !group_sums
+                  }
+                } {llvm.loop_annotation = #unrolled}
+              }
+            } else {
+              vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+            }
           } {llvm.loop_annotation = #unrolled}
           gpu.barrier
-          scf.for %column = %column_first to %n step %column_step {
+          // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
+          %one_first = arith.select %shifted, %thread, %n : index
+          scf.for %column = %one_first to %n step %workgroup_threads {
+            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
+              %group_sum = memref.load %group_sums[%g, %column] : !group_sums
+              %more = arith.addf %sum, %group_sum : !acc
+              scf.yield %more : !acc
+            }
+            scf.if %is_dgamma {
+              memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
+            } else {
+              scf.if %sums_dbeta {
+                memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
+              }
+            }
+          }
+          %chunks_first = arith.select %shifted, %n, %column_first : index
+          scf.for %column = %chunks_first to %n step %column_step {
             %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
               %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
               %more = arith.addf %sum, %group_sum : !chunk
@@ -856,15 +1185,15 @@ hal.executable.source private @rows {
       // then moves the loads, which are meant to overlap with the barrier, to behind it.
       %never = arith.cmpi slt, %m_i32, %one_i32 : i32
       scf.if %never {
-        vector.store %zero_dy, %dy[%c0, %c0] : !dy_rows, !dy_chunk
-        vector.store %zero_x, %x[%c0, %c0] : !x_rows, !x_chunk
+        vector.store %zero_dy, %dy[%c0, %c0] : !dy_lines, !dy_chunk
+        vector.store %zero_x, %x[%c0, %c0] : !x_lines, !x_chunk
         scf.if %centres {
           memref.store %zero, %mean[%c0] : !acc_column
         }
         memref.store %zero, %rstd[%c0] : !acc_column
         scf.if %adds_residual {
           %zero_residual = arith.constant dense<0.0> : !residual_chunk
-          vector.store %zero_residual, %dresidual[%c0, %c0] : !residual_rows, !residual_chunk
+          vector.store %zero_residual, %dresidual[%c0, %c0] : !residual_lines, !residual_chunk
         }
       }
       return

@@ -23,8 +23,8 @@
 // computed for each chunk where g is.
 //
 // Elements of the caller's memory are aligned to their own size. Nothing more is assumed, so bindings have
-// no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rule instead
-// (llvm.reset.fpenv), and restores theirs at its end.
+// no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rules instead,
+// and restores theirs at its end.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -104,6 +104,8 @@ hal.executable.source private @rows {
   }
   builtin.module {
     // From ir/math/.
+    func.func private @set_ieee_rules() -> i256
+    func.func private @restore_rules(i256)
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -184,8 +186,7 @@ hal.executable.source private @rows {
       %wants_dx = arith.constant #wants_dx
       %fetches_ahead = arith.constant #fetches_ahead
       %fetches_residual = arith.andi %fetches_ahead, %adds_residual : i1
-      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
-      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
+      %rules = func.call @set_ieee_rules() : () -> i256
 
       %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
@@ -341,7 +342,7 @@ hal.executable.source private @rows {
           }
         }
       }
-      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
+      func.call @restore_rules(%rules) : (i256) -> ()
       return
     }
   }
@@ -367,6 +368,8 @@ hal.executable.source private @finalize {
   }
   builtin.module {
     // From ir/math/.
+    func.func private @set_ieee_rules() -> i256
+    func.func private @restore_rules(i256)
     func.func private @round_of_gamma(!chunk) -> !gamma_chunk
     func.func private @round_of_beta(!chunk) -> !beta_chunk
 
@@ -378,8 +381,7 @@ hal.executable.source private @finalize {
       %last_chunk = arith.subi %n, %v : index
       %zeros = arith.constant dense<0.0> : !chunk
       %sums_dbeta = arith.constant #sums_dbeta
-      %environment = llvm.call_intrinsic "llvm.get.fpenv"() : () -> i256
-      llvm.call_intrinsic "llvm.reset.fpenv"() : () -> ()
+      %rules = func.call @set_ieee_rules() : () -> i256
 
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index
@@ -410,7 +412,7 @@ hal.executable.source private @finalize {
         %dbeta_total = func.call @round_of_beta(%dbeta_sum) : (!chunk) -> !beta_chunk
         vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
       }
-      llvm.call_intrinsic "llvm.set.fpenv"(%environment) : (i256) -> ()
+      func.call @restore_rules(%rules) : (i256) -> ()
       return
     }
   }

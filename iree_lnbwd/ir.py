@@ -38,7 +38,13 @@ ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
-MATH = ("math/norm.mlir", "math/types.mlir", "math/clusters.mlir", "math/memory.mlir")
+MATH = (
+    "math/norm.mlir",
+    "math/types.mlir",
+    "math/clusters.mlir",
+    "math/memory.mlir",
+    "math/environment.mlir",
+)
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
     FewRows: (FEW_ROWS,),
@@ -62,6 +68,7 @@ _UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
 _SUM_BYTES = 4  # of a sum that workgroups send to each other
 _LINE_BYTES = 64  # of a CPU's caches
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
+_WORD_BITS = 32
 _OF_WORDS = {32: "word", 64: "two_words", 128: "four_words"}  # by bits
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
@@ -172,8 +179,12 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     in_words = _OF_WORDS.get(linking.bits(types[-1])) if types[-1].startswith("vector") else None
     if function == "settled":
         return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
+    if function == "zero_first":
+        return function if linking.bits(types[0]) >= _WORD_BITS else f"{function}_without_words"
     if function == "load_lasting":
         return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
+    if function in ("set_ieee_rules", "restore_rules"):
+        return f"{function}_on_aarch64" if target.architecture == "aarch64" else function
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
@@ -406,6 +417,16 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     told = schedule.warps * schedule.cluster
     own = schedule.own_columns(spec)
     return {
+        "#vector_i32": f"{schedule.vector} : i32",
+        "#shifted": _flag(schedule.shifted(spec)),
+        "#beyond_i32": f"{spec.columns % schedule.vector} : i32",
+        "#least_last": f"{schedule.least_last(spec, target)} : index",
+        "#dy_bits": f"{8 * _itemsize(spec, Element.DY)} : index",
+        "#x_bits": f"{8 * _itemsize(spec, Element.X)} : index",
+        **{
+            f"!{element.value}_lines": _storage(f"?x{schedule.line(spec)}x!{element.value}")
+            for element in (Element.DY, Element.X, Element.RESIDUAL)
+        },
         "#threads_i32": f"{schedule.threads(target)} : i32",
         "#subgroup_i32": f"{target.subgroup_size} : i32",
         "#shares_subgroup": _flag(schedule.subgroup_rows > 1),
@@ -478,8 +499,11 @@ def _few_rows_aliases(
     spec: NormSpec, target: Target, schedule: OnePass, few: FewRows
 ) -> dict[str, str]:
     vector, slices = few.tile_vector, few.slices(target)
-    chunks = few.chunks(spec, target, schedule.vector)
+    of_a_row = schedule.few_vector(spec)
+    chunks = few.chunks(spec, target, of_a_row)
     return {
+        "#few_vector": f"{of_a_row} : index",
+        **{f"!few_{alias[1:]}": shape for alias, shape in _chunks(of_a_row).items()},
         "#few_threads": f"{few.threads(target)} : index",
         "#few_chunks": f"{chunks} : index",
         "#tiles": f"{few.tiles(spec)} : index",
@@ -490,12 +514,12 @@ def _few_rows_aliases(
         "!few_exchange": _shared(f"{few.warps}x2x!acc"),
         "!few_warp_sums": f"vector<{few.warps}x2x!acc>",
         "!tile_sums": _shared(f"2x{slices}x{few.padded_tile(target)}x!acc"),
-        "!few_dy": _private(f"{chunks}x!dy_chunk"),
-        "!few_x": _private(f"{chunks}x!x_chunk"),
-        "!few_gamma": _private(f"{chunks}x!gamma_chunk"),
-        "!few_beta": _private(f"{chunks}x!beta_chunk"),
-        "!few_residual": _private(f"{chunks}x!residual_chunk"),
-        "!few_held": _private(f"{chunks}x!chunk"),
+        "!few_dy": _private(f"{chunks}x!few_dy_chunk"),
+        "!few_x": _private(f"{chunks}x!few_x_chunk"),
+        "!few_gamma": _private(f"{chunks}x!few_gamma_chunk"),
+        "!few_beta": _private(f"{chunks}x!few_beta_chunk"),
+        "!few_residual": _private(f"{chunks}x!few_residual_chunk"),
+        "!few_held": _private(f"{chunks}x!few_chunk"),
         "!dy_cells": f"vector<{vector}x!dy>",
         "!x_cells": f"vector<{vector}x!x>",
         "!gamma_cells": f"vector<{vector}x!gamma>",

@@ -78,7 +78,7 @@ class NormSpec:
         eps: The number that is added to the biased variance, or to the mean square, where a module
             computes statistics. A forward has one. None in a backward whose statistics are
             arguments; a number if they are recomputed from ``input``.
-        op: A name of `operands.OPS`.
+        op: A name of ``operands.OPS``.
         has_bias: Whether there is a bias whose values count: one that ``layer_norm`` adds, or that
             is in the output which ``layer_norm_backward`` takes. None means True for these two.
         residual_dtype: Of ``residual`` or ``grad_residual``; None if there is none.
@@ -228,7 +228,7 @@ class NormSpec:
 
     @property
     def acc_dtype(self) -> str:
-        """Element type of statistics and sums: f32, or f64 for f64 data."""
+        """Element type of statistics and sums, which is f32, or f64 for f64 data."""
         return DTYPES[self.dtype].accumulator
 
     def element_type(self, element: Element) -> str:
@@ -274,12 +274,12 @@ class NormSpec:
 
     @property
     def arguments(self) -> tuple[TensorType, ...]:
-        """What a module takes, in order: inputs, then the caller's storage for the results."""
+        """What a module takes, which is inputs and then the caller's storage for the results."""
         return (*self.inputs, *self.results)
 
     @functools.cached_property
     def results(self) -> tuple[TensorType, ...]:
-        """What a module computes, in order: the gradients that ``output_mask`` asks for, or all."""
+        """What a module computes, in order; of gradients those that ``output_mask`` asks for."""
         return self._tensors(self.family.results)
 
     def _tensors(self, operands: tuple[Operand, ...]) -> tuple[TensorType, ...]:

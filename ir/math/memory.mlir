@@ -6,12 +6,14 @@
 
 // What a kernel's declaration decides.
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
+!row = memref<4096xbf16, #hal.descriptor_type<storage_buffer>>
 !element = bf16
 !pointer = !llvm.ptr<1>
 !narrow = vector<8xbf16>
 !one_word = vector<2xbf16>     // narrow elements of so many words
 !two_words = vector<4xbf16>
 !four_words = vector<8xbf16>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
 
 // Of an element in rows. LLVM takes the constant part of such an address into the load: a thread's chunks
@@ -66,4 +68,29 @@ func.func private @load_lasting_four_words(%rows: !rows, %row: index, %column: i
   %words = vector.from_elements %w0, %w1, %w2, %w3 : vector<4xi32>
   %value = vector.bitcast %words : vector<4xi32> to !four_words
   return %value : !four_words
+}
+
+// A chunk of a row that begins %shift elements after what chunks are counted from: its elements from a number on
+// and below another, if it exists. The others are zeros, and are not read.
+func.func private @gathered(%row: !row, %first: index, %shift: index, %from: index, %below: index, %exists: i1, %count: index) -> !narrow {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %zeros = arith.constant dense<0.0> : !narrow
+  %values = scf.for %e = %c0 to %count step %c1 iter_args(%before = %zeros) -> !narrow {
+    %begun = arith.cmpi uge, %e, %from : index
+    %goes_on = arith.cmpi ult, %e, %below : index
+    %within = arith.andi %begun, %goes_on : i1
+    %is_own = arith.andi %within, %exists : i1
+    %after = scf.if %is_own -> !narrow {
+      %at = arith.addi %first, %e : index
+      %column = arith.subi %at, %shift : index
+      %one = memref.load %row[%column] : !row
+      %more = vector.insert %one, %before[%e] : !element into !narrow
+      scf.yield %more : !narrow
+    } else {
+      scf.yield %before : !narrow
+    }
+    scf.yield %after : !narrow
+  } {llvm.loop_annotation = #unrolled}
+  return %values : !narrow
 }

@@ -6,6 +6,8 @@
 !words = vector<4xi32>   // the bits of the narrow elements
 !halves = vector<4xf32>  // every second of the wide elements
 !wide = vector<8xf32>
+!long_words = vector<4xi64>
+!word_indices = vector<4xindex>
 !one_word = vector<2xbf16>     // narrow elements of so many words
 !two_words = vector<4xbf16>
 !four_words = vector<8xbf16>
@@ -84,6 +86,33 @@ func.func private @settled_four_words(%value: !four_words) -> !four_words {
   %words_here = vector.from_elements %a_here, %b_here, %c_here, %d_here : vector<4xi32>
   %here = vector.bitcast %words_here : vector<4xi32> to !four_words
   return %here : !four_words
+}
+
+// Zeros in place of a chunk's first bits, by the words that they are in.
+func.func private @zero_first(%value: !narrow, %bits: index) -> !narrow {
+  %word_bits = arith.constant dense<32> : !words
+  %zeros = arith.constant dense<0> : !words
+  %ones = arith.constant dense<-1> : !long_words
+  %bits_i32 = arith.index_castui %bits : index to i32
+  %all_bits = vector.broadcast %bits_i32 : i32 to !words
+  %word = vector.step : !word_indices
+  %word_i32 = arith.index_castui %word : !word_indices to !words
+  %before = arith.muli %word_i32, %word_bits : !words
+  %of_word = arith.subi %all_bits, %before : !words
+  %at_least = arith.maxsi %of_word, %zeros : !words
+  %dropped = arith.minsi %at_least, %word_bits : !words
+  %dropped_long = arith.extui %dropped : !words to !long_words
+  %mask_long = arith.shli %ones, %dropped_long : !long_words
+  %mask = arith.trunci %mask_long : !long_words to !words
+  %words = vector.bitcast %value : !narrow to !words
+  %kept = arith.andi %words, %mask : !words
+  %rest = vector.bitcast %kept : !words to !narrow
+  return %rest : !narrow
+}
+
+// A chunk of less than a word is not copied.
+func.func private @zero_first_without_words(%value: !narrow, %bits: index) -> !narrow {
+  return %value : !narrow
 }
 
 // Elsewhere, and for less than a word, nothing is needed.

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.choosing import alternatives, completed
-from iree_lnbwd.schedules.elements import WHOLE_LINES, vector_of
+from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.rules import alike, touched_columns
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
@@ -97,15 +98,16 @@ def shares_out_alike(one: Forward, other: Forward) -> bool:
 def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """The legal schedules that keep a multiprocessor busy and might keep rows in registers."""
     widest = vector_of(spec)
+    vectors = {widest, min(widest, WHOLE_LINES), *across_borders(spec)}
     shared_out = [
         (cluster, vector, chunks)
         for cluster in (_CLUSTERS if target.has_clusters else (1,))
-        for vector in sorted({widest, min(widest, WHOLE_LINES)})
+        for vector in sorted(vectors)
         for chunks in range(1, 1 + _MOST_ELEMENTS // vector)
         if cluster == 1 or spec.columns // cluster >= _CLUSTERED_COLUMNS
     ]
     for cluster, vector, chunks in shared_out:
-        columns = spec.columns // cluster
+        columns = touched_columns(spec, vector) // cluster
         warps = -(-columns // (vector * chunks * target.subgroup_size))
         padded = warps * chunks * vector * target.subgroup_size
         elements = chunks * vector
@@ -118,6 +120,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             workgroups = {product.walkers(resident, cluster)}
             if cluster == 1:
                 workgroups.add(resident * _EVEN_PROCESSORS)
+            workgroups = {alike(most, groups * spec.columns, vector) for most in workgroups}
             for (ahead, slots), rereads, weight, walking in itertools.product(
                 _FETCHES, (False, True), _WEIGHTS, sorted(workgroups)
             ):

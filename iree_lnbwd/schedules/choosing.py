@@ -12,7 +12,13 @@ from itertools import chain
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.products import Product, standing_for
-from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of, words
+from iree_lnbwd.schedules.elements import (
+    WHOLE_LINES,
+    copied_vector,
+    most_elements,
+    vector_of,
+    words,
+)
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward, choose_forward
@@ -21,7 +27,12 @@ from iree_lnbwd.schedules.measured_files import serving, shares
 from iree_lnbwd.schedules.nearby import fitted
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
-from iree_lnbwd.schedules.rules import rows_of_a_subgroup, wait_by_themselves
+from iree_lnbwd.schedules.rules import (
+    alike,
+    rows_of_a_subgroup,
+    touched_columns,
+    wait_by_themselves,
+)
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
@@ -117,7 +128,7 @@ def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[O
 def completed(one: OnePass, spec: NormSpec, target: Target, product: Product) -> OnePass:
     """A schedule with the numbers that follow from the others: its last kernel, and few rows."""
     one = with_finalize(one, spec, target, product)
-    with_few = replace(one, few_rows=_few_rows(spec, target, product, one.vector))
+    with_few = replace(one, few_rows=_few_rows(spec, target, product, one.few_vector(spec)))
     return with_few if with_few.illegal(spec, target) is None else one
 
 
@@ -164,20 +175,22 @@ def _staged(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePas
     """
     if not target.has_cp_async:
         return
-    vector = vector_of(spec)
+    vector = copied_vector(spec)
     for chunks in _ordered(_STAGED_CHUNKS, spec, target, vector):
         if chunks * vector > most_elements(spec):
             continue
         warps, rows = _shared_out(spec, target, vector, chunks)
         rereads = chunks * vector * words(spec) > _WORDS_IN_REGISTERS
         fetches = _WIDE_FETCHES if rereads else _FETCHES
+        groups = max(1, _STAGED_WARPS // warps) * rows
+        each = min(vector, _WIDE_VECTOR) if rereads else vector
         for ahead, slots, stages_weight in fetches:
             yield OnePass(
-                workgroups=product.processors,
-                groups=max(1, _STAGED_WARPS // warps) * rows,
+                workgroups=alike(product.processors, groups * spec.columns, each),
+                groups=groups,
                 warps=warps,
                 subgroup_rows=rows,
-                vector=min(vector, _WIDE_VECTOR) if rereads else vector,
+                vector=each,
                 ahead=ahead,
                 slots=slots,
                 rereads=rereads,
@@ -277,5 +290,5 @@ def _ordered(chunks: Sequence[int], spec: NormSpec, target: Target, vector: int)
 
 def _shared_out(spec: NormSpec, target: Target, vector: int, chunks: int) -> tuple[int, int]:
     """Subgroups of a row, and rows of a subgroup."""
-    threads = -(-spec.columns // (vector * chunks))
+    threads = -(-touched_columns(spec, vector) // (vector * chunks))
     return -(-threads // target.subgroup_size), rows_of_a_subgroup(threads, target)

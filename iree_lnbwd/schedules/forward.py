@@ -24,6 +24,12 @@ from iree_lnbwd.targets import Target
 # Elements of a row that a thread has at best, by their bytes.
 _ELEMENTS = {2: 22, 4: 8, 8: 8}
 _ELEMENTS_OF_NARROW_ACCESSES = 10  # of 4 bytes or less
+# Rows of a head's width, from 251 schedules of 64, 128 and 256 columns: a thread has more of them,
+# by their bytes, nothing caps its registers, and workgroups are larger, but for rows that have
+# little to load.
+_HEAD_COLUMNS = 256
+_HEAD_ELEMENTS = {2: 32, 4: 16}
+_HEAD_WARPS = 8
 # Columns that threads cover, to the fewest: up to which the elements of each decide.
 _IDLE = {2: 1.07, 4: 1.25, 8: 1.25}
 _FEWEST_CHUNKS = 2  # of a thread: with one, too few loads are under way
@@ -225,20 +231,24 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     if shared_out is None:
         return _clustered(spec, target, vector) or _wide(spec, target, vector)
     chunks, threads = shared_out
-    rows = max(1, _WARPS * lanes // threads)
+    is_narrow, has_residual = _bytes_of(_normalized(spec)) < _WORD_BYTES, spec.has(RESIDUAL)
+    is_head = _is_head(spec, vector)
+    is_light_head = is_head and is_narrow and not spec.family.centres
+    warps = _HEAD_WARPS if is_head and not is_light_head else _WARPS
+    rows = max(1, warps * lanes // threads)
     if spec.rows is not None:
         rows = min(rows, -(-spec.rows // product.processors))
     fill = max(1, lanes // threads)  # a subgroup
     rows = -(-rows // fill) * fill
-    is_narrow, has_residual = _bytes_of(_normalized(spec)) < _WORD_BYTES, spec.has(RESIDUAL)
     few_words = chunks * vector * words(spec) <= _FEW_WORDS
     is_light = is_narrow and few_words and not has_residual
     busy = _BUSIER if is_light and spec.has(ADDED_BIAS) else _BUSY
     few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
-    fits_early = has_residual or (spec.columns <= _EARLY_COLUMNS and few_elements)
-    early = _weighs(spec) and not is_narrow and fits_early
+    is_short = spec.columns <= _EARLY_COLUMNS and few_elements
+    fits_early = is_head or has_residual or is_short
+    early = _weighs(spec) and (is_light_head or (fits_early and not is_narrow))
     # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
-    is_free = (has_residual and not is_narrow) or _is_slow(spec, vector)
+    is_free = (has_residual and not is_narrow) or _is_slow(spec, vector) or is_head
     return Forward(
         rows=rows,
         threads=threads,
@@ -283,7 +293,8 @@ def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | No
     least = min(chunks * threads for chunks, threads in ways)
 
     def misses(way: tuple[int, int]) -> float:
-        best = _ELEMENTS_OF_NARROW_ACCESSES if is_slow else _ELEMENTS[size]
+        usual = _HEAD_ELEMENTS[size] if _is_head(spec, vector) else _ELEMENTS[size]
+        best = _ELEMENTS_OF_NARROW_ACCESSES if is_slow else usual
         return abs(math.log2(way[0] * vector / best))
 
     return min((way for way in ways if math.prod(way) <= _IDLE[size] * least), key=misses)
@@ -292,6 +303,14 @@ def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | No
 def _is_slow(spec: NormSpec, vector: int) -> bool:
     """Whether accesses are so narrow that their number decides."""
     return vector * _bytes_of(_normalized(spec)) <= _WORD_BYTES
+
+
+def _is_head(spec: NormSpec, vector: int) -> bool:
+    """Whether rows are as narrow as those of a head, in wide accesses, and fill some threads."""
+    elements = _HEAD_ELEMENTS.get(_bytes_of(_normalized(spec)))
+    if elements is None or _is_slow(spec, vector):
+        return False
+    return _LEAST_THREADS * elements <= spec.columns <= _HEAD_COLUMNS
 
 
 def _threads(least: int, lanes: int, vectors: int) -> int:

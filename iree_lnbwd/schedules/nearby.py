@@ -9,7 +9,7 @@ from dataclasses import replace
 from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import QUARTERS, OnePass
-from iree_lnbwd.schedules.rules import rows_of_a_subgroup
+from iree_lnbwd.schedules.rules import alike, rows_of_a_subgroup, touched_columns
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -19,6 +19,7 @@ _OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
 _DISTANCE = 0.15
 _WARPS = 0.15
 _CHUNKS = 0.1
+_SHIFTED = 0.25  # accesses across the borders of rows, where the measured ones are not
 # Registers of threads that check which of their columns there are, beside the estimate: by ptxas's
 # reports. With rows fetched into registers, each of two rows is checked.
 _CHECKED = 1.05
@@ -53,24 +54,35 @@ def fitted(
         distance = abs(math.log2(columns / key.columns))
         if key._replace(columns=columns) != kind or distance >= _OCTAVES:
             continue
-        if not _same_accesses(one.vector, vector_of(spec)):
+        is_shifted = one.shifted(spec)
+        if not (is_shifted or _same_accesses(one.vector, vector_of(spec))):
             continue
         vectors, subgroups = one.cluster * one.vector, one.subgroups
+        touched = touched_columns(spec, one.vector)
+        source = replace(spec, normalized_shape=(key.columns,))
         old = -(-key.columns // (vectors * one.threads(target)))
         for chunks in range(max(1, old - 1), old + 2):
             if chunks * one.vector > most_elements(spec):
                 continue
-            threads = -(-columns // (vectors * chunks))
+            threads = -(-touched // (vectors * chunks))
             warps = -(-threads // target.subgroup_size)
             rows = rows_of_a_subgroup(threads, target) if one.cluster == 1 else 1
             groups = max(1, round(subgroups / warps)) * rows
-            way = replace(one, warps=warps, groups=groups, subgroup_rows=rows)
+            way = replace(
+                one,
+                workgroups=alike(one.workgroups, groups * columns, one.vector),
+                warps=warps,
+                groups=groups,
+                subgroup_rows=rows,
+            )
             if way.illegal(spec, target) is not None:
                 continue
-            if _registers(way, spec, target) > way.registers_available(target):
+            if not _fits(way, spec, one, source, target):
                 continue
             cost = (
                 -math.log2(shares[key])
+                + math.log2(one.workgroups / way.workgroups)
+                + (_SHIFTED if is_shifted and not one.shifted(source) else 0)
                 + math.log2(_in_quarters(way) / (way.subgroups * way.resident))
                 + math.log2(way.cluster * way.padded_columns(spec, target) / columns)
                 + _DISTANCE * distance
@@ -81,10 +93,19 @@ def fitted(
     yield from (way for _, way in sorted(ways, key=lambda each: each[0]))
 
 
+def _fits(way: OnePass, spec: NormSpec, one: OnePass, source: NormSpec, target: Target) -> bool:
+    """Whether registers suffice, by the estimate or by a measured schedule that took as many."""
+    wanted, available = _registers(way, spec, target), way.registers_available(target)
+    measured = available >= one.registers_available(target)
+    return wanted <= (max(available, _registers(one, source, target)) if measured else available)
+
+
 def _registers(one: OnePass, spec: NormSpec, target: Target) -> float:
     estimate = one.registers(spec, target)
     if one.vector == 1:
         return estimate / _SINGLE
+    if one.shifted(spec):  # the estimate has its checks
+        return estimate
     if one.cluster * one.padded_columns(spec, target) == spec.columns:
         return estimate
     return estimate * (_CHECKED_AHEAD if one.ahead and not one.slots else _CHECKED)

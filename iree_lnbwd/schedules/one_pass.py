@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from iree_lnbwd.dtypes import DTYPES
@@ -16,6 +17,7 @@ from iree_lnbwd.schedules.rules import (
     gpu_rules,
     least,
     own_columns,
+    touched_columns,
     wait_by_themselves,
 )
 from iree_lnbwd.spec import NormSpec
@@ -32,6 +34,10 @@ _LOADING_AT_ONCE = 4
 # Registers of a thread besides its elements': estimated from ptxas's reports. AMD's hold addresses
 # of 64 bits for each lane; the estimate is large enough that no module of the matrix spills.
 _REGISTERS_FIXED = {"cuda": 40, "rocm": 64}
+# Where rows begin anywhere in an access, a thread keeps the edges of a row for later, and what it
+# needs to find them; more so where rows are read again.
+_SHIFTED = 1.18
+_SHIFTED_READ_AGAIN = 1.42
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,27 @@ class OnePass:
     def subgroups(self) -> int:
         """Of a workgroup."""
         return self.groups // self.subgroup_rows * self.warps
+
+    def shifted(self, spec: NormSpec) -> bool:
+        """Whether rows begin anywhere in an access; accesses then go across their borders."""
+        return spec.columns % self.vector != 0
+
+    def least_last(self, spec: NormSpec, target: Target) -> int:
+        """Of a thread's vectors, the first that may be a row's last.
+
+        That depends on the place in an access where the row begins.
+        """
+        ends = (spec.columns, touched_columns(spec, self.vector))
+        of_a_part = self.own_columns(spec) // self.vector
+        return min((end - 1) // self.vector % of_a_part for end in ends) // self.threads(target)
+
+    def line(self, spec: NormSpec) -> int:
+        """Elements by which memory is addressed: those of a row, or of an access across borders."""
+        return self.vector if self.shifted(spec) else spec.columns
+
+    def few_vector(self, spec: NormSpec) -> int:
+        """Neighbouring elements that a thread handles together where there are few rows."""
+        return math.gcd(self.vector, spec.columns)
 
     def threads(self, target: Target) -> int:
         """Of one group."""
@@ -188,9 +215,11 @@ class OnePass:
             an_element += gamma
         if self.ahead and not self.slots:
             an_element += dy + x
-        return (
-            _REGISTERS_FIXED[target.backend] + self.chunks(spec, target) * self.vector * an_element
-        )
+        elements = self.chunks(spec, target) * self.vector
+        estimate = _REGISTERS_FIXED[target.backend] + elements * an_element
+        if not self.shifted(spec):
+            return estimate
+        return estimate * (_SHIFTED_READ_AGAIN if self.rereads else _SHIFTED)
 
     def registers_available(self, target: Target) -> int:
         """Registers that a thread can have if a multiprocessor holds ``resident`` workgroups.
@@ -215,6 +244,14 @@ class OnePass:
         ]
         rules = (
             *gpu_rules(spec, target, self, self.groups * self.threads(target)),
+            (
+                self.shifted(spec) and not self.slots,
+                f"N is no multiple of {self.vector}, and rows are not copied",
+            ),
+            (
+                self.workgroups * self.groups * spec.columns % self.vector != 0,
+                f"a group's rows begin at different places of {self.vector} elements",
+            ),
             (
                 shared > target.shared_bytes,
                 f"{shared} bytes of shared memory, at most {target.shared_bytes}",
@@ -253,6 +290,6 @@ class OnePass:
         )
         why = first_broken(rules)
         if why is None and self.few_rows:
-            why = self.few_rows.illegal(spec, target, self.vector)
+            why = self.few_rows.illegal(spec, target, self.few_vector(spec))
             return why and f"few rows: {why}"
         return why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -79,7 +80,6 @@ def gpu_rules(
             f"{target.subgroup_size}",
         ),
         (schedule.warps > target.subgroup_size, "more subgroups than lanes"),
-        (spec.columns % schedule.vector != 0, f"N is no multiple of {schedule.vector}"),
     )
 
 
@@ -111,7 +111,24 @@ def cluster_rules(
 
 def own_columns(spec: NormSpec, cluster: int, vector: int) -> int:
     """Columns of each workgroup of a cluster; the last one may have fewer."""
-    return -(-spec.columns // (cluster * vector)) * vector
+    return -(-touched_columns(spec, vector) // (cluster * vector)) * vector
+
+
+def touched_columns(spec: NormSpec, vector: int) -> int:
+    """N, and what of an access may be before a row that begins anywhere in one."""
+    return spec.columns + vector - math.gcd(vector, spec.columns)
+
+
+def alike(workgroups: int, step: int, vector: int) -> int:
+    """As many workgroups, or fewer, as leave all rows of a group at the same place of an access.
+
+    Args:
+        workgroups: The most.
+        step: Elements of the rows that a workgroup works on at once.
+        vector: Elements of an access.
+    """
+    parts = vector // math.gcd(vector, step)
+    return max(1, workgroups // parts) * parts
 
 
 def rows_of_a_subgroup(threads: int, target: Target) -> int:

@@ -59,5 +59,8 @@ class TwoPass:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         if least(self, self.chunks, self.rows, self.span_steps) < 1:
             return BELOW_ONE
-        rules = gpu_rules(spec, target, self, self.threads(target))
+        rules = (
+            *gpu_rules(spec, target, self, self.threads(target)),
+            (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
+        )
         return first_broken(rules)

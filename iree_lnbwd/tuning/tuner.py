@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from iree_lnbwd import compiler, notices, schedules
 from iree_lnbwd.devices import DeviceUri, Gpu, gpu_of, target_of
-from iree_lnbwd.errors import CompileError, DeviceError, shown
+from iree_lnbwd.errors import CompileError, DeviceError, counted, shown
 from iree_lnbwd.products import standing_for
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.schedules import Forward, Schedule
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
     """What came of tuning one norm.
 
     Attributes:
-        spec: The norm, as `tuned.subject` has it.
+        spec: The norm, as ``tuned.subject`` has it.
         tuned: What is kept about it now; None if nothing is, because the choice without tuning
             computed something wrong.
         wrong: What was wrong about candidates: each is an error of this package, or of the GPU.
@@ -78,7 +78,7 @@ def tune(
     the norm that it interrupts.
 
     Args:
-        specs: The norms, of any number of rows; see `subject` for what they have in common.
+        specs: The norms, of any number of rows.
         device: A GPU, as an IREE device URI: "cuda", "hip", "cuda://1".
         candidates: How many schedules compete for each norm, at least 1.
         seed: Decides which schedules do, at least 0.
@@ -190,7 +190,7 @@ class _Tuner:
         if 0 not in right:
             return None, wrong
         rows = max(1, _ELEMENTS // norm.columns)
-        tell(f"{norm.name}: timing {len(right)} schedules at {rows} rows")
+        tell(f"{norm.name}: timing {counted(len(right), 'schedule')} at {counted(rows, 'row')}")
         with contextlib.closing(CallMemory(self._driver, norm, rows)) as memory:
             first = self._times(memory, right, rows, _FIRST_TURNS)
             last = [0, *finalists(first, _FINALISTS)]

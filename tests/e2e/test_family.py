@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_right, assert_same_bits, random_generator
+from support import CPU_TARGETS, assert_right, assert_same_bits, random_generator
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec, cli, compiler, npz, runtime
@@ -115,7 +115,7 @@ def test_the_algorithm_and_its_oracle_agree(spec: NormSpec) -> None:
     assert_right(runtime.load_built(oracle).run(call), call)
 
 
-@pytest.mark.parametrize("target", ["host", "generic"])
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @pytest.mark.parametrize("op", OPS)
 def test_fetching_rows_ahead_changes_no_bit(op: str, target: str) -> None:
     """At the edges of blocks, chunks and shares, with elements of several sizes."""

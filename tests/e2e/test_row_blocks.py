@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import (
+    CPU_TARGETS,
     Arguments,
     assert_matches_reference,
     assert_same_bits,
@@ -24,7 +25,7 @@ from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import RowBlocks, Schedule, WholeTensors
 from iree_lnbwd.targets import find_target
 
-every_target = pytest.mark.parametrize("target", ["host", "generic"])
+every_target = pytest.mark.parametrize("target", CPU_TARGETS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 VARIANTS = (

@@ -99,7 +99,7 @@ def functions(text: str) -> dict[str, str]:
     ("columns", "dtype", "widened"),
     [
         (1024, "bf16", "vector.interleave"),
-        (769, "bf16", "arith.extf"),
+        (3, "bf16", "arith.extf"),
         (1024, "f16", "arith.extf"),
         (1024, "f32", "return %value"),
     ],

@@ -46,7 +46,7 @@ def test_a_legal_schedule_has_no_complaint() -> None:
     [
         ({"groups": 5}, "1280 threads, at most 1024"),
         ({"warps": 33, "groups": 1}, "1056 threads, at most 1024"),
-        ({"vector": 3}, "N is no multiple of 3"),
+        ({"vector": 3}, "cp.async copies (4, 8, 16) bytes"),
         ({"ahead": 8, "slots": 9}, "bytes of shared memory, at most 232448"),
         ({"ahead": 1}, "1 rows ahead do not go with 3 slots"),
         ({"ahead": 4}, "4 rows ahead do not go with 3 slots"),
