@@ -12,10 +12,10 @@ from pathlib import Path, PurePath
 
 from iree_lnbwd import artifact, compiler, notices
 from iree_lnbwd.artifact import Manifest
-from iree_lnbwd.devices import host_cpu
+from iree_lnbwd.devices import cpu_features, host_cpu
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target, find_target, older_targets
+from iree_lnbwd.targets import Target, generic_targets, older_targets
 from iree_lnbwd.tuning.tuned import Tuned
 from iree_lnbwd.user_folders import UnusableError, UserFolder
 
@@ -23,7 +23,7 @@ _FOLDER = UserFolder("IREE_LNBWD_CACHE", "XDG_CACHE_HOME", ".cache")
 _ITSELF = PurePath()
 _KEY_LETTERS = 16
 _WHAT_STANDS_IN = {
-    "cpu": "which was compiled for any x86-64 CPU",
+    "cpu": "which was compiled for any CPU of its architecture",
     "cuda": "whose schedule was chosen for another GPU",
 }
 
@@ -167,8 +167,10 @@ def _put_there(spec: NormSpec, target: Target) -> tuple[bytes, Manifest] | None:
 
 def standing_in(target: Target) -> tuple[Target, ...]:
     """The targets whose modules the machines of a target run, too; the best of them first."""
-    if target.name == "host":
-        return (find_target("generic"),) if host_cpu().startswith("x86_64-") else ()
+    if target.is_this_cpu:
+        here = set(cpu_features())
+        fitting = (t for t in generic_targets(target.architecture) if here >= set(t.cpu_features))
+        return tuple(reversed(tuple(fitting)))
     return older_targets(target)
 
 

@@ -31,7 +31,7 @@ from iree_lnbwd import (
 )
 from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, rms_eps
 from iree_lnbwd.artifact import Manifest
-from iree_lnbwd.bundles import serving
+from iree_lnbwd.bundles import choosing, serving
 from iree_lnbwd.bundles.container import BundleFile, is_bundle
 from iree_lnbwd.bundles.index import Member
 from iree_lnbwd.bundles.making import bundle
@@ -256,11 +256,12 @@ def _parser() -> argparse.ArgumentParser:
             "iree-compile and into the manifests."
         ),
     )
+    to_ship = choosing.target_to_ship(DeviceUri.parse(DEFAULT_DEVICE)).name
     sub.add_argument(
         "--target",
         type=_words,
-        default=("generic",),
-        help="names of 'targets', or of products, with commas (default: generic)",
+        default=(to_ship,),
+        help=f"names of 'targets', or of products, with commas (default: {to_ship})",
     )
     sub.add_argument(
         "--op",
@@ -590,6 +591,8 @@ def _targets(options: argparse.Namespace) -> int:
 
 
 def _verified(target: Target) -> str:
+    if target.architecture == "aarch64" and not target.is_this_cpu:
+        return "disassembled by the tests; run in qemu against f64 NumPy, not on hardware"
     if target.backend == "cpu":
         return "run by the tests against f64 NumPy"
     return evidence.of_target(target.name)
@@ -1050,7 +1053,8 @@ def _on_paper(described: Description, kernels: Sequence[KernelReport]) -> list[s
         spec, target, product, schedule, registers=registers.get(model.kernel(schedule))
     )
     share = f"; about {paper.share:.0%} of the bandwidth" if target.backend == "cuda" else ""
-    return [f"not measured: {product.name}, {model.rows_of(spec)} rows: {paper.said}{share}"]
+    rows = counted(model.rows_of(spec), "row")
+    return [f"not measured: {product.name}, {rows}: {paper.said}{share}"]
 
 
 def _needs(kernel: KernelReport) -> str:

@@ -44,7 +44,7 @@ def compile(
         target: A name or alias of `iree_lnbwd.targets`.
         output_dir: Made if need be. Both files appear whole or not at all.
         how: The schedule. None takes what `tune` found for exactly the product that ``target``
-            means, whichever GPU this machine has, and otherwise `schedules.choose`'s.
+            means, whichever GPU this machine has, and otherwise ``schedules.choose``'s.
         extra_flags: Further flags for iree-compile, recorded in the manifest.
 
     Returns:
@@ -95,7 +95,7 @@ def build(
     Args:
         spec: What to compute.
         target: What to compile for.
-        how: The schedule; None takes `schedules.choose`'s.
+        how: The schedule; None takes ``schedules.choose``'s.
         extra_flags: Further flags for iree-compile.
 
     Raises:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from iree_lnbwd.dtypes import DTYPES
 
 _DECLARATION = re.compile(
-    r"^( *)func\.func private @(\w+)\((!?\w+(?:, !?\w+)*)\)(?: -> (!?\w+))?\n", re.MULTILINE
+    r"^( *)func\.func private @(\w+)\(((?:!?\w+(?:, !?\w+)*)?)\)(?: -> (!?\w+))?\n", re.MULTILINE
 )
 _DEFINITION = re.compile(
-    r"func\.func private @(\w+)\((%\w+: !?\w+(?:, %\w+: !?\w+)*)\)(?: -> (!?\w+))? \{\n.*?^\}\n",
+    r"func\.func private @(\w+)\(((?:%\w+: !?\w+(?:, %\w+: !?\w+)*)?)\)(?: -> (!?\w+))? \{\n"
+    r".*?^\}\n",
     re.MULTILINE | re.DOTALL,
 )
 _ALIAS = re.compile(r"![a-z_]+(?![a-z_.])")  # "!llvm.ptr" is of a dialect
@@ -73,7 +74,7 @@ def link(
 
     def linked(declaration: re.Match[str]) -> str:
         indent, name, parameters, result = declaration.groups()
-        named = (*parameters.split(", "), *filter(None, [result]))
+        named = tuple(filter(None, (*parameters.split(", "), result)))
         types = tuple(_ALIAS.sub(lambda a: resolved(a[0], aliases), name) for name in named)
         function = library[choose(name.partition("_of_")[0], types)]
         own = dict(zip(function.types, types, strict=False))
@@ -96,13 +97,15 @@ def resolved(alias: str, aliases: Mapping[str, str]) -> str:
 
 
 def _of_vector(narrow: str) -> dict[str, str]:
-    """For a vector: the types of its bits, of every second element, and of a comparison."""
+    """For a vector: the types of its bits and their numbers, of halves, and of a comparison."""
     vector = _VECTOR.fullmatch(narrow)
     if vector is None:
         return {}
     whole = int(vector[1])
     return {
         "!words": f"vector<{bits(narrow) // 32}xi32>",
+        "!long_words": f"vector<{bits(narrow) // 32}xi64>",
+        "!word_indices": f"vector<{bits(narrow) // 32}xindex>",
         "!halves": f"vector<{whole // 2}xf32>",
         "!lanes": f"vector<{whole}xi1>",
     }

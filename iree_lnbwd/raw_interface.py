@@ -23,7 +23,7 @@ def symbol(spec: NormSpec, target: Target) -> str:
 
     It is that of the module's file, with letters in place of what a symbol cannot have.
     """
-    return f"{spec.name}_{target.name}".translate(_NO_SYMBOL)
+    return f"{spec.name.translate(_NO_SYMBOL)}_{target.name.replace('-', '_')}"
 
 
 def declaration(spec: NormSpec) -> str:

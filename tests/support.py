@@ -20,10 +20,15 @@ from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.reference import F64
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import Forward, OnePass, Schedule
-from iree_lnbwd.targets import Target
+from iree_lnbwd.targets import Target, find_target
 from iree_lnbwd.verification.judge import Judgement
 
 SEED_VARIABLE = "LNBWD_TEST_SEED"
+# Those that this CPU runs.
+CPU_TARGETS = (
+    "host",
+    *(target.name for target in cache.standing_in(find_target("host"))),
+)
 
 
 def random_generator() -> np.random.Generator:

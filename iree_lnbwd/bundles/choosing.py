@@ -8,7 +8,7 @@ from iree_lnbwd.bundles.index import Member
 from iree_lnbwd.cache import standing_in
 from iree_lnbwd.devices import DeviceUri, cpu_features, gpu_of, host_cpu, target_of
 from iree_lnbwd.products import product_of_device
-from iree_lnbwd.targets import TARGETS, Target
+from iree_lnbwd.targets import TARGETS, Target, generic_targets
 
 _NO_RANK = len(TARGETS)
 
@@ -16,10 +16,11 @@ _NO_RANK = len(TARGETS)
 def ranked(members: Iterable[Member], uri: DeviceUri) -> tuple[Member, ...]:
     """The members that a device runs, the best first.
 
-    A CPU takes a module for "host", if it was compiled on such a CPU, before one for any CPU. A GPU
-    takes modules for its own target before those for older ones, and among those for one target,
-    that for the very product, that for the target, and those for other products. The last are
-    those for older GPUs with more shared memory: they run if they do not need that much.
+    A CPU takes a module for "host", if it was compiled on such a CPU, before those for any CPU, of
+    which it takes that with the most features first. A GPU takes modules for its own target before
+    those for older ones, and among those for one target, that for the very product, that for the
+    target, and those for other products. The last are those for older GPUs with more shared memory:
+    they run if they do not need that much.
 
     Raises:
         DeviceError: The device is absent, or no target fits it.
@@ -54,7 +55,7 @@ def target_to_ship(uri: DeviceUri) -> Target:
         DeviceError: The device is absent, or no target fits it.
     """
     here = target_of(uri)
-    return next(iter(standing_in(here)), here) if here.is_this_cpu else here
+    return next(iter(generic_targets(here.architecture)), here) if here.is_this_cpu else here
 
 
 def _why_not(member: Member, here: Target) -> str | None:
@@ -71,8 +72,8 @@ def _why_not(member: Member, here: Target) -> str | None:
         same = member.host_cpu == host_cpu()
         return None if same else f"it is for the CPU {member.host_cpu}, this one is {host_cpu()}"
     if target.backend == "cpu":
-        if target not in standing_in(here):
-            return f"it is for {target.name}, this CPU is {host_cpu()}"
+        if target.architecture != here.architecture:
+            return f"it is for {target.architecture} CPUs, this one is {here.architecture}"
         lacking = set(target.cpu_features) - set(cpu_features())
         return f"this CPU has no {' and no '.join(sorted(lacking))}" if lacking else None
     if target == here or 0 < target.capability < here.capability:

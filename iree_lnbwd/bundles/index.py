@@ -47,7 +47,7 @@ class Member:
         spec: What it computes.
         host_cpu: The CPU that a module for "host" needs; None for other targets.
         vmfb: The module.
-        manifest: What `compile` writes beside it.
+        manifest: What ``compile`` writes beside it.
     """
 
     made_for: str

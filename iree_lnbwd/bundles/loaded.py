@@ -57,7 +57,7 @@ class Bundle:
 
     Its functions are those of `iree_lnbwd`, without ``device``. A call is answered by the member
     for exactly its spec: op, ``normalized_shape``, element types, options and mask. Of several that
-    the device runs, it takes the best (`bundles.choosing.ranked`), and reads it at the first such
+    the device runs, it takes the best (``bundles.choosing.ranked``), and reads it at the first such
     call. Where there is none, an `ArtifactError` has the command that adds it.
 
     Any number of threads may call.

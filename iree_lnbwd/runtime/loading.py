@@ -14,7 +14,7 @@ from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.runtime.iree_module import open_device
 from iree_lnbwd.runtime.op import Norm
 from iree_lnbwd.runtime.ops import CLASSES
-from iree_lnbwd.targets import Target, older_targets
+from iree_lnbwd.targets import Target, find_target, generic_targets, older_targets
 
 
 def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:
@@ -66,7 +66,7 @@ def load_opened(
         raise DeviceError(
             f"device: {path} was compiled for {target.name} ({target.backend}), got {uri}"
         )
-    _check_host_cpu(module, path.name)
+    _check_cpu(module, path.name)
     if target.backend == "cuda":
         _check_gpu(opened, path.name, uri, target_of(uri))
     return CLASSES[module.spec.op](opened, uri)
@@ -80,7 +80,7 @@ def shared_bytes(vmfb: bytes) -> int:
 def load_built(vmfb: bytes, device: str = DEFAULT_DEVICE) -> Norm:
     """As `load`, for a module in memory."""
     opened = open_module(vmfb, source="module")
-    _check_host_cpu(opened.description, opened.description.spec.name)
+    _check_cpu(opened.description, opened.description.spec.name)
     return CLASSES[opened.description.spec.op](opened, DeviceUri.parse(device))
 
 
@@ -93,11 +93,23 @@ def probe(device: DeviceUri) -> None:
     open_device(device)
 
 
-def _check_host_cpu(module: Description, name: str) -> None:
+def _check_cpu(module: Description, name: str) -> None:
+    """Expects this CPU, or one of this architecture.
+
+    What else a CPU must have, the module itself asks for when it is loaded.
+    """
+    here, wanted = find_target("host").architecture, module.target.architecture
     if module.host_cpu not in (None, host_cpu()):
+        generic = next((each.name for each in generic_targets(here)), None)
+        otherwise = f", or ship one for the target {generic!r}" if generic else ""
         raise DeviceError(
             f"device: {name} was compiled for the CPU {module.host_cpu}, this one is "
-            f"{host_cpu()}; compile it here, or ship one for the target 'generic'"
+            f"{host_cpu()}; compile it here{otherwise}"
+        )
+    if wanted not in ("", here):
+        raise DeviceError(
+            f"device: {name} was compiled for {module.target.name}, which is for {wanted} CPUs; "
+            f"this CPU is {here}"
         )
 
 

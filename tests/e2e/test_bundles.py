@@ -27,7 +27,7 @@ from iree_lnbwd.bundles import choosing, container, serving
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.runtime import gpu_module
 
-N, EPS = 24, rms_eps("f32")
+N, EPS = 20, rms_eps("f32")
 SPECS = (
     NormSpec((N,), eps=1e-5),
     NormSpec((N,), op="rms_norm", eps=EPS),
@@ -157,7 +157,7 @@ def test_only_what_is_used_is_read(copy: Path) -> None:
     copy.write_bytes(content)
     given = arguments()
     assert_backward_right(norms.layer_norm_backward(**given), given)
-    with pytest.raises(ArtifactError, match=r"host/rms_norm_n24_\S+_host\.json: altered"):
+    with pytest.raises(ArtifactError, match=r"host/rms_norm_n20_\S+_host\.json: altered"):
         norms.rms_norm(given["input"], N, given["weight"])
 
 
@@ -227,7 +227,7 @@ def test_an_interruption_loses_nothing_that_was_compiled(
 
 def test_words_after_two_dashes_are_in_the_manifests(tmp_path: Path) -> None:
     path, flag = tmp_path / "norms.lnb", "--iree-opt-level=O2"
-    assert main("bundle", "--normalized-shape=24", "-o", path, "--", flag) == 0
+    assert main("bundle", "--normalized-shape=20", "-o", path, "--", flag) == 0
     file = lnbwd.BundleFile(path)
     (member,) = file.members
     assert member.made_for == "generic"
@@ -291,7 +291,7 @@ def test_verify_runs_what_runs_here_and_says_what_does_not(
     )
     assert not_run == [m.name for m in lnbwd.BundleFile(made).members if m.made_for == "sm_90"]
     assert "passed: 10 of 10 results within tolerance, 4 cases" in said
-    one = ("--normalized-shape=24", "--op=rms_norm", "--random-rows=3")
+    one = ("--normalized-shape=20", "--op=rms_norm", "--random-rows=3")
     assert main("verify", f"--modules={made}", "--target=generic", *one) == 0
     assert "passed: 2 of 2 results" in capsys.readouterr().out
     assert main("verify", f"--modules={made}", "--normalized-shape=25") == 2
@@ -337,7 +337,7 @@ except lnbwd.CompileError as error:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert re.fullmatch(
-        r"no compiler here; IREE_LNBWD_BUNDLE: \S+norms.lnb: no module of rms_norm_n24_f32_\S+ "
+        r"no compiler here; IREE_LNBWD_BUNDLE: \S+norms.lnb: no module of rms_norm_n20_f32_\S+ "
         r"that local-task runs \(there is none for any target\); this adds it: iree-lnbwd .*\n",
         ended.stdout,
     )

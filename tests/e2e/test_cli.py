@@ -115,7 +115,9 @@ def test_targets_prints_the_table() -> None:
     for row, target in zip(rows, lnbwd.targets(), strict=True):
         assert " ".join(target.aliases) in row
         assert re.search(
-            r"(compiled only, never run|verified on .+|emulated|run by the tests .+)$", row
+            r"(compiled only, never run|verified on .+|emulated|run by the tests .+"
+            r"|disassembled by the tests; run in qemu .+, not on hardware)$",
+            row,
         )
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,13 @@ from iree_lnbwd import (
     artifact,
     cache,
     compiler,
+    npz,
     runtime,
 )
+from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules import FewRows, OnePass, RowBlocks, WholeTensors
 from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import verify
 
 COMMAND = Path(sys.executable).parent / "iree-lnbwd"
 SPEC = NormSpec((8,))
@@ -267,6 +270,7 @@ def test_bad_argument_of_a_module(
         (NormSpec((8,), has_weight=False), {"weight": ones(8)}, "weight: .* has no weight"),
         (NormSpec((8,), eps=1e-5), {}, "mean: this module recomputes mean and rstd"),
         (NormSpec((8,), rows=4), {"weight": ones(8)}, "input: .* compiled for 4 rows, got 3"),
+        (NormSpec((8,), rows=1), {"weight": ones(8)}, "input: .* compiled for 1 row, got 3"),
     ],
 )
 def test_bad_argument_of_a_special_module(
@@ -905,6 +909,27 @@ def test_everything_but_compiling_works_without_the_compiler(
         assert missing.returncode == 2
         assert missing.stderr.startswith(f"iree-lnbwd: error: {ABSENT}")
         assert missing.stderr.count("\n") == 1
+
+
+def test_a_bundle_of_the_family_is_verified_without_the_compiler(
+    runtime_only: Path, tmp_path: Path
+) -> None:
+    """On the captured tensors, of which there are some for each op."""
+    source = resources.files("iree_lnbwd") / "data" / "training_step.npz"
+    with resources.as_file(source) as path:
+        cases = npz.read_cases(path)
+    bound = [verify.bind_case(arrays, source=case).spec for case, arrays in cases.items()]
+    specs = [spec for spec in bound if spec is not None]
+    assert {spec.op for spec in specs} == set(OPS)
+    bundle = lnbwd.bundle(specs, "generic", tmp_path / "family.lnb").path
+    words = ["verify", f"--modules={bundle}", "--device=local-task"]
+    verified = python_with(
+        runtime_only,
+        f"import sys, iree_lnbwd.cli as c; sys.exit(c.main({words}))",
+        IREE_LNBWD_CACHE=str(tmp_path / "empty"),
+    )
+    assert verified.returncode == 0, verified.stderr
+    assert re.search(rf"passed: (\d+) of \1 results .* {len(cases)} cases", verified.stdout)
 
 
 def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_path: Path) -> None:

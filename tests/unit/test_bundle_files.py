@@ -22,6 +22,7 @@ from iree_lnbwd import (
     Manifest,
     NormSpec,
     artifact,
+    cache,
     cli,
     compiler,
     devices,
@@ -275,9 +276,43 @@ def test_a_cpu_takes_its_own_module_before_one_for_any_cpu(monkeypatch: pytest.M
     )
     assert order(ours, CPU) == ["host", "generic"]
     assert order(others, CPU) == ["generic"]
-    monkeypatch.setattr(choosing, "cpu_features", lambda: ("avx",))
+    cpu_has(monkeypatch, "avx")
     assert order(others, CPU) == []
     assert choosing.why_not(others[2], CPU) == "this CPU has no f16c"
+
+
+def test_a_cpu_takes_the_module_that_uses_most_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = members("generic", "generic-v3", "sm_90", "host", host="x86_64-000000000000")
+    cpu_has(monkeypatch, "avx", "f16c", "fma", "avx2", "avx512f")
+    assert order(found, CPU) == ["generic-v3", "generic"]
+    cpu_has(monkeypatch, "avx", "f16c")
+    assert order(found, CPU) == ["generic"]
+    assert choosing.why_not(found[1], CPU) == "this CPU has no avx2 and no fma"
+    assert choosing.target_to_ship(CPU).name == "generic"
+
+
+def cpu_has(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    """This CPU is an x86-64 one with these features."""
+    for module in (cache, choosing):
+        monkeypatch.setattr(module, "cpu_features", lambda: features)
+    here = replace(find_target("host"), architecture="x86_64")
+    monkeypatch.setattr(choosing, "target_of", lambda uri: here)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "other"),
+    [("x86_64", "generic", "aarch64"), ("aarch64", "generic-aarch64", "x86_64")],
+)
+def test_a_cpu_takes_the_module_for_its_architecture(
+    architecture: str, name: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(find_target("host"), architecture=architecture)
+    monkeypatch.setattr(choosing, "target_of", lambda uri: here)
+    found = members("generic", "sm_90", "generic-aarch64")
+    assert order(found, CPU) == [name]
+    (wrong,) = (m for m in found if m.target.architecture == other)
+    assert choosing.why_not(wrong, CPU) == f"it is for {other} CPUs, this one is {architecture}"
+    assert choosing.target_to_ship(CPU).name == name
 
 
 @pytest.mark.parametrize(

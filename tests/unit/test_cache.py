@@ -131,21 +131,25 @@ def test_without_a_compiler_a_module_for_an_older_gpu_is_better_than_none(
 
 
 def test_without_a_compiler_a_module_for_any_cpu_is_better_than_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If it is for CPUs of this architecture."""
+
     def missing() -> str:
         raise CompileError("none here")
 
-    host = find_target("host")
     compiler.compile(SPEC, "generic", folder)
+    compiler.compile(SPEC, "generic-aarch64", tmp_path)
     monkeypatch.setattr(compiler, "compiler_version", missing)
-    took = r"no compiler, and no \S+_host.vmfb: took \S+_generic.vmfb, which was compiled for any"
-    monkeypatch.setattr(cache, "host_cpu", lambda: "x86_64-0123456789ab")
-    with pytest.warns(RuntimeWarning, match=took):
-        assert cache.build(SPEC, host)[1].target == "generic"
-    monkeypatch.setattr(cache, "host_cpu", lambda: "aarch64-0123456789ab")
+    intel, arm = (replace(find_target("host"), architecture=a) for a in ("x86_64", "aarch64"))
     with pytest.raises(CompileError, match="none here"):
-        cache.build(SPEC, host)
+        cache.build(SPEC, arm)
+    for path in tmp_path.glob("*-aarch64.*"):
+        path.rename(folder / path.name)
+    for here, name in ((intel, "generic"), (arm, "generic-aarch64")):
+        took = rf"no compiler, and no \S+_host.vmfb: took \S+_{name}.vmfb, which was compiled for "
+        with pytest.warns(RuntimeWarning, match=f"{took}any CPU of its architecture"):
+            assert cache.build(SPEC, here)[1].target == name
 
 
 def test_a_manifest_that_says_more_is_not_ours(folder: Path, built: tuple[bytes, Manifest]) -> None:

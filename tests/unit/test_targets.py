@@ -7,12 +7,20 @@ import re
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd.targets import Target, find_target, older_targets, target_for_cuda_capability
+from iree_lnbwd.targets import (
+    Target,
+    find_target,
+    generic_targets,
+    older_targets,
+    target_for_cuda_capability,
+)
 
 # name: (backend, driver, aliases)
 TABLE = {
     "host": ("cpu", "local-task", ()),
     "generic": ("cpu", "local-task", ()),
+    "generic-v3": ("cpu", "local-task", ()),
+    "generic-aarch64": ("cpu", "local-task", ()),
     "sm_75": ("cuda", "cuda", ("t4",)),
     "sm_80": ("cuda", "cuda", ("a100",)),
     "sm_86": ("cuda", "cuda", ("rtx3090",)),
@@ -71,7 +79,8 @@ def test_flags_name_the_architecture(target: Target) -> None:
         case "rocm":
             assert flags == f"--iree-hal-target-device=hip --iree-rocm-target={target.name}"
         case _:
-            assert f"--iree-llvmcpu-target-cpu={target.name}" in flags
+            assert f"--iree-llvmcpu-target-cpu={target.name.partition('-')[0]}" in flags
+            assert target.is_this_cpu or f"-triple={target.architecture}-unknown-linux-gnu" in flags
 
 
 @pytest.mark.parametrize(
@@ -84,6 +93,7 @@ def test_flags_name_the_architecture(target: Target) -> None:
         ("rtx4080", "rtx4090"),
         ("MI300", "mi300x"),
         ("Host ", "host"),
+        ("generic-arm64", "generic-aarch64"),
     ],
 )
 def test_unknown_name_gets_the_list_and_the_nearest(unknown: str, nearest: str) -> None:
@@ -149,3 +159,11 @@ def test_modules_of_older_targets_run_where_shared_memory_is_no_less(
     name: str, older: tuple[str, ...]
 ) -> None:
     assert tuple(target.name for target in older_targets(find_target(name))) == older
+
+
+@pytest.mark.parametrize(
+    ("architecture", "names"),
+    [("x86_64", ("generic", "generic-v3")), ("aarch64", ("generic-aarch64",)), ("riscv64", ())],
+)
+def test_any_cpu_of_an_architecture(architecture: str, names: tuple[str, ...]) -> None:
+    assert tuple(target.name for target in generic_targets(architecture)) == names
