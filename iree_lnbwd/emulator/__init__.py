@@ -50,3 +50,8 @@ def __getattr__(name: str) -> Any:
             if hasattr(home, name):
                 return getattr(home, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The names that are here and those that are loaded on first use."""
+    return sorted({*globals(), *__all__})

@@ -318,7 +318,7 @@ class GlobalMemory:
             alignment: That addresses must have; None: as much as ``nbytes``.
 
         Returns:
-            The bytes: [T, nbytes].
+            Bytes of shape [T, nbytes].
 
         Raises:
             Fault: Out of bounds, misaligned, never written, or written by another thread of this
@@ -629,14 +629,14 @@ class SharedMemory:
         _scatter(self._data, offsets, values, alignment)
 
     def load_of(self, workgroups: Lanes, lanes: Lanes, addresses: Lanes, nbytes: int) -> Bytes:
-        """As `load`, from the memory of other workgroups; `clusters.Cluster` finds the races."""
+        """As `load`, from the memory of other workgroups; ``clusters.Cluster`` finds the races."""
         offsets, at = self._locate(lanes, addresses, nbytes, nbytes, workgroups)
         self._check_under_way(at, lanes, addresses, "is read")
         _check_written(self._cells.write[at], lanes + self._first_lane, addresses, "shared memory")
         return _gather(self._data, offsets, nbytes, nbytes)
 
     def store_of(self, workgroups: Lanes, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
-        """As `store`, to the memory of other workgroups; `clusters.Cluster` finds the races."""
+        """As `store`, to the memory of other workgroups; ``clusters.Cluster`` finds the races."""
         nbytes = values.shape[1]
         offsets, at = self._locate(lanes, addresses, nbytes, nbytes, workgroups)
         self._check_under_way(at, lanes, addresses, "is written")

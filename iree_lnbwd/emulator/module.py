@@ -193,7 +193,7 @@ class Module:
                 numbers as scalars.
 
         Returns:
-            Its results: a `View` for each tensor, a Python number for each scalar. Integers are
+            Its results, a ``View`` for each tensor, a Python number for each scalar. Integers are
             unsigned, because their types have no sign.
 
         Raises:
