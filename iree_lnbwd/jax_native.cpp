@@ -1,5 +1,5 @@
-// XLA's custom call of a norm: Python says once what each kind of call launches, and it is launched
-// from here on XLA's stream.
+// XLA's custom call of a norm. On GPUs, Python says once what each kind of call launches, and it is
+// launched from here on XLA's stream. On the CPU, Python computes each call, in XLA's own memory.
 
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -26,9 +27,45 @@ constexpr size_t kScratchAlignment = 256;
 constexpr size_t kXlasAlignment = 16;  // XLA refuses to allocate with more
 constexpr size_t kMessageBytes = 1024;
 
-// Python's: tells `iree_lnbwd_jax_remember` of a call, or writes why it cannot.
+// Python's, which return 0, or write why they failed. One tells `iree_lnbwd_jax_remember` of a call
+// on a GPU; the other computes one on the CPU, whose pointers it gets.
 using Prepare = int (*)(int32_t device, int64_t rows, const char* spec, size_t spec_size,
                         char* message, size_t message_size);
+using Compute = int (*)(int64_t rows, const char* spec, size_t spec_size, const int64_t* pointers,
+                        char* message, size_t message_size);
+
+// Python as long as it runs: what is called here has returned before Python ends.
+class Python {
+ public:
+  void set(Prepare prepare, Compute compute) {
+    std::lock_guard<std::shared_mutex> lock(mutex_);
+    prepare_ = prepare;
+    compute_ = compute;
+  }
+  void prepare(int32_t device, int64_t rows, std::string_view spec) {
+    call(prepare_, [&](auto... message) {
+      return prepare_(device, rows, spec.data(), spec.size(), message...);
+    });
+  }
+  void compute(int64_t rows, std::string_view spec, const int64_t* pointers) {
+    call(compute_, [&](auto... message) {
+      return compute_(rows, spec.data(), spec.size(), pointers, message...);
+    });
+  }
+
+ private:
+  template <typename Function, typename Run>
+  void call(const Function& function, Run run) {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    iree_lnbwd::expect(function != nullptr, "device: Python has ended");
+    char message[kMessageBytes] = "";
+    if (run(message, kMessageBytes)) throw std::runtime_error(message);
+  }
+
+  std::shared_mutex mutex_;
+  Prepare prepare_ = nullptr;
+  Compute compute_ = nullptr;
+};
 
 class Calls {
  public:
@@ -45,34 +82,27 @@ class Calls {
     std::lock_guard<std::mutex> lock(mutex_);
     calls_.clear();
   }
-  Prepare prepare() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return prepare_;
-  }
-  void set_prepare(Prepare prepare) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    prepare_ = prepare;
-  }
 
  private:
   std::mutex mutex_;
   std::map<std::tuple<int32_t, int64_t, std::string>, std::shared_ptr<const Call>, std::less<>>
       calls_;
-  Prepare prepare_ = nullptr;
 };
 
+// Threads of XLA's may outlive what is destroyed at the end.
 Calls& calls() {
-  static Calls* all = new Calls;  // threads of XLA's may outlive what is destroyed at the end
+  static Calls* all = new Calls;
   return *all;
+}
+
+Python& python() {
+  static Python* one = new Python;
+  return *one;
 }
 
 std::shared_ptr<const Call> known(int32_t device, int64_t rows, std::string_view spec) {
   if (auto call = calls().find(device, rows, spec)) return call;
-  const Prepare prepare = calls().prepare();
-  iree_lnbwd::expect(prepare != nullptr, "device: Python has ended");
-  char message[kMessageBytes] = "";
-  const int failed = prepare(device, rows, spec.data(), spec.size(), message, kMessageBytes);
-  if (failed) throw std::runtime_error(message);
+  python().prepare(device, rows, spec);
   auto call = calls().find(device, rows, spec);
   iree_lnbwd::expect(call != nullptr, "device: the call was forgotten");
   return call;
@@ -128,6 +158,23 @@ ffi::Error on_gpu(int32_t device, void* stream, ffi::ScratchAllocator scratch,
   return run(device, stream, allocate, spec, rows, arguments, results);
 }
 
+ffi::Error on_cpu(std::string_view spec, int64_t rows, ffi::RemainingArgs arguments,
+                  ffi::RemainingRets results) {
+  try {
+    std::vector<int64_t> pointers;
+    pointers.reserve(arguments.size() + results.size());
+    const auto add = [&](const ffi::AnyBuffer& buffer) {
+      pointers.push_back(reinterpret_cast<int64_t>(buffer.untyped_data()));
+    };
+    for (size_t i = 0; i < arguments.size(); ++i) add(*arguments.get<ffi::AnyBuffer>(i));
+    for (size_t i = 0; i < results.size(); ++i) add(**results.get<ffi::AnyBuffer>(i));
+    python().compute(rows, spec, pointers.data());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
 // With a driver that runs kernels in the host's memory, before a launch returns: an emulated one.
 ffi::Error on_host(int32_t device, std::string_view spec, int64_t rows,
                    ffi::RemainingArgs arguments, ffi::RemainingRets results) {
@@ -153,6 +200,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_gpu, on_gpu,
                                   .RemainingArgs()
                                   .RemainingRets());
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_cpu, on_cpu,
+                              ffi::Ffi::Bind()
+                                  .Attr<std::string_view>("spec")
+                                  .Attr<int64_t>("rows")
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_host, on_host,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::DeviceOrdinal>()
@@ -163,7 +217,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_host, on_host,
 
 extern "C" {
 
-void iree_lnbwd_jax_set_prepare(Prepare prepare) { calls().set_prepare(prepare); }
+// Waits for what Python is doing for threads of XLA's.
+void iree_lnbwd_jax_set_python(Prepare prepare, Compute compute) {
+  python().set(prepare, compute);
+}
 
 void iree_lnbwd_jax_forget() { calls().clear(); }
 

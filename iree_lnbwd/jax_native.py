@@ -1,7 +1,8 @@
-"""Builds the C++ of `iree_lnbwd.jax`, XLA's custom call, and tells it what calls launch.
+"""Builds the C++ of `iree_lnbwd.jax`, XLA's custom call, and is called by it.
 
-The build needs a C++ compiler, once for each version of JAX. Without one, XLA computes the norms by
-its own kernels, and a warning says so.
+On GPUs, C++ is told what a call launches. On the CPU, a call is computed here. The build needs a
+C++ compiler, once for each version of JAX. Without one, XLA computes the norms by its own kernels,
+and a warning says so.
 """
 
 from __future__ import annotations
@@ -11,24 +12,29 @@ import ctypes
 import functools
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jaxlib
+import numpy as np
 
 from iree_lnbwd import folders, functional, notices
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.arguments import Array
+from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.errors import CompileError, DeviceError
 from iree_lnbwd.native_calls import native_call
 from iree_lnbwd.native_libraries import NativeLibrary
 from iree_lnbwd.operands import WEIGHT, names
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.gpu_driver import Graph
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.targets import Target
 from iree_lnbwd.user_folders import UnusableError
 
@@ -39,13 +45,20 @@ _SOURCE, _HEADER = _HERE / "jax_native.cpp", _HERE / "kernel_calls.h"
 _FLAGS = ("-O2", "-std=c++17", "-DNDEBUG", "-shared", "-fPIC")
 _LIBRARY = "iree_lnbwd_jax.so"
 _COMPILERS = ("c++", "g++", "clang++")
-_PLATFORM = "cuda"  # JAX's name of the platform, and ours of its driver
-_XLA_PLATFORM = "CUDA"  # XLA's
-_Prepare = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    *(ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t),
-    *(ctypes.c_void_p, ctypes.c_size_t),
-)
+_GPU = "cuda"  # JAX's name of the platform, and ours of its driver
+_CPU = "cpu"  # JAX's name of the platform
+_XLA_NAMES = {_GPU: "CUDA", _CPU: "cpu"}
+_HOST = DeviceUri.parse(DEFAULT_DEVICE)
+_MESSAGE = (ctypes.c_void_p, ctypes.c_size_t)
+_CALL = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t)  # its rows, and its spec as text
+_Prepare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, *_CALL, *_MESSAGE)
+_Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_int64), *_MESSAGE)
+
+# Elements, measured on two cores (`scripts/benchmark_jax`).
+_LEAST_BACKWARD, _LEAST_FORWARD = 1 << 20, 1 << 24
+_FLOAT_BYTES = 4
+_LAYOUTS_KEPT = 1024  # kinds of calls on the CPU whose arrays are known
+_PROCESS = os.getpid()  # a child of ``fork`` has none of the threads
 
 _log = logging.getLogger(__name__)
 _modules: set[Norm] = set()  # C++ may launch their kernels
@@ -53,23 +66,69 @@ _graphs: dict[Graph, Graph] = {}
 _preparing = threading.Lock()
 
 
-@functools.cache
-def platforms() -> tuple[str, ...]:
-    """XLA's platforms where the custom call can be used: those that this process has GPUs of.
+def platforms(spec: NormSpec, rows: int) -> tuple[str, ...]:
+    """JAX's platforms where the custom call computes a norm: GPUs, or the CPU if there is none.
 
-    The first time on a machine it is compiled. This takes a few seconds and is logged; the result
-    is kept in the cache on disk.
+    The first time on a machine the custom call is compiled. This takes a few seconds and is logged;
+    the result is kept in the cache on disk. For the CPU, the module is there when this returns.
+
+    Args:
+        spec: The norm.
+        rows: M, on all devices.
     """
-    try:
-        jax.local_devices(backend=_PLATFORM)
-    except RuntimeError:  # JAX has no such platform, or no GPU
+    if not 0 < rows <= MOST_ROWS:
         return ()
+    if _has(_GPU):
+        return (_GPU,) if _is_registered(_GPU) else ()
+    ours = jax.default_backend() == _CPU and is_faster(spec, rows)
+    return (_CPU,) if ours and _is_registered(_CPU) and _is_on_host(spec) else ()
+
+
+def is_faster(spec: NormSpec, rows: int) -> bool:
+    """Whether our module for the CPU is faster than XLA's code for the formulas.
+
+    A call of ours takes 0.1 ms before it begins. XLA's forwards of RMS norm are as fast as ours
+    unless their elements have to be converted.
+    """
+    elements = rows * spec.columns
+    if spec.family.is_backward:
+        return elements >= _LEAST_BACKWARD
+    simple = not spec.family.centres and DTYPES[spec.dtype].numpy.itemsize >= _FLOAT_BYTES
+    return elements >= _LEAST_FORWARD and not simple
+
+
+@functools.cache
+def _has(platform: str) -> bool:
+    """Whether this process has devices of a platform."""
     try:
-        register(_XLA_PLATFORM, load().iree_lnbwd_jax_on_gpu)
+        jax.local_devices(backend=platform)
+    except RuntimeError:  # JAX has no such platform, or no such device
+        return False
+    return True
+
+
+@functools.cache
+def _is_registered(platform: str) -> bool:
+    """Makes the custom call known to XLA, if it can be had."""
+    try:
+        library = load()
+        handlers = {_GPU: library.iree_lnbwd_jax_on_gpu, _CPU: library.iree_lnbwd_jax_on_cpu}
+        register(_XLA_NAMES[platform], handlers[platform])
     except Exception as error:  # tools that are not ours may raise anything
         notices.warn(f"iree_lnbwd.jax: XLA computes the norms, for the custom call failed: {error}")
-        return ()
-    return (_PLATFORM,)
+        return False
+    return True
+
+
+@functools.cache
+def _is_on_host(spec: NormSpec) -> bool:
+    """Compiles and loads a module for the CPU, if it can be had."""
+    try:
+        functional.loaded(spec, _HOST, _say_compiling)
+    except (CompileError, DeviceError) as error:
+        notices.warn(f"iree_lnbwd.jax: XLA computes {spec.name}, for its module failed: {error}")
+        return False
+    return True
 
 
 def register(platform: str, handler: Any) -> None:
@@ -149,7 +208,7 @@ def _build(path: Path) -> None:
 
 def _loaded(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    library.iree_lnbwd_jax_set_prepare(_on_new_call)
+    library.iree_lnbwd_jax_set_python(_on_new_call, _on_host_call)
     return library
 
 
@@ -157,15 +216,75 @@ def _prepare_new(
     device: int, rows: int, spec: int, spec_size: int, message: int, message_size: int
 ) -> int:
     """Prepares a call that XLA is about to run for the first time, in a thread of XLA's."""
-    try:
+    with _Told(message, message_size) as told:
         text = ctypes.string_at(spec, spec_size)
-        uri = DeviceUri(_PLATFORM, device)
+        uri = DeviceUri(_GPU, device)
         prepare(NormSpec.from_dict(json.loads(text)), uri, rows, text)
-    except BaseException as error:  # none gets through C++
-        what = f"{type(error).__name__}: {error}".encode()[: message_size - 1]
-        ctypes.memmove(message, what + b"\0", len(what) + 1)
-        return 1
-    return 0
+    return told.failed
+
+
+def _compute(
+    rows: int, spec: int, spec_size: int, pointers: Any, message: int, message_size: int
+) -> int:
+    """Computes a call on the CPU, in a thread of XLA's, from XLA's memory into XLA's memory."""
+    with _Told(message, message_size) as told:
+        layout = _layout(ctypes.string_at(spec, spec_size), rows)
+        arrays = [array.at(pointers[place]) for place, array in enumerate(layout.arrays)]
+        norm = functional.loaded(layout.spec, _HOST, _say_compiling)
+        norm.fill(arrays[: layout.inputs], arrays[layout.inputs :])
+    return told.failed
+
+
+class _Told:
+    """A block whose exceptions C++ is told of, for none gets through it.
+
+    Attributes:
+        failed: 1 if there was one, else 0.
+    """
+
+    def __init__(self, message: int, size: int) -> None:
+        self._message, self._size = message, size
+        self.failed = 0
+
+    def __enter__(self) -> _Told:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        if error is not None:
+            what = f"{type(error).__name__}: {error}".encode()[: self._size - 1]
+            ctypes.memmove(self._message, what + b"\0", len(what) + 1)
+            self.failed = 1
+        return True
+
+
+class _ArrayAt(NamedTuple):
+    """An array whose address a call says."""
+
+    memory: Any  # the type of its bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def at(self, address: int) -> Array:
+        return np.ndarray(self.shape, self.dtype, self.memory.from_address(address))
+
+
+class _Layout(NamedTuple):
+    """The arrays of a call: the inputs, and then the results."""
+
+    spec: NormSpec
+    arrays: tuple[_ArrayAt, ...]
+    inputs: int
+
+
+@functools.lru_cache(maxsize=_LAYOUTS_KEPT)
+def _layout(text: bytes, rows: int) -> _Layout:
+    spec = NormSpec.from_dict(json.loads(text))
+    arrays = []
+    for each in (*spec.inputs, *spec.results):
+        dtype, shape = DTYPES[each.dtype].numpy, each.dims(rows)
+        memory = ctypes.c_char * (math.prod(shape) * dtype.itemsize)
+        arrays.append(_ArrayAt(memory, dtype, shape))
+    return _Layout(spec, tuple(arrays), len(spec.inputs))
 
 
 def _say_compiling(spec: NormSpec, target: Target) -> None:
@@ -173,10 +292,14 @@ def _say_compiling(spec: NormSpec, target: Target) -> None:
 
 
 _on_new_call = _Prepare(_prepare_new)
+_on_host_call = _Compute(_compute)
 
 
 @atexit.register
 def _stop() -> None:
     """From now on no thread of XLA's calls Python; what it launches stays loaded."""
-    if load.cache_info().currsize:
-        load().iree_lnbwd_jax_set_prepare(_Prepare())
+    if load.cache_info().currsize and os.getpid() == _PROCESS:
+        try:
+            jax.effects_barrier()  # what is still to be printed may need a norm
+        finally:
+            load().iree_lnbwd_jax_set_python(_Prepare(), _Compute())

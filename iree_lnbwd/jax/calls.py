@@ -1,4 +1,4 @@
-"""What a module computes, as a function of JAX's arrays: by its kernels or by XLA."""
+"""What a module computes, as a function of JAX's arrays: by the module or by XLA."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from iree_lnbwd import jax_native
 from iree_lnbwd.jax import formulas
 from iree_lnbwd.operands import Kind, names
-from iree_lnbwd.spec import MOST_ROWS, NormSpec
+from iree_lnbwd.spec import NormSpec
 
 Arrays = tuple[jax.Array, ...]
 
 
 @functools.cache
 def function(spec: NormSpec) -> Callable[..., Arrays]:
-    """`formulas.compute` for a spec, by our kernels where they run.
+    """`formulas.compute` for a spec, by our module where it runs and is faster.
 
     It can be differentiated: its derivatives are XLA's. Under ``vmap`` the batch counts as rows.
     Where each of a batch has parameters of its own, or gradients of parameters, XLA computes it.
@@ -61,11 +61,11 @@ def function(spec: NormSpec) -> Callable[..., Arrays]:
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _placed(spec: NormSpec, *arrays: jax.Array) -> Arrays:
-    """By the kernels on their platforms, and by XLA on all others."""
+    """By the module on its platforms, and by XLA on all others."""
     by_xla = functools.partial(formulas.compute, spec)
     x = arrays[0]
     rows = math.prod(x.shape[: x.ndim - len(spec.normalized_shape)])
-    ours = jax_native.platforms() if 0 < rows <= MOST_ROWS else ()
+    ours = jax_native.platforms(spec, rows)
     if not ours:
         return by_xla(*arrays)
     branches = dict.fromkeys(ours, _partitioned(spec))
@@ -127,7 +127,7 @@ def _sum(array: jax.Array, axes: Sequence[str]) -> jax.Array:
 
 
 def _launched(spec: NormSpec, *arrays: jax.Array) -> Arrays:
-    """By the kernels, on XLA's stream; there is at least one row."""
+    """By XLA's custom call; there is at least one row."""
     x = arrays[0]
     rows = math.prod(x.shape[: x.ndim - len(spec.normalized_shape)])
     results = jax.eval_shape(functools.partial(formulas.compute, spec), *arrays)

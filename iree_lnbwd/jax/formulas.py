@@ -14,14 +14,14 @@ import numpy as np
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import names
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
 
 
 def compute(spec: NormSpec, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """What a module for the spec computes.
 
     Args:
-        spec: Of a forward, or of a backward from the input whose statistics are given.
+        spec: Of a forward, or of a backward whose statistics are given.
         arrays: The spec's inputs in order, of any leading dimensions: [..., *normalized_shape] for
             M x N, [...] for M, and [*normalized_shape] for N.
 
@@ -58,12 +58,10 @@ def _outputs(spec: NormSpec, given: dict[str, jax.Array]) -> dict[str, jax.Array
 
 def _gradients(spec: NormSpec, given: dict[str, jax.Array]) -> dict[str, jax.Array]:
     axes = _normalized(spec)
-    dy, x = _wide(spec, given["grad_output"]), _wide(spec, given["input"])
+    dy = _wide(spec, given["grad_output"])
     rows = tuple(range(dy.ndim - len(axes)))
     rstd = jnp.expand_dims(given["rstd"], axes)
-    xhat = x * rstd
-    if spec.family.centres:
-        xhat = (x - jnp.expand_dims(given["mean"], axes)) * rstd
+    xhat = _from_output(spec, given) if spec.from_output else _from_input(spec, given)
     h = dy * _gamma(spec, given) if spec.has_weight else dy
     inner = h - xhat * (h * xhat).mean(axes, keepdims=True)
     if spec.family.centres:
@@ -76,6 +74,27 @@ def _gradients(spec: NormSpec, given: dict[str, jax.Array]) -> dict[str, jax.Arr
         "grad_weight": (dy * xhat).sum(rows),
         "grad_bias": dy.sum(rows),
     }
+
+
+def _from_input(spec: NormSpec, given: dict[str, jax.Array]) -> jax.Array:
+    """``xhat`` of a backward."""
+    axes = _normalized(spec)
+    x = _wide(spec, given["input"])
+    if spec.family.centres:
+        x = x - jnp.expand_dims(given["mean"], axes)
+    return x * jnp.expand_dims(given["rstd"], axes)
+
+
+def _from_output(spec: NormSpec, given: dict[str, jax.Array]) -> jax.Array:
+    """``xhat`` of a backward that has the output instead."""
+    y = _wide(spec, given["output"])
+    if spec.has_bias:
+        y = y - _wide(spec, given["bias"])
+    if not spec.has_weight:
+        return y
+    gamma = _gamma(spec, given)
+    least = jnp.copysign(jnp.asarray(LEAST_WEIGHT, gamma.dtype), gamma)
+    return y / jnp.where(jnp.abs(gamma) < LEAST_WEIGHT, least, gamma)
 
 
 def _normalized(spec: NormSpec) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from iree_lnbwd.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options
+from iree_lnbwd.errors import shown
 from iree_lnbwd.jax.norms import normalize
 from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, Op, names
 
@@ -21,6 +22,7 @@ def layer_norm(
     bias: jax.Array | None = None,
     eps: float = DEFAULT_EPS,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> jax.Array:
     """Normalizes ``input`` over its trailing dimensions; the arguments are PyTorch's.
@@ -28,10 +30,11 @@ def layer_norm(
     Sums are in f32 (f64 for f64 arrays), and so are the statistics that are kept for the backward.
     Each result is rounded once.
 
-    On NVIDIA GPUs both directions are kernels of this package, on XLA's stream, without a copy. The
-    first call for a row length, element types and a GPU compiles a module. This takes about a
-    second and is logged; the module is kept on disk. On the CPU, on other accelerators and for more
-    than 2**31 rows, XLA compiles the same formulas.
+    On NVIDIA GPUs both directions are kernels of this package, on XLA's stream, without a copy. On
+    the CPU, large ones are its modules, in XLA's own memory (``jax_native.is_faster``). The first
+    call for a row length, element types and a device compiles a module. This takes about a second
+    and is logged; the module is kept on disk. Else, and for more than 2**31 rows, XLA compiles the
+    same formulas.
 
     Under ``vmap`` the batch counts as rows; XLA computes what has parameters, or their gradients,
     for each of the batch. Gradients can be differentiated again, and XLA computes that, too.
@@ -44,6 +47,9 @@ def layer_norm(
             ``input``'s, unless one is f64.
         bias: As ``weight``; None means zeros.
         eps: Added to the variance; a number, which cannot be traced.
+        memory_efficient: Whether the output is saved for the backward, in place of the input. It
+            was rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward`
+            says.
         weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
 
     Returns:
@@ -53,7 +59,9 @@ def layer_norm(
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
     arrays = {"input": input, "weight": weight, "bias": bias}
-    (output,) = _normalized(LAYER_NORM, arrays, normalized_shape, eps, weight_offset)
+    (output,) = _normalized(
+        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+    )
     return output
 
 
@@ -63,6 +71,7 @@ def rms_norm(
     weight: jax.Array | None = None,
     eps: float | None = None,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> jax.Array:
     """Divides by the root of the mean square. Otherwise as `layer_norm`.
@@ -73,6 +82,7 @@ def rms_norm(
         weight: As `layer_norm`.
         eps: Added to the mean of the squares. None means the machine epsilon of f32, or of f64 for
             f64 arrays, as PyTorch has it.
+        memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
 
     Returns:
@@ -82,7 +92,9 @@ def rms_norm(
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "weight": weight}
-    (output,) = _normalized(RMS_NORM, arrays, normalized_shape, eps, weight_offset)
+    (output,) = _normalized(
+        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+    )
     return output
 
 
@@ -94,6 +106,7 @@ def add_layer_norm(
     bias: jax.Array | None = None,
     eps: float = DEFAULT_EPS,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Normalizes ``input + residual``, and returns that sum, too. Otherwise as `layer_norm`.
@@ -110,6 +123,8 @@ def add_layer_norm(
         weight: As `layer_norm`.
         bias: As `layer_norm`.
         eps: As `layer_norm`.
+        memory_efficient: As `layer_norm`: nor is the sum saved. Gradients are computed in the
+            output's element type, so ``residual`` must have it, too.
         weight_offset: As `layer_norm`.
 
     Returns:
@@ -119,7 +134,9 @@ def add_layer_norm(
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias}
-    output, total = _normalized(LAYER_NORM, arrays, normalized_shape, eps, weight_offset)
+    output, total = _normalized(
+        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+    )
     return output, total
 
 
@@ -130,6 +147,7 @@ def add_rms_norm(
     weight: jax.Array | None = None,
     eps: float | None = None,
     *,
+    memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
@@ -140,6 +158,7 @@ def add_rms_norm(
         normalized_shape: The trailing dimensions to normalize.
         weight: As `layer_norm`.
         eps: As `rms_norm`.
+        memory_efficient: As `add_layer_norm`.
         weight_offset: As `layer_norm`.
 
     Returns:
@@ -149,7 +168,9 @@ def add_rms_norm(
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "residual": residual, "weight": weight}
-    output, total = _normalized(RMS_NORM, arrays, normalized_shape, eps, weight_offset)
+    output, total = _normalized(
+        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+    )
     return output, total
 
 
@@ -159,11 +180,14 @@ def _normalized(
     normalized_shape: object,
     eps: object,
     weight_offset: object,
+    memory_efficient: object,
 ) -> tuple[jax.Array, ...]:
     """Checks the arguments, and computes."""
     for name, number in (("eps", eps), ("weight_offset", weight_offset)):
         if isinstance(number, jax.core.Tracer):
             raise TypeError(f"{name}: expected a number that is not traced, got a JAX tracer")
+    if not isinstance(memory_efficient, bool):
+        raise TypeError(f"memory_efficient: expected a bool, got {shown(memory_efficient)}")
     given = {
         name: _array(name, array)
         for name, array in arrays.items()
@@ -175,8 +199,13 @@ def _normalized(
     }
     spec = bind_arrays(facts, check_options(op, normalized_shape, (), eps, weight_offset)).spec
     assert spec is not None  # of a forward
+    if memory_efficient and spec.residual_dtype not in (None, spec.dtype):
+        raise TypeError(
+            f"residual: expected {spec.dtype} like input with memory_efficient, whose gradients "
+            f"have the output's type, got {spec.residual_dtype}"
+        )
     normalized: tuple[jax.Array, ...] = normalize(
-        spec, *_varying_alike([given[name] for name in names(spec.inputs)])
+        spec, memory_efficient, *_varying_alike([given[name] for name in names(spec.inputs)])
     )
     return normalized
 

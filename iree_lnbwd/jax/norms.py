@@ -27,12 +27,13 @@ class _Differentiated:
     inputs: frozenset[str]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def normalize(spec: NormSpec, *arrays: jax.Array) -> Arrays:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def normalize(spec: NormSpec, memory_efficient: bool, *arrays: jax.Array) -> Arrays:
     """A forward, without its statistics.
 
     Args:
         spec: Of a forward.
+        memory_efficient: Whether the output is saved for the backward, in place of the input.
         arrays: Its inputs, in order.
 
     Returns:
@@ -41,19 +42,25 @@ def normalize(spec: NormSpec, *arrays: jax.Array) -> Arrays:
     return _returned(spec, calls.function(spec)(*arrays))
 
 
-def _forward(spec: NormSpec, *given: Any) -> tuple[Arrays, Any]:
+def _forward(spec: NormSpec, memory_efficient: bool, *given: Any) -> tuple[Arrays, Any]:
     inputs = names(spec.inputs)
     arrays = dict(zip(inputs, (each.value for each in given), strict=True))
     asked = {name for name, each in zip(inputs, given, strict=True) if each.perturbed}
     results = calls.function(spec)(*arrays.values())
     computed = dict(zip(names(spec.results), results, strict=True))
-    saved = {name: computed[name] for name in names(spec.family.statistics)}
-    saved["input"] = computed.get(RESIDUAL_OUTPUT.name, arrays["input"])
-    saved |= {name: arrays[name] for name in ("weight",) if name in arrays}
+    arrays["input"] = computed.get(RESIDUAL_OUTPUT.name, arrays["input"])
+    needed = {"output", "bias"} if memory_efficient else {"input", "mean"}
+    saved = {
+        name: array
+        for name, array in (arrays | computed).items()
+        if name in needed | {"rstd", "weight"}
+    }
     return _returned(spec, results), (saved, _Differentiated(frozenset(asked)))
 
 
-def _backward(spec: NormSpec, residuals: Any, reached: Sequence[Any]) -> Sequence[Any]:
+def _backward(
+    spec: NormSpec, memory_efficient: bool, residuals: Any, reached: Sequence[Any]
+) -> Sequence[Any]:
     saved, differentiated = residuals
     asked = differentiated.inputs
     grads = dict(zip(_results(spec), reached, strict=True))
@@ -72,15 +79,16 @@ def _backward(spec: NormSpec, residuals: Any, reached: Sequence[Any]) -> Sequenc
         weight_dtype=spec.gamma_dtype if spec.has_weight else None,
         bias_dtype=spec.beta_dtype if spec.has_bias else None,
         has_weight=spec.has_weight,
+        has_bias=spec.has_bias if memory_efficient else None,
         output_mask=tuple(gradient in wanted for gradient in names(op.masked)),
         op=op.name,
         residual_dtype=None if past is None else of_data,
         weight_offset=spec.weight_offset,
+        from_output=memory_efficient,
     )
     arrays = {**saved, "grad_output": grads["output"], "grad_residual": past}
-    arrays = {
-        name: _instantiated(arrays[name], like=saved["input"]) for name in names(backward.inputs)
-    }
+    data = saved[backward.family.data.name]
+    arrays = {name: _instantiated(arrays[name], like=data) for name in names(backward.inputs)}
     computed = dict(
         zip(names(backward.results), calls.function(backward)(*arrays.values()), strict=True)
     )

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from iree_lnbwd.arguments import (
+    Array,
     BoundCall,
     Options,
     Results,
@@ -18,7 +19,7 @@ from iree_lnbwd.arguments import (
 from iree_lnbwd.description import OpenedModule
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import DeviceError
+from iree_lnbwd.errors import DeviceError, counted
 from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
 from iree_lnbwd.raw_interface import storage_name
 from iree_lnbwd.runtime import storage
@@ -39,12 +40,12 @@ class Norm:
     The class of an op, such as `LayerNormBackward`, has the arguments of its call.
 
     Arrays may be NumPy's, PyTorch's, or any that support DLPack. An array in the device's memory is
-    used in place if it is contiguous and its address is a multiple of `alignment`; otherwise a call
-    works on a copy. A module on a GPU takes NumPy arrays too, and copies them.
+    used in place if it is contiguous and its address is a multiple of ``alignment``; otherwise a
+    call works on a copy. A module on a GPU takes NumPy arrays too, and copies them.
 
     On a GPU a call with PyTorch's tensors returns when its kernels are in the queue of PyTorch's
     current stream, and can be captured into a graph. With other libraries' arrays, or where
-    `iree-lnbwd inspect` says that calls go through IREE's device, it returns when they are done.
+    ``iree-lnbwd inspect`` says that calls go through IREE's device, it returns when they are done.
 
     Any number of threads may call.
 
@@ -204,7 +205,7 @@ class Norm:
         return sequence
 
     def run(self, call: BoundCall, out: Results | None = None) -> Results:
-        """Computes a call on NumPy arrays that `arguments.bind` has checked, for this spec."""
+        """Computes a call on NumPy arrays that ``arguments.bind`` has checked, for this spec."""
         results = {
             name: aligned_empty(shape, self._types[name], self.alignment)
             if out is None
@@ -215,11 +216,20 @@ class Norm:
             for result in results.values():
                 result.fill(0)  # an empty sum
         else:
-            self._iree().run(
+            self.fill(
                 [call.arrays[given.name] for given in self.spec.inputs],
                 [results[r.name].reshape(r.dims(call.rows)) for r in self.spec.results],
             )
         return results_of(self.spec.family, results)
+
+    def fill(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
+        """Computes into NumPy arrays; nothing is checked.
+
+        Args:
+            inputs: Those of the spec in order, of M >= 1 rows: [M, N], [M] or [N].
+            results: As ``inputs``, for the results; they share no memory with other arrays.
+        """
+        self._iree().run(inputs, results)
 
     @functools.cached_property
     def _gpu(self) -> GpuModule:
@@ -285,5 +295,6 @@ class Norm:
                 raise TypeError(f"{name}: this module was compiled for {ours}, got {got}")
         if spec.rows is not None and spec.rows != call.rows:
             raise ValueError(
-                f"{self._data}: this module was compiled for {spec.rows} rows, got {call.rows}"
+                f"{self._data}: this module was compiled for {counted(spec.rows, 'row')}, got "
+                f"{call.rows}"
             )

@@ -1,11 +1,9 @@
-"""The norms for JAX on the CPU, where XLA computes them: values, gradients, transformations."""
+"""Small norms for JAX on the CPU, which XLA computes: values, gradients, transformations."""
 
 from __future__ import annotations
 
-import os
+import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,14 @@ import pytest
 pytest.importorskip("jax.numpy", reason="JAX is not installed")
 import jax
 import jax.numpy as jnp
-from jax_support import CASES, COLUMNS, assert_a_step_is_right
+from jax_support import CASES, COLUMNS, EPS, FUNCTIONS, MEMORY_EFFICIENT, assert_a_step_is_right
 from support import random_generator
 
 import iree_lnbwd
 from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
 from iree_lnbwd.arguments import Array
+from iree_lnbwd.dtypes import DTYPES
 
 ROWS = 7
 
@@ -29,6 +28,46 @@ ROWS = 7
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
 def test_values_and_gradients_are_right(spec: NormSpec) -> None:
     assert_a_step_is_right(spec, ROWS, random_generator())
+
+
+@pytest.mark.parametrize("spec", MEMORY_EFFICIENT, ids=lambda spec: spec.name)
+def test_memory_efficient_gradients_are_right(spec: NormSpec) -> None:
+    assert_a_step_is_right(spec, ROWS, random_generator(), memory_efficient=True)
+
+
+@pytest.mark.parametrize("spec", MEMORY_EFFICIENT, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("memory_efficient", [True, False])
+def test_what_is_saved(spec: NormSpec, memory_efficient: bool) -> None:
+    """The output and `rstd`, or the input, or the sum in its place, and the statistics."""
+    rng = random_generator()
+    has_residual = spec.residual_dtype is not None
+    with jax.enable_x64(spec.dtype == "f64"):
+        given = {
+            each.name: jnp.asarray(rng.standard_normal(each.dims(ROWS)), DTYPES[each.dtype].numpy)
+            for each in spec.inputs
+        }
+        options = {"eps": EPS, "weight_offset": spec.weight_offset}
+        norm = functools.partial(
+            FUNCTIONS[spec.op, has_residual],
+            normalized_shape=COLUMNS,
+            memory_efficient=memory_efficient,
+            **options,
+        )
+        results, pull = jax.vjp(lambda given: norm(**given), given)
+        output, total = results if has_residual else (results, given["input"])
+        saved = jax.tree.leaves(pull)
+    expected = [output if memory_efficient else total]
+    expected += [given["weight"]] if spec.has_weight else []
+    expected += [given["bias"]] if spec.has_bias and memory_efficient else []
+    statistics = 1 if memory_efficient else len(spec.family.statistics)
+    rows = [array for array in saved if array.shape == (ROWS,)]
+    others = [array for array in saved if array.shape != (ROWS,)]
+    assert len(rows) == statistics
+    assert sorted(map(_bits, others)) == sorted(map(_bits, expected))
+
+
+def _bits(array: Any) -> bytes:
+    return np.asarray(array).tobytes()
 
 
 def test_the_documented_code() -> None:
@@ -50,17 +89,20 @@ def _given(rng: np.random.Generator, *leading: int) -> tuple[Array, Array, Array
     return x, weight, bias
 
 
-def _loss(x: Any, weight: Any, bias: Any) -> Any:
-    out, total = lnbwd.add_layer_norm(x, jnp.sin(x), COLUMNS, weight, bias)
-    return (lnbwd.rms_norm(out, COLUMNS, weight) ** 3 + total).sum()
+def _loss(x: Any, weight: Any, bias: Any, memory_efficient: bool = False) -> Any:
+    option = {"memory_efficient": memory_efficient}
+    out, total = lnbwd.add_layer_norm(x, jnp.sin(x), COLUMNS, weight, bias, **option)
+    return (lnbwd.rms_norm(out, COLUMNS, weight, **option) ** 3 + total).sum()
 
 
-def test_gradients_can_be_differentiated() -> None:
+@pytest.mark.parametrize("memory_efficient", [False, True])
+def test_gradients_can_be_differentiated(memory_efficient: bool) -> None:
     """In reverse mode and in forward mode, against differences of the gradients."""
     rng = random_generator()
     with jax.enable_x64(True):
         at, along = ([jnp.asarray(array, float) for array in _given(rng, 2)] for _ in range(2))
-        gradient = jax.grad(_loss, (0, 1, 2))
+        loss = functools.partial(_loss, memory_efficient=memory_efficient)
+        gradient = jax.grad(loss, (0, 1, 2))
 
         def projected(*given: Any) -> Any:
             return sum(jnp.vdot(g, v) for g, v in zip(gradient(*given), along, strict=True))
@@ -144,6 +186,7 @@ def test_no_rows() -> None:
         ({"weight": jnp.ones(3)}, r"weight: expected shape \(4,\), got \(3,\)"),
         ({"bias": jnp.ones(4, int)}, "bias: expected an element type of .*, got int32"),
         ({"eps": "1"}, "eps: expected a float, got str"),
+        ({"memory_efficient": 1}, "memory_efficient: expected a bool, got 1"),
         ({"weight_offset": float("inf")}, "weight_offset: expected a finite number, got inf"),
     ],
 )
@@ -158,6 +201,12 @@ def test_an_error_names_the_argument(changed: dict[str, Any], error: str) -> Non
             jax.jit(lambda arrays: lnbwd.layer_norm(**arrays, **others))(arrays)
 
 
+def test_memory_efficient_gradients_are_in_one_type() -> None:
+    x, residual = jnp.ones((2, 4), jnp.bfloat16), jnp.ones((2, 4))
+    with pytest.raises(TypeError, match=r"^residual: expected bf16 like input .* got f32$"):
+        lnbwd.add_layer_norm(x, residual, 4, memory_efficient=True)
+
+
 def test_a_traced_option_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^eps: expected a number that is not traced"):
         jax.jit(lambda eps: lnbwd.layer_norm(jnp.ones((2, 4)), 4, eps=eps))(1e-3)
@@ -169,18 +218,3 @@ def test_numpys_functions_say_where_tracers_belong() -> None:
         jax.jit(lambda x: iree_lnbwd.layer_norm(x, 4).output)(x)
     with pytest.raises(TypeError, match=r"^weight: expected .* JAX tracer; iree_lnbwd\.jax has"):
         jax.grad(lambda w: iree_lnbwd.rms_norm(x, 4, w).output.sum())(jnp.ones(4))
-
-
-def test_sharded_rows() -> None:
-    """On four devices of the CPU, which only a new process has."""
-    flags = "--xla_force_host_platform_device_count=4"
-    here = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, str(here / "jax_sharding.py")],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr

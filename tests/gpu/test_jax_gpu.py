@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ pytest.importorskip("jax.numpy", reason="JAX is not installed")
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jax_support import CASES, assert_a_step_is_right
+from jax_support import CASES, MEMORY_EFFICIENT, assert_a_step_is_right
 from support import random_generator
 
 from iree_lnbwd import NormSpec, jax_native
@@ -32,7 +34,7 @@ WIDTHS = (48, 769, 4096)
 def on_gpu() -> None:
     if jax.default_backend() != "gpu":
         pytest.skip(f"JAX has no GPU: its backend is {jax.default_backend()}")
-    assert jax_native.platforms() == ("cuda",)
+    assert jax_native.platforms(NormSpec((48,)), 1) == ("cuda",)
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -48,6 +50,13 @@ def test_values_and_gradients_are_right(spec: NormSpec, rows: int, columns: int)
         text = jax.jit(calls.function(of_width)).lower(*inputs).as_text()
     assert jax_native.TARGET in text  # the kernels are this package's
     assert_a_step_is_right(of_width, rows, random_generator())
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("spec", MEMORY_EFFICIENT, ids=lambda spec: spec.name)
+def test_memory_efficient_gradients_are_right(spec: NormSpec, columns: int) -> None:
+    of_width = replace(spec, normalized_shape=(columns,))
+    assert_a_step_is_right(of_width, 1000, random_generator(), memory_efficient=True)
 
 
 def _layer(x: Any, weight: Any, matrix: Any) -> Any:
@@ -74,13 +83,50 @@ def test_in_order_with_the_work_around() -> None:
             np.testing.assert_array_equal(mine, other)
     by_xla = pytest.MonkeyPatch()
     with by_xla.context() as patch:
-        patch.setattr(jax_native, "platforms", tuple)
+        patch.setattr(jax_native, "platforms", lambda *_: ())
         jax.clear_caches()
         expected = jax.device_get(step(x, weight, matrix, 4))
     jax.clear_caches()
     for mine, other in zip(*map(jax.tree.leaves, (first, expected)), strict=True):
         scale = np.abs(other).max()
         np.testing.assert_allclose(mine / scale, other / scale, atol=1e-2)  # matrices in TF32
+
+
+# Nothing of XLA's here is tuned when it runs, so the bits may not differ.
+_BESIDE_GRAPHS = """
+import hashlib, jax, jax.numpy as jnp
+from iree_lnbwd import jax as lnbwd
+def loss(x, weight):
+    for _ in range(4):
+        x = jnp.sin(lnbwd.layer_norm(jnp.cos(x), 1024, weight)) + x
+    return (x**2).sum()
+step = jax.jit(jax.grad(loss, (0, 1)))
+x, weight = jax.random.normal(jax.random.key(0), (512, 1024)), jnp.ones(1024)
+found = hashlib.sha256()
+for scale in range(8):  # other arrays, in other memory
+    for each in jax.device_get(step(x + scale, weight)):
+        found.update(each.tobytes())
+print(found.hexdigest())
+"""
+
+
+def test_beside_xlas_command_buffers() -> None:
+    """XLA records what is around the calls, and would record calls that said that it could."""
+
+    def digest(kinds: str) -> str:
+        flags = f"--xla_gpu_enable_command_buffer={kinds} --xla_gpu_graph_min_graph_size=1"
+        done = subprocess.run(
+            [sys.executable, "-c", _BESIDE_GRAPHS],
+            env={**os.environ, "XLA_FLAGS": flags},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert digest("FUSION,CUBLAS,CUSTOM_CALL") == digest("")
 
 
 def test_a_batch_counts_as_rows() -> None:
