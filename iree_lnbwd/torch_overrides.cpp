@@ -3,10 +3,14 @@
 // A kernel decides by itself. A known kind of call on a GPU is launched from here. Others go to
 // Python, which may compile a module. What Python does not take, and small tensors on the CPU, go to
 // the kernel that was there before, with the same arguments. No call ends in an error of ours.
+//
+// Small tensors on the CPU are told apart before anything else, and PyTorch's own kernel is called
+// as a function: boxes for its arguments, or a lock, would cost as much as a tenth of a small call.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/native_layer_norm_backward_cpu_dispatch.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -48,9 +52,13 @@ struct Rule {
   std::atomic<int64_t> least_threads{0};        // of PyTorch's own kernels
 };
 
+// Where PyTorch's own kernel of an operator can be called as a function.
+constexpr bool is_function(Op op, bool on_cpu) { return on_cpu && op == Op::layer_norm_backward; }
+
 // One operator on one kind of device.
 struct Override {
   std::shared_ptr<const c10::SafeKernelFunction> original;  // a call may be in it: it is kept
+  std::atomic<bool> original_is_function{false};            // PyTorch's own
   Rule rule;
   std::array<std::atomic<int64_t>, kOutcomes> counts{};
 
@@ -65,8 +73,13 @@ struct Override {
   void count(Outcome outcome) { counts[outcome].fetch_add(1, std::memory_order_relaxed); }
 
   // Runs the kernel that was there before.
-  template <class Results, class... Arguments>
+  template <Op op, class Results, class... Arguments>
   Results hand_on(DispatchKeySet keys, Arguments... arguments) const {
+    if constexpr (is_function(op, true)) {
+      if (original_is_function.load(std::memory_order_relaxed)) {
+        return at::cpu::native_layer_norm_backward_symint(arguments...);
+      }
+    }
     const auto kernel = std::atomic_load(&original);
     auto stack = c10::impl::boxArgs<Arguments...>(arguments...);
     kernel->callBoxed(kernel->opHandle(), keys, &stack);
@@ -119,7 +132,7 @@ Results run(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized
       return computed;
     }
   }
-  return ours.hand_on<Results, Arguments...>(keys, arguments...);
+  return ours.hand_on<op, Results, Arguments...>(keys, arguments...);
 }
 
 LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_output,
@@ -226,8 +239,8 @@ Registered& registered() {
 
 DispatchKey key_of(bool on_cpu) { return on_cpu ? DispatchKey::CPU : DispatchKey::CUDA; }
 
-// Registers a kernel of ours, in place of the one that is there.
-void override_kernel(int64_t number, bool on_cpu, int64_t least_elements,
+// Registers a kernel of ours, in place of the one that is there: PyTorch's own, or another's.
+void override_kernel(int64_t number, bool on_cpu, bool is_pytorchs, int64_t least_elements,
                      int64_t least_elements_half, int64_t least_rows, int64_t least_threads) {
   const auto op = static_cast<Op>(number);
   auto kernel = kernel_of(op);
@@ -240,6 +253,7 @@ void override_kernel(int64_t number, bool on_cpu, int64_t least_elements,
   Override& ours = override_of(op, on_cpu);
   const auto original = operator_named("aten::" + name).getComputedKernelForDispatchKey(key);
   std::atomic_store(&ours.original, std::make_shared<const c10::SafeKernelFunction>(original));
+  ours.original_is_function = is_pytorchs && is_function(op, on_cpu);
   ours.rule.least_elements = least_elements;
   ours.rule.least_elements_half = least_elements_half;
   ours.rule.least_rows = least_rows;
@@ -278,8 +292,8 @@ void forget_counts() {
 
 TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
   library.def(
-      "override_kernel(int op, bool on_cpu, int least_elements, int least_elements_half, "
-      "int least_rows, int least_threads) -> ()",
+      "override_kernel(int op, bool on_cpu, bool is_pytorchs, int least_elements, "
+      "int least_elements_half, int least_rows, int least_threads) -> ()",
       override_kernel);
   library.def("restore_kernel(int op, bool on_cpu) -> ()", restore_kernel);
   library.def("override_counts(int op, bool on_cpu) -> int[]", counts);

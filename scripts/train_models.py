@@ -16,7 +16,7 @@ from iree_lnbwd import NormSpec
 from iree_lnbwd import torch as ours
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 
-BASELINE, OURS = "PyTorch", "iree-lnbwd"
+BASELINE, OURS, IN_PLACE = "PyTorch", "iree-lnbwd", "iree-lnbwd enable()"
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,11 @@ def _of_layer_norms(run: Run) -> tuple[NormSpec, ...]:
     )
 
 
+def _in_place_of_layer_norms(run: Run) -> tuple[NormSpec, ...]:
+    """With PyTorch's statistics, however coarse."""
+    return (NormSpec((run.config.d_model,), run.precision.stream, op=LAYER_NORM_BACKWARD.name),)
+
+
 # --- RMS norms of a residual stream ----------------------------------------------------------
 
 # `AddRMSNorm` before another class adds, and calls the other's forward, which takes one tensor.
@@ -190,6 +195,12 @@ def _apart(run: Run, *, from_output: bool = False) -> tuple[NormSpec, ...]:
     )
 
 
+def _in_place_of_rms_norms(run: Run) -> tuple[NormSpec, ...]:
+    """PyTorch has no kernel of them on the CPU."""
+    shape, dtype = (run.config.d_model,), run.precision.stream
+    return () if run.on_cpu else (NormSpec(shape, dtype, op=RMS_NORM_BACKWARD.name),)
+
+
 def _fused(run: Run, *, from_output: bool = False) -> tuple[NormSpec, ...]:
     """The modules of norms of sums, whose output has the type of what is added to the stream."""
     shape, stream, layers = (run.config.d_model,), run.precision.stream, run.precision.layers
@@ -226,6 +237,7 @@ _OF_GPT: Mapping[str, Recipe] = MappingProxyType(
         "torch.compile": Recipe(_gpt, compiled=True),
         OURS: Recipe(_our_gpt, _of_layer_norms),
         f"{OURS} compiled": Recipe(_our_gpt, _of_layer_norms, compiled=True),
+        IN_PLACE: Recipe(_gpt, _in_place_of_layer_norms, around=ours.enabled),
     }
 )
 _OF_LLAMA: Mapping[str, Recipe] = MappingProxyType(
@@ -235,6 +247,7 @@ _OF_LLAMA: Mapping[str, Recipe] = MappingProxyType(
         "Liger": Recipe(_ligers_llama),
         OURS: Recipe(_our_llama, _apart),
         f"{OURS} compiled": Recipe(_our_llama, _apart, compiled=True),
+        IN_PLACE: Recipe(_llama, _in_place_of_rms_norms, around=ours.enabled),
         f"{OURS} fused": Recipe(_fused_llama, _fused),
         f"{OURS} fused compiled": Recipe(_fused_llama, _fused, compiled=True),
         f"{OURS} memory-efficient": Recipe(_memory_efficient_llama, _memory_efficient),

@@ -6,12 +6,14 @@ nothing: then C++ goes to PyTorch's kernel. It raises no error, because PyTorch'
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,36 +117,68 @@ class _NotTakenError(Exception):
     """A call that goes to PyTorch's kernel, and why."""
 
 
-def _attempt(
-    op: Op,
-    tensors: Sequence[Tensor | None],
-    normalized_shape: Sequence[int],
-    output_mask: tuple[bool, ...],
-    eps: float | None,
-) -> tuple[Tensor | None, ...]:
-    """The op's results, in ATen's order; None everywhere if PyTorch's kernel has to compute them.
+class _Call(NamedTuple):
+    """A call of ATen's.
 
-    Args:
-        op: The op.
-        tensors: In the order of its table.
+    Attributes:
+        op: What it computes.
+        tensors: In the order of the op's table.
         normalized_shape: The trailing dimensions.
         output_mask: Of a backward.
         eps: Of a forward.
     """
-    arguments = names(op.arguments)
-    data = tensors[arguments.index(op.data.name)]
-    assert data is not None
-    of_tensors = tuple(kinds.kind(tensor) for tensor in tensors)
-    kind = (op, of_tensors, tuple(normalized_shape), output_mask, eps)
+
+    op: Op
+    tensors: tuple[Tensor | None, ...]
+    normalized_shape: Sequence[int]
+    output_mask: tuple[bool, ...]
+    eps: float | None
+
+    @property
+    def data(self) -> Tensor:
+        """The tensor that decides where and in which type it is computed."""
+        tensor = self.tensors[names(self.op.arguments).index(self.op.data.name)]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def kind(self) -> Hashable:
+        """What such calls have in common, whatever the number of rows."""
+        of_tensors = tuple(kinds.kind(tensor) for tensor in self.tensors)
+        return (self.op, of_tensors, tuple(self.normalized_shape), self.output_mask, self.eps)
+
+
+def compute(op: Op, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """A call of ATen's operator by ours, uncounted.
+
+    Args:
+        op: What it computes.
+        arguments: ATen's.
+
+    Raises:
+        CompileError, DeviceError, TypeError, ValueError: As `iree_lnbwd.layer_norm`.
+    """
+    return _compute(_CALLS[op](*arguments))[0]
+
+
+def _attempt(op: Op, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """The op's results, in ATen's order; None everywhere if PyTorch's kernel has to compute them.
+
+    Args:
+        op: The op.
+        arguments: ATen's.
+    """
+    call = _CALLS[op](*arguments)
+    kind = call.kind
     reason = RECORD.refusal(kind)
     if reason is None:
         try:
-            results, known = _compute(op, tensors, normalized_shape, output_mask, eps)
+            results, known = _compute(call)
             if known is not None:
                 if known.sequence is None:
                     RECORD.refuse(kind, "the module does not run on PyTorch's stream")
                 else:
-                    kernels.remember(op, tensors, known, output_mask, eps)
+                    kernels.remember(op, call.tensors, known, call.output_mask, call.eps)
             return results
         except _NotTakenError as error:
             reason = str(error)
@@ -152,22 +186,15 @@ def _attempt(
             reason = printable(f"{type(error).__name__}: {one_line(error)}")
             if isinstance(error, _LASTING):
                 RECORD.refuse(kind, reason)
-    RECORD.add(Fallback(op, data.device.type, reason))
+    RECORD.add(Fallback(op, call.data.device.type, reason))
     return (None,) * len(_results(op))
 
 
-def _compute(
-    op: Op,
-    tensors: Sequence[Tensor | None],
-    normalized_shape: Sequence[int],
-    output_mask: tuple[bool, ...],
-    eps: float | None,
-) -> tuple[tuple[Tensor | None, ...], KnownCall | None]:
+def _compute(call: _Call) -> tuple[tuple[Tensor | None, ...], KnownCall | None]:
     """Raises what goes wrong."""
-    data = tensors[names(op.arguments).index(op.data.name)]
-    assert data is not None
-    if data.is_cuda and torch.cuda.is_current_stream_capturing():
+    if call.data.is_cuda and torch.cuda.is_current_stream_capturing():
         raise _NotTakenError("the first call of its kind was inside a capture of a CUDA graph")
+    op, tensors, normalized_shape, output_mask, eps = call
     if op.is_backward:
         backward = kernels.backward(op, tensors, normalized_shape, output_mask, None, 0.0)
         return tuple(backward[0]), backward[1]
@@ -192,14 +219,14 @@ def _layer_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-) -> tuple[Tensor | None, ...]:
-    return _attempt(LAYER_NORM, (input, None, weight, bias), normalized_shape, (), eps)
+) -> _Call:
+    return _Call(LAYER_NORM, (input, None, weight, bias), normalized_shape, (), eps)
 
 
 def _rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
-) -> tuple[Tensor | None, ...]:
-    return _attempt(RMS_NORM, (input, None, weight), normalized_shape, (), eps)
+) -> _Call:
+    return _Call(RMS_NORM, (input, None, weight), normalized_shape, (), eps)
 
 
 def _layer_norm_backward(
@@ -211,10 +238,10 @@ def _layer_norm_backward(
     weight: Tensor | None,
     bias: Tensor | None,
     output_mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+) -> _Call:
     statistics = (_statistic(mean), _statistic(rstd))
     tensors = (grad_output, input, *statistics, weight, bias, None)
-    return _attempt(LAYER_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
+    return _Call(LAYER_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
 
 
 def _rms_norm_backward(
@@ -224,18 +251,23 @@ def _rms_norm_backward(
     rstd: Tensor,
     weight: Tensor | None,
     output_mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+) -> _Call:
     tensors = (grad_output, input, _statistic(rstd), weight, None)
-    return _attempt(RMS_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
+    return _Call(RMS_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
 
+
+_CALLS: Mapping[Op, Callable[..., _Call]] = MappingProxyType(
+    {
+        LAYER_NORM: _layer_norm,
+        RMS_NORM: _rms_norm,
+        LAYER_NORM_BACKWARD: _layer_norm_backward,
+        RMS_NORM_BACKWARD: _rms_norm_backward,
+    }
+)
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _op, _function in (
-    (LAYER_NORM, _layer_norm),
-    (RMS_NORM, _rms_norm),
-    (LAYER_NORM_BACKWARD, _layer_norm_backward),
-    (RMS_NORM_BACKWARD, _rms_norm_backward),
-):
+for _op in _CALLS:
     _schema = str(getattr(torch.ops.aten, ATENS[_op]).default._schema)
     _library.define("try_" + _schema.removeprefix("aten::"))
+    _function = functools.partial(_attempt, _op)
     _library.impl(f"try_{ATENS[_op]}", _function, "CompositeExplicitAutograd")

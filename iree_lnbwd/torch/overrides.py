@@ -112,7 +112,7 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
     calls no such kernel.
 
     A first call compiles modules as `layer_norm` does. The kernels need a C++ compiler once, as
-    `torch_native.load` says; without one, PyTorch's stay, which is logged.
+    ``torch_native.load`` says; without one, PyTorch's stay, which is logged.
 
     Once is as good as twice. Threads may call at any time; calls under way end as they began.
 
@@ -177,6 +177,16 @@ def status() -> Status:
     return Status(is_enabled, tuple(operators), tuple(each for each in calls if each.number))
 
 
+def is_in_place(device_type: str, op: Op) -> bool:
+    """Whether a kernel of ours is registered in place of PyTorch's.
+
+    Args:
+        device_type: PyTorch's name of it.
+        op: What it computes.
+    """
+    return _PROCESS.kept.get((device_type, op), _OFF) is None
+
+
 def _checked(forwards: object, override_others: object) -> _Settings:
     for name, value in (("forwards", forwards), ("override_others", override_others)):
         if not isinstance(value, bool):
@@ -204,9 +214,10 @@ def _why_not(device_type: str, op: Op, wanted: _Settings | None) -> str | None:
 
 def _override(device_type: str, op: Op, rule: _Rule) -> str | None:
     """Registers our kernel; why it could not be, if it could not."""
+    is_pytorchs = len(_registered(device_type, op)) == 1
     try:
         torch.ops.iree_lnbwd.override_kernel(
-            torch_native.number_of(op), device_type == "cpu", *rule
+            torch_native.number_of(op), device_type == "cpu", is_pytorchs, *rule
         )
     except RuntimeError as error:  # a PyTorch that changed the operator
         said = str(error).strip().splitlines()[0]

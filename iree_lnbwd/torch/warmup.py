@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.errors import shown
-from iree_lnbwd.torch import kernels
+from iree_lnbwd.torch import kernels, overrides
 from iree_lnbwd.torch.modules import NORMS, AddLayerNorm, AddRMSNorm, check_model
+from iree_lnbwd.torch.override_warmup import InPlace
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of, own_class, stand_in
+
+_PLAIN: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
 
 
 def warmup(
@@ -22,12 +26,13 @@ def warmup(
     device: torch.device | str | int | None = None,
     tune: bool = False,
 ) -> None:
-    """Compiles and loads the modules that a model's norms need, of the classes of this package.
+    """Compiles and loads the modules that a model's norms need.
 
-    Those that `replace_norms` replaced are among them. Each is run on a row of zeros, forward and
-    backward, with zeros in place of its parameters: these may be sharded, or on the meta device.
-    Norms that take a residual are run backward with and without a gradient of the sum. Under
-    ``torch.autocast``, the modules for autocast are compiled.
+    The norms are those of the classes of this package, those that `replace_norms` replaced, and
+    while `enable` is in force, ``nn.LayerNorm``, ``nn.RMSNorm`` and their subclasses. Each is run
+    on a row of zeros, forward and backward, with zeros in place of its parameters: these may be
+    sharded, or on the meta device. Norms that take a residual are run backward with and without a
+    gradient of the sum. Under ``torch.autocast``, the modules for autocast are compiled.
 
     Args:
         model: With norms, or one itself.
@@ -44,15 +49,16 @@ def warmup(
     Raises:
         TypeError, ValueError: Naming the argument; also with ``tune``, if a norm is on no GPU, and
             without ``device``, if one is on the meta device.
-        CompileError, DeviceError, OSError: As `iree_lnbwd.tune`.
+        CompileError, DeviceError: As `layer_norm`, also where `enable` would go to PyTorch's.
+        OSError: As `iree_lnbwd.tune`.
     """
     check_model(model)
     if not isinstance(tune, bool):
         raise TypeError(f"tune: expected a bool, got {shown(tune)}")
     norms = [
-        _stand_in(norm, weight_dtype, device)
+        _stand_in(norm, cls, weight_dtype, device)
         for norm in model.modules()
-        if isinstance(norm, (*NORMS, ReplacedNorm))
+        if (cls := _class_of(norm)) is not None
     ]
     rows = [_rows(norm, dtype, residual_dtype, device) for norm in norms]
     for inputs in rows:
@@ -68,10 +74,25 @@ def warmup(
             _run_once(norm, inputs)
 
 
+def _class_of(module: nn.Module) -> type[nn.Module] | None:
+    """The class whose forward makes a module's calls; None of what is to be left alone.
+
+    A subclass of PyTorch's may do more around the call, and take an input of another shape.
+    """
+    if isinstance(module, (*NORMS, ReplacedNorm)):
+        return own_class(module)
+    if not overrides.status().enabled:
+        return None
+    return next((cls for cls in _PLAIN if isinstance(module, cls)), None)
+
+
 def _stand_in(
-    norm: nn.Module, dtype: torch.dtype | None, device: torch.device | str | int | None
+    norm: nn.Module,
+    cls: type[nn.Module],
+    dtype: torch.dtype | None,
+    device: torch.device | str | int | None,
 ) -> nn.Module:
-    """A norm of the same kind, whose parameters are zeros on one device."""
+    """A norm of this class, whose parameters are zeros on one device."""
 
     def zeros(parameter: Tensor) -> Tensor:
         if device is None and parameter.is_meta:
@@ -85,7 +106,7 @@ def _stand_in(
             device=parameter.device if device is None else device,
         )
 
-    return stand_in(norm, own_class(norm), zeros)
+    return stand_in(norm, cls, zeros)
 
 
 def _shape(norm: nn.Module) -> tuple[int, ...]:
@@ -119,9 +140,10 @@ def _rows(
 
 def _run_once(norm: nn.Module, rows: Sequence[Tensor]) -> None:
     """In both directions, of these inputs."""
-    results = norm.forward(*rows)  # not by a call: no hooks
-    outputs = results if isinstance(results, tuple) else (results,)
-    differentiated = [*rows, *(p for p in norm.parameters() if p.requires_grad)]
-    for used in range(1, 1 + len(outputs)):
-        zeros = [torch.zeros_like(output) for output in outputs[:used]]
-        torch.autograd.grad(outputs[:used], differentiated, zeros, retain_graph=True)
+    with InPlace() if type(norm) in _PLAIN else contextlib.nullcontext():
+        results = norm.forward(*rows)  # not by a call: no hooks
+        outputs = results if isinstance(results, tuple) else (results,)
+        differentiated = [*rows, *(p for p in norm.parameters() if p.requires_grad)]
+        for used in range(1, 1 + len(outputs)):
+            zeros = [torch.zeros_like(output) for output in outputs[:used]]
+            torch.autograd.grad(outputs[:used], differentiated, zeros, retain_graph=True)

@@ -6,6 +6,7 @@ those that ours is faster for.
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import threading
@@ -232,13 +233,70 @@ def test_checkpoints(reentrant: bool) -> None:
     with_and_without(gradients)
 
 
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")
-def test_compiled_by_aot_eager() -> None:
-    """Inductor would not call the operator."""
+@pytest.mark.filterwarnings("ignore")  # raised inside PyTorch's compilers
+@pytest.mark.parametrize(
+    ("backend", "is_called"),
+    [
+        ("eager", True),
+        ("aot_eager", True),
+        pytest.param("inductor", False, marks=pytest.mark.slow),
+    ],
+)
+def test_compiled(backend: str, is_called: bool) -> None:
+    """Inductor takes the operator apart."""
     given = tensors(4, 10)
-    compiled = torch.compile(normalized, fullgraph=True, backend="aot_eager")
-    with_and_without(lambda: torch.autograd.grad(compiled(*given).sin().sum(), given))
     torch._dynamo.reset()
+    compiled = torch.compile(normalized, fullgraph=True, backend=backend)
+    with_and_without(
+        lambda: torch.autograd.grad(compiled(*given).sin().sum(), given), are_called=is_called
+    )
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_autograd() -> None:
+    given = tensors(4, 10)
+
+    def gradients() -> list[Tensor | None]:
+        for tensor in given:
+            tensor.grad = None
+        loss = normalized(*given).sin().sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            torch.autograd.backward(loss)
+        return [tensor.grad for tensor in given]
+
+    torch._dynamo.reset()
+    with_and_without(gradients)
+    torch._dynamo.reset()
+
+
+def test_under_autocast(device: str) -> None:
+    """The bits of replaced modules; PyTorch's own sums are in half precision on the CPU."""
+    x = tensors(4, 10, dtype=torch.float32)[0].detach().to(device)
+    model = nn.Sequential(nn.Linear(10, 10), nn.LayerNorm(10)).to(device)
+    replaced = copy.deepcopy(model)
+    lnbwd.replace_norms(replaced)
+
+    def gradients(model: nn.Module) -> tuple[Tensor, ...]:
+        with torch.autocast(device, torch.bfloat16):
+            output = model(x)
+        loss = output.float().sin().sum()
+        found: tuple[Tensor, ...] = torch.autograd.grad(loss, list(model.parameters()))
+        return found
+
+    with lnbwd.enabled():
+        found = gradients(model)
+    assert counted(lnbwd.status(), device) == {None: 1}
+    assert all(map(torch.equal, found, gradients(replaced)))
+
+
+def test_torchscript() -> None:
+    """Whose graph calls PyTorch's function."""
+    x = tensors(4, 10)[0]
+    module = torch.jit.script(nn.LayerNorm(10).double())
+    with_and_without(
+        lambda: [torch.autograd.grad(module(x).sin().sum(), x) for _ in range(3)], are_called=True
+    )
 
 
 def test_tensors_under_a_mode_and_without_memory() -> None:
@@ -256,45 +314,6 @@ def test_tensors_under_a_mode_and_without_memory() -> None:
         dx, _, _ = BACKWARD(z, z, (10,), mean, rstd, None, None, (True, False, False))
     assert dx.is_inference()
     assert counted(lnbwd.status()) == {None: 1}
-
-
-# torch/testing/_internal/common_methods_invocations.py, sample_inputs_layer_norm: input shape,
-# normalized shape, eps. (That file needs more than PyTorch.)
-SAMPLES: list[tuple[tuple[int, ...], tuple[int, ...], float]] = [
-    ((1, 2, 3), (1, 2, 3), 0.5),
-    ((2, 2, 3), (2, 3), -0.5),
-    ((1,), (1,), 1e-5),
-    ((1, 2), (2,), 1e-5),
-    ((0, 1), (1,), 1e-5),
-]
-
-
-@pytest.mark.parametrize(("shape", "dims", "eps"), SAMPLES)
-@pytest.mark.parametrize("parameters", [0, 1, 2])
-def test_samples_of_opinfo(
-    shape: tuple[int, ...], dims: tuple[int, ...], eps: float, parameters: int
-) -> None:
-    """As PyTorch's tests have them: all orders and modes, in f64, against finite differences."""
-    torch.manual_seed(int(random_generator().integers(2**62)))
-    make = torch.testing.make_tensor
-    x = make(shape, device="cpu", dtype=torch.float64, requires_grad=True)
-    given = [
-        make(dims, device="cpu", dtype=torch.float64, requires_grad=True) for _ in range(parameters)
-    ]
-
-    def function(x: Tensor, *given: Tensor) -> Tensor:
-        return nn.functional.layer_norm(x, dims, *given, eps=eps)
-
-    with lnbwd.enabled():
-        if eps > 0:  # else the root of a negative number
-            options: dict[str, Any] = {"check_forward_ad": True, "check_batched_grad": True}
-            assert torch.autograd.gradcheck(function, (x, *given), **options)
-            assert torch.autograd.gradgradcheck(function, (x, *given), check_batched_grad=True)
-        torch.library.opcheck(
-            torch.ops.aten.layer_norm.default, (x, dims, *(*given, None, None)[:2], eps)
-        )
-    expected = None if x.numel() else "PyTorch's kernel alone takes such arguments"
-    assert counted(lnbwd.status()).keys() == {expected}
 
 
 # --- what goes to PyTorch's kernel ------------------------------------------------------------
@@ -453,6 +472,46 @@ def test_flags_are_flags(name: str) -> None:
     assert not lnbwd.status().enabled
 
 
+def test_small_calls_go_to_the_kernel_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own as it is, or another's, with the same bits."""
+    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._LARGE)
+    calls: list[int] = []
+    leaves = tensors(6, 10, dtype=torch.float32)
+    reached = leaves[0].detach().cos()
+
+    def gradients() -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = torch.autograd.grad(normalized(*leaves), leaves, reached)
+        return found
+
+    expected = gradients()
+    with lnbwd.enabled():
+        assert all(map(torch.equal, gradients(), expected))
+    before = torch.library.get_kernel(NAME, "CPU")
+
+    def theirs(keys: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        return before.call_boxed(keys, *arguments)
+
+    library = register_another(theirs)
+    with lnbwd.enabled(override_others=True):
+        assert all(map(torch.equal, gradients(), expected))
+    assert len(calls) == 1
+    assert counted(lnbwd.status()) == {"PyTorch's kernel is faster at this size": 1}
+    library._destroy()
+    with lnbwd.enabled():
+        gradients()
+    assert len(calls) == 1
+
+
+def register_another(kernel: Callable[..., Any]) -> Any:
+    """Another library's kernel on the CPU, until it is destroyed."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        library.impl("native_layer_norm_backward", kernel, "CPU", with_keyset=True)
+    return library
+
+
 def test_kernels_of_others() -> None:
     calls = []
     before = torch.library.get_kernel(NAME, "CPU")
@@ -461,14 +520,7 @@ def test_kernels_of_others() -> None:
         calls.append(1)
         return before.call_boxed(keys, *arguments)
 
-    def register() -> Any:
-        library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            library.impl("native_layer_norm_backward", theirs, "CPU", with_keyset=True)
-        return library
-
-    library = register()
+    library = register_another(theirs)
     lnbwd.enable()
     (operator,) = (o for o in lnbwd.status().operators if o[:2] == (NAME, "cpu"))
     assert operator.kept is not None
@@ -485,7 +537,7 @@ def test_kernels_of_others() -> None:
     library._destroy()
     lnbwd.enable()
     assert runs_ours()
-    library = register()  # later than ours
+    library = register_another(theirs)  # later than ours
     (operator,) = (o for o in lnbwd.status().operators if o[:2] == (NAME, "cpu"))
     assert operator.kept is not None
     assert operator.kept.startswith("another kernel was registered later: registered at ")

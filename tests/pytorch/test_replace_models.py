@@ -51,8 +51,10 @@ MODELS: dict[str, tuple[Mapping[str, Any], int, str]] = {
     "T5ForConditionalGeneration": (OF_T5, 12, "RMS norm, output in the weight's type"),
 }
 
+Run = Callable[[nn.Module], Tensor]
 
-def results(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> list[Tensor]:
+
+def results(model: nn.Module, run: Run) -> list[Tensor]:
     """The output and the gradients of all parameters that have one."""
     output = run(model)
     parameters = list(model.parameters())
@@ -60,7 +62,7 @@ def results(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> list[Tensor
     return [output, *(gradient for gradient in found if gradient is not None)]
 
 
-def assert_trains_alike(model: nn.Module, run: Callable[[nn.Module], Tensor], norm: str) -> int:
+def assert_trains_alike(model: nn.Module, run: Run, norm: str) -> int:
     """All norms are replaced, and outputs and gradients stay but for rounding; their number."""
     for parameter in model.parameters():
         if parameter.ndim == 1:
@@ -76,10 +78,9 @@ def assert_trains_alike(model: nn.Module, run: Callable[[nn.Module], Tensor], no
     return count
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_of_transformers(name: str) -> None:
+def of_transformers(name: str, settings: Mapping[str, Any]) -> tuple[nn.Module, Run]:
+    """A model, and what runs it."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    settings, norms, norm = MODELS[name]
     torch.manual_seed(0)
     cls = getattr(transformers, name)
     model = cls(cls.config_class(**settings)).eval()
@@ -92,6 +93,23 @@ def test_models_of_transformers(name: str) -> None:
         logits: Tensor = model(**given).logits
         return logits
 
+    return model, run
+
+
+def of_timm(name: str) -> tuple[nn.Module, Run]:
+    """A model, and what runs it."""
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    torch.manual_seed(0)
+    size = {"img_size": 32} if name.startswith("vit") else {}
+    model = timm.create_model(name, pretrained=False, num_classes=3, **size).eval()
+    x = torch.randn(2, 3, 32, 32)
+    return model, lambda model: model(x)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers(name: str) -> None:
+    settings, norms, norm = MODELS[name]
+    model, run = of_transformers(name, settings)
     assert assert_trains_alike(model, run, norm) == norms
 
 
@@ -103,9 +121,5 @@ def test_models_of_transformers(name: str) -> None:
     ],
 )
 def test_models_of_timm(name: str, norms: int, norm: str) -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed")
-    torch.manual_seed(0)
-    size = {"img_size": 32} if name.startswith("vit") else {}
-    model = timm.create_model(name, pretrained=False, num_classes=3, **size).eval()
-    x = torch.randn(2, 3, 32, 32)
-    assert assert_trains_alike(model, lambda model: model(x), norm) == norms
+    model, run = of_timm(name)
+    assert assert_trains_alike(model, run, norm) == norms

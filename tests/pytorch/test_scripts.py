@@ -16,10 +16,10 @@ import torch
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-def run(*words: object, launcher: tuple[str, ...] = (), **environment: object) -> str:
+def run(*words: object, **environment: object) -> str:
     """What a script prints."""
     done = subprocess.run(
-        [sys.executable, *launcher, *map(str, words)],
+        [sys.executable, *map(str, words)],
         capture_output=True,
         text=True,
         check=False,
@@ -34,38 +34,64 @@ def run(*words: object, launcher: tuple[str, ...] = (), **environment: object) -
     return done.stdout
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
-def test_distributed_gradients_equal_those_of_one_process(device: str) -> None:
+@pytest.fixture
+def can_enable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether to run what is under `enable`, too, for which the C++ operators have to be there."""
+    is_asked_for: bool = request.config.getoption("--cpp-operators")
+    if not is_asked_for:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    return is_asked_for
+
+
+distributed = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="PyTorch without distributed"
+)
+
+
+def in_processes(script: str, device: str, number: int) -> str:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    said = run(
-        SCRIPTS / "verify_distributed",
-        f"--device={device}",
-        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-    )
-    for model, count in (("gpt", 29), ("gpt_of_ours", 27), ("llama", 17)):
+    number = 2 if device == "cuda" else number
+    return run(SCRIPTS / script, "run", f"--device={device}", f"--processes={number}")
+
+
+@distributed
+def test_distributed_gradients_equal_those_of_one_process(device: str, can_enable: bool) -> None:
+    said = in_processes("verify_distributed", device, 2)
+    models = {"gpt": 29, "gpt_of_ours": 27, "llama": 17} | ({"plain_gpt": 29} if can_enable else {})
+    for model, count in models.items():
         for way in ("by_ddp", "by_fsdp", "by_checkpointed_fsdp"):
-            verdict = f"{count} gradients equal to one process's, to the bit"
+            verdict = f"{count} gradients equal to one process's, to the bit\n"
             assert said.count(f": {model} {way}: {verdict}") == 2
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
-def test_tensor_parallel_gradients_equal_those_of_one_process(device: str) -> None:
+@distributed
+def test_tensor_parallel_gradients_equal_those_of_one_process(
+    device: str, can_enable: bool
+) -> None:
     """On the CPU in two processes, so that a run of the tests is short; four have two halves."""
-    if device == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    said = run(
-        SCRIPTS / "verify_tensor_parallel",
-        f"--device={device}",
-        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-    )
-    for way in (
-        "tensor_parallel",
-        "sequence_parallel",
-        "replaced_and_sharded",
-        "sharded_and_replaced",
-    ):
+    said = in_processes("verify_tensor_parallel", device, 2)
+    ways = [
+        *("tensor_parallel", "sequence_parallel", "replaced_and_sharded", "sharded_and_replaced"),
+        *("enabled_tensor_parallel", "enabled_sequence_parallel", "enabled_and_sharded"),
+    ]
+    for way in ways if can_enable else ways[:4]:
         assert said.count(f": {way}: 31 tensors equal to one process's\n") == 2
+
+
+@distributed
+def test_norms_of_dtensors_equal_those_of_one_process(device: str, can_enable: bool) -> None:
+    """PyTorch's own cases of them."""
+    said = in_processes("verify_dtensor", device, 4)
+    processes = 4 if device == "cpu" else 2
+    # PyTorch refuses 12 of its RMS norms on the CPU.
+    numbers = {"replaced": (48, 22)} | (
+        {"kept": (36 if device == "cpu" else 48, 22)} if can_enable else {}
+    )
+    for prepared, (of_one, frozen) in numbers.items():
+        for cases, number in (("one_norm", of_one), ("frozen_parts", frozen)):
+            line = f": {cases}, {prepared}: {number} cases equal to one process's\n"
+            assert said.count(line) == processes
 
 
 def losses_of(path: Path) -> dict[str, list[float]]:
@@ -77,15 +103,19 @@ def losses_of(path: Path) -> dict[str, list[float]]:
     return losses
 
 
-def test_training(tmp_path: Path, device: str) -> None:
+def test_training(tmp_path: Path, device: str, can_enable: bool) -> None:
     path = tmp_path / "out.csv"
-    run(SCRIPTS / "train", "run", f"--csv={path}", "--steps=3", f"--device={device}")
+    names = ("PyTorch", "iree-lnbwd", "iree-lnbwd enable()")[: 3 if can_enable else 2]
+    who = f"--contenders={','.join(names)}"
+    run(SCRIPTS / "train", "run", f"--csv={path}", "--steps=3", f"--device={device}", who)
     with path.open(newline="") as file:
         assert file.readline().startswith("# GPT: 4 layers of 192, 16 x 96 tokens, f32, seed 0; ")
-    theirs, ours = losses_of(path).values()
-    assert len(ours) == len(theirs) == 3
-    assert ours[0] == theirs[0]  # the forward is PyTorch's
-    assert ours[2] < ours[0]
+    losses = losses_of(path)
+    assert tuple(losses) == names
+    for of_one in losses.values():
+        assert len(of_one) == 3
+        assert of_one[0] == losses["PyTorch"][0]  # the forward is PyTorch's
+        assert of_one[2] < of_one[0]
 
 
 def test_training_of_a_llama_with_modules_compiled_before(tmp_path: Path) -> None:
@@ -140,12 +170,19 @@ def test_training_without_its_baseline_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.endswith(
         "error: contenders: expected PyTorch and others of PyTorch, torch.compile, iree-lnbwd, "
-        "iree-lnbwd compiled, got Liger\n"
+        "iree-lnbwd compiled, iree-lnbwd enable(), got Liger\n"
     )
 
 
 def test_soak(device: str) -> None:
     said = run(SCRIPTS / "soak", f"--device={device}", "--calls=150", "--rounds=4")
+    assert said.splitlines()[-1] == "passed"
+
+
+def test_soak_of_enable(device: str, can_enable: bool) -> None:
+    if not can_enable and device == "cpu":
+        pytest.skip("for --cpp-operators")
+    said = run(SCRIPTS / "soak", "--enable", f"--device={device}", "--calls=2000", "--rounds=20")
     assert said.splitlines()[-1] == "passed"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from support import random_generator
@@ -11,12 +13,16 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch import Tensor, nn
 
+import iree_lnbwd.torch as lnbwd
+from iree_lnbwd import CompileError
+from iree_lnbwd.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.torch import (
     AddLayerNorm,
     AddRMSNorm,
     LayerNorm,
     RMSNorm,
     layer_norm,
+    overrides,
     replace_norms,
     warmup,
 )
@@ -133,5 +139,115 @@ def test_warmup_of_a_sharded_model(caplog: pytest.LogCaptureFixture) -> None:
         report.undo()
         assert [type(norm).__name__ for norm in model] == ["FSDPLayerNorm"] * 2
         torch.autograd.backward(model(x).sum())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class ChannelsFirst(nn.LayerNorm):
+    """As vision models have it: its input has another shape."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+@pytest.fixture
+def enabled(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.config.getoption("--cpp-operators"):
+        pytest.skip("for --cpp-operators")
+    with lnbwd.enabled(forwards=True):
+        yield
+
+
+def step(model: nn.Module, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
+    """A forward and a backward of enough rows for ours."""
+    x = torch.randn(tuple(shape), dtype=dtype, requires_grad=True)
+    output = model(x)
+    torch.autograd.backward(output, torch.ones_like(output))
+
+
+@pytest.mark.usefixtures("enabled")
+def test_warmup_of_plain_norms(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What autograd asks for in a step is compiled before, also of sizes that PyTorch computes."""
+    columns = int(random_generator().integers(12000, 13000))
+    frozen = nn.LayerNorm(columns)
+    frozen.bias.requires_grad_(False)
+    model = nn.Sequential(nn.LayerNorm(columns), frozen, nn.RMSNorm(columns))
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(model)
+        # PyTorch has no kernel of RMS norms on the CPU.
+        assert len(caplog.records) == 2
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert lnbwd.status().calls == ()
+        monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
+        lnbwd.disable()
+        lnbwd.enable()
+        step(model, (3, columns))
+        assert (lnbwd.status().ours, lnbwd.status().pytorchs) == (2, 0)
+        assert len(caplog.records) == 2
+
+
+@pytest.mark.usefixtures("enabled")
+def test_warmup_of_plain_norms_in_other_types(caplog: pytest.LogCaptureFixture) -> None:
+    columns = int(random_generator().integers(13000, 14000))
+    model = ChannelsFirst(columns, device="meta")
+    with pytest.raises(ValueError, match=r"^device: expected the one that the model will be on, "):
+        warmup(model)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(model, device="cpu", dtype=torch.bfloat16, weight_dtype=torch.bfloat16)
+        (record,) = caplog.records
+        assert f"_n{columns}_bf16" in record.getMessage()
+        model.to_empty(device="cpu").to(torch.bfloat16)
+        step(model, (1, columns, 512), torch.bfloat16)  # of a size that is ours
+        assert (lnbwd.status().ours, lnbwd.status().pytorchs) == (1, 0)
+        assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("enabled")
+def test_warmup_says_what_cannot_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step would go to PyTorch's kernel instead, and say so."""
+    compiler = tmp_path / "iree-compile"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("IREE_TOOL_PATH", str(tmp_path))
+    with pytest.raises(CompileError):
+        warmup(nn.LayerNorm(int(random_generator().integers(14000, 15000))))
+
+
+def test_warmup_leaves_plain_norms_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Where PyTorch's kernels run."""
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(nn.LayerNorm(int(random_generator().integers(15000, 16000))))
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
+def test_warmup_of_a_sharded_plain_model(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
+    lnbwd.disable()
+    lnbwd.enable()
+    columns = int(random_generator().integers(16000, 17000))
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Sequential(nn.LayerNorm(columns), nn.LayerNorm(columns))
+        for module in (model[0], model):
+            fully_shard(module, mesh=mesh)
+        with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+            warmup(model)
+            assert len(caplog.records) == 1
+            step(model, (3, columns))
+            assert len(caplog.records) == 1
+        assert (lnbwd.status().ours, lnbwd.status().pytorchs) == (2, 0)
     finally:
         torch.distributed.destroy_process_group()

@@ -24,7 +24,7 @@ def replace_norms(model: nn.Module, *, also: Collection[type[nn.Module]] = ()) -
     These are the modules of ``torch.nn.LayerNorm`` and ``torch.nn.RMSNorm``, and of subclasses that
     have their forward. Modules of other classes are tried if ``also`` names their class: each kind
     is run on samples, forward and backward, and is replaced only if it computes a plain norm.
-    `iree_lnbwd.torch.replacement.probe` says how far its output may be from that. Among them are
+    ``iree_lnbwd.torch.replacement.probe`` says how far its output may be from that. Among them are
     the norms of Llama, Qwen, Mistral, Gemma, T5 and OLMo in transformers, and those of timm:
     ``also=[torch.nn.Module]`` tries all modules.
 

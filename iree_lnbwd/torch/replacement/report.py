@@ -53,7 +53,7 @@ class Report:
         """Gives the modules that were replaced their own classes back.
 
         Raises:
-            RuntimeError: As `classes.restore`; all modules before that one are restored.
+            RuntimeError: As ``classes.restore``; all modules before that one are restored.
         """
         for reference in self._modules:
             if (module := reference()) is not None:
