@@ -37,7 +37,7 @@ class DataType(Enum):
 
     @property
     def statistics(self) -> DataType:
-        """The type of the statistics of such data: FLOAT, or DOUBLE for DOUBLE."""
+        """The type of the statistics of such data, which is FLOAT, or DOUBLE for DOUBLE."""
         return _OF_DTYPES[dtypes.DTYPES[self.dtype].accumulator]
 
     def __str__(self) -> str:
