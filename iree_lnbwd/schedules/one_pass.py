@@ -92,10 +92,11 @@ class OnePass:
             walkers = f"{counted(self.workgroups, 'cluster')} of {self.cluster} workgroups"
         ahead = f"{counted(self.ahead, 'step')} ahead" if self.ahead else "where they are used"
         shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
+        across = " across the borders of rows" if self.shifted(spec) else ""
         return (
             f"one pass: x and dy are read once; {walkers} of "
             f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, rows {fetched} "
-            f"{ahead}, {counted(self.vector, 'element')} an access"
+            f"{ahead}, {counted(self.vector, 'element')} an access{across}"
         )
 
     @property

@@ -134,6 +134,13 @@ def test_which_rows_take_which_form(rows: int | None) -> None:
     }[rows]
 
 
+def test_a_path_says_where_accesses_cross_the_borders_of_rows() -> None:
+    said = "4 elements an access"
+    how = OnePass(8, 1, 1, vector=4, ahead=2, slots=3)
+    assert how.path(NormSpec((1024,), "bf16")).endswith(said)
+    assert how.path(NormSpec((1023,), "bf16")).endswith(f"{said} across the borders of rows")
+
+
 def test_lanes_are_never_fewer_than_subgroups() -> None:
     # IREE 3.13 sums wrongly where they are; wave64's 33 subgroups would fit no workgroup anyway.
     small = dataclasses.replace(gpu("sm_90"), subgroup_size=8)
