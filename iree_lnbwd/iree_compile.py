@@ -56,7 +56,8 @@ def version() -> str:
 
 def words(input_type: str, flags: Sequence[str], output: str) -> tuple[str, ...]:
     """The command that compiles the text on its standard input."""
-    return ("iree-compile", "-", f"--iree-input-type={input_type}", "-o", output, *flags)
+    at_once = "--mlir-disable-threading"  # a module is too small for threads to gain what they cost
+    return ("iree-compile", "-", f"--iree-input-type={input_type}", at_once, "-o", output, *flags)
 
 
 def run(text: str, input_type: str, flags: Sequence[str], what: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A module cache for the tests alone, and GPU tests skipped where there is no GPU."""
+"""A module cache for the tests alone, GPU tests skipped without a GPU, costly cases drawn."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import fcntl
 import functools
 import os
+import random
+import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,10 @@ import pytest
 
 from iree_lnbwd import DeviceError, runtime
 from iree_lnbwd.devices import DeviceUri
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So a shell starts what runs in the background; what the tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +34,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests with the marker slow, too, which compile C++ for more than ten seconds",
     )
+
+    parser.addoption(
+        "--every-case",
+        action="store_true",
+        help="run every case of the tests with the marker drawn, of which a run takes a quarter",
+    )
+    parser.addoption(
+        "--case-seed", type=int, help="the seed by which those cases are drawn (default: a new one)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.case_seed is None:  # the processes of pytest-xdist inherit it
+        config.option.case_seed = secrets.randbits(32)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = f"--case-seed={config.option.case_seed}"
+    return None if config.option.every_case else f"a quarter of the costly cases, by {seed}"
+
+
+@pytest.hookimpl(trylast=True)  # of what -k leaves
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draws the cases of the tests with the marker drawn: a quarter of each, and at least two."""
+    if config.option.every_case or config.option.lf:
+        return
+    rng = random.Random(config.option.case_seed)
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("drawn"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for cases in tests.values():
+        left_out.update(rng.sample(cases, max(0, min(len(cases) * 3 // 4, len(cases) - 2))))
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -44,6 +44,7 @@ def kernels(spec: NormSpec, folder: Path) -> dict[str, list[tuple[str, str]]]:
     return {name: INSTRUCTION.findall(functions[name]) for name in names}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("op", "dtype"),
     CASES,

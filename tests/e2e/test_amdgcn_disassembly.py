@@ -72,6 +72,7 @@ SPECS = [
 SOME = ("gfx90a", "gfx950")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("spec", "target"),
     [

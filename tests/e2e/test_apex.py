@@ -44,6 +44,7 @@ CASES = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("length", "input_type", "weight_type"), CASES)
 def test_fast_layer_norm(length: int, input_type: str, weight_type: str) -> None:
     """grad_output has the weight's type, as the forward's output has in apex."""

@@ -77,6 +77,7 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(spec: NormSpec, how: OnePass | Forward) -> None:
     """For fewer rows than clusters, and for rows that a cluster walks over."""

@@ -55,6 +55,7 @@ def case_id(value: Target | NormSpec) -> str:
     return value.name.removeprefix("layer_norm_backward_")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("target", "spec"), MATRIX, ids=case_id)
 def test_every_module(
     target: Target, spec: NormSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]

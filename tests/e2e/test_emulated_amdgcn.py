@@ -49,6 +49,7 @@ def passes(
     return all(result.comparison.ratio <= 1 for result in results)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [64, 769, 1000, 1024, 4096])
@@ -56,6 +57,7 @@ def test_one_pass(columns: int, dtype: str, target: str) -> None:
     assert passes(NormSpec((columns,), dtype), target, *ROWS)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "spec",
@@ -154,6 +156,7 @@ _WORDS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("what", "target"),
     [

@@ -44,6 +44,7 @@ def _check(spec: NormSpec, target: str, rows: int) -> None:
     assert_matches_reference(_op(spec, target).run(arguments.call()), arguments)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [64, 769, 1024, 4096])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
@@ -52,6 +53,7 @@ def test_usual_widths(target: str, columns: int, dtype: str) -> None:
         _check(NormSpec((columns,), dtype), target, rows)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [1, 7, 1000, 5000, 16384, 65536])
 def test_small_odd_and_wide(columns: int, dtype: str) -> None:
@@ -78,6 +80,7 @@ def test_more_rows_than_workgroups(how: OnePass | TwoPass, target: str) -> None:
     assert 4 in walks
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(
     "mask", [(True, True, True), (True, False, False), (False, True, True), (True, False, True)]
@@ -86,6 +89,7 @@ def test_masks(mask: tuple[bool, bool, bool], dtype: str) -> None:
     _check(NormSpec((769,), dtype, output_mask=mask), "sm_90", 5)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "spec",
     [

@@ -61,6 +61,7 @@ def ours(target: str) -> bytes:
     return compiler.build(NormSpec((64,), "bf16"), find_target(target))[0]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", [t.name for t in targets() if t.backend != "cpu"])
 def test_all_of_ours_is_known(target: str) -> None:
     assert unsupported(ours(target), find_target(target).backend) == []

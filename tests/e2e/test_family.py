@@ -85,6 +85,7 @@ def called(call: BoundCall) -> Any:
     return getattr(lnbwd, call.spec.op)(**arguments_of(call))
 
 
+@pytest.mark.drawn
 @by_name
 def test_functions_are_right(spec: NormSpec) -> None:
     """With many rows, few, one and none; and with rows of Inf and NaN among others."""
@@ -96,6 +97,7 @@ def test_functions_are_right(spec: NormSpec) -> None:
     assert_right(called(call), call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "spec",
     [spec for spec in VARIANTS if spec.op != "layer_norm_backward" or spec.from_output],
@@ -115,6 +117,7 @@ def test_the_algorithm_and_its_oracle_agree(spec: NormSpec) -> None:
     assert_right(runtime.load_built(oracle).run(call), call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", CPU_TARGETS)
 @pytest.mark.parametrize("op", OPS)
 def test_fetching_rows_ahead_changes_no_bit(op: str, target: str) -> None:
@@ -132,6 +135,7 @@ def test_fetching_rows_ahead_changes_no_bit(op: str, target: str) -> None:
         assert_same_bits(results, alone.run(call))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "sm_75", "gfx942", "gfx1100"])
 @pytest.mark.parametrize("op", OPS)
 def test_modules_for_gpus_are_right(op: str, target: str) -> None:
@@ -147,6 +151,7 @@ def test_modules_for_gpus_are_right(op: str, target: str) -> None:
             assert_right(emulated.run(call), call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("dtypes", "target"),
     [

@@ -69,6 +69,7 @@ def case_id(case: object) -> str | None:
     return case.name if isinstance(case, NormSpec) else None
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("spec", "target"),
     in_turn(
@@ -96,6 +97,7 @@ def test_as_many_rows_as_count_as_few(spec: NormSpec, target: str) -> None:
         check(spec, target, rows)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("spec", "target"),
     in_turn(
@@ -125,6 +127,7 @@ def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
     check(NormSpec((192,), "bf16", rows=rows), target, rows, MOST)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("few", "target"),
     in_turn(

@@ -117,6 +117,7 @@ def test_files_and_random_rows_are_verified(
     assert capsys.readouterr().out.count("passed: ") == 2
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("target", "columns", "rows"),
     [("sm_90", 769, 9), ("sm_75", 64, 37), ("gfx942", 769, 9), ("gfx1100", 64, 37)],

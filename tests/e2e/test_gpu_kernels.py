@@ -28,6 +28,7 @@ def kernels(op: EmulatedNorm) -> list[str]:
     return [launch.kernel for launch in op.launches]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "target"),
     [
@@ -64,6 +65,7 @@ def test_recomputed_statistics_of_rows_far_from_zero_and_of_constant_rows(target
 MASKS = [(True, True, True), (True, False, False), (False, True, True), (False, False, True)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_75", "gfx1100"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_two_passes_for_any_mask(mask: tuple[bool, bool, bool], target: str) -> None:
@@ -99,6 +101,7 @@ def test_two_passes_over_many_equal_rows() -> None:
     assert_matches_reference(op.run(arguments.call()), arguments)
 
 
+@pytest.mark.drawn
 @every_target
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_subnormal_numbers_count(dtype: str, target: str) -> None:

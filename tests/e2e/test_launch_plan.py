@@ -110,6 +110,7 @@ def planned_module(name: str, target: str) -> tuple[bytes, LaunchPlans]:
     return vmfb, planned
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_is_the_host_programs(name: str, target: str) -> None:

@@ -55,6 +55,7 @@ CASES = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("target", "spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(target: str, spec: NormSpec, how: OnePass) -> None:
     """For rows that leave lanes without one, and for rows that subgroups walk over."""

@@ -61,6 +61,7 @@ def sample_arguments(
     return arguments if "bias" in parameters else replace(arguments, bias=None)
 
 
+@pytest.mark.drawn
 @in_turn(SAMPLES)
 def test_opinfo_samples_with_statistics_given(
     shape: tuple[int, ...],
@@ -73,6 +74,7 @@ def test_opinfo_samples_with_statistics_given(
     assert_matches_reference(arguments.backward(), arguments)
 
 
+@pytest.mark.drawn
 @in_turn([each for each in SAMPLES if each[2] > 0])
 def test_opinfo_samples_with_statistics_recomputed(
     shape: tuple[int, ...],

@@ -53,6 +53,7 @@ def op_for(
     return runtime.load_built(vmfb, device)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "dtype", "target"),
     [
@@ -78,6 +79,7 @@ def test_chunks_that_overlap(columns: int, dtype: str, target: str) -> None:
         assert_matches_reference(arguments.backward_by(op), arguments)
 
 
+@pytest.mark.drawn
 @every_target
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("workgroups", [1, 4])
@@ -91,6 +93,7 @@ def test_shares_and_blocks_that_rows_do_not_fill(workgroups: int, block: int, ta
         assert_matches_reference(arguments.backward_by(op), arguments)
 
 
+@pytest.mark.drawn
 @every_target
 @pytest.mark.parametrize("spec", VARIANTS, ids=lambda spec: spec.name)
 def test_every_kind_of_spec(spec: NormSpec, target: str) -> None:
@@ -124,6 +127,7 @@ def test_millions_of_equal_rows_of_one_column(target: str) -> None:
     assert_matches_reference(arguments.backward_by(op_for(spec, target)), arguments)
 
 
+@pytest.mark.drawn
 @every_target
 @pytest.mark.parametrize(
     ("columns", "mask", "eps"),
@@ -146,6 +150,7 @@ def test_wide_rows_of_equal_numbers(
     assert_matches_reference(arguments.backward_by(op_for(spec, target)), arguments)
 
 
+@pytest.mark.drawn
 @every_target
 @every_dtype
 @pytest.mark.parametrize("device", ["local-task", "local-sync"])
@@ -166,6 +171,7 @@ def test_subnormal_numbers_count(device: str, dtype: str, target: str) -> None:
         assert np.abs(expected).max() > 4 * tolerance.max()
 
 
+@pytest.mark.drawn
 @every_target
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("columns", [4096, 65536])
@@ -205,6 +211,7 @@ def moved(arguments: Arguments, elements: int) -> Arguments:
     return replace(arguments, **arrays)
 
 
+@pytest.mark.drawn
 @every_target
 @every_dtype
 @pytest.mark.parametrize("elements", [1, 2, 3, 7])

@@ -336,6 +336,7 @@ def test_only_the_type_of_the_bias_matters() -> None:
     assert_same_bits(replace(arguments, bias=nan).backward(), arguments.backward())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("dtype", "grad_output", "weight"),
     [

@@ -79,6 +79,7 @@ CASES = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("target", "spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(target: str, spec: NormSpec, how: OnePass) -> None:
     """For rows of every place in an access, for the last row of memory, and for one alone."""

@@ -33,6 +33,7 @@ SPECS = (
 )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_product_and_oracle_agree_with_the_reference(spec: NormSpec) -> None:
     """The product with dynamic rows, as it ships, and with fixed ones, which the oracle has."""

@@ -94,6 +94,7 @@ SPECS: dict[str, tuple[NormSpec, Schedule | None]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", SPECS)
 def test_calls_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows and fewer, of kinds of calls that are known and that are not; with none, too."""
@@ -104,6 +105,7 @@ def test_calls_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_reference(on_host(gradients), arguments)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("spec", tuple(family()), ids=lambda spec: spec.name)
 def test_calls_of_every_norm_are_right(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no argument changes."""
