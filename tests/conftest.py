@@ -11,6 +11,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.case_seed is None:  # the processes of pytest-xdist inherit it
-        config.option.case_seed = secrets.randbits(32)
+    of_all = getattr(config, "workerinput", {}).get("case_seed")
+    if config.option.case_seed is None:
+        config.option.case_seed = secrets.randbits(32) if of_all is None else of_all
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a process of pytest-xdist which cases all of them run."""
+    node.workerinput["case_seed"] = node.config.option.case_seed
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
