@@ -98,10 +98,12 @@ def _tool(name: str) -> str:
         from iree.compiler.tools import binaries
 
         return str(Path(binaries.find_tool(name)).resolve())
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise CompileError(
             f"{_absent()}; loading and running compiled modules does not need it"
         ) from error
+    except ImportError as error:
+        raise CompileError(f"{_PACKAGE} cannot be imported: {error}") from error
     except ValueError as error:
         raise CompileError(f"{_absent()}, for {name} is missing") from error
 

@@ -161,10 +161,11 @@ def test_an_error_of_iree_compile() -> None:
     assert len(said) < 1000
 
 
-def test_a_compiler_without_memory(tmp_path: Path) -> None:
-    script = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({400 << 20},) * 2)\n"
+def test_a_compiler_that_cannot_be_loaded() -> None:
+    """It is installed, and is not said to be absent."""
+    script = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({300 << 20},) * 2)\n"
     said = succeeded(python("import numpy, iree_lnbwd\n" + script + COMPILE, "sm_90"))
-    assert said.startswith("CompileError: compiling layer_norm_backward_n8_f32 for sm_90 failed:")
+    assert said.startswith("CompileError: iree-base-compiler cannot be imported: ")
     assert said.count("\n") == 1
 
 
@@ -235,6 +236,20 @@ def test_a_compiler_that_makes_nothing(
         lnbwd.compile(SPEC, "generic", tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kibibytes", [100_000, 250_000])
+def test_a_compiler_without_memory(
+    kibibytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little for its code, or for its work."""
+    limit = f'test "$1" = --version || ulimit -v {kibibytes}'
+    tool(tmp_path / "tools", f'{limit}; exec "$real" "$@"')
+    monkeypatch.setenv("IREE_TOOL_PATH", str(tmp_path / "tools"))
+    said = f"^compiling {SPEC.name} for sm_90 failed: "
+    with pytest.raises(CompileError, match=said) as caught:
+        compiler.build(SPEC, find_target("sm_90"))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_manifest_says_which_compiler_it_was(
