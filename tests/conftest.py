@@ -69,10 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.every_case or config.option.lf:
         return
     rng = random.Random(config.option.case_seed)
-    tests: dict[str, list[pytest.Item]] = {}
+    tests: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("drawn"):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            for_gpus = item.get_closest_marker("gpu") is not None  # they may all be skipped
+            tests.setdefault((item.nodeid.partition("[")[0], for_gpus), []).append(item)
     left_out: set[pytest.Item] = set()
     for cases in tests.values():
         left_out.update(rng.sample(cases, max(0, min(len(cases) * 3 // 4, len(cases) - 2))))

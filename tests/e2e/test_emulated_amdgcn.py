@@ -79,6 +79,7 @@ def test_other_homes(spec: NormSpec, target: str) -> None:
     assert passes(spec, target, *((7,) if spec.rows or spec.columns > 4096 else (1, 7)))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1201"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_relatives(dtype: str, target: str) -> None:
@@ -218,6 +219,7 @@ def check_broken(spec: NormSpec, target: str, pattern: str, changed: str) -> Non
     assert broken == 1
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("spec", "target"),
     [

@@ -95,6 +95,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_what_runs_changes_it(
     change: str, text: str, target: str, module: bytes

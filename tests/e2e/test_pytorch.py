@@ -167,6 +167,7 @@ def assert_agrees_with_pytorch(arguments: Arguments) -> None:
             assert comparison.passed, comparison
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @parameters
 @sample

@@ -26,6 +26,7 @@ PARAMETERS = ((True, True), (True, False), (False, True), (False, False))
 
 
 # Each two of shape, element type and parameters meet.
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("leading", "dims", "dtype", "has_weight", "bias"),
     [

@@ -49,6 +49,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("without", [(), ("weight", "bias")], ids=["parameters", "none"])

@@ -62,12 +62,14 @@ def check(
     assert_gradients_right(form, tensors, dims, reached, gradients, weight_offset=weight_offset)
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
 def test_gradients(form: Form, dtype: str, device: str) -> None:
     check(form, random_tensors(form, (3, 5), (24,), dtype, device=device), (24,))
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize("without", [("weight", "bias"), ("weight",)], ids="-".join)
 def test_without_parameters(form: Form, without: tuple[str, ...], device: str) -> None:
@@ -75,11 +77,13 @@ def test_without_parameters(form: Form, without: tuple[str, ...], device: str) -
     check(form, tensors, (4, 6))
 
 
+@pytest.mark.drawn
 @every_form
 def test_a_weight_around_zero(form: Form, device: str) -> None:
     check(form, random_tensors(form, (9,), (24,), device=device), (24,), weight_offset=1.0)
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize(
     ("dtype", "residual", "parameters"),

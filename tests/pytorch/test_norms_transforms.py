@@ -47,6 +47,7 @@ def fresh_dynamo() -> Iterator[None]:
 # --- autograd --------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("norm", OWN_NORMS, ids=lambda norm: norm.name)
 def test_opcheck(norm: Any, device: str) -> None:
     form = FORMS[norm.name.removeprefix("own_")]
@@ -77,6 +78,7 @@ def test_opcheck_of_a_backward(gradients: Gradients, options: bool, device: str)
     torch.library.opcheck(gradients.operator, (*tensors, [24], mask, EPS, 1.0 if options else 0.0))
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize("without", [(), ("weight", "bias")], ids=["parameters", "none"])
 def test_gradcheck(form: Form, without: tuple[str, ...]) -> None:
@@ -206,6 +208,7 @@ def parameter_gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(output.square().mean(), parameters), strict=True))
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # inductor's, where a GPU has them
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

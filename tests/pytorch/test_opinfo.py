@@ -13,6 +13,7 @@ from torch_support import TORCH_DTYPES
 from iree_lnbwd.torch import rms_norm
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if s.name == RMS_NORM], ids=str)
 def test_samples(sample: Sample, dtype: str, device: str) -> None:

@@ -176,6 +176,7 @@ def parameter_gradients(block: nn.Module, output: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(output.square().mean(), parameters), strict=True))
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # inductor's, where a GPU has them
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

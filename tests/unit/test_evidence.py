@@ -68,6 +68,7 @@ def test_records_of_the_package() -> None:
 TARGETS = sorted({record.target for record in evidence.records()})
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 def test_modules_without_evidence(target: str) -> None:
     """Records speak of the modules that this checkout compiles.

@@ -85,6 +85,7 @@ def takes_as_many(chosen: OnePass, spec: NormSpec, key: Key, one: OnePass) -> bo
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize("op", [LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name])
 def test_no_width_falls_off(op: str, dtype: str) -> None:

@@ -108,6 +108,7 @@ def test_no_cliff_where_it_was_measured(op: str, dtype: str, kind: str) -> None:
             assert not better(form, found), (cell, form)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("op", "dtype", "kind"), cases(*SPREAD))
 def test_no_cliff_between(op: str, dtype: str, kind: str) -> None:
     """Forms that are faster at a width near by are not passed over where they are legal."""
