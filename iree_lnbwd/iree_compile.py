@@ -22,6 +22,7 @@ _PACKAGE = "iree-base-compiler"
 _RUNTIME = "iree-base-runtime"
 # Variables that would make it load other code, or link differently than the manifest says.
 _NOT_HANDED_ON = ("IREE_LOAD_", "IREE_LLVM_", "LLD_")
+_WITHOUT_THREADS = "--mlir-disable-threading"  # a module is too small to gain what they cost
 _LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
 # SIGCHLD, which must not be ignored if children are waited for, and signals that Python ignores.
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
@@ -56,8 +57,8 @@ def version() -> str:
 
 def words(input_type: str, flags: Sequence[str], output: str) -> tuple[str, ...]:
     """The command that compiles the text on its standard input."""
-    at_once = "--mlir-disable-threading"  # a module is too small for threads to gain what they cost
-    return ("iree-compile", "-", f"--iree-input-type={input_type}", at_once, "-o", output, *flags)
+    own = (f"--iree-input-type={input_type}", _WITHOUT_THREADS, "-o", output)
+    return ("iree-compile", "-", *own, *flags)
 
 
 def run(text: str, input_type: str, flags: Sequence[str], what: str) -> bytes:

@@ -16,11 +16,13 @@ import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, cache, compiler, reference, schedules
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, NormOutput, Results, bind
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.reference import F64
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import Forward, OnePass, Schedule
 from iree_lnbwd.targets import Target, find_target
+from iree_lnbwd.verification import matrix
 from iree_lnbwd.verification.judge import Judgement
 
 SEED_VARIABLE = "LNBWD_TEST_SEED"
@@ -278,3 +280,23 @@ def central_differences(loss: Callable[[F64], float], at: F64) -> F64:
         behind[i] -= step
         gradient[i] = (loss(ahead) - loss(behind)) / (2 * step)
     return gradient
+
+
+def assert_right_in_emulation(vmfb: bytes, spec: NormSpec, *rows: int, adversarial: int) -> None:
+    """A module for a GPU is right for random calls, to the same bits again, and for hard ones.
+
+    Args:
+        vmfb: The module.
+        spec: What it computes.
+        rows: M of each random call.
+        adversarial: M of `matrix.adversarial_call`.
+    """
+    emulated = EmulatedNorm(vmfb)
+    rng = random_generator()
+    for each in rows:
+        call = matrix.random_call(spec, each, rng)
+        results = emulated.run(call)
+        assert_right(results, call)
+        assert_same_bits(emulated.run(call), results)
+    call = matrix.adversarial_call(spec, rng, adversarial)
+    assert_right(emulated.run(call), call)

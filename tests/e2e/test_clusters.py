@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support import assert_right, assert_same_bits, random_generator
+from support import assert_right_in_emulation
 
 from iree_lnbwd import NormSpec, compiler
-from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 from iree_lnbwd.schedules import Forward, OnePass
 from iree_lnbwd.targets import find_target
-from iree_lnbwd.verification import matrix
 
 SM_90 = find_target("sm_90")
 ONE = OnePass(3, 1, 2, vector=4, ahead=1, slots=2, cluster=2)
@@ -81,15 +79,8 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
 @pytest.mark.parametrize(("spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(spec: NormSpec, how: OnePass | Forward) -> None:
     """For fewer rows than clusters, and for rows that a cluster walks over."""
-    emulated = EmulatedNorm(compiler.build(spec, SM_90, how=how)[0])
-    rng = random_generator()
-    for rows in (2, 7):
-        call = matrix.random_call(spec, rows, rng)
-        results = emulated.run(call)
-        assert_right(results, call)
-        assert_same_bits(emulated.run(call), results)
-    call = matrix.adversarial_call(spec, rng, 5)
-    assert_right(emulated.run(call), call)
+    vmfb, _ = compiler.build(spec, SM_90, how=how)
+    assert_right_in_emulation(vmfb, spec, 2, 7, adversarial=5)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_right, assert_same_bits, random_generator
+from support import assert_right, assert_right_in_emulation, random_generator
 
 from iree_lnbwd import NormSpec, compiler
 from iree_lnbwd.emulated import EmulatedNorm
@@ -59,15 +59,8 @@ CASES = {
 @pytest.mark.parametrize(("target", "spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(target: str, spec: NormSpec, how: OnePass) -> None:
     """For rows that leave lanes without one, and for rows that subgroups walk over."""
-    emulated = EmulatedNorm(compiler.build(spec, find_target(target), how=how)[0])
-    rng = random_generator()
-    for rows in (1, 5, 53):
-        call = matrix.random_call(spec, rows, rng)
-        results = emulated.run(call)
-        assert_right(results, call)
-        assert_same_bits(emulated.run(call), results)
-    call = matrix.adversarial_call(spec, rng, 7)
-    assert_right(emulated.run(call), call)
+    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    assert_right_in_emulation(vmfb, spec, 1, 5, 53, adversarial=7)
 
 
 def test_a_last_row_that_is_not_finite_counts_once() -> None:

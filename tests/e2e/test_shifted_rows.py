@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_right, assert_same_bits, gradients_of, random_generator
+from support import (
+    assert_right,
+    assert_right_in_emulation,
+    gradients_of,
+    random_generator,
+)
 
 from iree_lnbwd import NormSpec, compiler
 from iree_lnbwd.emulated import EmulatedNorm
@@ -84,15 +89,8 @@ CASES = {
 def test_results_are_right(target: str, spec: NormSpec, how: OnePass) -> None:
     """For rows of every place in an access, for the last row of memory, and for one alone."""
     assert how.shifted(spec)
-    emulated = EmulatedNorm(compiler.build(spec, find_target(target), how=how)[0])
-    rng = random_generator()
-    for rows in (1, 27):
-        call = matrix.random_call(spec, rows, rng)
-        results = emulated.run(call)
-        assert_right(results, call)
-    assert_same_bits(emulated.run(call), results)
-    call = matrix.adversarial_call(spec, rng, 9)
-    assert_right(emulated.run(call), call)
+    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    assert_right_in_emulation(vmfb, spec, 1, 27, adversarial=9)
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:

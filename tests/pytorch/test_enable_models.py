@@ -6,7 +6,7 @@ It reaches what calls PyTorch's functions. transformers writes its RMS norms out
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,11 +17,9 @@ from test_replace_models import MODELS, Run, of_timm, of_transformers
 from torch import nn
 
 import iree_lnbwd.torch as lnbwd
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
-from iree_lnbwd.torch import overrides
 
 # They warn of their own future, each in its own way.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("ours_at_all_sizes")]
 OF_GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "eos_token_id": 2}
 # The backwards of a step that call PyTorch's function.
 OF_TRANSFORMERS = {name: (settings, 0) for name, (settings, *_) in MODELS.items()} | {
@@ -29,15 +27,6 @@ OF_TRANSFORMERS = {name: (settings, 0) for name, (settings, *_) in MODELS.items(
     "GPT2LMHeadModel": (OF_GPT2, 5),
 }
 OF_TIMM = {"vit_tiny_patch16_224": 25, "convnext_atto": 17}
-
-
-@pytest.fixture(autouse=True)
-def all_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if not request.config.getoption("--cpp-operators"):
-        pytest.skip("for --cpp-operators")
-    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
-    yield
-    lnbwd.disable()
 
 
 def assert_ours_in_a_step(model: nn.Module, run: Run, norms: int) -> None:

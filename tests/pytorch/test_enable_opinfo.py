@@ -7,7 +7,6 @@ On the CPU all sizes are ours here, and RMS norms are PyTorch's: there is no ker
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from torch import Tensor
 from torch_support import TORCH_DTYPES
 
 import iree_lnbwd.torch as lnbwd
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
-from iree_lnbwd.torch import overrides
 
 every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=str)
 with_numbers = pytest.mark.parametrize(
@@ -29,16 +26,10 @@ with_numbers = pytest.mark.parametrize(
 )
 NO_ELEMENTS = "PyTorch's kernel alone takes such arguments"
 # Raised inside PyTorch 2.13.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def all_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if not request.config.getoption("--cpp-operators"):
-        pytest.skip("for --cpp-operators")
-    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
-    yield
-    lnbwd.disable()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.usefixtures("ours_at_all_sizes"),
+]
 
 
 def assert_ours(sample: Sample, device: str) -> None:
