@@ -65,7 +65,7 @@ def kernel_times(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[
                 clean_cache(i)
                 contenders[name](i)
         torch.cuda.synchronize()
-    events = iter(_kernel_events(profiled)[_WARMING * cleaning :])
+    events = iter(kernel_events(profiled)[_WARMING * cleaning :])
     samples: dict[str, list[list[float]]] = {name: [] for name in contenders}
     for order in orders:
         for name in order:
@@ -82,10 +82,10 @@ def _count_kernels(contender: Contender) -> int:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         contender(0)
         torch.cuda.synchronize()
-    return len(_kernel_events(profiled))
+    return len(kernel_events(profiled))
 
 
-def _kernel_events(profiled: Any) -> list[Any]:
+def kernel_events(profiled: Any) -> list[Any]:
     """In the order of their start; memory copies and fills count, they are part of a call."""
     events = [e for e in profiled.events() if e.device_type == DeviceType.CUDA]
     return sorted(events, key=lambda e: e.time_range.start)
