@@ -7,7 +7,7 @@ Pre-LN, byte level, trained on the Python language reference that every Python i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pydoc_data import topics
 from typing import Any
 
@@ -133,13 +133,14 @@ def train_step(
     step: int,
     config: Config,
     autocast: torch.dtype | None = None,
+    loss_of: Callable[[nn.Module, Tensor], Tensor] = next_byte_loss,
 ) -> Tensor:
     """Trains the model in place by one batch and returns its loss; ``step`` counts from 1."""
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate * min(1.0, step / config.warmup_steps)
     optimizer.zero_grad()
     with torch.autocast(batch.device.type, autocast, enabled=autocast is not None):
-        loss = next_byte_loss(model, batch)
+        loss = loss_of(model, batch)
     torch.autograd.backward(loss)
     nn.utils.clip_grad_norm_(list(model.parameters()), config.max_grad_norm)
     optimizer.step()
