@@ -66,7 +66,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 @pytest.hookimpl(trylast=True)  # of what -k leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Draws the cases of the tests with the marker drawn: a quarter of each, and at least two."""
-    if config.option.every_case or config.option.lf:
+    again = getattr(config.option, "lf", False)  # absent without pytest's cache
+    if config.option.every_case or again:
         return
     rng = random.Random(config.option.case_seed)
     tests: dict[tuple[str, bool], list[pytest.Item]] = {}

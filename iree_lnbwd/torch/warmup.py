@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +37,12 @@ def warmup(
 
     Args:
         model: With norms, or one itself.
-        dtype: Element type of the norms' inputs; None takes that of their weights, or PyTorch's
-            default.
+        dtype: Element type of the norms' inputs; None takes that of their weights.
         residual_dtype: Element type of the residuals; None takes that of the inputs.
         weight_dtype: Element type that the weights will have, as FSDP2's ``param_dtype``; None
             takes the one that they have.
-        device: Device of the inputs; None takes that of the weights, or PyTorch's default.
+        device: Device of the inputs; None takes that of the weights. A norm without a weight takes
+            the type and the device of the model's first parameter, or PyTorch's defaults.
         tune: Find the fastest schedules first, as `iree_lnbwd.tune`, for norms on a GPU that were
             not tuned there before. This takes less than a minute for each module, once for a user
             and a kind of GPU.
@@ -55,12 +56,19 @@ def warmup(
     check_model(model)
     if not isinstance(tune, bool):
         raise TypeError(f"tune: expected a bool, got {shown(tune)}")
+    zeros = functools.partial(_zeros, dtype=weight_dtype, device=device)
     norms = [
-        _stand_in(norm, cls, weight_dtype, device)
+        stand_in(norm, cls, zeros)
         for norm in model.modules()
         if (cls := _class_of(norm)) is not None
     ]
-    rows = [_rows(norm, dtype, residual_dtype, device) for norm in norms]
+
+    def first() -> Tensor:
+        """As the model's first parameter, but empty."""
+        floating = (p for p in model.parameters() if p.is_floating_point())
+        return next((zeros(p.new_empty(0)) for p in floating), torch.empty(0, device=device))
+
+    rows = [_rows(norm, first, dtype, residual_dtype) for norm in norms]
     for inputs in rows:
         if tune and not inputs[0].is_cuda:
             raise ValueError(
@@ -86,27 +94,20 @@ def _class_of(module: nn.Module) -> type[nn.Module] | None:
     return next((cls for cls in _PLAIN if isinstance(module, cls)), None)
 
 
-def _stand_in(
-    norm: nn.Module,
-    cls: type[nn.Module],
-    dtype: torch.dtype | None,
-    device: torch.device | str | int | None,
-) -> nn.Module:
-    """A norm of this class, whose parameters are zeros on one device."""
-
-    def zeros(parameter: Tensor) -> Tensor:
-        if device is None and parameter.is_meta:
-            raise ValueError(
-                "device: expected the one that the model will be on, for a model on the meta "
-                "device, got None"
-            )
-        return torch.zeros(
-            parameter.shape,
-            dtype=dtype or parameter.dtype,
-            device=parameter.device if device is None else device,
+def _zeros(
+    parameter: Tensor, dtype: torch.dtype | None, device: torch.device | str | int | None
+) -> Tensor:
+    """In place of a parameter, on one device."""
+    if device is None and parameter.is_meta:
+        raise ValueError(
+            "device: expected the one that the model will be on, for a model on the meta device, "
+            "got None"
         )
-
-    return stand_in(norm, cls, zeros)
+    return torch.zeros(
+        parameter.shape,
+        dtype=dtype or parameter.dtype,
+        device=parameter.device if device is None else device,
+    )
 
 
 def _shape(norm: nn.Module) -> tuple[int, ...]:
@@ -116,12 +117,16 @@ def _shape(norm: nn.Module) -> tuple[int, ...]:
 
 def _rows(
     norm: nn.Module,
+    first: Callable[[], Tensor],
     dtype: torch.dtype | None,
     residual_dtype: torch.dtype | None,
-    device: torch.device | str | int | None,
 ) -> list[Tensor]:
-    """A row of zeros of these element types: an input, and a residual where the norm takes one."""
+    """A row of zeros of these element types: an input, and a residual where the norm takes one.
+
+    ``first`` returns a tensor of the type and device of what has no weight.
+    """
     weight = form_of(norm).parameters(norm)[0] if isinstance(norm, ReplacedNorm) else norm.weight
+    like = first() if weight is None else weight
     shape = _shape(norm)
     if isinstance(norm, ReplacedNorm) and form_of(norm).channels_first:
         shape = (*shape, 1, 1)
@@ -130,8 +135,8 @@ def _rows(
         torch.zeros(
             1,
             *shape,
-            dtype=weight.dtype if dtype is None and weight is not None else dtype,
-            device=weight.device if device is None and weight is not None else device,
+            dtype=dtype or like.dtype,
+            device=like.device,
             requires_grad=True,
         )
         for dtype in dtypes[: 2 if isinstance(norm, AddLayerNorm | AddRMSNorm) else 1]

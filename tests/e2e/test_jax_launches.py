@@ -95,7 +95,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setattr(jax_native, "platforms", lambda _, rows: ("cpu",) if rows else ())
     _register(library)
     jax.clear_caches()
-    yield found
+    with jax.default_device(jax.devices("cpu")[0]):  # there may be a GPU
+        yield found
     library.iree_lnbwd_jax_forget()
     jax_native._modules.clear()
     jax.clear_caches()

@@ -101,7 +101,10 @@ def test_batches_of_samples(sample: Sample, device: str) -> None:
     for index, (gradients, value) in enumerate(expected):
         torch.testing.assert_close(found[1][index], value)
         torch.testing.assert_close(tuple(g[index] for g in found[0]), gradients)
-    assert_ours(sample, device)
+    if sample.name == RMS_NORM:
+        assert not lnbwd.status().calls  # under torch.func PyTorch takes it apart
+    else:
+        assert_ours(sample, device)
 
 
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if s.name in (NATIVE, RMS_NORM)], ids=str)

@@ -138,7 +138,7 @@ def test_training_without_a_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "train"), "run", "--preset=small-vit", f"--csv={path}"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         check=False,

@@ -97,6 +97,22 @@ def test_warmup_of_other_types(caplog: pytest.LogCaptureFixture) -> None:
         assert len(caplog.records) == 1
 
 
+def test_warmup_of_a_norm_without_a_weight(caplog: pytest.LogCaptureFixture, device: str) -> None:
+    """It is where the model is, and of its type."""
+    columns = int(random_generator().integers(4000, 5000))
+    norm = LayerNorm(columns, elementwise_affine=False)
+    model = nn.Sequential(norm, nn.Linear(columns, 1)).to(device, torch.bfloat16)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(model)
+        assert f"_n{columns}_bf16_noweight" in caplog.text
+        caplog.clear()
+        x = torch.randn(3, columns, device=device, dtype=torch.bfloat16, requires_grad=True)
+        torch.autograd.backward(model(x).sum())
+    assert not caplog.records
+    with pytest.raises(ValueError, match=r"^device: expected the one that the model will be on"):
+        warmup(model.to("meta"))
+
+
 def test_warmup_of_a_model_on_the_meta_device(caplog: pytest.LogCaptureFixture) -> None:
     """For the device where it will be, in the types that it will have."""
     columns = int(random_generator().integers(10000, 11000))
