@@ -30,7 +30,7 @@ from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import CompileError, DeviceError
 from iree_lnbwd.native_calls import native_call
-from iree_lnbwd.native_libraries import NativeLibrary
+from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
 from iree_lnbwd.operands import WEIGHT, names
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.gpu_driver import Graph
@@ -42,7 +42,7 @@ TARGET = "iree_lnbwd_norm"  # XLA's name of the custom call
 
 _HERE = Path(__file__).parent
 _SOURCE, _HEADER = _HERE / "jax_native.cpp", _HERE / "kernel_calls.h"
-_FLAGS = ("-O2", "-std=c++17", "-DNDEBUG", "-shared", "-fPIC")
+_FLAGS = ("-O2", "-std=c++17", "-DNDEBUG", "-shared", "-fPIC", *OWN_COPIES)
 _LIBRARY = "iree_lnbwd_jax.so"
 _COMPILERS = ("c++", "g++", "clang++")
 _GPU = "cuda"  # JAX's name of the platform, and ours of its driver

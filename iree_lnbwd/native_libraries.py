@@ -10,6 +10,11 @@ from iree_lnbwd import cache
 from iree_lnbwd.artifact import digest
 from iree_lnbwd.user_folders import UnusableError
 
+# For the linker. A compiler that has only a static C++ library links a copy of it into ours. With
+# its symbols visible the loader would mix that copy with the one of the process, and the first
+# number in a message of an error would end the process.
+OWN_COPIES = ("-Wl,--exclude-libs,libstdc++.a",)
+
 
 class NativeLibrary(NamedTuple):
     """A library's place in the cache.

@@ -22,7 +22,7 @@ import torch
 
 from iree_lnbwd import folders, notices
 from iree_lnbwd.native_calls import native_call
-from iree_lnbwd.native_libraries import NativeLibrary
+from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
 from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, RESIDUAL_OUTPUT, Op, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
@@ -76,7 +76,7 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     version = (torch.__version__, str(torch.version.git_version))
     texts = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
-    library = NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *version))
+    library = NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *OWN_COPIES, *version))
     try:
         if (kept := library.kept()) is not None:
             torch.ops.load_library(kept)
@@ -104,6 +104,7 @@ def _build_and_load() -> bytes:
             Path(_LIBRARY).stem,
             list(map(str, _SOURCES)),
             extra_cflags=list(_FLAGS),
+            extra_ldflags=list(OWN_COPIES),
             build_directory=folder,
             is_python_module=False,
         )

@@ -212,6 +212,42 @@ def test_calls_are_checked(
         torch.ops.iree_lnbwd.remember(**{**CALL, **change})
 
 
+ERROR = """
+import logging
+logging.basicConfig(format="%(message)s")
+import torch
+from iree_lnbwd import torch_native
+assert torch_native.load()
+try:
+    torch.ops.iree_lnbwd.remember(
+        4, "cpu", 1, 1, torch.float32, torch.float32, None, None, [True] * 3, None,
+        driver=[0] * 5, ones=0, scratch_bytes=0, scratch=[], launches=[], graph=[],
+    )
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_static_cpp_library_stays_apart(tmp_path: Path) -> None:
+    """As where a compiler has no other: an error is an error, and its message has its number."""
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None or shutil.which("ninja") is None:
+        pytest.skip("no C++ compiler or no ninja on PATH")
+    static = tmp_path / "c++"
+    static.write_text(f'#!/bin/sh\nexec {compiler} -static-libstdc++ "$@"\n')
+    static.chmod(0o755)
+    cache = tmp_path / "cache"
+    ended = subprocess.run(
+        [sys.executable, "-c", ERROR],
+        env={**os.environ, "CXX": str(static), "IREE_LNBWD_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout == "op: expected one of operands.OPS, got 4\n", ended.stderr
+
+
 @pytest.mark.gpu
 def test_a_known_call_does_not_come_to_python() -> None:
     def operators() -> list[str]:
