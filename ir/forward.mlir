@@ -60,6 +60,7 @@
 #forward_shares = false          // a row stays in shared memory
 #forward_weights_early = true    // the weights are loaded before the sums
 #forward_lasts = true            // rows leave the L2 cache late
+#forward_packs = false           // rows stay in registers as narrow as they came
 #forward_alone = false           // a row has one subgroup, or a part of one
 #forward_resident = 1 : i32      // workgroups that a multiprocessor must hold at once
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
@@ -119,6 +120,7 @@ hal.executable.source private @normalize {
     func.func private @address_of_residual(!residual_rows, index, index) -> !pointer
     func.func private @load_lasting_of_residual(!residual_rows, index, index, !pointer) -> !forward_residual
     func.func private @widen_of_x(!forward_x) -> !forward_chunk
+    func.func private @settled_of_x(!forward_x) -> !forward_x
     func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
     func.func private @widen_of_gamma(!forward_gamma) -> !forward_chunk
     func.func private @weight(!forward_chunk) -> !forward_chunk
@@ -288,6 +290,22 @@ hal.executable.source private @normalize {
           %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
           scf.yield %xa : !forward_chunk
         }
+        memref.store %value, %values[%k] : !forward_held
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    // The values once more, from what was loaded. Without it, they would stay in registers, which take twice
+    // as many of them as narrow ones do; then fewer workgroups fit a multiprocessor.
+    func.func private @take_anew(%x_held: !forward_x_held, %values: !forward_held) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %chunks = arith.constant #forward_chunks
+      scf.for %k = %c0 to %chunks step %c1 {
+        %x_k = memref.load %x_held[%k] : !forward_x_held
+        %here = func.call @settled_of_x(%x_k) : (!forward_x) -> !forward_x
+        memref.store %here, %x_held[%k] : !forward_x_held
+        %value = func.call @widen_of_x(%here) : (!forward_x) -> !forward_chunk
         memref.store %value, %values[%k] : !forward_held
       } {llvm.loop_annotation = #unrolled}
       return
@@ -525,6 +543,7 @@ hal.executable.source private @normalize {
       %chunks = arith.constant #forward_chunks
       %steps = arith.constant #forward_steps
       %keeps = arith.constant #forward_keeps
+      %packs = arith.constant #forward_packs
       %weights_early = arith.constant #forward_weights_early
       %centres = arith.constant #centres
       %adds_residual = arith.constant #takes_residual
@@ -639,6 +658,9 @@ hal.executable.source private @normalize {
       } else {
         scf.yield %zero, %zero : !acc, !acc
       }
+      scf.if %packs {
+        func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
+      }
       %share_squares = func.call @share(%squares_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %group, %row, %part, %exists, %t, %centres, %values)
           : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, index, index, index, i1, index, i1, !forward_held) -> !acc
       %mean_row, %sum_squares = scf.if %in_clusters -> (!acc, !acc) {
@@ -666,6 +688,9 @@ hal.executable.source private @normalize {
         memref.store %rstd_row, %rstd[%row] : !acc_column
       }
 
+      scf.if %packs {
+        func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
+      }
       %again = arith.constant true
       scf.if %writes_output {
         scf.for %step = %c0 to %steps step %c1 {

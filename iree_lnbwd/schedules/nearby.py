@@ -61,8 +61,10 @@ def fitted(
         touched = touched_columns(spec, one.vector)
         source = replace(spec, normalized_shape=(key.columns,))
         old = -(-key.columns // (vectors * one.threads(target)))
+        # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
+        most = most_elements(spec) if old * one.vector <= most_elements(spec) else math.inf
         for chunks in range(max(1, old - 1), old + 2):
-            if chunks * one.vector > most_elements(spec):
+            if chunks * one.vector > most:
                 continue
             threads = -(-touched // (vectors * chunks))
             warps = -(-threads // target.subgroup_size)
