@@ -221,8 +221,9 @@ class _DeviceMemory:
         return _Buffer(_view(buffer, array.shape, array.dtype), array)
 
     def receive(self, buffer: _Buffer, array: Array) -> None:
-        # DeviceArray.to_host is not used: IREE 3.13 releases the pages that it copies to some time
-        # after it has returned, and CUDA refuses the next copy to one of them.
+        # DeviceArray.to_host is not used: in IREE 3.13 it registers the array's pages with CUDA,
+        # which fails in other threads. It releases them some time after it has returned, and CUDA
+        # may refuse the next copy to one of them.
         staging = self._device.allocator.allocate_buffer(
             memory_type=rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE,
             allowed_usage=rt.BufferUsage.TRANSFER_TARGET | rt.BufferUsage.MAPPING_SCOPED,
