@@ -70,7 +70,7 @@ def test_what_cannot_stay_narrow(
 ) -> None:
     op = LAYER_NORM.name
     spec = NormSpec((1024,), dtype, op=op, eps=EPS, residual_dtype=residual)
-    how = replace(WHOLE, vector=4, chunks=4, **change)  # type: ignore[arg-type]
+    how = replace(replace(WHOLE, vector=4, chunks=4), **change)  # type: ignore[arg-type]
     assert how.illegal(spec, find_target("sm_90")) == (
         "only a narrow row of one tensor, in one workgroup's registers, is kept narrow"
     )
