@@ -10,8 +10,8 @@
 // for the first: thread t takes the chunks t, t + T, t + 2T, ... of the step.
 //
 // A row is read from memory once, if it can be kept for mean, variance and output: in registers, if one
-// step is a whole row, or in shared memory, as narrow as it came. A wider row is read again, from the
-// cache, for each of the three.
+// step is a whole row, or in shared memory, as narrow as it came. In registers, too, it may stay narrow and
+// be widened for each of the three. A wider row is read again, from the cache, each time.
 //
 // A cluster of workgroups may share a row (NVIDIA since sm_90): each has a part of the columns, and every
 // subgroup sends its sums into the exchange of each workgroup of the cluster (math/clusters.mlir). That takes
