@@ -47,12 +47,14 @@ class GpuArray:
         device: IREE device URI, e.g. "cuda://0".
         contiguous: Whether its values follow each other in its memory, the last dimension fastest.
             If not, a call works on a copy.
+        writable: Whether its library lets others write to it.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     device: str
     contiguous: bool
+    writable: bool = True
 
     @property
     def ndim(self) -> int:

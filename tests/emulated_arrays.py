@@ -14,7 +14,8 @@ from iree_lnbwd.emulator.memory import Buffer
 from iree_lnbwd.runtime.frameworks import dlpack
 
 _CUDA = 2  # kDLCUDA
-_NAME = b"dltensor"
+_NAME, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _CODES = {dtype: code for code, dtype in dlpack._DTYPES.items()}
 _BYTE = (1, 8)  # kDLUInt
 _new_capsule = ctypes.PYFUNCTYPE(
@@ -93,7 +94,10 @@ class EmulatedArray:
         tensor = dlpack._DLTensor(
             address, _CUDA, 0, ndim, dlpack._DType(code, bits, 1), shape, steps, 0
         )
-        self._given.append((tensor, shape, steps))
+        return self._capsule(tensor, shape, steps)
+
+    def _capsule(self, tensor: dlpack._DLTensor, *kept: object) -> object:
+        self._given.append((tensor, *kept))
         return _new_capsule(ctypes.addressof(tensor), _NAME, None)
 
     def __setitem__(self, everything: object, values: Array | EmulatedArray) -> None:
@@ -137,3 +141,16 @@ class EmulatedArray:
             shape[axis] = -1
             places += np.arange(self.shape[axis]).reshape(shape) * step * self.dtype.itemsize
         return [int(place) for place in places.reshape(-1)]
+
+
+class ReadOnlyArray(EmulatedArray):
+    """One that says so, as DLPack 1.0 has it."""
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: Any = None) -> object:
+        assert max_version is not None
+        return super().__dlpack__(stream=stream)
+
+    def _capsule(self, tensor: dlpack._DLTensor, *kept: object) -> object:
+        managed = dlpack._Versioned((1, 0), None, None, _READ_ONLY, tensor)
+        self._given.append((managed, *kept))
+        return _new_capsule(ctypes.addressof(managed), _VERSIONED, None)

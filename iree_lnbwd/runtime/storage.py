@@ -121,6 +121,6 @@ def checked(
             )
         if on_gpu and array.device != device:
             raise ValueError(f"{name}: expected one on {device}, got {array.device}")
-        if not on_gpu and not array.flags.writeable:
+        if not (array.writable if on_gpu else array.flags.writeable):
             raise ValueError(f"{name}: expected an array that can be written, got another")
     return type(out)(*arrays.values())

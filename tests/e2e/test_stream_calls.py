@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from emulated_arrays import EmulatedArray, Namespace
+from emulated_arrays import EmulatedArray, Namespace, ReadOnlyArray
 from emulated_driver import EmulatedDriver
 from support import (
     ARGUMENTS,
@@ -169,7 +169,14 @@ def test_storage_of_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_bits(on_host(out), before)
 
 
-def test_storage_of_a_library_that_counts_on_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [type("ArrayImpl", (EmulatedArray,), {"__module__": "jaxlib._jax"}), ReadOnlyArray],
+    ids=["by its library", "by itself"],
+)
+def test_storage_that_is_not_to_be_written(
+    kind: type[EmulatedArray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is refused also where such a call with another library's storage is known."""
     gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
     given = gpu.given(random_arguments(random_generator(), SPEC, (7,)))
@@ -177,8 +184,7 @@ def test_storage_of_a_library_that_counts_on_its_content(monkeypatch: pytest.Mon
     out = LayerNormGrads(*(gpu.arrays.asarray(np.full(shape, -77, np.float32)) for shape in shapes))
     gpu.op(**given, out=out)
     before = on_host(out)
-    immutable = type("ArrayImpl", (EmulatedArray,), {"__module__": "jaxlib._jax"})
-    out.grad_weight.__class__ = immutable
+    out.grad_weight.__class__ = kind
     with pytest.raises(
         ValueError, match=r"^out\.grad_weight: expected an array that can be written"
     ):

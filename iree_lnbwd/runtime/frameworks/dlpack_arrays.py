@@ -43,6 +43,7 @@ class _DlPackOnGpu:
             dtype=given.dtype or str(getattr(array, "dtype", "an unknown one")),
             device=str(DeviceUri(driver, index)),
             contiguous=given.strides is None or _is_dense(given.shape, given.strides),
+            writable=given.writable,
         )
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
