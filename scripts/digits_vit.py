@@ -59,11 +59,12 @@ def digits(config: Config, seed: int) -> Iterator[Tensor]:
         ImportError: scikit-learn is not installed.
     """
     found = importlib.import_module("sklearn.datasets").load_digits()
-    known = torch.cat((torch.from_numpy(found.target)[:, None], torch.from_numpy(found.data)), 1)
+    columns = (torch.from_numpy(found.target)[:, None], torch.from_numpy(found.data))
+    known = torch.cat(columns, 1).byte()
     generator = torch.Generator().manual_seed(seed)
     size = (config.batch_size,)
     draws = (torch.randint(len(known), size, generator=generator) for _ in itertools.count())
-    return (known.byte()[draw] for draw in draws)
+    return (known[draw] for draw in draws)
 
 
 def digit_loss(model: nn.Module, batch: Tensor) -> Tensor:

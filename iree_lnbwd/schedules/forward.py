@@ -45,8 +45,8 @@ _FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
 # thread.
 _EARLY_COLUMNS = 2048
 _EARLY_ELEMENTS_OF_THREAD = 8
-# From so many threads of a row on, narrow rows stay narrow: 4096 x 16384 in bf16 took an H200
-# 63.1 us in place of 67.5, with three workgroups on a multiprocessor in place of two.
+# Rows of more threads than that stay narrow: 4096 x 16384 in bf16 took an H200 63.1 us in place of
+# 67.5, with three workgroups on a multiprocessor in place of two.
 _PACKED_THREADS = 256
 _FEW_ROWS = 256  # up to which a call has few
 _FEW_ELEMENTS = 1 << 20  # likewise
@@ -259,13 +259,6 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     rows = -(-rows // fill) * fill
     few_words = chunks * vector * words(spec) <= _FEW_WORDS
     is_light = is_narrow and few_words and not has_residual
-    busy = _BUSIER if is_light and spec.has(ADDED_BIAS) else _BUSY
-    few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
-    is_short = spec.columns <= _EARLY_COLUMNS and few_elements
-    fits_early = is_head or has_residual or is_short
-    early = _weighs(spec) and (is_light_head or (fits_early and not is_narrow))
-    # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
-    is_free = (has_residual and not is_narrow) or _is_slow(spec, vector) or is_head
     packs = (
         target.backend == "cuda"
         and spec.has(ADDED_BIAS)
@@ -273,8 +266,13 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         and not has_residual
         and threads > _PACKED_THREADS
     )
-    if packs:
-        busy = _BUSIER
+    busy = _BUSIER if packs or (is_light and spec.has(ADDED_BIAS)) else _BUSY
+    few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
+    is_short = spec.columns <= _EARLY_COLUMNS and few_elements
+    fits_early = is_head or has_residual or is_short
+    early = _weighs(spec) and (is_light_head or (fits_early and not is_narrow))
+    # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
+    is_free = (has_residual and not is_narrow) or _is_slow(spec, vector) or is_head
     return Forward(
         rows=rows,
         threads=threads,
