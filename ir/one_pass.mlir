@@ -15,7 +15,9 @@
 // Where N is no multiple of V, rows begin anywhere in an access (#shifted). A row's chunks are then those of
 // memory that it touches. The first begins up to V - 1 elements before the row, and the last ends after it:
 // what is not of the row counts as zeros and is not stored. The rows of a group are so far apart that all
-// begin at the same place of an access, so that a thread has the same columns of each.
+// begin at the same place of an access, so that a thread has the same columns of each. Where there are not
+// as many workgroups as that takes (#turns_columns), each walks over a span of all rows, ordered by the place
+// where they begin. When that changes, it stores its sums, and its threads turn to other columns.
 //
 // From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. Shared memory
 // keeps the bias and 1 / g where there is room: in registers, each would be one more for each element.
@@ -49,6 +51,8 @@
 #vector_i32 = 8 : i32
 #shifted = false             // N is no multiple of V
 #beyond_i32 = 0 : i32        // columns beyond whole chunks: N mod V
+#turns_columns = false       // rows of a group begin at several places of an access
+#phases = 1 : index          // of rows: places of an access where they begin
 #least_last = 0 : index      // of a thread's chunks, the first that may be a row's last
 #dy_bits = 16 : index        // of an element
 #x_bits = 16 : index
@@ -70,6 +74,7 @@
 #slots = 3 : index           // rows of a group that shared memory holds
 #in_place = false            // slots are as many as steps ahead; one is refilled once its chunk's dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
+#apart = false               // chunks are waited for one by one: a row's slot is refilled while it is used
 #rereads = false             // rows are read from shared memory again for dx
 #copies_weight = true        // cp.async copies the weight into shared memory, which keeps it
 #widens_weight = false       // shared memory keeps the weight as !acc
@@ -167,6 +172,7 @@ hal.executable.source private @rows {
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
     func.func private @settled_of_x(!x_chunk) -> !x_chunk
+    func.func private @settled_of_sums(!chunk) -> !chunk
     func.func private @zero_first_of_dy(!dy_chunk, index) -> !dy_chunk
     func.func private @zero_first_of_x(!x_chunk, index) -> !x_chunk
     func.func private @mbarrier(!mbarriers, index) -> i32
@@ -175,6 +181,7 @@ hal.executable.source private @rows {
     func.func private @of_rank(i32, i32) -> i32
     func.func private @send_two(i32, !acc, !acc, i32)
     func.func private @await(i32, i32)
+    func.func private @await_copies(i32)
 
     // The first column of thread t's chunk k, of the workgroup's columns, which begin at %part, and whether they
     // have that chunk. The last workgroup of a cluster may have fewer columns. Columns are counted from the
@@ -188,7 +195,7 @@ hal.executable.source private @rows {
       %t_count = arith.constant #threads
       %before = arith.muli %k, %t_count : index
       %chunk = arith.addi %before, %t : index
-      %col = arith.muli %chunk, %v : index
+      %col = arith.muli %chunk, %v overflow<nsw, nuw> : index
       %at = arith.addi %part, %col : index
       %in_row = arith.cmpi ult, %at, %all : index
       %exists = arith.ori %alike, %in_row : i1
@@ -197,8 +204,8 @@ hal.executable.source private @rows {
       return %col, %inside : index, i1
     }
 
-    // Where a row's column is in memory.
-    func.func private @place(%row: index, %column: index) -> (index, index) {
+    // Where a column of a row is in memory, counted from the first of the workgroup's part.
+    func.func private @place(%row: index, %part: index, %column: index) -> (index, index) {
       %n = arith.constant #columns
       %v = arith.constant #vector
       %c0 = arith.constant 0 : index
@@ -206,11 +213,14 @@ hal.executable.source private @rows {
       %line, %at = scf.if %shifted -> (index, index) {
         %before = arith.muli %row, %n : index
         %row_line = arith.divui %before, %v : index
+        %part_lines = arith.divui %part, %v : index
+        %part_line = arith.addi %row_line, %part_lines : index
         %lines_on = arith.divui %column, %v : index
-        %chunk = arith.addi %row_line, %lines_on : index
+        %chunk = arith.addi %part_line, %lines_on : index
         scf.yield %chunk, %c0 : index, index
       } else {
-        scf.yield %row, %column : index, index
+        %at = arith.addi %part, %column : index
+        scf.yield %row, %at : index, index
       }
       return %line, %at : index, index
     }
@@ -225,6 +235,59 @@ hal.executable.source private @rows {
       %may_be_either = arith.ori %may_be_first, %may_be_last : i1
       %may_be = arith.andi %shifted, %may_be_either : i1
       return %may_be : i1
+    }
+
+    // How many elements of other rows are before a row, in the access where it begins. The product may wrap
+    // around: V is a power of 2, so the rest is right.
+    func.func private @shift(%row: i32) -> index {
+      %c0 = arith.constant 0 : index
+      %shifted = arith.constant #shifted
+      %beyond = arith.constant #beyond_i32
+      %v = arith.constant #vector_i32
+      %all_beyond = arith.muli %row, %beyond : i32
+      %before_i32 = arith.remui %all_beyond, %v : i32
+      %before = arith.index_castui %before_i32 : i32 to index
+      %shift = arith.select %shifted, %before, %c0 : index
+      return %shift : index
+    }
+
+    // Rows that begin at the same place of an access have one phase: they are #phases apart. Of rows ordered by
+    // phase, the position of a phase's first.
+    func.func private @first_of_phase(%phase: index, %m: index) -> index {
+      %phases = arith.constant #phases
+      %each = arith.divui %m, %phases : index
+      %rest = arith.remui %m, %phases : index
+      %before = arith.muli %phase, %each : index
+      %more = arith.minui %phase, %rest : index
+      %first = arith.addi %before, %more : index
+      return %first : index
+    }
+
+    // The phase at a position in that order.
+    func.func private @phase_of(%position: index, %m: index) -> index {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %phases = arith.constant #phases
+      %last_begun = scf.for %p = %c1 to %phases step %c1 iter_args(%before = %c0) -> (index) {
+        %first = func.call @first_of_phase(%p, %m) : (index, index) -> index
+        %is_behind = arith.cmpi uge, %position, %first : index
+        %after = arith.select %is_behind, %p, %before : index
+        scf.yield %after : index
+      } {llvm.loop_annotation = #unrolled}
+      return %last_begun : index
+    }
+
+    // The row after another one, in that order.
+    func.func private @row_after(%row: i32, %m: i32) -> i32 {
+      %one = arith.constant 1 : i32
+      %phases_index = arith.constant #phases
+      %phases = arith.index_castui %phases_index : index to i32
+      %alike = arith.addi %row, %phases : i32
+      %is_there = arith.cmpi ult, %alike, %m : i32
+      %phase = arith.remui %row, %phases : i32
+      %next_phase = arith.addi %phase, %one : i32
+      %after = arith.select %is_there, %alike, %next_phase : i32
+      return %after : i32
     }
 
     // The elements of chunk k that are of the row: from the first number on, below the second. The row has
@@ -332,6 +395,46 @@ hal.executable.source private @rows {
       return %chunk : !beta_chunk
     }
 
+    // What a thread keeps for chunk k of rows that begin anywhere: the weight, and what a backward from the
+    // output takes.
+    func.func private @keep_columns(%k: index, %t: index, %group: index, %part: index, %shift: index, %gamma: !gamma_row, %beta: !beta_row,
+        %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged, %beta_held: !beta_held,
+        %beta_staged: !beta_staged, %inverse_staged: !inverse_staged) {
+      %copies_weight = arith.constant #copies_weight
+      %widens_weight = arith.constant #widens_weight
+      %adds_bias = arith.constant #adds_bias
+      %stages_bias = arith.constant #stages_bias
+      %stages_inverse = arith.constant #stages_inverse
+      %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+      %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
+          : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
+      %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+      %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
+      scf.if %copies_weight {
+        vector.store %gamma_k, %gamma_staged[%group, %col] : !gamma_staged, !gamma_chunk
+      } else {
+        memref.store %gamma_k, %gamma_held[%k] : !gamma_held
+      }
+      scf.if %widens_weight {
+        vector.store %g, %wide_staged[%group, %col] : !wide_staged, !chunk
+      }
+      scf.if %adds_bias {
+        %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %shift)
+            : (!beta_row, index, index, index, i1, index) -> !beta_chunk
+        scf.if %stages_bias {
+          vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
+        } else {
+          memref.store %beta_k, %beta_held[%k] : !beta_held
+        }
+      }
+      scf.if %stages_inverse {
+        %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+        %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+        vector.store %inverse, %inverse_staged[%group, %col] : !inverse_staged, !chunk
+      }
+      return
+    }
+
     // Whether all elements of chunk k are of the row.
     func.func private @is_whole(%k: index, %column: index, %shift: index) -> i1 {
       %v = arith.constant #vector
@@ -342,16 +445,17 @@ hal.executable.source private @rows {
     }
 
     // The elements of chunk k that are of the row to memory, one by one, if not all are.
-    func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %column: index, %shift: index, %exists: i1, %chunk: !x_chunk) {
+    func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !x_chunk) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %v = arith.constant #vector
       %yes = arith.constant true
+      %column = arith.addi %part, %col : index
       %whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
       %broken = arith.xori %whole, %yes : i1
       %stores = arith.andi %broken, %exists : i1
       scf.if %stores {
-        %line, %at = func.call @place(%row, %column) : (index, index) -> (index, index)
+        %line, %at = func.call @place(%row, %part, %col) : (index, index, index) -> (index, index)
         %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
         scf.for %e = %c0 to %v step %c1 {
           %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
@@ -374,7 +478,7 @@ hal.executable.source private @rows {
       %zeros = arith.constant dense<0.0> : !residual_chunk
       %chunk = scf.if %shifted -> !residual_chunk {
         %column = arith.addi %part, %col : index
-        %line, %at = func.call @place(%row, %column) : (index, index) -> (index, index)
+        %line, %at = func.call @place(%row, %part, %col) : (index, index, index) -> (index, index)
         %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
         %is_whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
         %whole = arith.andi %is_whole, %exists : i1
@@ -566,10 +670,12 @@ hal.executable.source private @rows {
       %threads_i32 = arith.constant #threads_i32
       %p_i32 = arith.constant #workgroups_i32
       %slots = arith.constant #slots
+      %phases = arith.constant #phases
       %ahead_i32 = arith.constant #ahead_i32
       %at_once = arith.constant #at_once
       %stages = arith.constant #stages
       %in_place = arith.constant #in_place
+      %apart = arith.constant #apart
       %rereads = arith.constant #rereads
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
@@ -583,8 +689,7 @@ hal.executable.source private @rows {
       %adds_bias = arith.constant #adds_bias
       %stages_bias = arith.constant #stages_bias
       %shifted = arith.constant #shifted
-      %beyond_i32 = arith.constant #beyond_i32
-      %v_i32 = arith.constant #vector_i32
+      %turns_columns = arith.constant #turns_columns
       %one_group = arith.constant #one_group
       %one_warp = arith.constant #one_warp
       %shares_subgroup = arith.constant #shares_subgroup
@@ -649,14 +754,50 @@ hal.executable.source private @rows {
       }
       %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32
       %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32
-      %first = arith.addi %subgroup_first, %place : i32
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
-      // The product may wrap around: V is a power of 2, so the rest is right.
-      %first_beyond = arith.muli %first, %beyond_i32 : i32
-      %shift_i32 = arith.remui %first_beyond, %v_i32 : i32
-      %shift_mine = arith.index_castui %shift_i32 : i32 to index
-      %shift = arith.select %shifted, %shift_mine, %c0 : index
+
+      // Where a workgroup turns to other columns: its positions among rows ordered by phase, and their phases. Its
+      // first phase is that of the position before, so that it ends a phase whose last row another workgroup had.
+      // The last workgroup goes on to the last phase, whether it has rows or not. So each phase but the first is
+      // begun by one workgroup, which stores its sums in a partial row of their own.
+      %begin, %end, %first_phase, %last_phase, %first_turned = scf.if %turns_columns -> (index, index, index, index, i32) {
+        %next_workgroup = arith.addi %workgroup, %c1 : index
+        %rows_before = arith.muli %workgroup, %m : index
+        %rows_with = arith.muli %next_workgroup, %m : index
+        %from = arith.divui %rows_before, %p : index
+        %below = arith.divui %rows_with, %p : index
+        %is_begun = arith.cmpi ugt, %from, %c0 : index
+        %before_from = arith.subi %from, %c1 : index
+        %before = arith.select %is_begun, %before_from, %c0 : index
+        %phase_before = func.call @phase_of(%before, %m) : (index, index) -> index
+        %position_last = arith.subi %below, %c1 : index
+        %phase_last = func.call @phase_of(%position_last, %m) : (index, index) -> index
+        %very_last = arith.subi %phases, %c1 : index
+        %is_last = arith.cmpi eq, %next_workgroup, %p : index
+        %until = arith.select %is_last, %very_last, %phase_last : index
+        %phase_from = func.call @phase_of(%from, %m) : (index, index) -> index
+        %phase_begins = func.call @first_of_phase(%phase_from, %m) : (index, index) -> index
+        %rows_on = arith.subi %from, %phase_begins : index
+        %beyond_phase = arith.muli %rows_on, %phases : index
+        %row_from = arith.addi %phase_from, %beyond_phase : index
+        %row_from_i32 = arith.index_castui %row_from : index to i32
+        scf.yield %from, %below, %phase_before, %until, %row_from_i32 : index, index, index, index, i32
+      } else {
+        scf.yield %c0, %c0, %c0, %c0, %zero_i32 : index, index, index, index, i32
+      }
+      %begin_i32 = arith.index_castui %begin : index to i32
+      %end_i32 = arith.index_castui %end : index to i32
+      %first_apart = arith.addi %subgroup_first, %place : i32
+      %first = arith.select %turns_columns, %first_turned, %first_apart : i32
+      %shift_first = scf.if %turns_columns -> index {
+        %first_phase_i32 = arith.index_castui %first_phase : index to i32
+        %shift_begun = func.call @shift(%first_phase_i32) : (i32) -> index
+        scf.yield %shift_begun : index
+      } else {
+        %shift_always = func.call @shift(%first) : (i32) -> index
+        scf.yield %shift_always : index
+      }
 
       // Shared memory. Every thread reads back only the values that it has stored or copied itself, so no
       // barrier is needed. The exchange is the exception.
@@ -688,23 +829,22 @@ hal.executable.source private @rows {
 
       // A chunk past the end of the row is all zeros and is never stored.
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-        %at = arith.addi %part, %col : index
-        scf.if %copies_weight {
-          scf.if %shifted {
-            %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
-                : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
-            vector.store %gamma_k, %gamma_staged[%group, %col] : !gamma_staged, !gamma_chunk
-          } else {
+        scf.if %shifted {
+          func.call @keep_columns(%k, %t, %group, %part, %shift_first, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
+              : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
+        } else {
+          %col, %inside = func.call @column(%k, %t, %part, %c0) : (index, index, index, index) -> (index, i1)
+          %at = arith.addi %part, %col : index
+          scf.if %copies_weight {
             %size = arith.select %inside, %v, %c0 : index
             %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %at, %size)
-                <{bypassL1, dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
+                <{dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
                 : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
+          } else {
+            %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %c0)
+                : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
+            memref.store %gamma_k, %gamma_held[%k] : !gamma_held
           }
-        } else {
-          %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
-              : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
-          memref.store %gamma_k, %gamma_held[%k] : !gamma_held
         }
         memref.store %zeros, %dgamma_sums[%k] : !held
         memref.store %zeros, %dbeta_sums[%k] : !held
@@ -716,73 +856,81 @@ hal.executable.source private @rows {
       %first_in = arith.minsi %first, %last : i32
       %first_index = arith.index_castui %first_in : i32 to index
       scf.if %stages {
-        scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 : i32 {
+        %fetched = scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 iter_args(%row_turned = %first) -> (i32) : i32 {
           %slot = arith.index_castui %step : i32 to index
           %rows_on = arith.muli %step, %stride : i32
-          %row = arith.addi %first, %rows_on : i32
-          %live = arith.cmpi sle, %row, %last : i32
+          %row_apart = arith.addi %first, %rows_on : i32
+          %live_apart = arith.cmpi sle, %row_apart, %last : i32
+          %position = arith.addi %begin_i32, %step : i32
+          %live_turned = arith.cmpi slt, %position, %end_i32 : i32
+          %row = arith.select %turns_columns, %row_turned, %row_apart : i32
+          %live = arith.select %turns_columns, %live_turned, %live_apart : i1
           %row_in = arith.minsi %row, %last : i32
           %row_index = arith.index_castui %row_in : i32 to index
+          %shift_turned = func.call @shift(%row) : (i32) -> index
+          %shift = arith.select %turns_columns, %shift_turned, %shift_first : index
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
             %at = arith.addi %part, %col : index
             %exists = arith.andi %inside, %live : i1
             %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-            %line, %in_line = func.call @place(%row_index, %at) : (index, index) -> (index, index)
+            %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
             %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %line, %in_line, %size)
-                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
             %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %line, %in_line, %size)
-                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
+            scf.if %apart {
+              %copies = nvgpu.device_async_create_group
+            }
           } {llvm.loop_annotation = #unrolled}
-          %copies = nvgpu.device_async_create_group
+          %row_behind = func.call @row_after(%row_turned, %m_i32) : (i32, i32) -> i32
+          scf.if %apart {
+          } else {
+            %copies = nvgpu.device_async_create_group
+          }
+          scf.yield %row_behind : i32
         }
       }
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
       scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-        scf.if %stages {
+        scf.if %shifted {
         } else {
+          %col, %inside = func.call @column(%k, %t, %part, %c0) : (index, index, index, index) -> (index, i1)
           %col_in = arith.select %inside, %col, %c0 : index
           %at_in = arith.addi %part, %col_in : index
-          %dy_k = vector.load %dy[%first_index, %at_in] : !dy_lines, !dy_chunk
-          %x_k = vector.load %x[%first_index, %at_in] : !x_lines, !x_chunk
-          memref.store %dy_k, %dy_held[%k] : !dy_held
-          memref.store %x_k, %x_held[%k] : !x_held
-        }
-        scf.if %widens_weight {
-          %gamma_k = memref.load %gamma_held[%k] : !gamma_held
-          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
-          %wide = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-          vector.store %wide, %wide_staged[%group, %col] : !wide_staged, !chunk
-        }
-        scf.if %adds_bias {
-          %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %shift)
-              : (!beta_row, index, index, index, i1, index) -> !beta_chunk
-          scf.if %stages_bias {
-            vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
+          scf.if %stages {
           } else {
-            memref.store %beta_k, %beta_held[%k] : !beta_held
+            %dy_k = vector.load %dy[%first_index, %at_in] : !dy_lines, !dy_chunk
+            %x_k = vector.load %x[%first_index, %at_in] : !x_lines, !x_chunk
+            memref.store %dy_k, %dy_held[%k] : !dy_held
+            memref.store %x_k, %x_held[%k] : !x_held
           }
-        }
-        scf.if %stages_inverse {
-          %gamma_k = scf.if %shifted -> !gamma_chunk {
-            %own = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
-                : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
-            scf.yield %own : !gamma_chunk
-          } else {
-            %col_in = arith.select %inside, %col, %c0 : index
-            %at_in = arith.addi %part, %col_in : index
-            %read = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
-            scf.yield %read : !gamma_chunk
+          scf.if %widens_weight {
+            %gamma_k = memref.load %gamma_held[%k] : !gamma_held
+            %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+            %wide = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
+            vector.store %wide, %wide_staged[%group, %col] : !wide_staged, !chunk
           }
-          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
-          %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-          %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
-          %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
-          vector.store %inverse, %inverse_staged[%group, %col] : !inverse_staged, !chunk
+          scf.if %adds_bias {
+            %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %c0)
+                : (!beta_row, index, index, index, i1, index) -> !beta_chunk
+            scf.if %stages_bias {
+              vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
+            } else {
+              memref.store %beta_k, %beta_held[%k] : !beta_held
+            }
+          }
+          scf.if %stages_inverse {
+            %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
+            %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
+            %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
+            %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+            %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+            vector.store %inverse, %inverse_staged[%group, %col] : !inverse_staged, !chunk
+          }
         }
       } {llvm.loop_annotation = #unrolled}
 
@@ -805,206 +953,171 @@ hal.executable.source private @rows {
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %ahead = arith.index_castui %ahead_i32 : i32 to index
       %fill_first = arith.select %in_place, %c0, %ahead : index
-      %walked:5 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride
-          iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %fill = %fill_first, %half = %c0, %parity = %zero_i32)
-          -> (!acc, !acc, index, index, i32) : i32 {
-        %fill_after = arith.addi %fill, %c1 : index
-        %wraps = arith.cmpi eq, %fill_after, %slots : index
-        %fill_next = arith.select %wraps, %c0, %fill_after : index
-        %slot = arith.select %in_place, %fill, %fill_next : index
-
-        %own_row = arith.addi %subgroup_row, %place : i32
-        %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
-          %own_row_in = arith.minsi %own_row, %last : i32
-          %is_in = arith.cmpi sle, %own_row, %last : i32
-          scf.yield %own_row_in, %is_in : i32, i1
-        } else {
-          scf.yield %own_row, %yes : i32, i1
+      // The rows of a phase, and then those of the next. Where threads keep their columns, all rows count as one.
+      %phases_end = arith.addi %last_phase, %c1 : index
+      %all_walked:5 = scf.for %phase = %first_phase to %phases_end step %c1
+          iter_args(%mean_begun = %mean_first, %rstd_begun = %rstd_first, %fill_begun = %fill_first, %half_begun = %c0, %parity_begun = %zero_i32)
+          -> (!acc, !acc, index, index, i32) {
+        %phase_i32 = arith.index_castui %phase : index to i32
+        %phase_begins = func.call @first_of_phase(%phase, %m) : (index, index) -> index
+        %phase_after = arith.addi %phase, %c1 : index
+        %phase_ends = func.call @first_of_phase(%phase_after, %m) : (index, index) -> index
+        %from_begun = arith.maxui %begin, %phase_begins : index
+        %until_ended = arith.minui %end, %phase_ends : index
+        %from_i32 = arith.index_castui %from_begun : index to i32
+        %until_i32 = arith.index_castui %until_ended : index to i32
+        %begins_i32 = arith.index_castui %phase_begins : index to i32
+        %walk_from = arith.select %turns_columns, %from_i32, %subgroup_first : i32
+        %walk_until = arith.select %turns_columns, %until_i32, %m_i32 : i32
+        %walk_step = arith.select %turns_columns, %one_i32, %stride : i32
+        %shift_here = func.call @shift(%phase_i32) : (i32) -> index
+        %shift = arith.select %turns_columns, %shift_here, %shift_first : index
+        %turned = arith.cmpi ugt, %phase, %first_phase : index
+        %turns_now = arith.andi %turned, %turns_columns : i1
+        scf.if %turns_now {
+          scf.for %k = %c0 to %chunks step %c1 {
+            func.call @keep_columns(%k, %t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
+                : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
+            memref.store %zeros, %dgamma_sums[%k] : !held
+            memref.store %zeros, %dbeta_sums[%k] : !held
+          } {llvm.loop_annotation = #unrolled}
         }
+        %walked:5 = scf.for %subgroup_row = %walk_from to %walk_until step %walk_step
+            iter_args(%mean_row = %mean_begun, %rstd_row = %rstd_begun, %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun)
+            -> (!acc, !acc, index, index, i32) : i32 {
+          %fill_after = arith.addi %fill, %c1 : index
+          %wraps = arith.cmpi eq, %fill_after, %slots : index
+          %fill_next = arith.select %wraps, %c0, %fill_after : index
+          %slot = arith.select %in_place, %fill, %fill_next : index
 
-        // Copies in place are made later: each overwrites a row whose dx is stored first.
-        %row_ahead = arith.addi %own_row, %stride_ahead : i32
-        %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
-        %row_ahead_in = arith.minsi %row_ahead, %last : i32
-        %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
-        scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-          %at = arith.addi %part, %col : index
+          %positions_on = arith.subi %subgroup_row, %begins_i32 : i32
+          %phases_i32 = arith.index_castui %phases : index to i32
+          %rows_beyond = arith.muli %positions_on, %phases_i32 : i32
+          %row_turned = arith.addi %phase_i32, %rows_beyond : i32
+          %row_apart = arith.addi %subgroup_row, %place : i32
+          %own_row = arith.select %turns_columns, %row_turned, %row_apart : i32
+          %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
+            %own_row_in = arith.minsi %own_row, %last : i32
+            %is_in = arith.cmpi sle, %own_row, %last : i32
+            scf.yield %own_row_in, %is_in : i32, i1
+          } else {
+            scf.yield %own_row, %yes : i32, i1
+          }
+
+          // Copies in place are made later: each overwrites a row whose dx is stored first.
+          %row_ahead, %row_ahead_live = scf.if %turns_columns -> (i32, i1) {
+            %turned_ahead = scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 iter_args(%before = %own_row) -> (i32) : i32 {
+              %after = func.call @row_after(%before, %m_i32) : (i32, i32) -> i32
+              scf.yield %after : i32
+            }
+            %position_ahead = arith.addi %subgroup_row, %ahead_i32 : i32
+            %is_own = arith.cmpi slt, %position_ahead, %end_i32 : i32
+            scf.yield %turned_ahead, %is_own : i32, i1
+          } else {
+            %apart_ahead = arith.addi %own_row, %stride_ahead : i32
+            %is_there = arith.cmpi sle, %apart_ahead, %last : i32
+            scf.yield %apart_ahead, %is_there : i32, i1
+          }
+          %row_ahead_in = arith.minsi %row_ahead, %last : i32
+          %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
+          %shift_turned = func.call @shift(%row_ahead) : (i32) -> index
+          %shift_ahead = arith.select %turns_columns, %shift_turned, %shift : index
+          scf.for %k = %c0 to %chunks step %c1 {
+            %col, %inside = func.call @column(%k, %t, %part, %shift_ahead) : (index, index, index, index) -> (index, i1)
+            %at = arith.addi %part, %col : index
+            scf.if %stages {
+              scf.if %in_place {
+              } else {
+                %exists = arith.andi %inside, %row_ahead_live : i1
+                %size = func.call @copied(%exists, %k, %at, %shift_ahead) : (i1, index, index, index) -> index
+                %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
+                %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
+                    <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                    : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
+                %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
+                    <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                    : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
+              }
+            } else {
+              %col_in = arith.select %inside, %col, %c0 : index
+              %at_in = arith.addi %part, %col_in : index
+              %dy_k = vector.load %dy[%row_ahead_index, %at_in] : !dy_lines, !dy_chunk
+              %x_k = vector.load %x[%row_ahead_index, %at_in] : !x_lines, !x_chunk
+              memref.store %dy_k, %dy_next[%k] : !dy_held
+              memref.store %x_k, %x_next[%k] : !x_held
+            }
+          } {llvm.loop_annotation = #unrolled}
           scf.if %stages {
             scf.if %in_place {
             } else {
-              %exists = arith.andi %inside, %row_ahead_live : i1
-              %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-              %line, %in_line = func.call @place(%row_ahead_index, %at) : (index, index) -> (index, index)
-              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
-                  <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                  : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
-              %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
-                  <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                  : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
+              %copies = nvgpu.device_async_create_group
             }
-          } else {
-            %col_in = arith.select %inside, %col, %c0 : index
-            %at_in = arith.addi %part, %col_in : index
-            %dy_k = vector.load %dy[%row_ahead_index, %at_in] : !dy_lines, !dy_chunk
-            %x_k = vector.load %x[%row_ahead_index, %at_in] : !x_lines, !x_chunk
-            memref.store %dy_k, %dy_next[%k] : !dy_held
-            memref.store %x_k, %x_next[%k] : !x_held
+            scf.if %apart {
+            } else {
+              "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
+            }
           }
-        } {llvm.loop_annotation = #unrolled}
-        scf.if %stages {
-          scf.if %in_place {
-          } else {
-            %copies = nvgpu.device_async_create_group
+
+          // Statistics of the row after this one are loaded a whole step ahead of their use.
+          %apart_next = arith.addi %own_row, %stride : i32
+          %turned_next = func.call @row_after(%own_row, %m_i32) : (i32, i32) -> i32
+          %row_next = arith.select %turns_columns, %turned_next, %apart_next : i32
+          %row_next_in = arith.minsi %row_next, %last : i32
+          %row_next_index = arith.index_castui %row_next_in : i32 to index
+          %mean_next = memref.load %mean[%row_next_index] : !acc_column
+          %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
+
+          // -0.0: rows are counted from zero, so this number is below it. The compiler does not know that, and
+          // does not compute with it before the first row.
+          %row_below = arith.xori %row, %all_lanes : i32
+          %row_below_acc = arith.sitofp %row_below : i32 to !acc
+          %row_zero = math.copysign %zero, %row_below_acc : !acc
+
+          // This thread's share of the row's two sums, of h and of h * xhat.
+          %row_index = arith.index_castui %row : i32 to index
+          scf.if %adds_residual {
+            scf.for %k = %c0 to %chunks step %c1 {
+              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+              %exists = arith.andi %inside, %has_row : i1
+              %reads = arith.select %shifted, %exists, %inside : i1
+              %dresidual_k = func.call @load_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
+                  : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
+              memref.store %dresidual_k, %residual_held[%k] : !residual_held
+            } {llvm.loop_annotation = #unrolled}
           }
-          "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
-        }
-
-        // Statistics of the row after this one are loaded a whole step ahead of their use.
-        %row_next = arith.addi %own_row, %stride : i32
-        %row_next_in = arith.minsi %row_next, %last : i32
-        %row_next_index = arith.index_castui %row_next_in : i32 to index
-        %mean_next = memref.load %mean[%row_next_index] : !acc_column
-        %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
-
-        // -0.0: rows are counted from zero, so this number is below it. The compiler does not know that, and
-        // does not compute with it before the first row.
-        %row_below = arith.xori %row, %all_lanes : i32
-        %row_below_acc = arith.sitofp %row_below : i32 to !acc
-        %row_zero = math.copysign %zero, %row_below_acc : !acc
-
-        // This thread's share of the row's two sums, of h and of h * xhat.
-        %row_index = arith.index_castui %row : i32 to index
-        scf.if %adds_residual {
-          scf.for %k = %c0 to %chunks step %c1 {
+          %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
+              iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
             %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-            %exists = arith.andi %inside, %has_row : i1
-            %reads = arith.select %shifted, %exists, %inside : i1
-            %dresidual_k = func.call @load_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
-                : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
-            memref.store %dresidual_k, %residual_held[%k] : !residual_held
-          } {llvm.loop_annotation = #unrolled}
-        }
-        %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
-            iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-          scf.if %rereads {
-            nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
-          }
-          %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
-            %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
-            %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
-            %at = arith.addi %part, %col : index
-            %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
-                : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-            scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
-          } else {
-            %dy_early = memref.load %dy_held[%k] : !dy_held
-            %x_early = memref.load %x_held[%k] : !x_held
-            %dy_late = memref.load %dy_next[%k] : !dy_held
-            %x_late = memref.load %x_next[%k] : !x_held
-            %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
-            %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
-            %counts = arith.andi %inside, %has_row : i1
-            %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
-            %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
-            scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
-          }
-          %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
-          %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-          %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
-              : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-          %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
-              : (!beta_held, !beta_staged, index, index, index) -> !chunk
-          %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
-              : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
-          %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-          %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-          %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-          %xhat = arith.select %has_row, %of_either, %zeros : !chunk
-          %h = arith.mulf %dya, %ga : !chunk
-          %h_more = arith.addf %h_before, %h : !chunk
-          %h_after = arith.select %centres, %h_more, %h_before : !chunk
-          // If dx computes xhat once more, the sum takes h * xhat without it.
-          %divides_later = arith.andi %from_output, %rereads : i1
-          %hx_after = scf.if %divides_later -> !chunk {
-            %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
-                : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
-            scf.yield %undivided : !chunk
-          } else {
-            %divided = math.fma %h, %xhat, %hx_before : !chunk
-            scf.yield %divided : !chunk
-          }
-          memref.store %dya, %dya_kept[%k] : !held
-          memref.store %xhat, %xhat_kept[%k] : !held
-          memref.store %h, %h_kept[%k] : !held
-          scf.yield %h_after, %hx_after : !chunk, !chunk
-        } {llvm.loop_annotation = #unrolled}
-        %sum_h, %sum_hx = scf.if %wants_dx -> (!acc, !acc) {
-          // Any order of these additions will do, as long as it is always the same order.
-          %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
-          %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
-          %warp_h = scf.if %centres -> !acc {
-            %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
-            scf.yield %subgroup_h : !acc
-          } else {
-            scf.yield %zero : !acc
-          }
-          %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
-
-          // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
-          %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
-            scf.yield %warp_h, %warp_hx : !acc, !acc
-          } else {
-            %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-            scf.if %in_clusters {
-              %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-              scf.if %is_zero {
-                %sent_bytes = arith.constant #sent_bytes
-                func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
-              }
-              func.call @tell_cluster(%exchange, %mbarrier, %half, %rank, %warp, %lane, %warp_h, %warp_hx)
-                  : (!exchange, i32, index, index, index, index, !acc, !acc) -> ()
-              func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
-            } else {
-              scf.if %leads {
-                vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-              }
-              scf.if %one_group {
-                gpu.barrier
-              } else {
-                %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
-                nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
-              }
+            scf.if %rereads {
+              nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
             }
-            %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
-              %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
-              scf.yield %told_h, %told_hx : !acc, !acc
-            } else {
-              %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-              %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-              %pair_h = vector.extract %pair[0] : !acc from !pair
-              %pair_hx = vector.extract %pair[1] : !acc from !pair
-              scf.yield %pair_h, %pair_hx : !acc, !acc
+            // A chunk waits for its own copies alone, so that memory is busy while the first ones are summed.
+            scf.if %apart {
+              %last_chunk = arith.subi %chunks, %c1 : index
+              %behind = arith.subi %last_chunk, %k : index
+              %behind_i32 = arith.index_castui %behind : index to i32
+              func.call @await_copies(%behind_i32) : (i32) -> ()
             }
-            scf.yield %all_h, %all_hx : !acc, !acc
-          }
-          scf.yield %group_h, %group_hx : !acc, !acc
-        } else {
-          scf.yield %zero, %zero : !acc, !acc
-        }
-
-        // dx, and the row's part of dgamma and dbeta.
-        scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-          %at = arith.addi %part, %col : index
-          %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
-            nvvm.bar.warp.sync %all_lanes : i32
-            %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
-            %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
-            %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
-                : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-            %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+            %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
+              %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
+              %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+              %at = arith.addi %part, %col : index
+              %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
+                  : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+              scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
+            } else {
+              %dy_early = memref.load %dy_held[%k] : !dy_held
+              %x_early = memref.load %x_held[%k] : !x_held
+              %dy_late = memref.load %dy_next[%k] : !dy_held
+              %x_late = memref.load %x_next[%k] : !x_held
+              %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
+              %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
+              %counts = arith.andi %inside, %has_row : i1
+              %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
+              %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
+              scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
+            }
+            %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
             %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
@@ -1015,170 +1128,291 @@ hal.executable.source private @rows {
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-            %xhat_again = arith.select %has_row, %of_either, %zeros : !chunk
-            %h_again = arith.mulf %dya_again, %ga : !chunk
-            scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
-          } else {
-            %dya_mine = memref.load %dya_kept[%k] : !held
-            %xhat_mine = memref.load %xhat_kept[%k] : !held
-            %h_mine = memref.load %h_kept[%k] : !held
-            scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
-          }
-          %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-          %dresidual_k = memref.load %residual_held[%k] : !residual_held
-          %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
-          %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
-          %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
-          scf.if %wants_dx {
-            %dx_stored = scf.if %fills -> !x_chunk {
-              scf.yield %dx_k : !x_chunk
+            %xhat = arith.select %has_row, %of_either, %zeros : !chunk
+            %h = arith.mulf %dya, %ga : !chunk
+            %h_more = arith.addf %h_before, %h : !chunk
+            %h_after = arith.select %centres, %h_more, %h_before : !chunk
+            // If dx computes xhat once more, the sum takes h * xhat without it.
+            %divides_later = arith.andi %from_output, %rereads : i1
+            %hx_after = scf.if %divides_later -> !chunk {
+              %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
+                  : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
+              scf.yield %undivided : !chunk
             } else {
-              %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
-              scf.yield %settled : !x_chunk
+              %divided = math.fma %h, %xhat, %hx_before : !chunk
+              scf.yield %divided : !chunk
             }
-            %exists = arith.andi %inside, %has_row : i1
-            %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
-            %stores = arith.andi %exists, %whole : i1
-            scf.if %stores {
-              %line, %in_line = func.call @place(%row_index, %at) : (index, index) -> (index, index)
-              vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
-            }
-            memref.store %dx_stored, %dx_kept[%k] : !x_held
-          }
-          scf.if %in_place {
-            %exists = arith.andi %inside, %row_ahead_live : i1
-            %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-            %line, %in_line = func.call @place(%row_ahead_index, %at) : (index, index) -> (index, index)
-            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
-                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
-            %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
-                <{bypassL1, dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
-          }
-          %dgamma_before = memref.load %dgamma_sums[%k] : !held
-          %dbeta_before = memref.load %dbeta_sums[%k] : !held
-          %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
-          %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
-          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
-          memref.store %dgamma_after, %dgamma_sums[%k] : !held
-          memref.store %dbeta_after, %dbeta_sums[%k] : !held
-
-          %dy_fetched = memref.load %dy_next[%k] : !dy_held
-          %x_fetched = memref.load %x_next[%k] : !x_held
-          memref.store %dy_fetched, %dy_held[%k] : !dy_held
-          memref.store %x_fetched, %x_held[%k] : !x_held
-        } {llvm.loop_annotation = #unrolled}
-
-        scf.if %in_place {
-          %refills = nvgpu.device_async_create_group
-        }
-        // A row's first and last chunk, apart from the others: these need no branch.
-        scf.if %wants_dx {
-          scf.for %k = %c0 to %chunks step %c1 {
-            %edge = func.call @may_be_edge(%k) : (index) -> i1
-            scf.if %edge {
-              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-              %at = arith.addi %part, %col : index
-              %exists = arith.andi %inside, %has_row : i1
-              %dx_k = memref.load %dx_kept[%k] : !x_held
-              func.call @store_edge(%dx, %row_index, %k, %at, %shift, %exists, %dx_k)
-                  : (!x_lines, index, index, index, index, i1, !x_chunk) -> ()
-            }
+            memref.store %dya, %dya_kept[%k] : !held
+            memref.store %xhat, %xhat_kept[%k] : !held
+            memref.store %h, %h_kept[%k] : !held
+            scf.yield %h_after, %hx_after : !chunk, !chunk
           } {llvm.loop_annotation = #unrolled}
-        }
-        // Each half is used every second time, and its mbarrier's phases have parity 0 and 1 in turn.
-        %half_next = arith.xori %half, %c1 : index
-        %half_i32 = arith.index_castui %half : index to i32
-        %parity_flipped = arith.xori %parity, %half_i32 : i32
-        %parity_next = arith.select %in_clusters, %parity_flipped, %parity : i32
-        scf.yield %mean_next, %rstd_next, %fill_next, %half_next, %parity_next : !acc, !acc, index, index, i32
-      }
-      scf.if %stages {
-        nvvm.cp.async.wait.group 0
-      }
-      scf.if %one_group {
-        scf.for %k = %c0 to %chunks step %c1 {
-          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-          %at = arith.addi %part, %col : index
-          %dgamma_k = memref.load %dgamma_sums[%k] : !held
-          %dbeta_k = memref.load %dbeta_sums[%k] : !held
-          scf.if %inside {
-            func.call @store_sums(%dgamma_partials, %workgroup, %k, %at, %shift, %dgamma_k)
-                : (!acc_rows, index, index, index, index, !chunk) -> ()
-            scf.if %sums_dbeta {
-              func.call @store_sums(%dbeta_partials, %workgroup, %k, %at, %shift, %dbeta_k)
-                  : (!acc_rows, index, index, index, index, !chunk) -> ()
+          %sum_h, %sum_hx = scf.if %wants_dx -> (!acc, !acc) {
+            // Any order of these additions will do, as long as it is always the same order.
+            %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
+            %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
+            %warp_h = scf.if %centres -> !acc {
+              %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+              scf.yield %subgroup_h : !acc
+            } else {
+              scf.yield %zero : !acc
             }
+            %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
+
+            // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
+            %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
+              scf.yield %warp_h, %warp_hx : !acc, !acc
+            } else {
+              %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
+              scf.if %in_clusters {
+                %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+                scf.if %is_zero {
+                  %sent_bytes = arith.constant #sent_bytes
+                  func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+                }
+                func.call @tell_cluster(%exchange, %mbarrier, %half, %rank, %warp, %lane, %warp_h, %warp_hx)
+                    : (!exchange, i32, index, index, index, index, !acc, !acc) -> ()
+                func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
+              } else {
+                scf.if %leads {
+                  vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+                }
+                scf.if %one_group {
+                  gpu.barrier
+                } else {
+                  %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
+                  nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
+                }
+              }
+              %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
+                %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
+                scf.yield %told_h, %told_hx : !acc, !acc
+              } else {
+                %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
+                %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
+                %pair_h = vector.extract %pair[0] : !acc from !pair
+                %pair_hx = vector.extract %pair[1] : !acc from !pair
+                scf.yield %pair_h, %pair_hx : !acc, !acc
+              }
+              scf.yield %all_h, %all_hx : !acc, !acc
+            }
+            scf.yield %group_h, %group_hx : !acc, !acc
+          } else {
+            scf.yield %zero, %zero : !acc, !acc
           }
-        } {llvm.loop_annotation = #unrolled}
-      } else {
-        // The sums of all groups are added up to one partial row, for dgamma and then for dbeta, in the
-        // shared memory that held rows of dy.
-        %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums  // [groups, columns of T threads]
-        %workgroup_threads = arith.muli %t_count, %groups : index
-        %column_first = arith.muli %thread, %v : index
-        %column_step = arith.muli %workgroup_threads, %v : index
-        %c2 = arith.constant 2 : index
-        %column_sums = arith.select %sums_dbeta, %c2, %c1 : index
-        scf.for %which = %c0 to %column_sums step %c1 {
-          %is_dgamma = arith.cmpi eq, %which, %c0 : index
-          gpu.barrier
+
+          // dx, and the row's part of dgamma and dbeta.
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-            %dgamma_k = memref.load %dgamma_sums[%k] : !held
-            %dbeta_k = memref.load %dbeta_sums[%k] : !held
-            %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
-            scf.if %shifted {
-              %from, %below = func.call @span(%k, %col, %shift) : (index, index, index) -> (index, index)
-              scf.if %inside {
-                scf.for %e = %c0 to %v step %c1 {
-                  %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-                  scf.if %in_row {
-                    %shifted_at = arith.addi %col, %e : index
-                    %own_column = arith.subi %shifted_at, %shift : index
-                    %one = vector.extract %sum_k[%e] : !acc from !chunk
-                    memref.store %one, %group_sums[%group, %own_column] : !group_sums
-                  }
-                } {llvm.loop_annotation = #unrolled}
-              }
+            %at = arith.addi %part, %col : index
+            %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
+              nvvm.bar.warp.sync %all_lanes : i32
+              %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
+              %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+              %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
+                  : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+              %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+              %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+              %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+                  : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
+              %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
+                  : (!beta_held, !beta_staged, index, index, index) -> !chunk
+              %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
+                  : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
+              %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+              %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+              %of_either = arith.select %from_output, %of_y, %of_x : !chunk
+              %xhat_again = arith.select %has_row, %of_either, %zeros : !chunk
+              %h_again = arith.mulf %dya_again, %ga : !chunk
+              scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
             } else {
-              vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+              %dya_mine = memref.load %dya_kept[%k] : !held
+              %xhat_mine = memref.load %xhat_kept[%k] : !held
+              %h_mine = memref.load %h_kept[%k] : !held
+              scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
             }
+            %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+            %dresidual_k = memref.load %residual_held[%k] : !residual_held
+            %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
+            %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+            %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
+            scf.if %wants_dx {
+              %dx_stored = scf.if %fills -> !x_chunk {
+                scf.yield %dx_k : !x_chunk
+              } else {
+                %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
+                scf.yield %settled : !x_chunk
+              }
+              %exists = arith.andi %inside, %has_row : i1
+              %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
+              %stores = arith.andi %exists, %whole : i1
+              scf.if %stores {
+                %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
+                vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
+              }
+              memref.store %dx_stored, %dx_kept[%k] : !x_held
+            }
+            scf.if %in_place {
+              %col_ahead, %inside_ahead = func.call @column(%k, %t, %part, %shift_ahead) : (index, index, index, index) -> (index, i1)
+              %exists = arith.andi %inside_ahead, %row_ahead_live : i1
+              %size = func.call @copied(%exists, %k, %at, %shift_ahead) : (i1, index, index, index) -> index
+              %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
+              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
+                  <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                  : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
+              %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
+                  <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                  : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
+              scf.if %apart {
+                %refill = nvgpu.device_async_create_group
+              }
+            }
+            %dgamma_before = memref.load %dgamma_sums[%k] : !held
+            %dbeta_before = memref.load %dbeta_sums[%k] : !held
+            %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
+            %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
+            %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
+            // Before the branches of a row's edges: LLVM would move both sums behind them, and keep what they add.
+            %dgamma_here, %dbeta_here = scf.if %shifted -> (!chunk, !chunk) {
+              %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
+              %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
+              scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
+            } else {
+              scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
+            }
+            memref.store %dgamma_here, %dgamma_sums[%k] : !held
+            memref.store %dbeta_here, %dbeta_sums[%k] : !held
+
+            %dy_fetched = memref.load %dy_next[%k] : !dy_held
+            %x_fetched = memref.load %x_next[%k] : !x_held
+            memref.store %dy_fetched, %dy_held[%k] : !dy_held
+            memref.store %x_fetched, %x_held[%k] : !x_held
           } {llvm.loop_annotation = #unrolled}
-          gpu.barrier
-          // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
-          %one_first = arith.select %shifted, %thread, %n : index
-          scf.for %column = %one_first to %n step %workgroup_threads {
-            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
-              %group_sum = memref.load %group_sums[%g, %column] : !group_sums
-              %more = arith.addf %sum, %group_sum : !acc
-              scf.yield %more : !acc
-            }
-            scf.if %is_dgamma {
-              memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
+
+          scf.if %in_place {
+            scf.if %apart {
             } else {
-              scf.if %sums_dbeta {
-                memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
-              }
+              %refills = nvgpu.device_async_create_group
             }
           }
-          %chunks_first = arith.select %shifted, %n, %column_first : index
-          scf.for %column = %chunks_first to %n step %column_step {
-            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
-              %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
-              %more = arith.addf %sum, %group_sum : !chunk
-              scf.yield %more : !chunk
-            }
-            scf.if %is_dgamma {
-              vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
-            } else {
+          // A row's first and last chunk, apart from the others: these need no branch.
+          scf.if %wants_dx {
+            scf.for %k = %c0 to %chunks step %c1 {
+              %edge = func.call @may_be_edge(%k) : (index) -> i1
+              scf.if %edge {
+                %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+                %at = arith.addi %part, %col : index
+                %exists = arith.andi %inside, %has_row : i1
+                %dx_k = memref.load %dx_kept[%k] : !x_held
+                func.call @store_edge(%dx, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
+                    : (!x_lines, index, index, index, index, index, i1, !x_chunk) -> ()
+              }
+            } {llvm.loop_annotation = #unrolled}
+          }
+          // Each half is used every second time, and its mbarrier's phases have parity 0 and 1 in turn.
+          %half_next = arith.xori %half, %c1 : index
+          %half_i32 = arith.index_castui %half : index to i32
+          %parity_flipped = arith.xori %parity, %half_i32 : i32
+          %parity_next = arith.select %in_clusters, %parity_flipped, %parity : i32
+          scf.yield %mean_next, %rstd_next, %fill_next, %half_next, %parity_next : !acc, !acc, index, index, i32
+        }
+        scf.if %turns_columns {
+        } else {
+          scf.if %stages {
+            nvvm.cp.async.wait.group 0
+          }
+        }
+        scf.if %one_group {
+          %phases_before = arith.addi %p, %phase : index
+          %begun_row = arith.subi %phases_before, %c1 : index
+          %sums_row = arith.select %turns_now, %begun_row, %workgroup : index
+          scf.for %k = %c0 to %chunks step %c1 {
+            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+            %at = arith.addi %part, %col : index
+            %dgamma_k = memref.load %dgamma_sums[%k] : !held
+            %dbeta_k = memref.load %dbeta_sums[%k] : !held
+            scf.if %inside {
+              func.call @store_sums(%dgamma_partials, %sums_row, %k, %at, %shift, %dgamma_k)
+                  : (!acc_rows, index, index, index, index, !chunk) -> ()
               scf.if %sums_dbeta {
-                vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+                func.call @store_sums(%dbeta_partials, %sums_row, %k, %at, %shift, %dbeta_k)
+                    : (!acc_rows, index, index, index, index, !chunk) -> ()
+              }
+            }
+          } {llvm.loop_annotation = #unrolled}
+        } else {
+          // The sums of all groups are added up to one partial row, for dgamma and then for dbeta, in the
+          // shared memory that held rows of dy.
+          %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums  // [groups, columns of T threads]
+          %workgroup_threads = arith.muli %t_count, %groups : index
+          %column_first = arith.muli %thread, %v : index
+          %column_step = arith.muli %workgroup_threads, %v : index
+          %c2 = arith.constant 2 : index
+          %column_sums = arith.select %sums_dbeta, %c2, %c1 : index
+          scf.for %which = %c0 to %column_sums step %c1 {
+            %is_dgamma = arith.cmpi eq, %which, %c0 : index
+            gpu.barrier
+            scf.for %k = %c0 to %chunks step %c1 {
+              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+              %dgamma_k = memref.load %dgamma_sums[%k] : !held
+              %dbeta_k = memref.load %dbeta_sums[%k] : !held
+              %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
+              scf.if %shifted {
+                %from, %below = func.call @span(%k, %col, %shift) : (index, index, index) -> (index, index)
+                scf.if %inside {
+                  scf.for %e = %c0 to %v step %c1 {
+                    %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+                    scf.if %in_row {
+                      %shifted_at = arith.addi %col, %e : index
+                      %own_column = arith.subi %shifted_at, %shift : index
+                      %one = vector.extract %sum_k[%e] : !acc from !chunk
+                      memref.store %one, %group_sums[%group, %own_column] : !group_sums
+                    }
+                  } {llvm.loop_annotation = #unrolled}
+                }
+              } else {
+                vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+              }
+            } {llvm.loop_annotation = #unrolled}
+            gpu.barrier
+            // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
+            %one_first = arith.select %shifted, %thread, %n : index
+            scf.for %column = %one_first to %n step %workgroup_threads {
+              %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
+                %group_sum = memref.load %group_sums[%g, %column] : !group_sums
+                %more = arith.addf %sum, %group_sum : !acc
+                scf.yield %more : !acc
+              }
+              scf.if %is_dgamma {
+                memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
+              } else {
+                scf.if %sums_dbeta {
+                  memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
+                }
+              }
+            }
+            %chunks_first = arith.select %shifted, %n, %column_first : index
+            scf.for %column = %chunks_first to %n step %column_step {
+              %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
+                %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
+                %more = arith.addf %sum, %group_sum : !chunk
+                scf.yield %more : !chunk
+              }
+              scf.if %is_dgamma {
+                vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
+              } else {
+                scf.if %sums_dbeta {
+                  vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+                }
               }
             }
           }
         }
+
+        scf.yield %walked#0, %walked#1, %walked#2, %walked#3, %walked#4 : !acc, !acc, index, index, i32
+      }
+      scf.if %turns_columns {
+        nvvm.cp.async.wait.group 0
       }
 
       // This branch is never taken. Without a store, LLVM finds that these bindings are read-only. ptxas

@@ -306,9 +306,10 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) ->
     sums: tuple[str, ...] = ()
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
+        partial_rows = replace(walkers, more=form.turns(spec))
         kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constant=rows))
     else:
-        walkers = RowCount(form.rows, form.workgroups)
+        partial_rows = walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
         columns = _COLUMNS
         if spec.has(GRAD_INPUT):
@@ -319,9 +320,9 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) ->
         kernels.append(_launch(columns, spec, tiles, walkers, constant=rows))
     if any(spec.has(gradient) for gradient in _FINALIZE.writes):
         tiles = math.ceil(spec.columns / form.finalize_columns)
-        kernels.append(_launch(_FINALIZE, spec, tiles, constant=walkers))
+        kernels.append(_launch(_FINALIZE, spec, tiles, constant=partial_rows))
     scratch = (
-        *(_scratch(spec, p.name, walkers) for p in _PARTIALS if _takes(spec, p)),
+        *(_scratch(spec, p.name, partial_rows) for p in _PARTIALS if _takes(spec, p)),
         *(_scratch(spec, name, rows) for name in sums),
         *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
     )

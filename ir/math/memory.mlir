@@ -94,3 +94,10 @@ func.func private @gathered(%row: !row, %first: index, %shift: index, %from: ind
   } {llvm.loop_annotation = #unrolled}
   return %values : !narrow
 }
+
+// Until all copies of a thread are done but those of so many groups, the last ones. The number is a constant,
+// once loops are unrolled.
+func.func private @await_copies(%pending: i32) {
+  llvm.inline_asm has_side_effects "cp.async.wait_group $0;", "n,~{memory}" %pending : (i32) -> ()
+  return
+}

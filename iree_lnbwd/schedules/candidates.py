@@ -120,7 +120,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             workgroups = {product.walkers(resident, cluster)}
             if cluster == 1:
                 workgroups.add(resident * _EVEN_PROCESSORS)
-            workgroups = {alike(most, groups * spec.columns, vector) for most in workgroups}
+                workgroups = {alike(most, groups * spec.columns, vector) for most in workgroups}
             for (ahead, slots), rereads, weight, walking in itertools.product(
                 _FETCHES, (False, True), _WEIGHTS, sorted(workgroups)
             ):

@@ -45,7 +45,7 @@ class OnePass:
     """Workgroups walk over the rows and read each once (``ir/one_pass.mlir``).
 
     Attributes:
-        workgroups: How many walk; also the number of partial rows that are added up at the end.
+        workgroups: How many walk.
         groups: Groups of threads in a workgroup; each works on a row of its own.
         warps: Subgroups in a group.
         subgroup_rows: Groups of a subgroup, each with a part of its lanes; 1 if a group has whole
@@ -93,6 +93,8 @@ class OnePass:
         ahead = f"{counted(self.ahead, 'step')} ahead" if self.ahead else "where they are used"
         shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
         across = " across the borders of rows" if self.shifted(spec) else ""
+        if self.turns(spec):
+            across += f", which begin at {self.phases(spec)} places of one"
         return (
             f"one pass: x and dy are read once; {walkers} of "
             f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, rows {fetched} "
@@ -112,6 +114,22 @@ class OnePass:
     def shifted(self, spec: NormSpec) -> bool:
         """Whether rows begin anywhere in an access; accesses then go across their borders."""
         return spec.columns % self.vector != 0
+
+    def phases(self, spec: NormSpec) -> int:
+        """Places of an access where rows begin."""
+        return self.vector // math.gcd(self.vector, spec.columns)
+
+    def turns(self, spec: NormSpec) -> int:
+        """How often threads turn to other columns, if rows of a group begin at several places.
+
+        Rows are ordered by phase, and where it changes, a workgroup begins another partial row.
+        """
+        alike = self.workgroups * self.groups * spec.columns % self.vector == 0
+        return 0 if alike else self.phases(spec) - 1
+
+    def partial_rows(self, spec: NormSpec) -> int:
+        """The most that are added up at the end."""
+        return self.workgroups + self.turns(spec)
 
     def least_last(self, spec: NormSpec, target: Target) -> int:
         """Of a thread's vectors, the first that may be a row's last.
@@ -253,8 +271,8 @@ class OnePass:
                 f"N is no multiple of {self.vector}, and rows are not copied",
             ),
             (
-                self.workgroups * self.groups * spec.columns % self.vector != 0,
-                f"a group's rows begin at different places of {self.vector} elements",
+                self.groups > 1 and self.turns(spec) > 0,
+                f"rows of {self.groups} groups begin at different places of {self.vector} elements",
             ),
             (
                 shared > target.shared_bytes,
