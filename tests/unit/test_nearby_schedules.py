@@ -47,11 +47,27 @@ def test_what_it_takes_to_fit_is_all_that_changes(columns: int) -> None:
         assert 6 <= one.groups * one.warps <= 10  # 8 were measured
 
 
-def test_the_first_leaves_the_fewest_threads_idle() -> None:
-    """Of rows of 1152 columns: with 3 vectors for each thread, they are 3 full subgroups."""
+def test_threads_take_more_before_groups_change() -> None:
+    """Of 1152 columns, a fifth vector for each thread leaves a tenth of the threads idle.
+
+    Three full subgroups would leave none, but the workgroup would have 9, which quarters of a
+    multiprocessor cannot share.
+    """
     spec = NormSpec((1152,), "bf16")
-    idle = [one.padded_columns(spec, SM_90) for one in ways(1152)]
-    assert idle[0] == 1152 == min(idle)
+    first, *others = ways(1152)
+    assert (first.groups, first.warps, first.chunks(spec, SM_90)) == (4, 2, 5)
+    assert any(one.padded_columns(spec, SM_90) == 1152 for one in others)
+
+
+def test_shared_memory_that_the_l1_cache_needs_costs() -> None:
+    """At 8200 columns of f32, three slots would take more than 196 KiB, which 8192 leave free."""
+    spec, key = NormSpec((8200,), "f32"), AT_1024._replace(element_bytes=4)
+    near = OnePass(132, 1, 8, 4, ahead=2, slots=3, rereads=True)
+    roomy = dataclasses.replace(near, ahead=1, slots=2)
+    known = {key._replace(columns=8192): near, key._replace(columns=8100): roomy}
+    assert near.shared_bytes(dataclasses.replace(spec, normalized_shape=(8192,)), SM_90) < 196 << 10
+    assert near.shared_bytes(spec, SM_90) > 196 << 10
+    assert ways(8200, known, "f32")[0].slots == roomy.slots
 
 
 @pytest.mark.parametrize(
