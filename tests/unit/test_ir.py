@@ -10,7 +10,7 @@ import pytest
 from iree.compiler.tools import compile_file, compile_str
 
 from iree_lnbwd import NormSpec, compiler, ir, raw_interface
-from iree_lnbwd.schedules import WholeTensors
+from iree_lnbwd.schedules import OnePass, WholeTensors
 from iree_lnbwd.targets import find_target
 
 FOLDER = Path(compiler.__file__).parent.parent / "ir"
@@ -230,3 +230,21 @@ def test_module_carries_its_spec_and_target(spec: NormSpec) -> None:
 def test_unknown_file() -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.mlir: not in .* and not in"):
         compiler.read_ir("nothing.mlir")
+
+
+@pytest.mark.parametrize(
+    ("columns", "how", "copies"),
+    [
+        (4096, OnePass(132, 1, 8, 4, ahead=2, slots=3), "dy x"),
+        (4096, OnePass(132, 1, 8, 2, ahead=2, slots=3), ""),
+        (4100, OnePass(132, 1, 8, 4, ahead=2, slots=3), ""),
+        (65536, OnePass(15, 1, 16, 4, ahead=1, slots=2, rereads=True, cluster=8), ""),
+    ],
+    ids=["whole sectors", "8 bytes", "within a sector", "a cluster"],
+)
+def test_which_copies_pass_the_l1_cache(columns: int, how: OnePass, copies: str) -> None:
+    """Those of 16 bytes, of rows that begin with a sector and have one workgroup."""
+    text = compiler.source_text(NormSpec((columns,), "f32"), find_target("sm_90"), how=how)
+    copy = r'"nvgpu\.device_async_copy"\(%(dy|x)_staged[^<]*<\{(bypassL1)?'
+    found = {name for name, passes in re.findall(copy, text) if passes}
+    assert found == set(copies.split())
