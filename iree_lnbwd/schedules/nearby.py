@@ -15,16 +15,17 @@ from iree_lnbwd.targets import Target
 
 _OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
 # What a way to fit costs, in powers of 2 of time: what the measured schedule lacks counts in full,
-# and differences from it for so much. Chosen by 2100 fits that an H200 timed, of 105 widths; the
-# half of the widths that was left out agreed. Beside these, single modules differ by 5 %, which
-# nothing foretells: so a near source that needs few changes is preferred.
+# and differences from it for so much. By 2100 fits of 105 widths that an H200 timed: of half of the
+# widths, and the other half agreed. Beside these, single modules differ by 5 %, which nothing
+# foretells; so a near source that needs few changes is preferred.
 _DISTANCE = 0.4
-_WARPS = 0.5
-_GROUPS = 0.2
-_CHUNKS = 0.3
+_WARPS = 0.8
+_GROUPS = 0.3
+_CHUNKS = 0.4
 _IDLE = 0.3  # columns that threads cover and a row does not have
 _QUARTERS = 0.5  # subgroups that some quarters of a multiprocessor have less
 _SHIFTED = 0.1  # accesses across the borders of rows, where the measured ones are not
+_ELEMENTWISE = 0.15  # accesses of one element
 _CROWDED = 0.15  # more shared memory than leaves the L1 cache its usual part
 # Of the L1 cache and shared memory, 256 KiB, a kernel gets 196 or 228 for the latter (NVIDIA,
 # "Hopper Tuning Guide"); copies of less than 16 bytes need the rest.
@@ -98,9 +99,10 @@ def fitted(
             cost = (
                 -math.log2(shares[key])
                 + (_SHIFTED if is_shifted and not one.shifted(source) else 0)
+                + (_ELEMENTWISE if one.vector == 1 else 0)
                 + (_CROWDED if crowds else 0)
-                + _QUARTERS * math.log2(_in_quarters(way) / _in_quarters(one))
-                + _IDLE * math.log2(_covered(way, spec, target) / _covered(one, source, target))
+                + _QUARTERS * math.log2(_in_quarters(way))
+                + _IDLE * math.log2(way.cluster * way.padded_columns(spec, target) / columns)
                 + _DISTANCE * distance
                 + _WARPS * abs(math.log2(way.subgroups / subgroups))
                 + _GROUPS * abs(math.log2(_groups(way) / _groups(one)))
@@ -132,11 +134,6 @@ def _in_quarters(one: OnePass) -> float:
     """A multiprocessor's subgroups, if all quarters had as many as the fullest, to those it has."""
     subgroups = one.subgroups * one.resident
     return -(-subgroups // QUARTERS) * QUARTERS / subgroups
-
-
-def _covered(one: OnePass, spec: NormSpec, target: Target) -> float:
-    """Columns that threads cover, to those of a row."""
-    return one.cluster * one.padded_columns(spec, target) / spec.columns
 
 
 def _groups(one: OnePass) -> float:
