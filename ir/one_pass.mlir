@@ -395,6 +395,28 @@ hal.executable.source private @rows {
       return %chunk : !beta_chunk
     }
 
+    // The bias of chunk k, to where the schedule keeps it.
+    func.func private @keep_bias(%beta: !beta_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index, %group: index,
+        %held: !beta_held, %staged: !beta_staged) {
+      %stages_bias = arith.constant #stages_bias
+      %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %shift)
+          : (!beta_row, index, index, index, i1, index) -> !beta_chunk
+      scf.if %stages_bias {
+        vector.store %beta_k, %staged[%group, %col] : !beta_staged, !beta_chunk
+      } else {
+        memref.store %beta_k, %held[%k] : !beta_held
+      }
+      return
+    }
+
+    // 1 / g to shared memory.
+    func.func private @keep_inverse(%g: !chunk, %group: index, %col: index, %staged: !inverse_staged) {
+      %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
+      %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
+      vector.store %inverse, %staged[%group, %col] : !inverse_staged, !chunk
+      return
+    }
+
     // What a thread keeps for chunk k of rows that begin anywhere: the weight, and what a backward from the
     // output takes.
     func.func private @keep_columns(%k: index, %t: index, %group: index, %part: index, %shift: index, %gamma: !gamma_row, %beta: !beta_row,
@@ -403,7 +425,6 @@ hal.executable.source private @rows {
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
       %adds_bias = arith.constant #adds_bias
-      %stages_bias = arith.constant #stages_bias
       %stages_inverse = arith.constant #stages_inverse
       %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
       %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
@@ -419,18 +440,11 @@ hal.executable.source private @rows {
         vector.store %g, %wide_staged[%group, %col] : !wide_staged, !chunk
       }
       scf.if %adds_bias {
-        %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %shift)
-            : (!beta_row, index, index, index, i1, index) -> !beta_chunk
-        scf.if %stages_bias {
-          vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
-        } else {
-          memref.store %beta_k, %beta_held[%k] : !beta_held
-        }
+        func.call @keep_bias(%beta, %k, %part, %col, %inside, %shift, %group, %beta_held, %beta_staged)
+            : (!beta_row, index, index, index, i1, index, index, !beta_held, !beta_staged) -> ()
       }
       scf.if %stages_inverse {
-        %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
-        %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
-        vector.store %inverse, %inverse_staged[%group, %col] : !inverse_staged, !chunk
+        func.call @keep_inverse(%g, %group, %col, %inverse_staged) : (!chunk, index, index, !inverse_staged) -> ()
       }
       return
     }
@@ -687,7 +701,6 @@ hal.executable.source private @rows {
       %from_output = arith.constant #from_output
       %stages_inverse = arith.constant #stages_inverse
       %adds_bias = arith.constant #adds_bias
-      %stages_bias = arith.constant #stages_bias
       %shifted = arith.constant #shifted
       %turns_columns = arith.constant #turns_columns
       %one_group = arith.constant #one_group
@@ -915,21 +928,14 @@ hal.executable.source private @rows {
             vector.store %wide, %wide_staged[%group, %col] : !wide_staged, !chunk
           }
           scf.if %adds_bias {
-            %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %c0)
-                : (!beta_row, index, index, index, i1, index) -> !beta_chunk
-            scf.if %stages_bias {
-              vector.store %beta_k, %beta_staged[%group, %col] : !beta_staged, !beta_chunk
-            } else {
-              memref.store %beta_k, %beta_held[%k] : !beta_held
-            }
+            func.call @keep_bias(%beta, %k, %part, %col, %inside, %c0, %group, %beta_held, %beta_staged)
+                : (!beta_row, index, index, index, i1, index, index, !beta_held, !beta_staged) -> ()
           }
           scf.if %stages_inverse {
             %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
             %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
             %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-            %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
-            %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
-            vector.store %inverse, %inverse_staged[%group, %col] : !inverse_staged, !chunk
+            func.call @keep_inverse(%g, %group, %col, %inverse_staged) : (!chunk, index, index, !inverse_staged) -> ()
           }
         }
       } {llvm.loop_annotation = #unrolled}

@@ -17,7 +17,7 @@ from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
-from iree_lnbwd.schedules.rules import alike, touched_columns
+from iree_lnbwd.schedules.rules import RESERVED_BYTES, alike, touched_columns
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
@@ -39,8 +39,6 @@ _FETCHES = ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4))  # a
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
 _WEIGHTS = ((False, False), (True, False), (True, True))  # staged, widened
 _EVEN_PROCESSORS = 128  # which divide the usual numbers of rows
-# Bytes of shared memory that each workgroup costs beside its own (CUDA C++ Programming Guide).
-_RESERVED = 1024
 
 _TWO_PASS_WARPS = (4, 8, 16)
 _TWO_PASS_AT_ONCE = (2, 4, 8)  # chunks, and rows, of a thread
@@ -137,13 +135,13 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     resident=resident,
                     cluster=cluster,
                 )
-                shared = (one.shared_bytes(spec, target) + _RESERVED) * resident
+                shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (
                     (rereads and elements < _REREADS)
                     or (one.in_place and not rereads)
                     or (one.widens_weight and slots > 0 and spec.gamma_dtype == spec.acc_dtype)
                 )
-                if useless or shared > target.shared_bytes + _RESERVED * (resident == 1):
+                if useless or shared > target.shared_bytes + RESERVED_BYTES * (resident == 1):
                     continue
                 if one.registers(spec, target) > _SPILLS * one.registers_available(target):
                     continue

@@ -26,6 +26,7 @@ from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.rules import RESERVED_BYTES
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec, TensorType
 from iree_lnbwd.targets import Target
@@ -74,7 +75,7 @@ class _Processor:
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; H100's white paper.
-_HOPPER = _Processor(4, 128, 65536, 8, 64, 32, 233472, 1024)
+_HOPPER = _Processor(4, 128, 65536, 8, 64, 32, 233472, RESERVED_BYTES)
 # ROCm's "AMD GPU specifications"; white papers of CDNA 2, 3 and 4. Granules and the most waves are
 # LLVM's (GCNSubtarget, AMDGPUBaseInfo).
 _CDNA = _Processor(4, 64, 131072, 8, 32, 32, 65536)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import QUARTERS, OnePass
-from iree_lnbwd.schedules.rules import alike, rows_of_a_subgroup, touched_columns
+from iree_lnbwd.schedules.rules import RESERVED_BYTES, alike, rows_of_a_subgroup, touched_columns
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
 _OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
 # What a way to fit costs, in powers of 2 of time: what the measured schedule lacks counts in full,
-# and differences from it for so much. By 2100 fits of 105 widths that an H200 timed: of half of the
-# widths, and the other half agreed. Beside these, single modules differ by 5 %, which nothing
-# foretells; so a near source that needs few changes is preferred.
+# and differences from it for so much. Chosen by 2100 fits of 105 widths that an H200 timed; each
+# half of the widths gained. Beside these, single modules differ by 5 %, which nothing foretells: so
+# a near source that needs few changes is preferred.
 _DISTANCE = 0.4
 _WARPS = 0.8
 _GROUPS = 0.3
@@ -28,9 +28,8 @@ _SHIFTED = 0.1  # accesses across the borders of rows, where the measured ones a
 _ELEMENTWISE = 0.15  # accesses of one element
 _CROWDED = 0.15  # more shared memory than leaves the L1 cache its usual part
 # Of the L1 cache and shared memory, 256 KiB, a kernel gets 196 or 228 for the latter (NVIDIA,
-# "Hopper Tuning Guide"); copies of less than 16 bytes need the rest.
+# "Hopper Tuning Guide"); copies that do not pass the cache need the rest.
 _ROOMY = 196 << 10
-_RESERVED = 1 << 10  # of a workgroup, beside its own
 # Registers of threads that check which of their columns there are, beside the estimate: by ptxas's
 # reports. With rows fetched into registers, each of two rows is checked.
 _CHECKED = 1.05
@@ -143,7 +142,7 @@ def _groups(one: OnePass) -> float:
 
 def _crowded(one: OnePass, spec: NormSpec, target: Target) -> bool:
     """Whether a multiprocessor's shared memory takes from the L1 cache."""
-    return (one.shared_bytes(spec, target) + _RESERVED) * one.resident > _ROOMY
+    return (one.shared_bytes(spec, target) + RESERVED_BYTES) * one.resident > _ROOMY
 
 
 def _same_accesses(measured: int, widest: int) -> bool:

@@ -12,6 +12,7 @@ from iree_lnbwd.targets import Target
 BELOW_ONE = "a number below 1"
 
 FEWEST_THREADS = 2  # of a row: a sum over one thread is none
+RESERVED_BYTES = 1024  # of shared memory, of each workgroup (CUDA C++ Programming Guide)
 _MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thread Block Clusters")
 
 Rule = tuple[bool, str]  # whether it is broken, and its message
