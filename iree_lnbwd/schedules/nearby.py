@@ -15,9 +15,11 @@ from iree_lnbwd.targets import Target
 
 _OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
 # What a way to fit costs, in powers of 2 of time: what the measured schedule lacks counts in full,
-# and differences from it for so much. Chosen by 2100 fits of 105 widths that an H200 timed; each
-# half of the widths gained. Beside these, single modules differ by 5 %, which nothing foretells: so
-# a near source that needs few changes is preferred.
+# and differences from it for so much. Chosen by 2100 fits of 105 widths that an H200 timed, and
+# what checks cost by 3500 of 247, each width without what was measured near it; each half of the
+# widths gained. Beside these, single modules differ by 5 %, which nothing foretells: so a near
+# source that needs few changes is preferred. The fastest schedule of a width is its only source:
+# where sweeps' slower ones spoke of a width near by, the choice was slower more often than faster.
 _DISTANCE = 0.4
 _WARPS = 0.8
 _GROUPS = 0.3
@@ -25,6 +27,7 @@ _CHUNKS = 0.4
 _IDLE = 0.3  # columns that threads cover and a row does not have
 _QUARTERS = 0.5  # subgroups that some quarters of a multiprocessor have less
 _SHIFTED = 0.1  # accesses across the borders of rows, where the measured ones are not
+_CHECKED_ANEW = 0.15  # columns that threads check for, where the measured ones need not
 _ELEMENTWISE = 0.15  # accesses of one element
 _CROWDED = 0.15  # more shared memory than leaves the L1 cache its usual part
 # Of the L1 cache and shared memory, 256 KiB, a kernel gets 196 or 228 for the latter (NVIDIA,
@@ -70,7 +73,7 @@ def fitted(
         vectors, subgroups = one.cluster * one.vector, one.subgroups
         touched = touched_columns(spec, one.vector)
         source = replace(spec, normalized_shape=(key.columns,))
-        old = -(-key.columns // (vectors * one.threads(target)))
+        old = one.chunks(source, target)
         # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
         most = most_elements(spec) if old * one.vector <= most_elements(spec) else math.inf
         for chunks in range(max(1, old - 1), old + 2):
@@ -95,9 +98,11 @@ def fitted(
             if not _fits(way, spec, one, source, target):
                 continue
             crowds = _crowded(way, spec, target) and not _crowded(one, source, target)
+            checks = _checks(way, spec, target) and not _checks(one, source, target)
             cost = (
                 -math.log2(shares[key])
                 + (_SHIFTED if is_shifted and not one.shifted(source) else 0)
+                + (_CHECKED_ANEW if checks else 0)
                 + (_ELEMENTWISE if one.vector == 1 else 0)
                 + (_CROWDED if crowds else 0)
                 + _QUARTERS * math.log2(_in_quarters(way))
@@ -105,7 +110,7 @@ def fitted(
                 + _DISTANCE * distance
                 + _WARPS * abs(math.log2(way.subgroups / subgroups))
                 + _GROUPS * abs(math.log2(_groups(way) / _groups(one)))
-                + _CHUNKS * abs(math.log2(chunks / old))
+                + _CHUNKS * abs(math.log2(way.chunks(spec, target) / old))
             )
             ways.append((cost, way))
     yield from (way for _, way in sorted(ways, key=lambda each: each[0]))
@@ -124,9 +129,14 @@ def _registers(one: OnePass, spec: NormSpec, target: Target) -> float:
         return estimate / _SINGLE
     if one.shifted(spec):  # the estimate has its checks
         return estimate
-    if one.cluster * one.padded_columns(spec, target) == spec.columns:
+    if not _checks(one, spec, target):
         return estimate
     return estimate * (_CHECKED_AHEAD if one.ahead and not one.slots else _CHECKED)
+
+
+def _checks(one: OnePass, spec: NormSpec, target: Target) -> bool:
+    """Whether threads check which of their columns there are: they cover more than a row."""
+    return one.cluster * one.padded_columns(spec, target) > spec.columns
 
 
 def _in_quarters(one: OnePass) -> float:

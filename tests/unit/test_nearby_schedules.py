@@ -70,12 +70,28 @@ def test_shared_memory_that_the_l1_cache_needs_costs() -> None:
     assert ways(8200, known, "f32")[0].slots == roomy.slots
 
 
+def test_checks_that_were_not_measured_cost() -> None:
+    """Threads cover 1024 columns exactly. Those of 984 and of 1016 are as many, and check."""
+    other = dataclasses.replace(MEASURED, ahead=2, slots=3)
+    known = {AT_1024: MEASURED, AT_1024._replace(columns=984): other}
+    assert ways(1016, known)[0] == other
+    assert ways(1016, {**known, AT_1024._replace(columns=1016): MEASURED})[0] == MEASURED
+
+
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [(512, "bf16"), (2048, "bf16"), (1000, "f32")],
 )
 def test_far_widths_and_other_types_say_nothing(columns: int, dtype: str) -> None:
     assert ways(columns, dtype=dtype) == []
+
+
+def test_vectors_of_a_thread_count_as_they_are() -> None:
+    """Half a row takes half the subgroups: 3 vectors a thread would take two, which have 2 each."""
+    spec = NormSpec((504,), "bf16")
+    first, *others = ways(504, {AT_1024._replace(columns=1000): MEASURED})
+    assert (first.groups, first.warps, first.chunks(spec, SM_90)) == (8, 1, 4)
+    assert any((one.groups, one.warps, one.chunks(spec, SM_90)) == (4, 2, 2) for one in others)
 
 
 @pytest.mark.parametrize("columns", [1001, 1002])
