@@ -65,8 +65,6 @@ _SUBGROUP_SUM = re.compile(
 # The variants of functions in math/norm.mlir, where the mean is not subtracted.
 _UNCENTRED = {name: f"{name}_uncentred" for name in ("xhat", "dx", "dx_from_means")}
 _UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
-_PAST_L1_BYTES = 16  # of a copy that passes the L1 cache (PTX ISA, "cp.async.cg")
-_SECTOR_BYTES = 32  # that the L2 cache reads and writes together
 _SUM_BYTES = 4  # of a sum that workgroups send to each other
 _LINE_BYTES = 64  # of a CPU's caches
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
@@ -417,6 +415,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     padded, groups = schedule.padded_columns(spec, target), schedule.groups
     slots, chunks = schedule.slots, schedule.chunks(spec, target)
     dy_bytes, x_bytes = schedule.row_bytes(spec, target)
+    padding = schedule.padding(spec, target)
     told = schedule.warps * schedule.cluster
     own = schedule.own_columns(spec)
     return {
@@ -467,7 +466,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#sent_bytes": f"{told * 2 * _SUM_BYTES} : i32",
         "#fills": _flag(schedule.cluster * padded == spec.columns),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
-        "!dy_bytes": _shared(f"{dy_bytes}xi8"),
+        "!dy_bytes": _shared(f"{dy_bytes + padding}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),
         "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
         "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
@@ -601,19 +600,15 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
 
 
 def _past_l1(text: str, spec: NormSpec, schedule: OnePass) -> str:
-    """With copies of 16 bytes past the L1 cache, which narrower ones cannot pass.
-
-    Not so in clusters, nor where rows begin within a sector of memory: there such copies read more
-    than half as much again from the L2 cache. On an H200, 512 x 131072 in f32 took a fifth longer.
-    """
-    for name, dtype, copied, columns in (
-        ("dy", spec.dy_dtype, _copied(spec, schedule), spec.columns),
-        ("x", spec.dtype, _copied(spec, schedule), spec.columns),
-        ("gamma", spec.gamma_dtype, _gamma_copied(spec, schedule), 0),
+    """With the copies that a schedule makes past the L1 cache; the weight is one row."""
+    copies_weight = schedule.stages_weight and not schedule.widens_weight
+    for name, dtype, is_copied, columns in (
+        ("dy", spec.dy_dtype, schedule.slots > 0, spec.columns),
+        ("x", spec.dtype, schedule.slots > 0, spec.columns),
+        ("gamma", spec.gamma_dtype, copies_weight, 0),
     ):
         size = DTYPES[dtype].numpy.itemsize
-        whole = schedule.cluster == 1 and columns * size % _SECTOR_BYTES == 0
-        if whole and copied * size >= _PAST_L1_BYTES:
+        if is_copied and schedule.past_l1(columns * size, size):
             copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)'
             text = re.sub(copy, r"\1bypassL1, ", text)
     return text

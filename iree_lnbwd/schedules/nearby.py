@@ -9,7 +9,7 @@ from dataclasses import replace
 from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import QUARTERS, OnePass
-from iree_lnbwd.schedules.rules import RESERVED_BYTES, alike, rows_of_a_subgroup, touched_columns
+from iree_lnbwd.schedules.rules import alike, rows_of_a_subgroup, touched_columns
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -29,10 +29,7 @@ _QUARTERS = 0.5  # subgroups that some quarters of a multiprocessor have less
 _SHIFTED = 0.1  # accesses across the borders of rows, where the measured ones are not
 _CHECKED_ANEW = 0.15  # columns that threads check for, where the measured ones need not
 _ELEMENTWISE = 0.15  # accesses of one element
-_CROWDED = 0.15  # more shared memory than leaves the L1 cache its usual part
-# Of the L1 cache and shared memory, 256 KiB, a kernel gets 196 or 228 for the latter (NVIDIA,
-# "Hopper Tuning Guide"); copies that do not pass the cache need the rest.
-_ROOMY = 196 << 10
+_CROWDED = 0.3  # less L1 cache than copies need: eight kernels took 13 to 42 % longer
 # Registers of threads that check which of their columns there are, beside the estimate: by ptxas's
 # reports. With rows fetched into registers, each of two rows is checked.
 _CHECKED = 1.05
@@ -97,7 +94,7 @@ def fitted(
                 continue
             if not _fits(way, spec, one, source, target):
                 continue
-            crowds = _crowded(way, spec, target) and not _crowded(one, source, target)
+            crowds = way.crowds(spec, target) and not one.crowds(source, target)
             checks = _checks(way, spec, target) and not _checks(one, source, target)
             cost = (
                 -math.log2(shares[key])
@@ -148,11 +145,6 @@ def _in_quarters(one: OnePass) -> float:
 def _groups(one: OnePass) -> float:
     """Of a workgroup, those of a subgroup as one."""
     return one.groups / one.subgroup_rows
-
-
-def _crowded(one: OnePass, spec: NormSpec, target: Target) -> bool:
-    """Whether a multiprocessor's shared memory takes from the L1 cache."""
-    return (one.shared_bytes(spec, target) + RESERVED_BYTES) * one.resident > _ROOMY
 
 
 def _same_accesses(measured: int, widest: int) -> bool:

@@ -60,14 +60,20 @@ def test_threads_take_more_before_groups_change() -> None:
 
 
 def test_shared_memory_that_the_l1_cache_needs_costs() -> None:
-    """At 8200 columns of f32, three slots would take more than 196 KiB, which 8192 leave free."""
-    spec, key = NormSpec((8200,), "f32"), AT_1024._replace(element_bytes=4)
+    """At 8204 columns of f32, three slots would take more than 196 KiB, which 8192 leave free.
+
+    At 8200, rows begin with a sector of memory, and copies need no L1 cache.
+    """
+    spec, key = NormSpec((8204,), "f32"), AT_1024._replace(element_bytes=4)
     near = OnePass(132, 1, 8, 4, ahead=2, slots=3, rereads=True)
     roomy = dataclasses.replace(near, ahead=1, slots=2)
     known = {key._replace(columns=8192): near, key._replace(columns=8100): roomy}
     assert near.shared_bytes(dataclasses.replace(spec, normalized_shape=(8192,)), SM_90) < 196 << 10
     assert near.shared_bytes(spec, SM_90) > 196 << 10
-    assert ways(8200, known, "f32")[0].slots == roomy.slots
+    assert near.crowds(spec, SM_90)
+    assert ways(8204, known, "f32")[0].slots == roomy.slots
+    assert not near.crowds(dataclasses.replace(spec, normalized_shape=(8200,)), SM_90)
+    assert ways(8200, known, "f32")[0].slots == near.slots
 
 
 def test_checks_that_were_not_measured_cost() -> None:

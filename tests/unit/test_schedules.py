@@ -10,6 +10,8 @@ import pytest
 
 from iree_lnbwd import compiler, schedules
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.emulator.executables import exports
+from iree_lnbwd.operands import RMS_NORM_BACKWARD
 from iree_lnbwd.products import PRODUCTS, Product, find_product, standing_for
 from iree_lnbwd.schedules import (
     FewRows,
@@ -179,6 +181,41 @@ def test_rows_in_place_take_a_slot_less(ahead: int) -> None:
     assert in_place.illegal(SPEC, gpu("sm_90")) is None
     row = 4096 * (2 + 2)
     assert ring.shared_bytes(SPEC, gpu("sm_90")) - in_place.shared_bytes(SPEC, gpu("sm_90")) == row
+
+
+@pytest.mark.parametrize(
+    ("columns", "resident", "target", "pads"),
+    [
+        (5457, 1, "sm_90", True),  # two workgroups would fit, and leave the L1 cache 28 KiB
+        (5847, 1, "sm_90", False),  # one alone fits
+        (5457, 2, "sm_90", False),  # two are wanted
+        (2049, 1, "sm_90", False),  # two fit and leave enough
+        (5456, 1, "sm_90", True),  # accesses of two elements need the cache wherever rows begin
+        (5457, 1, "sm_80", False),  # not known there
+    ],
+)
+def test_padding_leaves_the_l1_cache_its_part(
+    columns: int, resident: int, target: str, pads: bool
+) -> None:
+    how = OnePass(132, 1, 8, 2, ahead=2, slots=2, rereads=True, stages_weight=True)
+    how = dataclasses.replace(how, resident=resident)
+    spec = NormSpec((columns,), "f32", op=RMS_NORM_BACKWARD.name)
+    used = sum(how.row_bytes(spec, gpu(target)))
+    assert (how.padding(spec, gpu(target)) > 0) == pads
+    if pads:
+        whole = how.shared_bytes(spec, gpu(target))
+        assert whole >= used + how.padding(spec, gpu(target))
+        assert 2 * (whole + 1024) > 228 << 10 > whole + 1024
+        assert how.illegal(spec, gpu(target)) is None
+
+
+def test_a_padded_module_asks_for_as_much_as_its_schedule_says() -> None:
+    spec, target = NormSpec((4676,), "f32", op=RMS_NORM_BACKWARD.name), gpu("sm_90")
+    how = schedules.choose(spec, target)
+    assert isinstance(how, OnePass)
+    assert how.padding(spec, target) > 0
+    rows = next(one for one in exports(compiler.build(spec, target)[0]) if one.kernel == "rows")
+    assert rows.shared_bytes == how.shared_bytes(spec, target)
 
 
 def test_cp_async_needs_sm_80() -> None:
