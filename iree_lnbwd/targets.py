@@ -92,8 +92,9 @@ class Target:
         """Shared memory of a multiprocessor that leaves the L1 cache enough; 0 if not known.
 
         A kernel gets 196 or 228 KiB of the 256 that both share (NVIDIA, "Hopper Tuning Guide",
-        "Unified Shared Memory/L1/Texture Cache"). With 228, kernels whose copies pass through the
-        cache took 12 to 40 % longer on an H200. GPUs with less shared memory were not measured.
+        "Unified Shared Memory/L1/Texture Cache"). With 228, eight kernels whose copies pass
+        through the cache took 13 to 42 % longer on an H200. GPUs with less shared memory were not
+        measured.
         """
         return 196 << 10 if self.shared_bytes == 227 << 10 else 0
 

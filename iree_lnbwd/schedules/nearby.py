@@ -29,7 +29,7 @@ _QUARTERS = 0.5  # subgroups that some quarters of a multiprocessor have less
 _SHIFTED = 0.1  # accesses across the borders of rows, where the measured ones are not
 _CHECKED_ANEW = 0.15  # columns that threads check for, where the measured ones need not
 _ELEMENTWISE = 0.15  # accesses of one element
-_CROWDED = 0.3  # less L1 cache than copies need: eight kernels took 13 to 42 % longer
+_CROWDED = 0.3  # less L1 cache than copies need (`targets.Target.roomy_shared_bytes`)
 # Registers of threads that check which of their columns there are, beside the estimate: by ptxas's
 # reports. With rows fetched into registers, each of two rows is checked.
 _CHECKED = 1.05

@@ -205,14 +205,14 @@ class OnePass:
 
         The cache has the rest. A driver sets aside shared memory for as many workgroups as a
         multiprocessor can hold. Where these are more than ``resident``, and leave the cache too
-        little, the padding makes them fewer. On an H200, an RMS norm of 12297 x 5457 in f32 took
-        188 us in place of 233.
+        little, the padding makes them fewer. On an H200, this kernel of an RMS norm of 12297 x 5457 in
+        f32 took 189 us in place of 233.
         """
+        if not target.roomy_shared_bytes or not self._needs_l1(spec):
+            return 0
         used = self._shared_used(spec, target)
         each, most = used + RESERVED_BYTES, target.shared_bytes + RESERVED_BYTES
         threads = self.subgroups * target.subgroup_size
-        if not self._needs_l1(spec) or not target.roomy_shared_bytes:
-            return 0
         by_registers = int(target.registers / (threads * self.registers(spec, target)))
         held = min(most // each, by_registers)
         while held > self.resident and held * each > target.roomy_shared_bytes:
