@@ -205,8 +205,8 @@ class OnePass:
 
         The cache has the rest. A driver sets aside shared memory for as many workgroups as a
         multiprocessor can hold. Where these are more than ``resident``, and leave the cache too
-        little, the padding makes them fewer. On an H200, this kernel of an RMS norm of 12297 x 5457 in
-        f32 took 189 us in place of 233.
+        little, the padding makes them fewer. On an H200, this kernel took 189 us
+        in place of 233, for an RMS norm of 12297 x 5457 in f32.
         """
         if not target.roomy_shared_bytes or not self._needs_l1(spec):
             return 0
