@@ -25,7 +25,8 @@
 //
 // A row that is too wide for a workgroup is shared by a cluster of them (NVIDIA since sm_90): each has a
 // part of the columns. Clusters count along x, and a cluster's workgroups along y. Every subgroup sends its
-// sums into the exchange of each workgroup of the cluster (math/clusters.mlir).
+// sums into the exchange of each workgroup of the cluster (math/clusters.mlir). These take a while to come. So
+// a schedule may tell the sums of the next row before it awaits those of this one (#defers).
 //
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
@@ -76,6 +77,9 @@
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
 #apart = false               // chunks are waited for one by one: a row's slot is refilled while it is used
 #rereads = false             // rows are read from shared memory again for dx
+#defers = false              // a row's sums are awaited once the next row's are told
+#pending_first_i32 = 1 : i32 // likewise, while the first row's sums are told
+#buffers = 2 : index         // of the exchange, used in turn
 #copies_weight = true        // cp.async copies the weight into shared memory, which keeps it
 #widens_weight = false       // shared memory keeps the weight as !acc
 #gamma_copied = 8 : index    // V, where the weight is copied
@@ -638,6 +642,21 @@ hal.executable.source private @rows {
       return
     }
 
+    // A subgroup's sums of a row, to all workgroups of its cluster. One thread of each says what is to come.
+    func.func private @tell_row(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %rank: index, %warp: index, %lane: index,
+        %thread: index, %h: !acc, %hx: !acc) {
+      %c0 = arith.constant 0 : index
+      %is_zero = arith.cmpi eq, %thread, %c0 : index
+      %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+      scf.if %is_zero {
+        %sent_bytes = arith.constant #sent_bytes
+        func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+      }
+      func.call @tell_cluster(%exchange, %mbarrier, %half, %rank, %warp, %lane, %h, %hx)
+          : (!exchange, i32, index, index, index, index, !acc, !acc) -> ()
+      return
+    }
+
     // A row's sums, of those of the cluster's subgroups: there are many, so each lane reads a few.
     func.func private @of_cluster(%exchange: !exchange, %half: index, %lane: index) -> (!acc, !acc) {
       %c0 = arith.constant 0 : index
@@ -671,6 +690,143 @@ hal.executable.source private @rows {
       return %sum_h, %sum_hx : !acc, !acc
     }
 
+    // The buffer of the exchange for the row after this one: they are used in turn. The phases of a buffer's mbarrier
+    // have parity 0 and 1 in turn.
+    func.func private @buffer_after(%half: index, %parity: i32) -> (index, i32) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %in_clusters = arith.constant #in_clusters
+      %defers = arith.constant #defers
+      %buffers = arith.constant #buffers
+      %next, %flipped = scf.if %defers -> (index, i32) {
+        %after = arith.addi %half, %c1 : index
+        %wraps = arith.cmpi eq, %after, %buffers : index
+        %wrapped = arith.select %wraps, %c0, %after : index
+        %flips = arith.extui %wraps : i1 to i32
+        %parity_wrapped = arith.xori %parity, %flips : i32
+        scf.yield %wrapped, %parity_wrapped : index, i32
+      } else {
+        %other = arith.xori %half, %c1 : index
+        %half_i32 = arith.index_castui %half : index to i32
+        %parity_other = arith.xori %parity, %half_i32 : i32
+        scf.yield %other, %parity_other : index, i32
+      }
+      %parity_next = arith.select %in_clusters, %flipped, %parity : i32
+      return %next, %parity_next : index, i32
+    }
+
+    // A thread's share of a row's two sums, of h and of h * xhat.
+    func.func private @shares_of_row(%slot: index, %t: index, %group: index, %part: index, %shift: index, %mean_row: !acc, %rstd_row: !acc,
+        %has_row: i1, %row_zero: !acc, %dy_staged: !dy_staged, %x_staged: !x_staged, %dy_held: !dy_held, %x_held: !x_held,
+        %dy_next: !dy_held, %x_next: !x_held, %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged,
+        %beta_held: !beta_held, %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dya_kept: !held, %xhat_kept: !held,
+        %h_kept: !held) -> (!chunk, !chunk) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %chunks = arith.constant #chunks
+      %stages = arith.constant #stages
+      %at_once = arith.constant #at_once
+      %apart = arith.constant #apart
+      %rereads = arith.constant #rereads
+      %centres = arith.constant #centres
+      %from_output = arith.constant #from_output
+      %all_lanes = arith.constant -1 : i32
+      %zeros = arith.constant dense<0.0> : !chunk
+      %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
+      %zero_dy = arith.constant dense<0.0> : !dy_chunk
+      %zero_x = arith.constant dense<0.0> : !x_chunk
+      %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
+          iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
+        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+        scf.if %rereads {
+          nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
+        }
+        // A chunk waits for its own copies alone, so that memory is busy while the first ones are summed.
+        scf.if %apart {
+          %last_chunk = arith.subi %chunks, %c1 : index
+          %behind = arith.subi %last_chunk, %k : index
+          %behind_i32 = arith.index_castui %behind : index to i32
+          func.call @await_copies(%behind_i32) : (i32) -> ()
+        }
+        %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
+          %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
+          %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+          %at = arith.addi %part, %col : index
+          %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
+              : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+          scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
+        } else {
+          %dy_early = memref.load %dy_held[%k] : !dy_held
+          %x_early = memref.load %x_held[%k] : !x_held
+          %dy_late = memref.load %dy_next[%k] : !dy_held
+          %x_late = memref.load %x_next[%k] : !x_held
+          %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
+          %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
+          %counts = arith.andi %inside, %has_row : i1
+          %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
+          %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
+          scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
+        }
+        %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+        %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+        %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+            : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
+        %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
+            : (!beta_held, !beta_staged, index, index, index) -> !chunk
+        %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
+            : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
+        %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+        %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+        %of_either = arith.select %from_output, %of_y, %of_x : !chunk
+        %xhat = arith.select %has_row, %of_either, %zeros : !chunk
+        %h = arith.mulf %dya, %ga : !chunk
+        %h_more = arith.addf %h_before, %h : !chunk
+        %h_after = arith.select %centres, %h_more, %h_before : !chunk
+        // If dx computes xhat once more, the sum takes h * xhat without it.
+        %divides_later = arith.andi %from_output, %rereads : i1
+        %hx_after = scf.if %divides_later -> !chunk {
+          %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
+              : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
+          scf.yield %undivided : !chunk
+        } else {
+          %divided = math.fma %h, %xhat, %hx_before : !chunk
+          scf.yield %divided : !chunk
+        }
+        memref.store %dya, %dya_kept[%k] : !held
+        memref.store %xhat, %xhat_kept[%k] : !held
+        memref.store %h, %h_kept[%k] : !held
+        scf.yield %h_after, %hx_after : !chunk, !chunk
+      } {llvm.loop_annotation = #unrolled}
+      return %share_h, %share_hx : !chunk, !chunk
+    }
+
+    // A subgroup's share of them. Any order of these additions will do, as long as it is always the same order.
+    func.func private @sums_of_subgroup(%share_h: !chunk, %share_hx: !chunk) -> (!acc, !acc) {
+      %centres = arith.constant #centres
+      %zero = arith.constant 0.0 : !acc
+      %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
+      %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
+      %warp_h = scf.if %centres -> !acc {
+        %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
+        scf.yield %subgroup_h : !acc
+      } else {
+        scf.yield %zero : !acc
+      }
+      %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
+      return %warp_h, %warp_hx : !acc, !acc
+    }
+
+    // -0.0: rows are counted from zero, so this number is below it. The compiler does not know that, and
+    // does not compute with it before the first row.
+    func.func private @row_zero(%row: i32) -> !acc {
+      %all_lanes = arith.constant -1 : i32
+      %zero = arith.constant 0.0 : !acc
+      %row_below = arith.xori %row, %all_lanes : i32
+      %row_below_acc = arith.sitofp %row_below : i32 to !acc
+      %row_zero = math.copysign %zero, %row_below_acc : !acc
+      return %row_zero : !acc
+    }
+
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -691,6 +847,7 @@ hal.executable.source private @rows {
       %in_place = arith.constant #in_place
       %apart = arith.constant #apart
       %rereads = arith.constant #rereads
+      %defers = arith.constant #defers
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
       %wants_dx = arith.constant #wants_dx
@@ -709,7 +866,7 @@ hal.executable.source private @rows {
       %yes = arith.constant true
       %in_clusters = arith.constant #in_clusters
       %zero_i32 = arith.constant 0 : i32
-      %two_halves = arith.constant 2 : index
+      %buffers_count = arith.constant #buffers
       %lanes_i32 = arith.constant #subgroup_i32
       %one_i32 = arith.constant 1 : i32
       %all_lanes = arith.constant -1 : i32
@@ -822,8 +979,8 @@ hal.executable.source private @rows {
       %wide_staged = memref.alloc() : !wide_staged                         // likewise
       %beta_staged = memref.alloc() : !beta_staged                         // likewise
       %inverse_staged = memref.alloc() : !inverse_staged                   // likewise
-      %mbarriers = memref.alloc() : !mbarriers                             // [2]
-      %exchange = memref.alloc() : !exchange                               // [2, groups, warps, (h, h * xhat)]
+      %mbarriers = memref.alloc() : !mbarriers                             // [buffers]
+      %exchange = memref.alloc() : !exchange                               // [buffers, groups, warps, (h, h * xhat)]
 
       // Registers, with a place for each of a thread's chunks.
       %gamma_held = memref.alloca() : !gamma_held
@@ -908,6 +1065,18 @@ hal.executable.source private @rows {
       }
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
+      %mean_behind_first, %rstd_behind_first = scf.if %defers -> (!acc, !acc) {
+        %apart_second = arith.addi %first, %stride : i32
+        %turned_second = func.call @row_after(%first, %m_i32) : (i32, i32) -> i32
+        %second = arith.select %turns_columns, %turned_second, %apart_second : i32
+        %second_in = arith.minsi %second, %last : i32
+        %second_index = arith.index_castui %second_in : i32 to index
+        %mean_of_second = memref.load %mean[%second_index] : !acc_column
+        %rstd_of_second = memref.load %rstd[%second_index] : !acc_column
+        scf.yield %mean_of_second, %rstd_of_second : !acc, !acc
+      } else {
+        scf.yield %zero, %zero : !acc, !acc
+      }
       scf.for %k = %c0 to %chunks step %c1 {
         scf.if %shifted {
         } else {
@@ -941,11 +1110,12 @@ hal.executable.source private @rows {
       } {llvm.loop_annotation = #unrolled}
 
       // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come. And
-      // nobody is two rows ahead of another, which has to send its sums of the row between first.
+      // nobody is two rows ahead of another, which has to send its sums of the row between first. Where sums are
+      // awaited later, nobody is three rows ahead: the exchange has room for four.
       %is_zero = arith.cmpi eq, %thread, %c0 : index
       scf.if %in_clusters {
         scf.if %is_zero {
-          scf.for %half = %c0 to %two_halves step %c1 {
+          scf.for %half = %c0 to %buffers_count step %c1 {
             %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
             func.call @init_mbarrier(%mbarrier) : (i32) -> ()
           }
@@ -961,9 +1131,10 @@ hal.executable.source private @rows {
       %fill_first = arith.select %in_place, %c0, %ahead : index
       // The rows of a phase, and then those of the next. Where threads keep their columns, all rows count as one.
       %phases_end = arith.addi %last_phase, %c1 : index
-      %all_walked:5 = scf.for %phase = %first_phase to %phases_end step %c1
-          iter_args(%mean_begun = %mean_first, %rstd_begun = %rstd_first, %fill_begun = %fill_first, %half_begun = %c0, %parity_begun = %zero_i32)
-          -> (!acc, !acc, index, index, i32) {
+      %all_walked:7 = scf.for %phase = %first_phase to %phases_end step %c1
+          iter_args(%mean_begun = %mean_first, %rstd_begun = %rstd_first, %mean_second = %mean_behind_first,
+          %rstd_second = %rstd_behind_first, %fill_begun = %fill_first, %half_begun = %c0, %parity_begun = %zero_i32)
+          -> (!acc, !acc, !acc, !acc, index, index, i32) {
         %phase_i32 = arith.index_castui %phase : index to i32
         %phase_begins = func.call @first_of_phase(%phase, %m) : (index, index) -> index
         %phase_after = arith.addi %phase, %c1 : index
@@ -988,9 +1159,31 @@ hal.executable.source private @rows {
             memref.store %zeros, %dbeta_sums[%k] : !held
           } {llvm.loop_annotation = #unrolled}
         }
-        %walked:5 = scf.for %subgroup_row = %walk_from to %walk_until step %walk_step
-            iter_args(%mean_row = %mean_begun, %rstd_row = %rstd_begun, %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun)
-            -> (!acc, !acc, index, index, i32) : i32 {
+        // Where sums are awaited later, those of the first row are told before the walk.
+        scf.if %defers {
+          %walks = arith.cmpi slt, %walk_from, %walk_until : i32
+          scf.if %walks {
+            "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
+            %fill_after = arith.addi %fill_begun, %c1 : index
+            %wraps = arith.cmpi eq, %fill_after, %slots : index
+            %fill_next = arith.select %wraps, %c0, %fill_after : index
+            %slot = arith.select %in_place, %fill_begun, %fill_next : index
+            %row_zero = func.call @row_zero(%walk_from) : (i32) -> !acc
+            %first_h, %first_hx = func.call @shares_of_row(%slot, %t, %group, %part, %shift, %mean_begun, %rstd_begun, %yes, %row_zero,
+                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
+                : (index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
+                -> (!chunk, !chunk)
+            %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
+            func.call @tell_row(%exchange, %mbarriers, %half_begun, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+          }
+        }
+        %walked:7 = scf.for %subgroup_row = %walk_from to %walk_until step %walk_step
+            iter_args(%mean_row = %mean_begun, %rstd_row = %rstd_begun, %mean_then = %mean_second, %rstd_then = %rstd_second,
+            %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun)
+            -> (!acc, !acc, !acc, !acc, index, index, i32) : i32 {
           %fill_after = arith.addi %fill, %c1 : index
           %wraps = arith.cmpi eq, %fill_after, %slots : index
           %fill_next = arith.select %wraps, %c0, %fill_after : index
@@ -1064,22 +1257,24 @@ hal.executable.source private @rows {
             }
           }
 
-          // Statistics of the row after this one are loaded a whole step ahead of their use.
+          // Statistics are loaded a whole step ahead of their use.
           %apart_next = arith.addi %own_row, %stride : i32
           %turned_next = func.call @row_after(%own_row, %m_i32) : (i32, i32) -> i32
           %row_next = arith.select %turns_columns, %turned_next, %apart_next : i32
-          %row_next_in = arith.minsi %row_next, %last : i32
-          %row_next_index = arith.index_castui %row_next_in : i32 to index
-          %mean_next = memref.load %mean[%row_next_index] : !acc_column
-          %rstd_next = memref.load %rstd[%row_next_index] : !acc_column
+          %row_loaded = scf.if %defers -> i32 {
+            %apart_then = arith.addi %row_next, %stride : i32
+            %turned_then = func.call @row_after(%row_next, %m_i32) : (i32, i32) -> i32
+            %row_then = arith.select %turns_columns, %turned_then, %apart_then : i32
+            scf.yield %row_then : i32
+          } else {
+            scf.yield %row_next : i32
+          }
+          %row_loaded_in = arith.minsi %row_loaded, %last : i32
+          %row_loaded_index = arith.index_castui %row_loaded_in : i32 to index
+          %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
+          %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
 
-          // -0.0: rows are counted from zero, so this number is below it. The compiler does not know that, and
-          // does not compute with it before the first row.
-          %row_below = arith.xori %row, %all_lanes : i32
-          %row_below_acc = arith.sitofp %row_below : i32 to !acc
-          %row_zero = math.copysign %zero, %row_below_acc : !acc
-
-          // This thread's share of the row's two sums, of h and of h * xhat.
+          %row_zero = func.call @row_zero(%row) : (i32) -> !acc
           %row_index = arith.index_castui %row : i32 to index
           scf.if %adds_residual {
             scf.for %k = %c0 to %chunks step %c1 {
@@ -1091,120 +1286,77 @@ hal.executable.source private @rows {
               memref.store %dresidual_k, %residual_held[%k] : !residual_held
             } {llvm.loop_annotation = #unrolled}
           }
-          %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
-              iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-            scf.if %rereads {
-              nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
+          %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
+            %step_after = arith.addi %subgroup_row, %walk_step : i32
+            %walks_on = arith.cmpi slt, %step_after, %walk_until : i32
+            scf.if %walks_on {
+              %half_then, %parity_then = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
+              %slot_after = arith.addi %slot, %c1 : index
+              %slot_wraps = arith.cmpi eq, %slot_after, %slots : index
+              %slot_then = arith.select %slot_wraps, %c0, %slot_after : index
+              %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
+              %then_h, %then_hx = func.call @shares_of_row(%slot_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
+                  %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                  %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
+                  : (index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                  !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
+                  -> (!chunk, !chunk)
+              %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
+              func.call @tell_row(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+                  : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
             }
-            // A chunk waits for its own copies alone, so that memory is busy while the first ones are summed.
-            scf.if %apart {
-              %last_chunk = arith.subi %chunks, %c1 : index
-              %behind = arith.subi %last_chunk, %k : index
-              %behind_i32 = arith.index_castui %behind : index to i32
-              func.call @await_copies(%behind_i32) : (i32) -> ()
-            }
-            %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
-              %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
-              %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
-              %at = arith.addi %part, %col : index
-              %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
-                  : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-              scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
-            } else {
-              %dy_early = memref.load %dy_held[%k] : !dy_held
-              %x_early = memref.load %x_held[%k] : !x_held
-              %dy_late = memref.load %dy_next[%k] : !dy_held
-              %x_late = memref.load %x_next[%k] : !x_held
-              %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
-              %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
-              %counts = arith.andi %inside, %has_row : i1
-              %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
-              %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
-              scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
-            }
-            %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
-            %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-            %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
-                : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-            %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
-                : (!beta_held, !beta_staged, index, index, index) -> !chunk
-            %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
-                : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
-            %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-            %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-            %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-            %xhat = arith.select %has_row, %of_either, %zeros : !chunk
-            %h = arith.mulf %dya, %ga : !chunk
-            %h_more = arith.addf %h_before, %h : !chunk
-            %h_after = arith.select %centres, %h_more, %h_before : !chunk
-            // If dx computes xhat once more, the sum takes h * xhat without it.
-            %divides_later = arith.andi %from_output, %rereads : i1
-            %hx_after = scf.if %divides_later -> !chunk {
-              %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
-                  : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
-              scf.yield %undivided : !chunk
-            } else {
-              %divided = math.fma %h, %xhat, %hx_before : !chunk
-              scf.yield %divided : !chunk
-            }
-            memref.store %dya, %dya_kept[%k] : !held
-            memref.store %xhat, %xhat_kept[%k] : !held
-            memref.store %h, %h_kept[%k] : !held
-            scf.yield %h_after, %hx_after : !chunk, !chunk
-          } {llvm.loop_annotation = #unrolled}
-          %sum_h, %sum_hx = scf.if %wants_dx -> (!acc, !acc) {
-            // Any order of these additions will do, as long as it is always the same order.
-            %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
-            %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
-            %warp_h = scf.if %centres -> !acc {
-              %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
-              scf.yield %subgroup_h : !acc
-            } else {
-              scf.yield %zero : !acc
-            }
-            %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
-
-            // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
-            %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
-              scf.yield %warp_h, %warp_hx : !acc, !acc
-            } else {
-              %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-              scf.if %in_clusters {
-                %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-                scf.if %is_zero {
-                  %sent_bytes = arith.constant #sent_bytes
-                  func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
-                }
-                func.call @tell_cluster(%exchange, %mbarrier, %half, %rank, %warp, %lane, %warp_h, %warp_hx)
-                    : (!exchange, i32, index, index, index, index, !acc, !acc) -> ()
-                func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
-              } else {
-                scf.if %leads {
-                  vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-                }
-                scf.if %one_group {
-                  gpu.barrier
-                } else {
-                  %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
-                  nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
-                }
-              }
-              %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
-                %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
-                scf.yield %told_h, %told_hx : !acc, !acc
-              } else {
-                %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-                %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-                %pair_h = vector.extract %pair[0] : !acc from !pair
-                %pair_hx = vector.extract %pair[1] : !acc from !pair
-                scf.yield %pair_h, %pair_hx : !acc, !acc
-              }
-              scf.yield %all_h, %all_hx : !acc, !acc
-            }
-            scf.yield %group_h, %group_hx : !acc, !acc
+            %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+            func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
+            %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
+            scf.yield %told_h, %told_hx : !acc, !acc
           } else {
-            scf.yield %zero, %zero : !acc, !acc
+            %share_h, %share_hx = func.call @shares_of_row(%slot, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
+                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
+                : (index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
+                -> (!chunk, !chunk)
+            %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
+              %warp_h, %warp_hx = func.call @sums_of_subgroup(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
+
+              // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
+              %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
+                scf.yield %warp_h, %warp_hx : !acc, !acc
+              } else {
+                %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
+                scf.if %in_clusters {
+                  func.call @tell_row(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+                      : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+                  %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+                  func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
+                } else {
+                  scf.if %leads {
+                    vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+                  }
+                  scf.if %one_group {
+                    gpu.barrier
+                  } else {
+                    %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
+                    nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
+                  }
+                }
+                %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
+                  %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
+                  scf.yield %told_h, %told_hx : !acc, !acc
+                } else {
+                  %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
+                  %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
+                  %pair_h = vector.extract %pair[0] : !acc from !pair
+                  %pair_hx = vector.extract %pair[1] : !acc from !pair
+                  scf.yield %pair_h, %pair_hx : !acc, !acc
+                }
+                scf.yield %all_h, %all_hx : !acc, !acc
+              }
+              scf.yield %group_h, %group_hx : !acc, !acc
+            } else {
+              scf.yield %zero, %zero : !acc, !acc
+            }
+            scf.yield %row_h, %row_hx : !acc, !acc
           }
 
           // dx, and the row's part of dgamma and dbeta.
@@ -1315,12 +1467,13 @@ hal.executable.source private @rows {
               }
             } {llvm.loop_annotation = #unrolled}
           }
-          // Each half is used every second time, and its mbarrier's phases have parity 0 and 1 in turn.
-          %half_next = arith.xori %half, %c1 : index
-          %half_i32 = arith.index_castui %half : index to i32
-          %parity_flipped = arith.xori %parity, %half_i32 : i32
-          %parity_next = arith.select %in_clusters, %parity_flipped, %parity : i32
-          scf.yield %mean_next, %rstd_next, %fill_next, %half_next, %parity_next : !acc, !acc, index, index, i32
+          %half_next, %parity_next = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
+          %mean_after = arith.select %defers, %mean_then, %mean_loaded : !acc
+          %rstd_after = arith.select %defers, %rstd_then, %rstd_loaded : !acc
+          %mean_behind = arith.select %defers, %mean_loaded, %mean_then : !acc
+          %rstd_behind = arith.select %defers, %rstd_loaded, %rstd_then : !acc
+          scf.yield %mean_after, %rstd_after, %mean_behind, %rstd_behind, %fill_next, %half_next, %parity_next
+              : !acc, !acc, !acc, !acc, index, index, i32
         }
         scf.if %turns_columns {
         } else {
@@ -1415,7 +1568,7 @@ hal.executable.source private @rows {
           }
         }
 
-        scf.yield %walked#0, %walked#1, %walked#2, %walked#3, %walked#4 : !acc, !acc, index, index, i32
+        scf.yield %walked#0, %walked#1, %walked#2, %walked#3, %walked#4, %walked#5, %walked#6 : !acc, !acc, !acc, !acc, index, index, i32
       }
       scf.if %turns_columns {
         nvvm.cp.async.wait.group 0

@@ -418,6 +418,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     padding = schedule.padding(spec, target)
     told = schedule.warps * schedule.cluster
     own = schedule.own_columns(spec)
+    defers = schedule.defers and spec.has(GRAD_INPUT)
     return {
         "#vector_i32": f"{schedule.vector} : i32",
         "#shifted": _flag(schedule.shifted(spec)),
@@ -445,7 +446,10 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#copied": f"{_copied(spec, schedule)} : index",
         "#in_place": _flag(schedule.in_place),
         "#apart": _flag(schedule.in_place and schedule.ahead == 1),
-        "#pending_i32": f"{max(slots - 1, 0)} : i32",
+        "#pending_i32": f"{max(slots - 1 - defers, 0)} : i32",
+        "#pending_first_i32": f"{max(schedule.ahead - 1, 0)} : i32",
+        "#defers": _flag(defers),
+        "#buffers": f"{schedule.buffers} : index",
         "#rereads": _flag(schedule.rereads and spec.has(GRAD_INPUT)),
         "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
         "#widens_weight": _flag(schedule.widens_weight),
@@ -474,7 +478,8 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
         "!inverse_staged": _shared(f"{groups}x{padded}x!acc"),
         "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
-        "!exchange": _shared(f"2x{groups}x{told}x2x!acc"),
+        "!exchange": _shared(f"{schedule.buffers}x{groups}x{told}x2x!acc"),
+        "!mbarriers": _shared(f"{schedule.buffers}xi64"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),

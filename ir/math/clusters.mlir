@@ -1,6 +1,6 @@
 // How sums come to all workgroups of a cluster (NVIDIA since sm_90).
 //
-// Each workgroup has one mbarrier for each of two buffers. One of its threads says how many bytes are to
+// Each workgroup has one mbarrier for each buffer of its exchange. One of its threads says how many bytes are to
 // come, and st.async sends values and counts their bytes. A phase of an mbarrier is over when all have
 // come; phases count from 0. Barriers of a cluster would do, but each makes a thread wait for all of its
 // accesses to memory, and forgets what the L1 cache holds.

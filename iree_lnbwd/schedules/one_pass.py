@@ -65,6 +65,8 @@ class OnePass:
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
         cluster: Workgroups that share a row, each a part of its columns; ``workgroups`` counts
             clusters then.
+        defers: Compute a row's dx only when the sums of the row after it are on their way, so that
+            a cluster's workgroups do not wait for them.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
         finalize_columns: Columns of a workgroup of that kernel.
@@ -83,6 +85,7 @@ class OnePass:
     resident: int = 1
     cluster: int = 1
     subgroup_rows: int = 1
+    defers: bool = False
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -99,16 +102,25 @@ class OnePass:
         across = " across the borders of rows" if self.shifted(spec) else ""
         if self.turns(spec):
             across += f", which begin at {self.phases(spec)} places of one"
+        later = ", sums awaited a row later" if self.defers else ""
         return (
             f"one pass: x and dy are read once; {walkers} of "
             f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, rows {fetched} "
-            f"{ahead}, {counted(self.vector, 'element')} an access{across}"
+            f"{ahead}, {counted(self.vector, 'element')} an access{across}{later}"
         )
 
     @property
     def in_place(self) -> bool:
         """Whether a row's slot is refilled while its dx is computed."""
         return 0 < self.slots == self.ahead
+
+    @property
+    def buffers(self) -> int:
+        """Rows whose sums are exchanged at once: some threads may be a row ahead of others.
+
+        If sums are told a row ahead of their use, some tell row r + 2 while others read r - 1.
+        """
+        return 4 if self.defers else 2
 
     @property
     def subgroups(self) -> int:
@@ -264,7 +276,7 @@ class OnePass:
     def _shared_anyway(self, spec: NormSpec, target: Target) -> int:
         acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
         exchanged = self.warps * self.cluster
-        exchange = 2 * self.groups * exchanged * 2 * acc if exchanged > 1 else 0
+        exchange = self.buffers * self.groups * exchanged * 2 * acc if exchanged > 1 else 0
         weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
         weight *= acc if self.widens_weight else gamma
         return exchange + weight + sum(self.row_bytes(spec, target))
@@ -351,6 +363,11 @@ class OnePass:
                 f"{self.ahead} rows ahead do not go with {self.slots} slots",
             ),
             *cluster_rules(spec, target, self.cluster, self.vector, self.groups),
+            (self.defers and self.cluster == 1, "only clusters await sums later"),
+            (
+                self.defers and not (self.rereads and self.ahead > 1),
+                "a row whose sums are awaited later is read again, and fetched 2 rows ahead",
+            ),
             (self.rereads and not self.slots, "nothing is staged"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),

@@ -9,12 +9,14 @@ import pytest
 from support import assert_right_in_emulation
 
 from iree_lnbwd import NormSpec, compiler
+from iree_lnbwd.emulator import Fault
 from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 from iree_lnbwd.schedules import Forward, OnePass
 from iree_lnbwd.targets import find_target
 
 SM_90 = find_target("sm_90")
 ONE = OnePass(3, 1, 2, vector=4, ahead=1, slots=2, cluster=2)
+LATER = replace(ONE, ahead=2, slots=3, rereads=True, defers=True)
 LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name
 ROW = Forward(1, 64, vector=4, chunks=2, keeps=True, cluster=2)
 CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
@@ -46,6 +48,23 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
     "residual": (
         NormSpec((4096,), "bf16", op=LAYER, residual_dtype="bf16"),
         replace(ONE, warps=4, slots=0, cluster=4),
+    ),
+    "sums awaited later": (NormSpec((1024,), "bf16", op=LAYER), LATER),
+    "sums awaited later, in place": (
+        NormSpec((4096,), "f32", op=RMS),
+        replace(LATER, slots=2, cluster=4),
+    ),
+    "sums awaited later, rows three steps ahead, residual": (
+        NormSpec((2080,), "bf16", op=LAYER, residual_dtype="bf16"),
+        replace(LATER, warps=3, ahead=3, slots=4, stages_weight=True),
+    ),
+    "sums awaited later, rows that begin anywhere": (
+        NormSpec((2061,), "bf16", op=LAYER),
+        replace(LATER, workgroups=4, warps=3, cluster=8, stages_weight=True),
+    ),
+    "sums awaited later, columns alone": (
+        NormSpec((1024,), "bf16", op=LAYER, output_mask=(False, True, True)),
+        LATER,
     ),
     "forward": (NormSpec((1024,), "bf16", op=LAYER_NORM.name, eps=1e-5), ROW),
     "forward, four of one subgroup": (
@@ -83,6 +102,18 @@ def test_results_are_right(spec: NormSpec, how: OnePass | Forward) -> None:
     assert_right_in_emulation(vmfb, spec, 2, 7, adversarial=5)
 
 
+@pytest.mark.parametrize("buffers", [2, 3])
+def test_sums_that_are_awaited_later_need_their_buffers(
+    buffers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator finds what fewer buffers would overwrite, whatever the order of threads."""
+    monkeypatch.setattr(OnePass, "buffers", buffers)
+    spec = NormSpec((1024,), "bf16", op=LAYER)
+    vmfb, _ = compiler.build(spec, SM_90, how=LATER)
+    with pytest.raises(Fault, match=r"st\.async|phase"):
+        assert_right_in_emulation(vmfb, spec, 40, adversarial=5)
+
+
 @pytest.mark.parametrize(
     ("changes", "columns", "dtype", "target", "why"),
     [
@@ -97,6 +128,14 @@ def test_results_are_right(spec: NormSpec, how: OnePass | Forward) -> None:
             "bf16",
             "sm_90",
             "a cluster shares one row at a time, and sums of f32",
+        ),
+        ({"cluster": 1, "defers": True}, 1024, "bf16", "sm_90", "only clusters await sums later"),
+        (
+            {"defers": True},
+            1024,
+            "bf16",
+            "sm_90",
+            "a row whose sums are awaited later is read again, and fetched 2 rows ahead",
         ),
     ],
 )
@@ -120,3 +159,7 @@ def test_rows_of_131072_columns_are_one_pass() -> None:
     assert how.illegal(spec, SM_90) is None
     assert replace(how, cluster=1).illegal(spec, SM_90) is not None
     assert "clusters of 8 workgroups" in how.path(spec)
+    assert "sums awaited a row later" not in how.path(spec)
+    later = replace(how, ahead=2, defers=True)
+    assert later.illegal(spec, SM_90) is None
+    assert later.path(spec).endswith(", sums awaited a row later")

@@ -33,6 +33,16 @@ CASES = {
         NormSpec((1028,), "bf16", op=RMS),
         replace(CLUSTER, workgroups=5, vector=8, ahead=2, slots=2),
     ),
+    "a cluster that awaits sums later": (
+        "sm_90",
+        NormSpec((1031,), "bf16", op=LAYER),
+        replace(CLUSTER, defers=True),
+    ),
+    "sums awaited later, from the output, refilled in place": (
+        "sm_90",
+        NormSpec((1031,), "bf16", op=RMS, from_output=True),
+        replace(CLUSTER, workgroups=5, slots=2, stages_weight=True, defers=True),
+    ),
     "one workgroup": ("sm_80", NormSpec((517,), "f16", op=LAYER), replace(COPIED, workgroups=1)),
     "as many steps ahead as rows of a phase": (
         "sm_80",

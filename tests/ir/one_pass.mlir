@@ -21,9 +21,9 @@
 // NODX-DAG: #rereads = false
 // CUDA-DAG: !chunk = vector<{{[48]}}x!acc>
 // CHECK: hal.executable.source private @rows {
-// CUDA: "nvgpu.device_async_copy"(%dy_staged,
 // CUDA: gpu.subgroup_reduce add {{.*}} cluster(size = 32) : (!acc) -> !acc
 // ROCM: gpu.subgroup_reduce add {{.*}} cluster(size = 64) : (!acc) -> !acc
+// CUDA: "nvgpu.device_async_copy"(%dy_staged,
 // CHECK: func.call @dx(
 // CHECK: math.fma {{.*}} : !chunk
 // CHECK: hal.executable.source private @finalize {
