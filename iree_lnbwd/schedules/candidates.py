@@ -17,7 +17,7 @@ from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
-from iree_lnbwd.schedules.rules import RESERVED_BYTES, alike, touched_columns
+from iree_lnbwd.schedules.rules import RESERVED_BYTES, touched_columns, walking
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
@@ -37,6 +37,12 @@ _BUSY = range(
 )  # warps of a multiprocessor, which holds 64 (sm_80, sm_90) or 48 (sm_86, sm_89)
 _FETCHES = ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4))  # ahead, slots
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
+# For dx, rows are read again, and in clusters, sums may be awaited a row later then.
+_DX_LATER = {
+    False: ((False, False), (True, False)),
+    True: ((False, False), (True, False), (True, True)),
+}
+_LATER_AHEAD = 2  # steps, at least
 _WEIGHTS = ((False, False), (True, False), (True, True))  # staged, widened
 _EVEN_PROCESSORS = 128  # which divide the usual numbers of rows
 
@@ -115,15 +121,18 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             groups = max(1, wanted // warps) if cluster == 1 else 1
             if warps * groups * resident not in _BUSY:
                 continue
-            workgroups = {product.walkers(resident, cluster)}
+            most = {product.walkers(resident, cluster)}
             if cluster == 1:
-                workgroups.add(resident * _EVEN_PROCESSORS)
-                workgroups = {alike(most, groups * spec.columns, vector) for most in workgroups}
-            for (ahead, slots), rereads, weight, walking in itertools.product(
-                _FETCHES, (False, True), _WEIGHTS, sorted(workgroups)
+                most.add(resident * _EVEN_PROCESSORS)
+            step = groups * spec.columns
+            workgroups = {walking(each, step, vector, cluster) for each in most}
+            for (ahead, slots), (rereads, defers), weight, walkers in itertools.product(
+                _FETCHES, _DX_LATER[cluster > 1], _WEIGHTS, sorted(workgroups)
             ):
+                if defers and ahead < _LATER_AHEAD:
+                    continue
                 one = OnePass(
-                    workgroups=walking,
+                    workgroups=walkers,
                     groups=groups,
                     warps=warps,
                     vector=vector,
@@ -134,6 +143,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     widens_weight=weight[1],
                     resident=resident,
                     cluster=cluster,
+                    defers=defers,
                 )
                 shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (

@@ -9,7 +9,7 @@ from dataclasses import replace
 from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.one_pass import QUARTERS, OnePass
-from iree_lnbwd.schedules.rules import alike, rows_of_a_subgroup, touched_columns
+from iree_lnbwd.schedules.rules import rows_of_a_subgroup, touched_columns, walking
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -80,9 +80,7 @@ def fitted(
             warps = -(-threads // target.subgroup_size)
             rows = rows_of_a_subgroup(threads, target) if one.cluster == 1 else 1
             groups = max(1, round(subgroups / warps)) * rows
-            workgroups = one.workgroups
-            if one.cluster == 1:  # clusters turn to other columns instead: 12 of 15 were slower
-                workgroups = alike(workgroups, groups * columns, one.vector)
+            workgroups = walking(one.workgroups, groups * columns, one.vector, one.cluster)
             way = replace(
                 one,
                 workgroups=workgroups,

@@ -58,6 +58,20 @@ def test_the_seed_decides() -> None:
     assert candidates.sample(spec, SM_90, H200, chosen, 1, 0) == (chosen,)
 
 
+def test_clusters_may_await_sums_later() -> None:
+    """With as many clusters as run at once, or a few less, whose rows begin at one place each."""
+    spec = NormSpec((37_001,), "bf16")
+    found = list(candidates.one_pass(spec, SM_90, H200))
+    later = [one for one in found if one.defers]
+    assert later
+    assert all(one.cluster > 1 and one.rereads and one.ahead > 1 for one in later)
+    of_eight = {
+        (one.resident, one.workgroups) for one in later if (one.cluster, one.vector) == (8, 4)
+    }
+    assert of_eight == {(1, 15), (2, 28)}
+    assert not any(one.defers for one in candidates.one_pass(spec, find_target("sm_80"), H200))
+
+
 def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> None:
     """Those of a new field too, unless it is named here."""
     free = {"rows", "most_few_rows", "early", "lasts", "resident"}
