@@ -294,6 +294,15 @@ hal.executable.source private @rows {
       return %after : i32
     }
 
+    // The row that a group takes after another one.
+    func.func private @next_row(%row: i32, %stride: i32, %m: i32) -> i32 {
+      %turns_columns = arith.constant #turns_columns
+      %apart = arith.addi %row, %stride : i32
+      %turned = func.call @row_after(%row, %m) : (i32, i32) -> i32
+      %next = arith.select %turns_columns, %turned, %apart : i32
+      return %next : i32
+    }
+
     // The elements of chunk k that are of the row: from the first number on, below the second. The row has
     // that chunk.
     func.func private @span(%k: index, %column: index, %shift: index) -> (index, index) {
@@ -615,9 +624,17 @@ hal.executable.source private @rows {
       return %bias : !chunk
     }
 
-    // A subgroup's sums for the workgroups of its cluster: lane r sends them to that of rank r.
-    func.func private @tell_cluster(%exchange: !exchange, %mbarrier: i32, %half: index, %rank: index, %warp: index, %lane: index,
-        %h: !acc, %hx: !acc) {
+    // A subgroup's sums of a row for all workgroups of its cluster: lane r sends them to that of rank r. One thread of
+    // each workgroup says what is to come.
+    func.func private @tell_cluster(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %rank: index, %warp: index, %lane: index,
+        %thread: index, %h: !acc, %hx: !acc) {
+      %c0 = arith.constant 0 : index
+      %is_zero = arith.cmpi eq, %thread, %c0 : index
+      %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+      scf.if %is_zero {
+        %sent_bytes = arith.constant #sent_bytes
+        func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+      }
       %cluster = arith.constant #cluster
       %warps = arith.constant #warps
       %two = arith.constant 2 : index
@@ -642,23 +659,10 @@ hal.executable.source private @rows {
       return
     }
 
-    // A subgroup's sums of a row, to all workgroups of its cluster. One thread of each says what is to come.
-    func.func private @tell_row(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %rank: index, %warp: index, %lane: index,
-        %thread: index, %h: !acc, %hx: !acc) {
-      %c0 = arith.constant 0 : index
-      %is_zero = arith.cmpi eq, %thread, %c0 : index
+    // A row's sums, once all of the cluster's subgroups have told theirs: there are many, so each lane reads a few.
+    func.func private @of_cluster(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %parity: i32, %lane: index) -> (!acc, !acc) {
       %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-      scf.if %is_zero {
-        %sent_bytes = arith.constant #sent_bytes
-        func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
-      }
-      func.call @tell_cluster(%exchange, %mbarrier, %half, %rank, %warp, %lane, %h, %hx)
-          : (!exchange, i32, index, index, index, index, !acc, !acc) -> ()
-      return
-    }
-
-    // A row's sums, of those of the cluster's subgroups: there are many, so each lane reads a few.
-    func.func private @of_cluster(%exchange: !exchange, %half: index, %lane: index) -> (!acc, !acc) {
+      func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %lanes = arith.constant #subgroup
@@ -688,6 +692,17 @@ hal.executable.source private @rows {
       }
       %sum_hx = gpu.subgroup_reduce add %lane_hx cluster(size = 32) : (!acc) -> !acc
       return %sum_h, %sum_hx : !acc, !acc
+    }
+
+    // The slot of shared memory after this one: they are used in turn.
+    func.func private @slot_after(%slot: index) -> index {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %slots = arith.constant #slots
+      %after = arith.addi %slot, %c1 : index
+      %wraps = arith.cmpi eq, %after, %slots : index
+      %wrapped = arith.select %wraps, %c0, %after : index
+      return %wrapped : index
     }
 
     // The buffer of the exchange for the row after this one: they are used in turn. The phases of a buffer's mbarrier
@@ -839,7 +854,6 @@ hal.executable.source private @rows {
       %groups_i32 = arith.constant #groups_i32
       %threads_i32 = arith.constant #threads_i32
       %p_i32 = arith.constant #workgroups_i32
-      %slots = arith.constant #slots
       %phases = arith.constant #phases
       %ahead_i32 = arith.constant #ahead_i32
       %at_once = arith.constant #at_once
@@ -1066,9 +1080,7 @@ hal.executable.source private @rows {
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
       %mean_behind_first, %rstd_behind_first = scf.if %defers -> (!acc, !acc) {
-        %apart_second = arith.addi %first, %stride : i32
-        %turned_second = func.call @row_after(%first, %m_i32) : (i32, i32) -> i32
-        %second = arith.select %turns_columns, %turned_second, %apart_second : i32
+        %second = func.call @next_row(%first, %stride, %m_i32) : (i32, i32, i32) -> i32
         %second_in = arith.minsi %second, %last : i32
         %second_index = arith.index_castui %second_in : i32 to index
         %mean_of_second = memref.load %mean[%second_index] : !acc_column
@@ -1164,9 +1176,7 @@ hal.executable.source private @rows {
           %walks = arith.cmpi slt, %walk_from, %walk_until : i32
           scf.if %walks {
             "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
-            %fill_after = arith.addi %fill_begun, %c1 : index
-            %wraps = arith.cmpi eq, %fill_after, %slots : index
-            %fill_next = arith.select %wraps, %c0, %fill_after : index
+            %fill_next = func.call @slot_after(%fill_begun) : (index) -> index
             %slot = arith.select %in_place, %fill_begun, %fill_next : index
             %row_zero = func.call @row_zero(%walk_from) : (i32) -> !acc
             %first_h, %first_hx = func.call @shares_of_row(%slot, %t, %group, %part, %shift, %mean_begun, %rstd_begun, %yes, %row_zero,
@@ -1176,7 +1186,7 @@ hal.executable.source private @rows {
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
             %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
-            func.call @tell_row(%exchange, %mbarriers, %half_begun, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+            func.call @tell_cluster(%exchange, %mbarriers, %half_begun, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
                 : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
           }
         }
@@ -1184,9 +1194,7 @@ hal.executable.source private @rows {
             iter_args(%mean_row = %mean_begun, %rstd_row = %rstd_begun, %mean_then = %mean_second, %rstd_then = %rstd_second,
             %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun)
             -> (!acc, !acc, !acc, !acc, index, index, i32) : i32 {
-          %fill_after = arith.addi %fill, %c1 : index
-          %wraps = arith.cmpi eq, %fill_after, %slots : index
-          %fill_next = arith.select %wraps, %c0, %fill_after : index
+          %fill_next = func.call @slot_after(%fill) : (index) -> index
           %slot = arith.select %in_place, %fill, %fill_next : index
 
           %positions_on = arith.subi %subgroup_row, %begins_i32 : i32
@@ -1258,13 +1266,9 @@ hal.executable.source private @rows {
           }
 
           // Statistics are loaded a whole step ahead of their use.
-          %apart_next = arith.addi %own_row, %stride : i32
-          %turned_next = func.call @row_after(%own_row, %m_i32) : (i32, i32) -> i32
-          %row_next = arith.select %turns_columns, %turned_next, %apart_next : i32
+          %row_next = func.call @next_row(%own_row, %stride, %m_i32) : (i32, i32, i32) -> i32
           %row_loaded = scf.if %defers -> i32 {
-            %apart_then = arith.addi %row_next, %stride : i32
-            %turned_then = func.call @row_after(%row_next, %m_i32) : (i32, i32) -> i32
-            %row_then = arith.select %turns_columns, %turned_then, %apart_then : i32
+            %row_then = func.call @next_row(%row_next, %stride, %m_i32) : (i32, i32, i32) -> i32
             scf.yield %row_then : i32
           } else {
             scf.yield %row_next : i32
@@ -1291,9 +1295,7 @@ hal.executable.source private @rows {
             %walks_on = arith.cmpi slt, %step_after, %walk_until : i32
             scf.if %walks_on {
               %half_then, %parity_then = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
-              %slot_after = arith.addi %slot, %c1 : index
-              %slot_wraps = arith.cmpi eq, %slot_after, %slots : index
-              %slot_then = arith.select %slot_wraps, %c0, %slot_after : index
+              %slot_then = func.call @slot_after(%slot) : (index) -> index
               %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
               %then_h, %then_hx = func.call @shares_of_row(%slot_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
                   %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
@@ -1302,12 +1304,11 @@ hal.executable.source private @rows {
                   !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                   -> (!chunk, !chunk)
               %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
-              func.call @tell_row(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+              func.call @tell_cluster(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
                   : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
             }
-            %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-            func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
-            %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
+            %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
+                : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
             scf.yield %told_h, %told_hx : !acc, !acc
           } else {
             %share_h, %share_hx = func.call @shares_of_row(%slot, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
@@ -1325,10 +1326,8 @@ hal.executable.source private @rows {
               } else {
                 %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
                 scf.if %in_clusters {
-                  func.call @tell_row(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+                  func.call @tell_cluster(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
                       : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-                  %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-                  func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
                 } else {
                   scf.if %leads {
                     vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
@@ -1341,7 +1340,8 @@ hal.executable.source private @rows {
                   }
                 }
                 %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
-                  %told_h, %told_hx = func.call @of_cluster(%exchange, %half, %lane) : (!exchange, index, index) -> (!acc, !acc)
+                  %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
+                      : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
                   scf.yield %told_h, %told_hx : !acc, !acc
                 } else {
                   %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
