@@ -16,7 +16,7 @@ from iree_lnbwd.schedules.choosing import alternatives, completed
 from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
-from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
 from iree_lnbwd.schedules.rules import RESERVED_BYTES, touched_columns, walking
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
@@ -37,12 +37,7 @@ _BUSY = range(
 )  # warps of a multiprocessor, which holds 64 (sm_80, sm_90) or 48 (sm_86, sm_89)
 _FETCHES = ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4))  # ahead, slots
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
-# For dx, rows are read again, and in clusters, sums may be awaited a row later then.
-_DX_LATER = {
-    False: ((False, False), (True, False)),
-    True: ((False, False), (True, False), (True, True)),
-}
-_LATER_AHEAD = 2  # steps, at least
+_DX = ((False, False), (True, False), (True, True))  # rows read again, sums awaited later
 _WEIGHTS = ((False, False), (True, False), (True, True))  # staged, widened
 _EVEN_PROCESSORS = 128  # which divide the usual numbers of rows
 
@@ -127,9 +122,9 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             step = groups * spec.columns
             workgroups = {walking(each, step, vector, cluster) for each in most}
             for (ahead, slots), (rereads, defers), weight, walkers in itertools.product(
-                _FETCHES, _DX_LATER[cluster > 1], _WEIGHTS, sorted(workgroups)
+                _FETCHES, _DX, _WEIGHTS, sorted(workgroups)
             ):
-                if defers and ahead < _LATER_AHEAD:
+                if defers and (cluster == 1 or ahead < AHEAD_OF_LATER_SUMS):
                     continue
                 one = OnePass(
                     workgroups=walkers,

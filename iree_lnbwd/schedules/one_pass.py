@@ -33,6 +33,8 @@ QUARTERS = 4
 _REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
 _REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
 _SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (likewise)
+# Steps, at least, between a row's fetch and its dx, if the next row's sums come between the two.
+AHEAD_OF_LATER_SUMS = 2
 # Workgroups that share a processor where rows are not copied ahead: a rule of thumb.
 _LOADING_AT_ONCE = 4
 # Registers of a thread besides its elements': estimated from ptxas's reports. AMD's hold addresses
@@ -365,8 +367,9 @@ class OnePass:
             *cluster_rules(spec, target, self.cluster, self.vector, self.groups),
             (self.defers and self.cluster == 1, "only clusters await sums later"),
             (
-                self.defers and not (self.rereads and self.ahead > 1),
-                "a row whose sums are awaited later is read again, and fetched 2 rows ahead",
+                self.defers and not (self.rereads and self.ahead >= AHEAD_OF_LATER_SUMS),
+                "a row whose sums are awaited later is read again, and fetched "
+                f"{AHEAD_OF_LATER_SUMS} rows ahead",
             ),
             (self.rereads and not self.slots, "nothing is staged"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),
