@@ -266,7 +266,7 @@ class Cluster:
 
     def _check_apart(self, at: Lanes, lanes: Lanes) -> None:
         if np.unique(at).size < at.size:
-            raise self._fault("two threads write at once to another workgroup", lanes)
+            raise self._fault("two threads write at once to one place", lanes)
 
     def _check_races(
         self, against: list[tuple[str, str]], at: Lanes, lanes: Lanes, addresses: Lanes

@@ -1,12 +1,15 @@
-"""Barriers in shared memory (PTX mbarrier), and stores that complete their phases (st.async).
+"""Barriers in shared memory (PTX mbarrier), and what completes their phases.
+
+That is st.async, and copies in bulk (cp.async.bulk).
 
 An mbarrier is in one phase after another. A phase is over when no arrivals are pending and as many
 bytes have come as were expected (the tx-count is 0). The parity of a phase is that of its number,
 from 0. A wait names a parity, and means the phase that it is in now, or the one before.
 
-Bytes that a thread sends to a workgroup of its cluster are there when the phase is over to which
-they count, and for those who know so: a thread that waited for that phase, and whoever is ordered
-after it (`order.Order`). A send happens after all that its thread did before. Hence:
+Bytes that a thread sends to a workgroup of its cluster, or copies to its own in bulk, are there
+when the phase is over to which they count, and for those who know so: a thread that waited for that
+phase, and whoever is ordered after it (`order.Order`). A send, or such a copy, happens after all
+that its thread did before. Hence:
 
 * Who touches bytes that were sent knows that their phase is over.
 * Who sends bytes to a place knows that all who touched it before have done so.
@@ -15,7 +18,11 @@ after it (`order.Order`). A send happens after all that its thread did before. H
 * A phase is over only after all waits for the one before; else these might miss it, since the
   phase after has the same parity.
 
-Source: PTX ISA, "mbarrier", "st.async", "fence" (mbarrier_init), "barrier.cluster".
+A bulk copy is made by another proxy than stores are. Hence a thread that has stored to a place, or
+initialised an mbarrier, makes a fence before a copy to that place, or one that tells this mbarrier.
+
+Source: PTX ISA, "mbarrier", "st.async", "fence" (mbarrier_init), "barrier.cluster",
+"cp.async.bulk", "fence.proxy", "Async proxy".
 """
 
 from __future__ import annotations
@@ -28,19 +35,27 @@ from iree_lnbwd.emulator.launch import Fault, Lanes
 from iree_lnbwd.emulator.memory import SharedMemory
 from iree_lnbwd.emulator.order import Order
 
-MOST = 16  # mbarriers of a workgroup that are followed
+MOST = 64  # mbarriers of a workgroup that are followed
 _NBYTES = 8  # of an mbarrier
 _MOST_COUNT = (1 << 20) - 1  # of arrivals and of bytes
 _NONE = -1  # no phase, no mbarrier, not waiting
 
 
-def notes_on(shared_bytes: int, warps: int) -> int:
-    """Bytes that it takes to follow a workgroup's shared memory."""
-    return (warps + 4) * shared_bytes  # 4-byte cells; for each, 4 bytes a warp, and 12
+def notes_on(shared_bytes: int, warps: int, size: int) -> int:
+    """Bytes that it takes to follow a workgroup's shared memory and mbarriers.
+
+    Args:
+        shared_bytes: Of the workgroup.
+        warps: Of it.
+        size: Workgroups of a cluster.
+    """
+    of_cells = (warps + 4) * shared_bytes  # 4-byte cells; for each, 4 bytes a warp, and 12
+    told = 4 * size * (warps + MOST)
+    return of_cells + warps * told + MOST * (2 * told + 16 * warps)
 
 
 class Mbarriers:
-    """The mbarriers of some workgroups, and what st.async wrote to their memory.
+    """The mbarriers of some workgroups, and what st.async and bulk copies wrote to their memory.
 
     Lanes count from the first thread of the first of these workgroups. An mbarrier has a number
     among all of these workgroups.
@@ -82,6 +97,7 @@ class Mbarriers:
         self._begun_at = np.zeros(count, np.int64)  # in the order of its warp
         # Barriers of the cluster that this lane had come to when it made the mbarrier known.
         self._known_after = np.full(count, _NONE, np.int64)
+        self._is_fenced = np.zeros(count, np.bool_)  # since it was initialised, for bulk copies
         # In the phases of each parity. What was told two phases before is no news: all who tell
         # something know that the phase between is over.
         self._told = order.messages(2 * count)
@@ -130,6 +146,13 @@ class Mbarriers:
         """Others may use the mbarriers that these threads made, after a barrier of the cluster."""
         new = np.flatnonzero((self._known_after == _NONE) & np.isin(self._begun_by, lanes))
         self._known_after[new] = self._cluster.arrived(self._begun_by[new])
+        self._is_fenced[new] = True
+
+    def fence(self, lanes: Lanes) -> None:
+        """What these threads have stored and initialised comes before bulk copies that follow."""
+        stored, addresses, nbytes = self._shared.fence(lanes)
+        self._touch(stored, self._cluster.cells_of(stored // self._threads, addresses, nbytes))
+        self._is_fenced |= np.isin(self._begun_by, lanes)
 
     def arrive(self, lanes: Lanes, addresses: Lanes, expected: Lanes) -> None:
         """Each thread expects so many bytes more and arrives (mbarrier.arrive.expect_tx).
@@ -157,6 +180,7 @@ class Mbarriers:
         nbytes: int,
         of: Lanes,
         mbarriers: Lanes,
+        what: str = "st.async",
     ) -> None:
         """Each thread sends bytes to a workgroup of its cluster (st.async); they are in bounds.
 
@@ -167,6 +191,7 @@ class Mbarriers:
             nbytes: Of each.
             of: The workgroup whose mbarrier is told: [T].
             mbarriers: Its address there: [T].
+            what: That is, for messages.
 
         Raises:
             Fault: See above; there is no such mbarrier, or it does not expect them.
@@ -184,7 +209,7 @@ class Mbarriers:
         known = self._order.knows(lanes, ranks)[:, None]
         if (racing := (self._touched[at] > known).any(axis=(1, 2))).any():
             raise self._fault(
-                f"race in shared memory at byte {addresses[racing][0]}: st.async writes what its "
+                f"race in shared memory at byte {addresses[racing][0]}: {what} writes what its "
                 "workgroup may still read",
                 lanes[racing],
             )
@@ -193,6 +218,22 @@ class Mbarriers:
         self._sent[numbers] = phases
         self._order.release(self._told, self._messages(numbers), lanes)
         self._add(lanes, numbers, np.full(lanes.size, -nbytes))
+
+    def copy(self, lanes: Lanes, addresses: Lanes, nbytes: int, mbarriers: Lanes) -> None:
+        """Each thread copies bytes to its own workgroup (cp.async.bulk), as by `send`.
+
+        Raises:
+            Fault: As of `send`; or no fence came since the mbarrier was initialised.
+        """
+        own = lanes // self._threads
+        numbers = self._find(lanes, own, mbarriers)
+        if (hidden := ~self._is_fenced[numbers]).any():
+            raise self._fault(
+                f"a bulk copy tells {self._name(numbers[hidden])}: no fence.mbarrier_init or "
+                "fence.proxy.async after it was initialised",
+                lanes[hidden],
+            )
+        self.send(lanes, own, addresses, nbytes, own, mbarriers, "a bulk copy")
 
     def wait(self, lanes: Lanes, addresses: Lanes, parities: Lanes) -> npt.NDArray[np.bool_]:
         """Which of the threads need not wait: the phase of a parity is over (mbarrier.try_wait).
@@ -237,8 +278,7 @@ class Mbarriers:
         self._check_no_mbarrier(lanes, addresses, at)
         self._check_arrived(lanes, addresses, at, "is touched")
         own = workgroups == lanes // self._threads
-        lanes, at = lanes[own], at[own]
-        self._touched[at, self._order.warp(lanes)[:, None]] = self._order.now(lanes)[:, None]
+        self._touch(lanes[own], at[own])
 
     def end(self, lanes: Lanes, alive: npt.NDArray[np.bool_]) -> None:
         """Threads end.
@@ -262,6 +302,9 @@ class Mbarriers:
                 f"it: {self._name(one)} has {self._state(one)}",
                 last[-1:],
             )
+
+    def _touch(self, lanes: Lanes, at: Lanes) -> None:
+        self._touched[at, self._order.warp(lanes)[:, None]] = self._order.now(lanes)[:, None]
 
     def _find(self, lanes: Lanes, workgroups: Lanes, addresses: Lanes) -> Lanes:
         """The numbers of mbarriers that each thread may use."""
@@ -289,6 +332,7 @@ class Mbarriers:
         makers = self._begun_by[numbers]
         known = self._order.knows(lanes, self._cluster.rank(makers))
         ordered = known[np.arange(lanes.size), self._order.warp(makers)] >= self._begun_at[numbers]
+        ordered &= others | ~self._shared.unmet(lanes, addresses, _NBYTES)
         if (racing := ~met & ~ordered).any():
             raise self._fault(
                 f"{self._name(numbers[racing])} may not be initialised yet: no barrier came since",
@@ -357,7 +401,7 @@ class Mbarriers:
         if (racing := (known <= self._sent_in[at]).any(axis=1)).any():
             raise self._fault(
                 f"byte {addresses[racing][0]} of shared memory {what} by a thread that does not "
-                "know that the st.async to it has arrived: no wait for its phase came before",
+                "know that what was sent to it has arrived: no wait for its phase came before",
                 lanes[racing],
             )
 

@@ -8,6 +8,7 @@ never written, and races:
   touch a cell, one of them writes, and no barrier of their workgroup came between.
 * shared memory: two threads of a workgroup touch a cell, one of them writes, and no barrier came
   between that both take part in: of the workgroup, of a group of its subgroups, or of a subgroup.
+  (Bulk copies are ordered by mbarriers as well; see `SharedMemory.copy_in_bulk`.)
 
 Accesses are arrays over the lanes that take part; other lanes are not in them. Values are bytes,
 because memory does not know types; view them as the type that they have.
@@ -523,7 +524,8 @@ _MOST_EPOCHS = {
     _SUBGROUP_EPOCH_BITS: (1 << _GROUP_EPOCH_BITS - _SUBGROUP_EPOCH_BITS) - 1,
 }
 _EPOCH = 1 << _EPOCH_BITS  # barriers that the workgroup has passed
-_BY_ANOTHER = 1  # the stamp of a write by another workgroup: it is in no epoch of this one
+# The stamp of a write by another workgroup, or by a bulk copy: it is in no epoch of this one.
+_BY_ANOTHER = 1
 _WHO = (
     1 << _SUBGROUP_EPOCH_BITS
 ) - 1  # a thread, or several of one subgroup, of one group, or of several
@@ -531,6 +533,7 @@ _SEVERAL = _WHO
 _FIRST_SUBGROUP = 1 << 10  # "several of subgroup s" is this plus s
 _FIRST_GROUP = 1 << 11  # "several of group g" is this plus g
 _NO_GROUP = -1
+_NO_FENCE = -1  # in place of the stamp of a fence
 
 
 @dataclass
@@ -551,7 +554,14 @@ class SharedMemory:
     """
 
     def __init__(
-        self, nbytes: int, *, workgroups: int, threads: int, subgroup_size: int, first_lane: int = 0
+        self,
+        nbytes: int,
+        *,
+        workgroups: int,
+        threads: int,
+        subgroup_size: int,
+        first_lane: int = 0,
+        has_bulk_copies: bool = False,
     ) -> None:
         """Memory that was never written.
 
@@ -561,6 +571,7 @@ class SharedMemory:
             threads: Threads of one workgroup.
             subgroup_size: Threads that run in step.
             first_lane: What lane 0 is in the launch, for messages.
+            has_bulk_copies: `copy_in_bulk` may come, so fences between stores and it are followed.
         """
         self.nbytes = nbytes
         self._threads = threads
@@ -582,6 +593,9 @@ class SharedMemory:
         self._copies: list[_Copy] = []
         self._under_way = np.zeros(0, np.bool_)  # cells that an asynchronous copy will write
         self._committed = np.zeros(workgroups * threads, np.int64)
+        # Of cells that a lane of the workgroup wrote last: the stamp of its first fence since.
+        self._has_bulk_copies = has_bulk_copies
+        self._fenced = np.zeros(0, np.int64)
 
     def load(
         self, lanes: Lanes, addresses: Lanes, nbytes: int, *, alignment: int | None = None
@@ -640,8 +654,65 @@ class SharedMemory:
         nbytes = values.shape[1]
         offsets, at = self._locate(lanes, addresses, nbytes, nbytes, workgroups)
         self._check_under_way(at, lanes, addresses, "is written")
-        self._cells.write[at] = _BY_ANOTHER
+        self._note_write_of_another(at)
         _scatter(self._data, offsets, values, nbytes)
+
+    def copy_in_bulk(self, lanes: Lanes, addresses: Lanes, values: Bytes) -> None:
+        """Each lane's bulk copy writes bytes, which ``mbarriers.Mbarriers`` follows: [T, nbytes].
+
+        That does not tell the lanes of a subgroup apart, and knows of no proxies. So here is found:
+
+        * another lane of the subgroup has touched the bytes, and no barrier came since.
+        * a lane has stored to them, and then made no fence that comes before the copy.
+
+        Raises:
+            Fault: As of a store; or one of these.
+        """
+        nbytes = values.shape[1]
+        offsets, at = self._locate(lanes, addresses, nbytes, nbytes)
+        self._check_under_way(at, lanes, addresses, "is copied to again")
+        cells = self._cells
+        for stamps in (cells.write[at], cells.read[at]):
+            if (racing := self._unmet(stamps, lanes).any(axis=1)).any():
+                raise Fault(
+                    f"race in shared memory at byte {addresses[racing][0]}: a bulk copy writes "
+                    "what another thread of the subgroup touches, with no barrier between",
+                    lanes[racing] + self._first_lane,
+                )
+        fences = self._fenced[at]
+        missing: npt.NDArray[np.bool_] = (fences == _NO_FENCE) | self._unmet(fences, lanes)
+        if (early := missing.any(axis=1)).any():
+            raise Fault(
+                f"a bulk copy to byte {addresses[early][0]} of shared memory, to which a thread "
+                "has stored: no fence.proxy.async of that thread came between",
+                lanes[early] + self._first_lane,
+            )
+        self._note_write_of_another(at)
+        _scatter(self._data, offsets, values, nbytes)
+
+    def fence(self, lanes: Lanes) -> tuple[Lanes, Lanes, int]:
+        """What these lanes have stored comes before later bulk copies (fence.proxy.async).
+
+        Returns:
+            Whose stores these are, as far as no fence came after them before: lanes, addresses, and
+            how many bytes each.
+        """
+        stored = np.flatnonzero(self._fenced == _NO_FENCE)
+        workgroups, addresses = np.divmod(stored * self._cells.size, max(1, self._stride))
+        by = workgroups * self._threads + (self._cells.write[stored] & _WHO)
+        fences = np.zeros(self._now.size, np.bool_)
+        fences[lanes] = True
+        own = fences[by]
+        self._fenced[stored[own]] = self._now[by[own]]
+        return by[own], addresses[own], self._cells.size
+
+    def unmet(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> npt.NDArray[np.bool_]:
+        """Whether another lane of its subgroup wrote, and no barrier came since: of each lane."""
+        _, at = self._locate(lanes, addresses, nbytes, nbytes)
+        unmet: npt.NDArray[np.bool_] = np.logical_or.reduce(
+            self._unmet(self._cells.write[at], lanes), axis=1
+        )
+        return unmet
 
     def check(self, lanes: Lanes, addresses: Lanes, nbytes: int) -> None:
         """Expects aligned addresses in bounds of a workgroup's memory.
@@ -734,7 +805,7 @@ class SharedMemory:
                 offsets, who = copy.offsets[done], copy.lanes[done]
                 at = self._index(offsets, nbytes, nbytes)
                 self._under_way[at] = False
-                self._cells.write[at] = self._now[who][:, None]
+                self._note_store(at, self._now[who][:, None])
                 _scatter(self._data, offsets, copy.values[done], nbytes)
             if not done.all():
                 left = ~done
@@ -772,9 +843,9 @@ class SharedMemory:
     def _index(self, offsets: Lanes, nbytes: int, alignment: int) -> Lanes:
         at = self._cells.index(offsets, nbytes, alignment)
         if (count := len(self._cells.write)) != len(self._under_way):
-            finer = count // max(1, len(self._under_way))
-            before = self._under_way
-            self._under_way = np.repeat(before, finer) if before.size else np.zeros(count, np.bool_)
+            self._under_way = _of_finer_cells(self._under_way, count)
+            if self._has_bulk_copies:
+                self._fenced = _of_finer_cells(self._fenced, count)
         return at
 
     def _note_writes(self, at: Lanes, lanes: Lanes, addresses: Lanes) -> None:
@@ -782,8 +853,18 @@ class SharedMemory:
         now = self._now[lanes][:, None]
         self._check_race(cells.write[at], now, lanes, addresses, "writes what was written by")
         self._check_race(cells.read[at], now, lanes, addresses, "writes what was read by")
-        cells.write[at] = now
+        self._note_store(at, now)
         self._check_race(cells.write[at], now, lanes, addresses, "writes at once with")
+
+    def _note_store(self, at: Lanes, now: Stamps) -> None:
+        self._cells.write[at] = now
+        if self._has_bulk_copies:
+            self._fenced[at] = _NO_FENCE
+
+    def _note_write_of_another(self, at: Lanes) -> None:
+        self._cells.write[at] = _BY_ANOTHER
+        if self._has_bulk_copies:
+            self._fenced[at] = 0
 
     def _with_readers(self, before: Stamps, now: Stamps, lanes: Lanes) -> Stamps:
         """The stamps of cells that are read again."""
@@ -836,6 +917,17 @@ class SharedMemory:
             [n + self._first_lane for n in ([lane] if several else [lane, other])],
         )
 
+    def _unmet(self, before: Stamps, lanes: Lanes) -> npt.NDArray[np.bool_]:
+        """Which stamps are of other lanes of a lane's subgroup, and no barrier came since."""
+        now = self._now[lanes][:, None]
+        subgroups = self._subgroup_of_who[before & _WHO], self._subgroup_of_who[now & _WHO]
+        unmet: npt.NDArray[np.bool_] = (
+            (before >> _SUBGROUP_EPOCH_BITS == now >> _SUBGROUP_EPOCH_BITS)
+            & (subgroups[0] == subgroups[1])
+            & (before & _WHO != now & _WHO)
+        )
+        return unmet
+
     def _check_under_way(self, at: Lanes, lanes: Lanes, addresses: Lanes, how: str) -> None:
         if self._copies and (hit := self._under_way[at].any(axis=1)).any():
             raise Fault(
@@ -843,6 +935,11 @@ class SharedMemory:
                 "is under way",
                 lanes[hit] + self._first_lane,
             )
+
+
+def _of_finer_cells(notes: Array, count: int) -> Array:
+    """Notes on cells that were divided into so many; on none before, nothing."""
+    return np.repeat(notes, count // notes.size) if notes.size else np.zeros(count, notes.dtype)
 
 
 def _ordered(before: Stamps, now: Stamps, theirs: Lanes, ours: Lanes, bits: int) -> Array:

@@ -60,6 +60,7 @@ _SPECIAL = re.compile(
     r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|cluster_ctarank|cluster_nctarank)$"
 )
 _BARRIERS = 16  # of a workgroup
+_BULK_BYTES = 16  # that bulk copies are multiples of
 _NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
 _CACHE_HINT = "L2::cache_hint"
 _POLICY = ("fractional", "L2::evict_last", "b64")
@@ -114,9 +115,10 @@ class PtxExecutor:
             shared = kernel.nbytes["shared"] + launch.shared_bytes
             notes = 0
             if program.has_mbarriers:
-                notes = mbarriers.notes_on(shared, -(-launch.threads // WARP))
+                notes = mbarriers.notes_on(shared, -(-launch.threads // WARP), of_cluster)
+            is_followed = of_cluster > 1 or program.has_mbarriers
             room = workgroups_at_once(
-                shared if of_cluster == 1 else 2 * shared,  # with the notes on who touches it
+                2 * shared if is_followed else shared,  # with the notes on who touches it
                 2 * kernel.nbytes["local"] + program.register_bytes + -(-notes // launch.threads),
                 launch.threads,
             )
@@ -208,6 +210,7 @@ class _Program:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.has_mbarriers = any(i.opcode == "mbarrier" for i in kernel.code)
+        self.has_bulk_copies = any(_is_bulk_copy(i) for i in kernel.code)
         decoder = _Decoder(kernel)
         starts = {0, len(kernel.code), *kernel.labels.values()}
         for index, instruction in enumerate(kernel.code):
@@ -255,10 +258,11 @@ class _Threads:
             threads=launch.threads,
             subgroup_size=WARP,
             first_lane=self.first_lane,
+            has_bulk_copies=program.has_bulk_copies,
         )
         size = math.prod(kernel.cluster)
         self.cluster = self.order = self.mbarriers = None
-        if size > 1:
+        if size > 1 or program.has_mbarriers:
             if program.has_mbarriers:
                 self.order = Order(
                     size=size,
@@ -538,7 +542,7 @@ class _Decoder:
             "createpolicy": self._create_policy,
             "barrier": self._arrive,
             "mbarrier": self._mbarrier,
-            "fence": self._make_known,
+            "fence": self._fence,
         }
 
     @property
@@ -560,6 +564,7 @@ class _Decoder:
         """It has no effect that is followed here."""
         return instruction.opcode in _NO_EFFECT and (
             instruction.modifiers[:1] != ("mbarrier_init",)
+            and instruction.modifiers[:2] != ("proxy", "async")
         )
 
     def check_predicate(self, instruction: Instruction) -> None:
@@ -761,7 +766,48 @@ class _Decoder:
                 map(_CACHE_HINTS.match, hints)
             ):
                 return self._start_copy(instruction)
+            case (
+                "async",
+                "bulk",
+                "shared::cluster",
+                "global",
+                "mbarrier::complete_tx::bytes",
+            ):
+                return self._copy_in_bulk(instruction)
         raise UnknownInstructionError(instruction.text)
+
+    def _copy_in_bulk(self, instruction: Instruction) -> Step:
+        """Any number of bytes to the own workgroup's memory, of which an mbarrier there is told."""
+        destination, source, size, mbarrier = instruction.operands
+        to_address, from_address, told = map(self._address, (destination, source, mbarrier))
+        read_size = self._reader(size, "u32")
+
+        def copy(threads: _Threads, to: Selection) -> None:
+            lanes = threads.numbers[to]
+            cluster, phases = _of_cluster(threads), _mbarriers(threads)
+            sources, places, tells, sizes = (
+                np.broadcast_to(read(threads, to), lanes.shape).astype(np.int64)
+                for read in (from_address, to_address, told, read_size)
+            )
+            _check_bulk_sizes(threads, lanes, sizes)
+            own = lanes // threads.threads
+            of_places, places = cluster.locate(lanes, places)
+            of_tells, tells = cluster.locate(lanes, tells)
+            if (others := (of_places != own) | (of_tells != own)).any():
+                raise Fault(
+                    "a bulk copy to another workgroup: what orders it is not followed",
+                    lanes[others] + threads.first_lane,
+                )
+            which, offsets = _pieces(sizes)
+            by, at = lanes[which], places[which] + offsets
+            values = threads.memory.load(
+                by + threads.first_lane, sources[which] + offsets, _BULK_BYTES
+            )
+            threads.shared.copy_in_bulk(by, at, values)
+            cluster.check_send(by, own[which], at, _BULK_BYTES)
+            phases.copy(by, at, _BULK_BYTES, tells[which])
+
+        return copy
 
     def _start_copy(self, instruction: Instruction) -> Step:
         destination, source, size, *limit = instruction.operands
@@ -866,15 +912,21 @@ class _Decoder:
 
         return operate
 
-    def _make_known(self, instruction: Instruction) -> Step:
-        if instruction.modifiers != ("mbarrier_init", "release", "cluster"):
-            raise UnknownInstructionError(instruction.text)
+    def _fence(self, instruction: Instruction) -> Step:
+        operation: Callable[[mbarriers.Mbarriers, Lanes], None]
+        match instruction.modifiers:
+            case ("mbarrier_init", "release", "cluster"):
+                operation = mbarriers.Mbarriers.make_known
+            case ("proxy", "async") | ("proxy", "async", "shared::cta" | "shared::cluster"):
+                operation = mbarriers.Mbarriers.fence
+            case _:
+                raise UnknownInstructionError(instruction.text)
 
-        def make_known(threads: _Threads, to: Selection) -> None:
+        def fence(threads: _Threads, to: Selection) -> None:
             if threads.mbarriers is not None:
-                threads.mbarriers.make_known(threads.numbers[to])
+                operation(threads.mbarriers, threads.numbers[to])
 
-        return make_known
+        return fence
 
     def _wait_for_phase(self, instruction: Instruction) -> _Sync:
         _, what, *acquires, space, type_ = instruction.modifiers
@@ -1121,6 +1173,33 @@ class _Decoder:
 _JUMPS = ("bra", "ret", "exit")
 
 
+def _is_bulk_copy(instruction: Instruction) -> bool:
+    return instruction.opcode == "cp" and instruction.modifiers[:2] == ("async", "bulk")
+
+
+def _check_bulk_sizes(threads: _Threads, lanes: Lanes, sizes: Lanes) -> None:
+    """Expects numbers of bytes that bulk copies can have.
+
+    Raises:
+        Fault: One is not.
+    """
+    most = threads.shared.nbytes
+    if (wrong := (sizes < 1) | (sizes % _BULK_BYTES != 0) | (sizes > most)).any():
+        raise Fault(
+            f"a bulk copy of {sizes[wrong][0]} bytes to shared memory, which has {most}: expected "
+            f"a multiple of {_BULK_BYTES}",
+            lanes[wrong] + threads.first_lane,
+        )
+
+
+def _pieces(sizes: Lanes) -> tuple[Lanes, Lanes]:
+    """Of each 16 bytes of some copies: the number of the copy, and the offset in it."""
+    counts = sizes // _BULK_BYTES
+    which = np.repeat(np.arange(sizes.size), counts)
+    before = np.cumsum(counts) - counts
+    return which, (np.arange(which.size) - before[which]) * _BULK_BYTES
+
+
 def shuffle_source(
     mode: str, lane: Array, distance: Array, bounds: Array
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
@@ -1260,6 +1339,7 @@ def _bytes_of(
 
 
 def _of_cluster(threads: _Threads) -> clusters.Cluster:
+    """Of these threads: of one workgroup, where the kernel has mbarriers and no clusters."""
     if threads.cluster is None:
         raise Fault("an instruction of clusters in a kernel without .reqnctapercluster")
     return threads.cluster
@@ -1267,7 +1347,7 @@ def _of_cluster(threads: _Threads) -> clusters.Cluster:
 
 def _mbarriers(threads: _Threads) -> mbarriers.Mbarriers:
     if threads.mbarriers is None:
-        raise Fault("an mbarrier in a kernel without .reqnctapercluster")
+        raise Fault("an mbarrier in a kernel that initialises none")
     return threads.mbarriers
 
 

@@ -89,7 +89,7 @@ def run(body: str, *, size: int = 4, clusters: int = 2, threads: int = 64) -> Ar
         [words(size, clusters).reshape(-1), ROWS * count * threads],
         workgroups=count,
         threads=(threads, 1, 1),
-        shared_bytes=256,
+        shared_bytes=1024,
         directives=f".explicitcluster\n.reqnctapercluster {size}, 1, 1",
     )
     return results[1].reshape(ROWS, clusters, -1) if results[1].size else results[1]
@@ -241,15 +241,15 @@ WRONG = {
     "too many arrivals": (changed(("mov.u32 %r18, 1", "mov.u32 %r18, 1048576")), "of 1048576 arr"),
     "misaligned": (changed(("[%r20+8]", "[%r20+12]")), "misaligned: byte 12 of shared memory"),
     "misaligned arrival": (changed(("_, [%r24]", "_, [%r24+4]")), "misaligned: byte 4 of shared"),
-    "out of bounds": (changed(("[%r20+8]", "[%r20+256]")), "byte 256 is out of bounds of shared"),
+    "out of bounds": (changed(("[%r20+8]", "[%r20+1024]")), "byte 1024 is out of bounds of shared"),
     "a wait out of bounds": (
         changed(("%p3, [%r24]", "%p3, [%r24+4096]")),
         "byte 4096 is out of bounds of shared",
     ),
     "too many mbarriers": (
         "\tmov.u32 %r20, 0;\n\tsetp.eq.u32 %p1, %r0, 0;\n\tmov.u32 %r18, 1;\n"
-        + "".join(f"\t@%p1 mbarrier.init.shared.b64 [{8 * n}], %r18;\n" for n in range(17)),
-        "more than 16 mbarriers of a workgroup",
+        + "".join(f"\t@%p1 mbarrier.init.shared.b64 [{8 * n}], %r18;\n" for n in range(65)),
+        "more than 64 mbarriers of a workgroup",
     ),
     "a load of an mbarrier": (
         changed((WAIT, f"{WAIT}\n\tld.shared.u32 %r50, [%r20+4];")),
@@ -301,28 +301,28 @@ WRONG = {
         changed(("%r29, %r24, %r0", "%r29, %r24, %r10")),
         "st.async to one workgroup with the mbarrier of another one",
     ),
-    "st.async out of bounds": (changed(("[%r28]", "[%r28+512]")), "is out of bounds of shared"),
+    "st.async out of bounds": (changed(("[%r28]", "[%r28+1024]")), "is out of bounds of shared"),
     "misaligned st.async": (changed(("[%r28]", "[%r28+4]")), "misaligned: byte"),
     "two threads to one place": (
         changed(("%r10, 8, %r25", "0, 8, %r25")),
-        "two threads write at once to another workgroup",
+        "two threads write at once to one place",
     ),
     "one place in one phase": (
         changed((SEND, f"{SEND}\n\t{SEND}"), ("shl.b32 %r26, %r11, 3;", "shl.b32 %r26, %r11, 4;")),
-        "is sent again by a thread that does not know that the st.async to it has arrived",
+        "is sent again by a thread that does not know that what was sent to it has arrived",
     ),
     "a read without a wait": (
         changed((WAIT, "")),
-        "is touched by a thread that does not know that the st.async to it has arrived",
+        "is touched by a thread that does not know that what was sent to it has arrived",
     ),
     "a store without a wait": (
         changed((WAIT, "@%p1 st.shared.u32 [%r25], %r18;")),
-        "is touched by a thread that does not know that the st.async to it has arrived",
+        "is touched by a thread that does not know that what was sent to it has arrived",
     ),
     "another one's load without a wait": (
         changed((WAIT, "ld.shared::cluster.u32 %r50, [%r28];"), ("%r28, %r27, %r0", "%r28, %r27, 1")
         , (SEND, f"mapa.shared::cluster.u32 %r29, %r24, 1;\n\t{SEND.replace('%p2', '%p1')}")),
-        "is touched by a thread that does not know that the st.async to it has arrived",
+        "is touched by a thread that does not know that what was sent to it has arrived",
     ),
     "a wait for the wrong parity": (
         changed(("and.b32 %r23, %r23, 1;", "mov.u32 %r23, 1;")),
@@ -334,7 +334,7 @@ WRONG = {
     ),
     "one buffer": (
         changed((HALF, "mov.u32 %r25, 64;")),
-        "is sent again by a thread that does not know that the st.async to it has arrived",
+        "is sent again by a thread that does not know that what was sent to it has arrived",
     ),
     "one mbarrier": (
         changed(("shl.b32 %r24, %r22, 3;", "mov.u32 %r24, 0;"), ("%r23, %r21, 1", "%r23, %r21, 0")),
@@ -466,7 +466,41 @@ def test_other_instructions_are_unknown(text: str) -> None:
         run(f"\t{text};\n")
 
 
-def test_a_kernel_without_clusters_has_none() -> None:
-    body = "\tmov.u32 %r20, 0;\n\tmbarrier.init.shared.b64 [%r20], 1;\n"
-    with pytest.raises(Fault, match=r"an mbarrier in a kernel without \.reqnctapercluster"):
-        run_kernel(body, [np.zeros(64, np.uint32)], shared_bytes=64)
+def test_a_workgroup_without_a_cluster_has_mbarriers_too() -> None:
+    """Each warp arrives once; all threads wait for both."""
+    body = """	mov.u32 %r20, 0;
+\tsetp.eq.u32 %p1, %r0, 0;
+\tand.b32 %r21, %r0, 31;
+\tsetp.eq.u32 %p2, %r21, 0;
+\t@%p1 mbarrier.init.shared.b64 [%r20], 2;
+\tbar.sync 0;
+\t@%p2 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 0;
+\tmbarrier.try_wait.parity.shared.b64 %p3, [%r20], 0;
+\tselp.b32 %r22, 1, 0, %p3;
+\tadd.s64 %rd30, %rd0, %rd20;
+\tst.global.u32 [%rd30], %r22;
+"""
+    (passed,) = run_kernel(body, [192], workgroups=3, shared_bytes=64)
+    np.testing.assert_array_equal(passed, np.ones(192, np.uint32))
+    with pytest.raises(Fault, match="may not be initialised yet: no barrier came since"):
+        run_kernel(changed(("\tbar.sync 0;\n", ""), of=body), [192], workgroups=3, shared_bytes=64)
+
+
+def test_lanes_of_a_warp_meet_once_an_mbarrier_is_initialised() -> None:
+    body = """\tmov.u32 %r20, 0;
+\tsetp.eq.u32 %p1, %r0, 0;
+\t@%p1 mbarrier.init.shared.b64 [%r20], 1;
+\tbar.warp.sync -1;
+\t@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 0;
+\tmbarrier.try_wait.parity.shared.b64 %p3, [%r20], 0;
+"""
+    run_kernel(body, [0], threads=(32, 1, 1), shared_bytes=64)
+    apart = changed(("\tbar.warp.sync -1;\n", ""), of=body)
+    with pytest.raises(Fault, match="may not be initialised yet: no barrier came since"):
+        run_kernel(apart, [0], threads=(32, 1, 1), shared_bytes=64)
+
+
+def test_a_kernel_that_initialises_none_has_none() -> None:
+    body = f"\tmov.u32 %r28, 0;\n\tmov.u32 %r29, 8;\n\t{SEND}\n"
+    with pytest.raises(Fault, match="an mbarrier in a kernel that initialises none"):
+        run(body)
