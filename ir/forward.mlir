@@ -86,6 +86,7 @@
 !forward_beta_held = memref<2x!forward_beta, #gpu.address_space<private>>
 !forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
+#rolled = #llvm.loop_annotation<unroll = <disable = true>>  // else LLVM would unroll steps of a row, and keep it all the same
 // The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
 // number of a list.
 #normalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
@@ -101,9 +102,6 @@
 #normalize_x = affine_map<()[m] -> (m ceildiv 1)>
 #normalize_y = affine_map<()[m] -> (1)>
 // End of what is replaced.
-
-// Of the steps of a row that is not kept. LLVM would unroll a few of them, and keep the row all the same.
-#rolled = #llvm.loop_annotation<unroll = <disable = true>>
 
 hal.executable.source private @normalize {
   hal.executable.export public @normalize ordinal(0) layout(#normalize_layout)

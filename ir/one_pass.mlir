@@ -31,6 +31,12 @@
 // A row is fetched a few steps ahead of its use, so that memory is busy while threads wait for each
 // other: by cp.async into shared memory (NVIDIA since sm_80), or by loads into registers (any GPU). A
 // Schedule says which, by constants; the compiler folds the branches that are not taken.
+//
+// Or each subgroup copies its columns of a row together (#bulk, NVIDIA since sm_90; math/bulk.mlir). One thread starts
+// such a copy, and the subgroup awaits it at an mbarrier of its own. Its columns are neighbours then: a thread owns the
+// chunks l, l + L, l + 2L, ... of its subgroup's, for lane l of L. A copy may begin anywhere, so V need not be more than
+// what divides N, and shared memory is read at any place. If V does not divide N, what a copy brings of other rows
+// is overwritten by zeros in shared memory.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -73,6 +79,21 @@
 #at_once = false             // there are no such steps: a row is fetched when it is used
 #stages = true               // rows are fetched by cp.async into shared memory
 #slots = 3 : index           // rows of a group that shared memory holds
+#bulk = false                // a subgroup's columns of a row are copied together, by cp.async.bulk
+#of_subgroup = 4096 : index  // columns that a subgroup has room for, where it copies its own
+#dy_of_16 = 8 : index        // elements of dy in 16 bytes
+#x_of_16 = 8 : index
+#dy_of_line = 64 : index     // likewise in 128 bytes
+#x_of_line = 64 : index
+#dy_pitch = 4160 : index     // elements of dy that a subgroup's part of a slot has room for
+#x_pitch = 4160 : index
+#lines_behind = 3 : index    // times that lanes store zeros behind a subgroup's columns
+#may_have_none = false       // there are subgroups that have no columns
+#whole_16 = true             // a row has whole 16 bytes of each
+#dy_chunk_bytes = 16 : i64   // of V elements
+#x_chunk_bytes = 16 : i64
+#copies_first = 0 : index    // of the mbarriers, the first that copies tell
+#chunks_a_load = 1 : index   // that are read from shared memory together
 #in_place = false            // slots are as many as steps ahead; one is refilled once its chunk's dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
 #apart = false               // chunks are waited for one by one: a row's slot is refilled while it is used
@@ -129,6 +150,7 @@
 !residual_held = memref<1x!residual_chunk, #gpu.address_space<private>>
 !held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
+#rolled = #llvm.loop_annotation<unroll = <disable = true>>
 // The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
 // number of a list.
 #rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
@@ -186,6 +208,13 @@ hal.executable.source private @rows {
     func.func private @send_two(i32, !acc, !acc, i32)
     func.func private @await(i32, i32)
     func.func private @await_copies(i32)
+    func.func private @copy_in_bulk_of_dy(!dy_lines, !dy_staged, index, index, index, index, index, index, i32)
+    func.func private @copy_in_bulk_of_x(!x_lines, !x_staged, index, index, index, index, index, index, i32)
+    func.func private @copy_one_of_dy(!dy_lines, !dy_staged, index, index, index, index, index, index)
+    func.func private @copy_one_of_x(!x_lines, !x_staged, index, index, index, index, index, index)
+    func.func private @zero_of_dy(!dy_staged, index, index, index, index)
+    func.func private @zero_of_x(!x_staged, index, index, index, index)
+    func.func private @before_copies(!dy_staged)
 
     // The first column of thread t's chunk k, of the workgroup's columns, which begin at %part, and whether they
     // have that chunk. The last workgroup of a cluster may have fewer columns. Columns are counted from the
@@ -197,8 +226,19 @@ hal.executable.source private @rows {
       %alike = arith.constant #parts_alike
       %v = arith.constant #vector
       %t_count = arith.constant #threads
+      %bulk = arith.constant #bulk
+      %lanes = arith.constant #subgroup
+      %chunks = arith.constant #chunks
+      %lane = arith.remui %t, %lanes : index
+      %warp = arith.divui %t, %lanes : index
+      %of_warp = arith.muli %chunks, %lanes : index
+      %warps_before = arith.muli %warp, %of_warp overflow<nsw, nuw> : index
+      %first_of_lane = arith.addi %warps_before, %lane overflow<nsw, nuw> : index
+      %turns_before = arith.muli %k, %lanes : index
+      %of_subgroup = arith.addi %turns_before, %first_of_lane overflow<nsw, nuw> : index
       %before = arith.muli %k, %t_count : index
-      %chunk = arith.addi %before, %t : index
+      %of_group = arith.addi %before, %t : index
+      %chunk = arith.select %bulk, %of_subgroup, %of_group : index
       %col = arith.muli %chunk, %v overflow<nsw, nuw> : index
       %at = arith.addi %part, %col : index
       %in_row = arith.cmpi ult, %at, %all : index
@@ -214,6 +254,7 @@ hal.executable.source private @rows {
       %v = arith.constant #vector
       %c0 = arith.constant 0 : index
       %shifted = arith.constant #shifted
+      %bulk = arith.constant #bulk
       %line, %at = scf.if %shifted -> (index, index) {
         %before = arith.muli %row, %n : index
         %row_line = arith.divui %before, %v : index
@@ -221,7 +262,10 @@ hal.executable.source private @rows {
         %part_line = arith.addi %row_line, %part_lines : index
         %lines_on = arith.divui %column, %v : index
         %chunk = arith.addi %part_line, %lines_on : index
-        scf.yield %chunk, %c0 : index, index
+        // LLVM takes the constant part of a column into an access, but not that of a line.
+        %line_here = arith.select %bulk, %part_line, %chunk : index
+        %at_here = arith.select %bulk, %column, %c0 : index
+        scf.yield %line_here, %at_here : index, index
       } else {
         %at = arith.addi %part, %column : index
         scf.yield %row, %at : index, index
@@ -349,7 +393,10 @@ hal.executable.source private @rows {
     func.func private @own_of_copied(%dy: !dy_chunk, %x: !x_chunk, %k: index, %column: index, %shift: index) -> (!dy_chunk, !x_chunk) {
       %c0 = arith.constant 0 : index
       %shifted = arith.constant #shifted
-      %dy_own, %x_own = scf.if %shifted -> (!dy_chunk, !x_chunk) {
+      %bulk = arith.constant #bulk
+      %zeroed = arith.constant false
+      %masks = arith.select %bulk, %zeroed, %shifted : i1  // in bulk, shared memory has the zeros
+      %dy_own, %x_own = scf.if %masks -> (!dy_chunk, !x_chunk) {
         %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
         %dy_bits = arith.constant #dy_bits
         %x_bits = arith.constant #x_bits
@@ -462,6 +509,24 @@ hal.executable.source private @rows {
       return
     }
 
+    // What a thread keeps of its columns, and zeros for their sums. A chunk past the end of the row is all zeros and is
+    // never stored.
+    func.func private @begin_columns(%t: index, %group: index, %part: index, %shift: index, %gamma: !gamma_row, %beta: !beta_row,
+        %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged, %beta_held: !beta_held,
+        %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dgamma_sums: !held, %dbeta_sums: !held) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %chunks = arith.constant #chunks
+      %zeros = arith.constant dense<0.0> : !chunk
+      scf.for %k = %c0 to %chunks step %c1 {
+        func.call @keep_columns(%k, %t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
+            : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
+        memref.store %zeros, %dgamma_sums[%k] : !held
+        memref.store %zeros, %dbeta_sums[%k] : !held
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
     // Whether all elements of chunk k are of the row.
     func.func private @is_whole(%k: index, %column: index, %shift: index) -> i1 {
       %v = arith.constant #vector
@@ -488,7 +553,8 @@ hal.executable.source private @rows {
           %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
           scf.if %in_row {
             %one = vector.extract %chunk[%e] : !x from !x_chunk
-            memref.store %one, %dx[%line, %e] : !x_lines
+            %e_at = arith.addi %at, %e : index
+            memref.store %one, %dx[%line, %e_at] : !x_lines
           }
         } {llvm.loop_annotation = #unrolled}
       }
@@ -517,7 +583,8 @@ hal.executable.source private @rows {
             %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
             %is_own = arith.andi %in_row, %exists : i1
             %after = scf.if %is_own -> !residual_chunk {
-              %one = memref.load %dresidual[%line, %e] : !residual_lines
+              %e_at = arith.addi %at, %e : index
+              %one = memref.load %dresidual[%line, %e_at] : !residual_lines
               %more = vector.insert %one, %before[%e] : !residual into !residual_chunk
               scf.yield %more : !residual_chunk
             } else {
@@ -730,8 +797,309 @@ hal.executable.source private @rows {
       return %next, %parity_next : index, i32
     }
 
-    // A thread's share of a row's two sums, of h and of h * xhat.
-    func.func private @shares_of_row(%slot: index, %t: index, %group: index, %part: index, %shift: index, %mean_row: !acc, %rstd_row: !acc,
+    // Where a row's elements are in a slot, counted from their columns. Copies in bulk are fastest between places of the
+    // same rest by 128 bytes. So each subgroup's part of a slot begins with 128 bytes of memory. The product may wrap
+    // around: these are a power of 2.
+    func.func private @staged_from(%row: i32, %part: index, %warp: index, %shift: index, %of_line: index, %pitch: index) -> index {
+      %c0 = arith.constant 0 : index
+      %bulk = arith.constant #bulk
+      %n = arith.constant #columns
+      %room = arith.constant #of_subgroup
+      %n_i32 = arith.index_castui %n : index to i32
+      %warps_before = arith.muli %warp, %room : index
+      %columns_before = arith.addi %part, %warps_before : index
+      %columns_on = arith.subi %columns_before, %shift : index
+      %columns_i32 = arith.index_cast %columns_on : index to i32
+      %of_line_i32 = arith.index_castui %of_line : index to i32
+      %rows_before = arith.muli %row, %n_i32 : i32
+      %all_before = arith.addi %rows_before, %columns_i32 : i32
+      %before_i32 = arith.remui %all_before, %of_line_i32 : i32
+      %before = arith.index_castui %before_i32 : i32 to index
+      %beside_each = arith.subi %pitch, %room : index
+      %beside = arith.muli %warp, %beside_each : index
+      %from = arith.addi %beside, %before : index
+      %staged_from = arith.select %bulk, %from, %c0 : index
+      return %staged_from : index
+    }
+
+    // The mbarrier that a subgroup's copies to a slot tell.
+    func.func private @copied_mbarrier(%mbarriers: !mbarriers, %group: index, %warp: index, %slot: index) -> i32 {
+      %first = arith.constant #copies_first
+      %warps = arith.constant #warps
+      %slots = arith.constant #slots
+      %groups_before = arith.muli %group, %warps : index
+      %subgroups_before = arith.addi %groups_before, %warp : index
+      %slots_before = arith.muli %subgroups_before, %slots : index
+      %of_copies = arith.addi %slots_before, %slot : index
+      %which = arith.addi %first, %of_copies : index
+      %mbarrier = func.call @mbarrier(%mbarriers, %which) : (!mbarriers, index) -> i32
+      return %mbarrier : i32
+    }
+
+    // How many columns a subgroup copies: the last ones of a workgroup may have fewer than there is room for, or none.
+    func.func private @columns_of_subgroup(%part: index, %warp: index, %shift: index) -> index {
+      %n = arith.constant #columns
+      %own = arith.constant #own_columns
+      %room = arith.constant #of_subgroup
+      %end = arith.addi %n, %shift : index
+      %left = arith.subi %end, %part : index
+      %of_workgroup = arith.minui %left, %own : index
+      %warps_before = arith.muli %warp, %room : index
+      %begun = arith.minui %warps_before, %of_workgroup : index
+      %behind = arith.subi %of_workgroup, %begun : index
+      %count = arith.minui %behind, %room : index
+      return %count : index
+    }
+
+    // What is copied of so many elements from a number on: how many elements before them, how many in all, and how
+    // many are wanted. Copies have whole 16 bytes, and none from behind a tensor's last element, so that its last ones
+    // may be left.
+    func.func private @extent(%first: index, %count: index, %all: index, %of_16: index) -> (index, index, index) {
+      %whole = arith.constant #whole_16
+      %before = arith.remui %first, %of_16 : index
+      %from = arith.subi %first, %before : index
+      %until = arith.addi %before, %count : index
+      %c0 = arith.constant 0 : index
+      %may_be_none = arith.constant #may_have_none
+      %has_none = arith.cmpi eq, %count, %c0 : index
+      %is_none = arith.andi %may_be_none, %has_none : i1
+      %wanted = arith.select %is_none, %c0, %until : index
+      %pieces = arith.ceildivui %wanted, %of_16 : index
+      %more = arith.muli %pieces, %of_16 : index
+      %beyond = arith.remui %wanted, %of_16 : index
+      %less = arith.subi %wanted, %beyond : index
+      %end = arith.addi %from, %more : index
+      %is_there = arith.cmpi ule, %end, %all : index
+      %fits = arith.ori %whole, %is_there : i1
+      %copied = arith.select %fits, %more, %less : index
+      return %before, %copied, %wanted : index, index, index
+    }
+
+    // The first column that a subgroup copies, the number of its element among all of the rows, and the place of its
+    // columns in a slot but for what is beside them.
+    func.func private @first_of_subgroup(%row: index, %part: index, %warp: index, %shift: index) -> (index, index, index) {
+      %n = arith.constant #columns
+      %room = arith.constant #of_subgroup
+      %warps_before = arith.muli %warp, %room : index
+      %column = arith.addi %part, %warps_before : index
+      %rows_before = arith.muli %row, %n : index
+      %all_before = arith.addi %rows_before, %column : index
+      %first = arith.subi %all_before, %shift : index
+      return %column, %first, %warps_before : index, index, index
+    }
+
+    // Whether a subgroup has the first access of a row, and in it what is before the row.
+    func.func private @begins_within(%part: index, %warp: index, %shift: index) -> i1 {
+      %c0 = arith.constant 0 : index
+      %shifted = arith.constant #shifted
+      %either = arith.addi %part, %warp : index
+      %is_first = arith.cmpi eq, %either, %c0 : index
+      %is_within = arith.cmpi ne, %shift, %c0 : index
+      %has_both = arith.andi %is_first, %is_within : i1
+      %begins = arith.andi %has_both, %shifted : i1
+      return %begins : i1
+    }
+
+    // A subgroup's columns of a row to a slot. One thread does that.
+    func.func private @fetch_in_bulk(%dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %slot: index, %group: index, %warp: index, %part: index, %shift: index,
+        %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
+      %dy_of_16 = arith.constant #dy_of_16
+      %x_of_16 = arith.constant #x_of_16
+      %dy_size_bits = arith.constant #dy_bits
+      %x_size_bits = arith.constant #x_bits
+      %bits = arith.constant 8 : index
+      %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
+      %column, %first, %place = func.call @first_of_subgroup(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
+      %dy_before, %dy_copied, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
+          : (index, index, index, index) -> (index, index, index)
+      %x_before, %x_copied, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
+          : (index, index, index, index) -> (index, index, index)
+      %dy_first = arith.subi %first, %dy_before : index
+      %x_first = arith.subi %first, %x_before : index
+      %dy_of_line = arith.constant #dy_of_line
+      %x_of_line = arith.constant #x_of_line
+      %dy_pitch = arith.constant #dy_pitch
+      %x_pitch = arith.constant #x_pitch
+      %dy_begins = arith.muli %warp, %dy_pitch : index
+      %x_begins = arith.muli %warp, %x_pitch : index
+      %dy_in_line = arith.remui %dy_first, %dy_of_line : index
+      %x_in_line = arith.remui %x_first, %x_of_line : index
+      %dy_place = arith.addi %dy_begins, %dy_in_line : index
+      %x_place = arith.addi %x_begins, %x_in_line : index
+      %dy_bits_copied = arith.muli %dy_copied, %dy_size_bits : index
+      %x_bits_copied = arith.muli %x_copied, %x_size_bits : index
+      %bits_copied = arith.addi %dy_bits_copied, %x_bits_copied : index
+      %bytes = arith.divui %bits_copied, %bits : index
+      %bytes_i32 = arith.index_castui %bytes : index to i32
+      %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
+      func.call @expect(%mbarrier, %bytes_i32) : (i32, i32) -> ()
+      func.call @copy_in_bulk_of_dy(%dy, %dy_staged, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_place, %mbarrier)
+          : (!dy_lines, !dy_staged, index, index, index, index, index, index, i32) -> ()
+      func.call @copy_in_bulk_of_x(%x, %x_staged, %x_first, %x_copied, %x_of_16, %slot, %group, %x_place, %mbarrier)
+          : (!x_lines, !x_staged, index, index, index, index, index, index, i32) -> ()
+      return
+    }
+
+    // Until a subgroup's columns of a row have come in bulk. The last elements of the last row may be left: a lane loads
+    // each. Behind the columns may be what is not the subgroup's: zeros take its place.
+    func.func private @await_row(%dy: !dy_lines, %x: !x_lines, %row: i32, %last: i32, %slot: index, %parity: i32, %group: index, %warp: index,
+        %lane: index, %part: index, %shift: index, %dy_from: index, %x_from: index, %dy_staged: !dy_staged, %x_staged: !x_staged,
+        %mbarriers: !mbarriers) {
+      %bulk = arith.constant #bulk
+      scf.if %bulk {
+        %room = arith.constant #of_subgroup
+        %whole = arith.constant #whole_16
+        %all_lanes = arith.constant -1 : i32
+        %yes = arith.constant true
+        %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
+        func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
+        %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
+        %has_room = arith.cmpi ult, %count, %room : index
+        %is_last = arith.cmpi eq, %row, %last : i32
+        %broken = arith.xori %whole, %yes : i1
+        %may_be_left = arith.andi %broken, %is_last : i1
+        %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
+        %stores_zeros = arith.ori %has_room, %begins : i1
+        %stores = arith.ori %stores_zeros, %may_be_left : i1
+        scf.if %stores {
+          %dy_of_16 = arith.constant #dy_of_16
+          %x_of_16 = arith.constant #x_of_16
+          %n = arith.constant #columns
+          %row_index = arith.index_castui %row : i32 to index
+          %column, %first, %place = func.call @first_of_subgroup(%row_index, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
+          scf.if %may_be_left {
+            %row_begins = arith.subi %first, %column : index
+            %row_on = arith.addi %row_begins, %shift : index
+            %all = arith.addi %row_on, %n : index  // of the last row: the end of the tensor
+            %dy_before, %dy_copied, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
+                : (index, index, index, index) -> (index, index, index)
+            %x_before, %x_copied, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
+                : (index, index, index, index) -> (index, index, index)
+            %dy_begins = arith.addi %dy_from, %place : index
+            %x_begins = arith.addi %x_from, %place : index
+            %dy_place = arith.subi %dy_begins, %dy_before : index
+            %x_place = arith.subi %x_begins, %x_before : index
+            %dy_first = arith.subi %first, %dy_before : index
+            %x_first = arith.subi %first, %x_before : index
+            %dy_which = arith.addi %dy_copied, %lane : index
+            %x_which = arith.addi %x_copied, %lane : index
+            func.call @copy_one_of_dy(%dy, %dy_staged, %dy_first, %dy_which, %dy_wanted, %slot, %group, %dy_place)
+                : (!dy_lines, !dy_staged, index, index, index, index, index, index) -> ()
+            func.call @copy_one_of_x(%x, %x_staged, %x_first, %x_which, %x_wanted, %slot, %group, %x_place)
+                : (!x_lines, !x_staged, index, index, index, index, index, index) -> ()
+          }
+          // A copy has less than 16 bytes behind the columns, and one before may have begun up to 128 bytes later.
+          %c0 = arith.constant 0 : index
+          %c1 = arith.constant 1 : index
+          %lanes = arith.constant #subgroup
+          %behind = arith.constant #lines_behind
+          %own_end = arith.addi %place, %count : index
+          %at_first = arith.addi %own_end, %lane : index
+          %room_end = arith.addi %place, %room : index
+          %dy_below = arith.addi %dy_from, %room_end : index
+          %x_below = arith.addi %x_from, %room_end : index
+          scf.for %turn = %c0 to %behind step %c1 {
+            %lanes_before = arith.muli %turn, %lanes : index
+            %at = arith.addi %at_first, %lanes_before : index
+            %dy_at = arith.addi %dy_from, %at : index
+            %x_at = arith.addi %x_from, %at : index
+            func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
+            func.call @zero_of_x(%x_staged, %slot, %group, %x_at, %x_below) : (!x_staged, index, index, index, index) -> ()
+          } {llvm.loop_annotation = #unrolled}
+          // Where a row begins within an access, what is before it in that access.
+          %before_end = arith.select %begins, %shift, %c0 : index
+          %dy_before_end = arith.addi %dy_from, %before_end : index
+          %x_before_end = arith.addi %x_from, %before_end : index
+          %dy_before_at = arith.addi %dy_from, %lane : index
+          %x_before_at = arith.addi %x_from, %lane : index
+          func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_before_at, %dy_before_end) : (!dy_staged, index, index, index, index) -> ()
+          func.call @zero_of_x(%x_staged, %slot, %group, %x_before_at, %x_before_end) : (!x_staged, index, index, index, index) -> ()
+          nvvm.bar.warp.sync %all_lanes : i32
+        }
+      }
+      return
+    }
+
+    // Of a subgroup that has stored zeros in a slot, before it is filled again.
+    func.func private @stored_before_copies(%part: index, %warp: index, %shift: index, %dy_staged: !dy_staged) {
+      %room = arith.constant #of_subgroup
+      %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
+      %has_room = arith.cmpi ult, %count, %room : index
+      %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
+      %stores_zeros = arith.ori %has_room, %begins : i1
+      scf.if %stores_zeros {
+        func.call @before_copies(%dy_staged) : (!dy_staged) -> ()
+      }
+      return
+    }
+
+    // Before the first copies in bulk.
+    func.func private @ready_for_bulk(%mbarriers: !mbarriers, %group: index, %warp: index, %lane: index) {
+      %bulk = arith.constant #bulk
+      scf.if %bulk {
+        %c0 = arith.constant 0 : index
+        %c1 = arith.constant 1 : index
+        %slots = arith.constant #slots
+        %all_lanes = arith.constant -1 : i32
+        %leads = arith.cmpi eq, %lane, %c0 : index
+        scf.if %leads {
+          scf.for %slot = %c0 to %slots step %c1 {
+            %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
+            func.call @init_mbarrier(%mbarrier) : (i32) -> ()
+          }
+        }
+        nvvm.bar.warp.sync %all_lanes : i32
+      }
+      return
+    }
+
+    // Zeros where a subgroup has room for more columns, but for those that each row stores anew. No copy comes so far.
+    func.func private @zero_room(%group: index, %warp: index, %lane: index, %part: index, %dy_staged: !dy_staged, %x_staged: !x_staged) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %slots = arith.constant #slots
+      %lanes = arith.constant #subgroup
+      %behind = arith.constant #lines_behind
+      %dy_pitch = arith.constant #dy_pitch
+      %x_pitch = arith.constant #x_pitch
+      %all_lanes = arith.constant -1 : i32
+      %count = func.call @columns_of_subgroup(%part, %warp, %c0) : (index, index, index) -> index
+      %each_row = arith.muli %behind, %lanes : index
+      %lane_on = arith.addi %each_row, %lane : index
+      %from = arith.addi %count, %lane_on : index
+      %dy_place = arith.muli %warp, %dy_pitch : index
+      %x_place = arith.muli %warp, %x_pitch : index
+      %dy_first = arith.addi %dy_place, %from : index
+      %x_first = arith.addi %x_place, %from : index
+      %dy_below = arith.addi %dy_place, %dy_pitch : index
+      %x_below = arith.addi %x_place, %x_pitch : index
+      scf.for %slot = %c0 to %slots step %c1 {
+        scf.for %at = %dy_first to %dy_below step %lanes {
+          func.call @zero_of_dy(%dy_staged, %slot, %group, %at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
+        } {llvm.loop_annotation = #rolled}
+        scf.for %at = %x_first to %x_below step %lanes {
+          func.call @zero_of_x(%x_staged, %slot, %group, %at, %x_below) : (!x_staged, index, index, index, index) -> ()
+        } {llvm.loop_annotation = #rolled}
+      }
+      nvvm.bar.warp.sync %all_lanes : i32
+      return
+    }
+
+    // Whether the lanes of a subgroup meet before they read chunk k from shared memory, which keeps ptxas from loading
+    // all chunks first.
+    func.func private @meets_before(%k: index) -> i1 {
+      %c0 = arith.constant 0 : index
+      %at_once = arith.constant #chunks_a_load
+      %rereads = arith.constant #rereads
+      %others = arith.remui %k, %at_once : index
+      %is_first = arith.cmpi eq, %others, %c0 : index
+      %meets = arith.andi %rereads, %is_first : i1
+      return %meets : i1
+    }
+
+    // A thread's share of a row's two sums, of h and of h * xhat. Of the row's elements in its slot, %dy_from and %x_from
+    // say where they are.
+    func.func private @shares_of_row(%slot: index, %dy_from: index, %x_from: index, %t: index, %group: index, %part: index, %shift: index, %mean_row: !acc, %rstd_row: !acc,
         %has_row: i1, %row_zero: !acc, %dy_staged: !dy_staged, %x_staged: !x_staged, %dy_held: !dy_held, %x_held: !x_held,
         %dy_next: !dy_held, %x_next: !x_held, %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged,
         %beta_held: !beta_held, %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dya_kept: !held, %xhat_kept: !held,
@@ -753,8 +1121,9 @@ hal.executable.source private @rows {
       %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
           iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
         %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-        scf.if %rereads {
-          nvvm.bar.warp.sync %all_lanes : i32  // keeps ptxas from loading all chunks first
+        %meets = func.call @meets_before(%k) : (index) -> i1
+        scf.if %meets {
+          nvvm.bar.warp.sync %all_lanes : i32
         }
         // A chunk waits for its own copies alone, so that memory is busy while the first ones are summed.
         scf.if %apart {
@@ -764,8 +1133,10 @@ hal.executable.source private @rows {
           func.call @await_copies(%behind_i32) : (i32) -> ()
         }
         %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
-          %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
-          %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+          %dy_at = arith.addi %dy_from, %col : index
+          %x_at = arith.addi %x_from, %col : index
+          %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
+          %x_copied = "vector.load"(%x_staged, %slot, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
           %at = arith.addi %part, %col : index
           %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
               : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
@@ -858,6 +1229,11 @@ hal.executable.source private @rows {
       %ahead_i32 = arith.constant #ahead_i32
       %at_once = arith.constant #at_once
       %stages = arith.constant #stages
+      %bulk = arith.constant #bulk
+      %dy_of_line = arith.constant #dy_of_line
+      %x_of_line = arith.constant #x_of_line
+      %dy_pitch = arith.constant #dy_pitch
+      %x_pitch = arith.constant #x_pitch
       %in_place = arith.constant #in_place
       %apart = arith.constant #apart
       %rereads = arith.constant #rereads
@@ -930,6 +1306,15 @@ hal.executable.source private @rows {
         %group_first, %there = gpu.shuffle idx %group_mine, %zero_i32, %lanes_i32 : i32
         scf.yield %group_first : i32
       }
+      // Likewise the number of the subgroup, where its lanes wait for its copies.
+      %copier = scf.if %bulk -> index {
+        %warp_mine = arith.index_castui %warp : index to i32
+        %warp_first, %warp_there = gpu.shuffle idx %warp_mine, %zero_i32, %lanes_i32 : i32
+        %warp_same = arith.index_castui %warp_first : i32 to index
+        scf.yield %warp_same : index
+      } else {
+        scf.yield %warp : index
+      }
       %place = scf.if %shares_subgroup -> i32 {  // of this group, in the subgroup
         %groups_on = arith.subi %group_mine, %group_i32 : i32
         scf.yield %groups_on : i32
@@ -983,8 +1368,8 @@ hal.executable.source private @rows {
         scf.yield %shift_always : index
       }
 
-      // Shared memory. Every thread reads back only the values that it has stored or copied itself, so no
-      // barrier is needed. The exchange is the exception.
+      // Shared memory. Every thread reads back only the values that it has stored or copied itself, or its subgroup
+      // in bulk, so no barrier is needed. The exchange is the exception.
       %dy_bytes = memref.alloc() : !dy_bytes
       %x_bytes = memref.alloc() : !x_bytes
       %dy_staged = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_staged  // [slots, groups, columns of T threads]
@@ -1011,34 +1396,39 @@ hal.executable.source private @rows {
       %dgamma_sums = memref.alloca() : !held
       %dbeta_sums = memref.alloca() : !held
 
-      // A chunk past the end of the row is all zeros and is never stored.
-      scf.for %k = %c0 to %chunks step %c1 {
-        scf.if %shifted {
-          func.call @keep_columns(%k, %t, %group, %part, %shift_first, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
-              : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
-        } else {
-          %col, %inside = func.call @column(%k, %t, %part, %c0) : (index, index, index, index) -> (index, i1)
-          %at = arith.addi %part, %col : index
-          scf.if %copies_weight {
-            %size = arith.select %inside, %v, %c0 : index
-            %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %at, %size)
-                <{dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
-                : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
+      // A chunk past the end of the row is all zeros and is never stored. Where rows are copied in bulk, the first ones
+      // are on their way before the weight is read.
+      scf.if %bulk {
+      } else {
+        scf.for %k = %c0 to %chunks step %c1 {
+          scf.if %shifted {
+            func.call @keep_columns(%k, %t, %group, %part, %shift_first, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
+                : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
           } else {
-            %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %c0)
-                : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
-            memref.store %gamma_k, %gamma_held[%k] : !gamma_held
+            %col, %inside = func.call @column(%k, %t, %part, %c0) : (index, index, index, index) -> (index, i1)
+            %at = arith.addi %part, %col : index
+            scf.if %copies_weight {
+              %size = arith.select %inside, %v, %c0 : index
+              %copy = "nvgpu.device_async_copy"(%gamma_staged, %group, %col, %gamma, %at, %size)
+                  <{dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
+                  : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
+            } else {
+              %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %c0)
+                  : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
+              memref.store %gamma_k, %gamma_held[%k] : !gamma_held
+            }
           }
-        }
-        memref.store %zeros, %dgamma_sums[%k] : !held
-        memref.store %zeros, %dbeta_sums[%k] : !held
-      } {llvm.loop_annotation = #unrolled}
+          memref.store %zeros, %dgamma_sums[%k] : !held
+          memref.store %zeros, %dbeta_sums[%k] : !held
+        } {llvm.loop_annotation = #unrolled}
+      }
 
       // The first rows are fetched before anything else. A copy past the end of the columns or of the
       // rows reads nothing and writes zeros. Copies of less than 16 bytes pass through the L1 cache. The
       // cache has the memory that shared memory leaves, so more slots may slow such copies down.
       %first_in = arith.minsi %first, %last : i32
       %first_index = arith.index_castui %first_in : i32 to index
+      func.call @ready_for_bulk(%mbarriers, %group, %copier, %lane) : (!mbarriers, index, index, index) -> ()
       scf.if %stages {
         %fetched = scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 iter_args(%row_turned = %first) -> (i32) : i32 {
           %slot = arith.index_castui %step : i32 to index
@@ -1053,29 +1443,44 @@ hal.executable.source private @rows {
           %row_index = arith.index_castui %row_in : i32 to index
           %shift_turned = func.call @shift(%row) : (i32) -> index
           %shift = arith.select %turns_columns, %shift_turned, %shift_first : index
-          scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-            %at = arith.addi %part, %col : index
-            %exists = arith.andi %inside, %live : i1
-            %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-            %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
-            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %line, %in_line, %size)
-                <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
-            %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %line, %in_line, %size)
-                <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
-            scf.if %apart {
-              %copies = nvgpu.device_async_create_group
+          scf.if %bulk {
+            %fetches = arith.andi %leads, %live : i1
+            scf.if %fetches {
+              func.call @fetch_in_bulk(%dy, %x, %row_index, %cells, %slot, %group, %copier, %part, %shift, %dy_staged, %x_staged, %mbarriers)
+                  : (!dy_lines, !x_lines, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
             }
-          } {llvm.loop_annotation = #unrolled}
+          } else {
+            scf.for %k = %c0 to %chunks step %c1 {
+              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+              %at = arith.addi %part, %col : index
+              %exists = arith.andi %inside, %live : i1
+              %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+              %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
+              %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %line, %in_line, %size)
+                  <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                  : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
+              %x_copy = "nvgpu.device_async_copy"(%x_staged, %slot, %group, %col, %x, %line, %in_line, %size)
+                  <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                  : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
+              scf.if %apart {
+                %copies = nvgpu.device_async_create_group
+              }
+            } {llvm.loop_annotation = #unrolled}
+          }
           %row_behind = func.call @row_after(%row_turned, %m_i32) : (i32, i32) -> i32
-          scf.if %apart {
+          %by_group = arith.ori %apart, %bulk : i1
+          scf.if %by_group {
           } else {
             %copies = nvgpu.device_async_create_group
           }
           scf.yield %row_behind : i32
         }
+      }
+      scf.if %bulk {
+        func.call @zero_room(%group, %copier, %lane, %part, %dy_staged, %x_staged)
+            : (index, index, index, index, !dy_staged, !x_staged) -> ()
+        func.call @begin_columns(%t, %group, %part, %shift_first, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged, %dgamma_sums, %dbeta_sums)
+            : (index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held) -> ()
       }
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
@@ -1089,8 +1494,9 @@ hal.executable.source private @rows {
       } else {
         scf.yield %zero, %zero : !acc, !acc
       }
+      %columns_kept = arith.ori %shifted, %bulk : i1
       scf.for %k = %c0 to %chunks step %c1 {
-        scf.if %shifted {
+        scf.if %columns_kept {
         } else {
           %col, %inside = func.call @column(%k, %t, %part, %c0) : (index, index, index, index) -> (index, i1)
           %col_in = arith.select %inside, %col, %c0 : index
@@ -1143,10 +1549,10 @@ hal.executable.source private @rows {
       %fill_first = arith.select %in_place, %c0, %ahead : index
       // The rows of a phase, and then those of the next. Where threads keep their columns, all rows count as one.
       %phases_end = arith.addi %last_phase, %c1 : index
-      %all_walked:7 = scf.for %phase = %first_phase to %phases_end step %c1
+      %all_walked:8 = scf.for %phase = %first_phase to %phases_end step %c1
           iter_args(%mean_begun = %mean_first, %rstd_begun = %rstd_first, %mean_second = %mean_behind_first,
-          %rstd_second = %rstd_behind_first, %fill_begun = %fill_first, %half_begun = %c0, %parity_begun = %zero_i32)
-          -> (!acc, !acc, !acc, !acc, index, index, i32) {
+          %rstd_second = %rstd_behind_first, %fill_begun = %fill_first, %half_begun = %c0, %parity_begun = %zero_i32,
+          %copies_begun = %zero_i32) -> (!acc, !acc, !acc, !acc, index, index, i32, i32) {
         %phase_i32 = arith.index_castui %phase : index to i32
         %phase_begins = func.call @first_of_phase(%phase, %m) : (index, index) -> index
         %phase_after = arith.addi %phase, %c1 : index
@@ -1164,25 +1570,33 @@ hal.executable.source private @rows {
         %turned = arith.cmpi ugt, %phase, %first_phase : index
         %turns_now = arith.andi %turned, %turns_columns : i1
         scf.if %turns_now {
-          scf.for %k = %c0 to %chunks step %c1 {
-            func.call @keep_columns(%k, %t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
-                : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
-            memref.store %zeros, %dgamma_sums[%k] : !held
-            memref.store %zeros, %dbeta_sums[%k] : !held
-          } {llvm.loop_annotation = #unrolled}
+          func.call @begin_columns(%t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged, %dgamma_sums, %dbeta_sums)
+              : (index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held) -> ()
         }
         // Where sums are awaited later, those of the first row are told before the walk.
         scf.if %defers {
           %walks = arith.cmpi slt, %walk_from, %walk_until : i32
           scf.if %walks {
-            "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
+            scf.if %bulk {
+            } else {
+              "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
+            }
             %fill_next = func.call @slot_after(%fill_begun) : (index) -> index
             %slot = arith.select %in_place, %fill_begun, %fill_next : index
             %row_zero = func.call @row_zero(%walk_from) : (i32) -> !acc
-            %first_h, %first_hx = func.call @shares_of_row(%slot, %t, %group, %part, %shift, %mean_begun, %rstd_begun, %yes, %row_zero,
+            %from_position = arith.subi %walk_from, %begins_i32 : i32
+            %phases_apart = arith.index_castui %phases : index to i32
+            %from_beyond = arith.muli %from_position, %phases_apart : i32
+            %from_turned = arith.addi %phase_i32, %from_beyond : i32
+            %row_from = arith.select %turns_columns, %from_turned, %walk_from : i32
+            %dy_from = func.call @staged_from(%row_from, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+            %x_from = func.call @staged_from(%row_from, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+            func.call @await_row(%dy, %x, %row_from, %last, %slot, %copies_begun, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
+                : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+            %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_begun, %rstd_begun, %yes, %row_zero,
                 %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                 %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
             %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
@@ -1190,12 +1604,17 @@ hal.executable.source private @rows {
                 : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
           }
         }
-        %walked:7 = scf.for %subgroup_row = %walk_from to %walk_until step %walk_step
+        %walked:8 = scf.for %subgroup_row = %walk_from to %walk_until step %walk_step
             iter_args(%mean_row = %mean_begun, %rstd_row = %rstd_begun, %mean_then = %mean_second, %rstd_then = %rstd_second,
-            %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun)
-            -> (!acc, !acc, !acc, !acc, index, index, i32) : i32 {
+            %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun, %phase_of_copies = %copies_begun)
+            -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
           %fill_next = func.call @slot_after(%fill) : (index) -> index
           %slot = arith.select %in_place, %fill, %fill_next : index
+          // Of bulk copies to the next slot: a slot's are in phases of parity 0 and 1 in turn.
+          %wraps = arith.cmpi eq, %fill_next, %c0 : index
+          %wraps_i32 = arith.extui %wraps : i1 to i32
+          %copies_flipped = arith.xori %phase_of_copies, %wraps_i32 : i32
+          %copies_next = arith.select %bulk, %copies_flipped, %phase_of_copies : i32
 
           %positions_on = arith.subi %subgroup_row, %begins_i32 : i32
           %phases_i32 = arith.index_castui %phases : index to i32
@@ -1259,11 +1678,14 @@ hal.executable.source private @rows {
             } else {
               %copies = nvgpu.device_async_create_group
             }
-            scf.if %apart {
+            %waits_later = arith.ori %apart, %bulk : i1
+            scf.if %waits_later {
             } else {
               "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
             }
           }
+          %dy_from = func.call @staged_from(%row, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+          %x_from = func.call @staged_from(%row, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
 
           // Statistics are loaded a whole step ahead of their use.
           %row_next = func.call @next_row(%own_row, %stride, %m_i32) : (i32, i32, i32) -> i32
@@ -1297,10 +1719,14 @@ hal.executable.source private @rows {
               %half_then, %parity_then = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
               %slot_then = func.call @slot_after(%slot) : (index) -> index
               %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
-              %then_h, %then_hx = func.call @shares_of_row(%slot_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
+              %dy_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+              %x_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+              func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
+                  : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+              %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
                   %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                   %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                  : (index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                  : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
                   !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                   -> (!chunk, !chunk)
               %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
@@ -1311,10 +1737,12 @@ hal.executable.source private @rows {
                 : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
             scf.yield %told_h, %told_hx : !acc, !acc
           } else {
-            %share_h, %share_hx = func.call @shares_of_row(%slot, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
+            func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
+                : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+            %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
                 %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                 %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
             %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
@@ -1364,9 +1792,14 @@ hal.executable.source private @rows {
             %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
             %at = arith.addi %part, %col : index
             %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
-              nvvm.bar.warp.sync %all_lanes : i32
-              %dy_copied = vector.load %dy_staged[%slot, %group, %col] : !dy_staged, !dy_chunk
-              %x_copied = vector.load %x_staged[%slot, %group, %col] : !x_staged, !x_chunk
+              %meets = func.call @meets_before(%k) : (index) -> i1
+              scf.if %meets {
+                nvvm.bar.warp.sync %all_lanes : i32
+              }
+              %dy_at = arith.addi %dy_from, %col : index
+              %x_at = arith.addi %x_from, %col : index
+              %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
+              %x_copied = "vector.load"(%x_staged, %slot, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
               %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
                   : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
               %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
@@ -1410,7 +1843,9 @@ hal.executable.source private @rows {
               }
               memref.store %dx_stored, %dx_kept[%k] : !x_held
             }
-            scf.if %in_place {
+            %chunk_by_chunk = arith.xori %bulk, %yes : i1
+            %refills_chunk = arith.andi %in_place, %chunk_by_chunk : i1
+            scf.if %refills_chunk {
               %col_ahead, %inside_ahead = func.call @column(%k, %t, %part, %shift_ahead) : (index, index, index, index) -> (index, i1)
               %exists = arith.andi %inside_ahead, %row_ahead_live : i1
               %size = func.call @copied(%exists, %k, %at, %shift_ahead) : (i1, index, index, index) -> index
@@ -1430,8 +1865,10 @@ hal.executable.source private @rows {
             %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
             %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
             %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
-            // Before the branches of a row's edges: LLVM would move both sums behind them, and keep what they add.
-            %dgamma_here, %dbeta_here = scf.if %shifted -> (!chunk, !chunk) {
+            // Before the branches of a row's edges, and of copies: LLVM would move both sums behind them, and keep what
+            // they add.
+            %branches = arith.ori %shifted, %bulk : i1
+            %dgamma_here, %dbeta_here = scf.if %branches -> (!chunk, !chunk) {
               %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
               %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
               scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
@@ -1447,10 +1884,20 @@ hal.executable.source private @rows {
             memref.store %x_fetched, %x_held[%k] : !x_held
           } {llvm.loop_annotation = #unrolled}
 
-          scf.if %in_place {
-            scf.if %apart {
-            } else {
-              %refills = nvgpu.device_async_create_group
+          scf.if %bulk {
+            func.call @stored_before_copies(%part, %copier, %shift, %dy_staged) : (index, index, index, !dy_staged) -> ()
+            nvvm.bar.warp.sync %all_lanes : i32
+            %refills = arith.andi %leads, %row_ahead_live : i1
+            scf.if %refills {
+              func.call @fetch_in_bulk(%dy, %x, %row_ahead_index, %cells, %fill, %group, %copier, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+                  : (!dy_lines, !x_lines, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+            }
+          } else {
+            scf.if %in_place {
+              scf.if %apart {
+              } else {
+                %refills = nvgpu.device_async_create_group
+              }
             }
           }
           // A row's first and last chunk, apart from the others: these need no branch.
@@ -1472,10 +1919,11 @@ hal.executable.source private @rows {
           %rstd_after = arith.select %defers, %rstd_then, %rstd_loaded : !acc
           %mean_behind = arith.select %defers, %mean_loaded, %mean_then : !acc
           %rstd_behind = arith.select %defers, %rstd_loaded, %rstd_then : !acc
-          scf.yield %mean_after, %rstd_after, %mean_behind, %rstd_behind, %fill_next, %half_next, %parity_next
-              : !acc, !acc, !acc, !acc, index, index, i32
+          scf.yield %mean_after, %rstd_after, %mean_behind, %rstd_behind, %fill_next, %half_next, %parity_next, %copies_next
+              : !acc, !acc, !acc, !acc, index, index, i32, i32
         }
-        scf.if %turns_columns {
+        %waits_elsewhere = arith.ori %turns_columns, %bulk : i1
+        scf.if %waits_elsewhere {
         } else {
           scf.if %stages {
             nvvm.cp.async.wait.group 0
@@ -1568,7 +2016,8 @@ hal.executable.source private @rows {
           }
         }
 
-        scf.yield %walked#0, %walked#1, %walked#2, %walked#3, %walked#4, %walked#5, %walked#6 : !acc, !acc, !acc, !acc, index, index, i32
+        scf.yield %walked#0, %walked#1, %walked#2, %walked#3, %walked#4, %walked#5, %walked#6, %walked#7
+            : !acc, !acc, !acc, !acc, index, index, i32, i32
       }
       scf.if %turns_columns {
         nvvm.cp.async.wait.group 0

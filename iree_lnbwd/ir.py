@@ -42,6 +42,7 @@ MATH = (
     "math/norm.mlir",
     "math/types.mlir",
     "math/clusters.mlir",
+    "math/bulk.mlir",
     "math/memory.mlir",
     "math/environment.mlir",
 )
@@ -329,6 +330,7 @@ def _gpu_aliases(
         "#columns": f"{spec.columns} : index",
         "#subgroup": f"{target.subgroup_size} : index",
         "#unrolled": _UNROLLED,
+        "#rolled": "#llvm.loop_annotation<unroll = <disable = true>>",
         "!mbarriers": _shared("2xi64"),
         "!pointer": "!llvm.ptr<1>",
         **_bindings(spec.columns),
@@ -444,8 +446,27 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#slots": f"{slots} : index",
         "#chunks": f"{chunks} : index",
         "#copied": f"{_copied(spec, schedule)} : index",
+        "#bulk": _flag(schedule.bulk),
+        "#of_subgroup": f"{padded // schedule.warps} : index",
+        "#dy_of_16": f"{schedule.of_16(spec.dy_dtype)} : index",
+        "#x_of_16": f"{schedule.of_16(spec.dtype)} : index",
+        "#dy_of_line": f"{schedule.of_line(spec.dy_dtype)} : index",
+        "#x_of_line": f"{schedule.of_line(spec.dtype)} : index",
+        "#dy_pitch": f"{schedule.staged(spec, target, spec.dy_dtype) // schedule.warps} : index",
+        "#x_pitch": f"{schedule.staged(spec, target, spec.dtype) // schedule.warps} : index",
+        "#lines_behind": f"{schedule.lines_behind(spec, target)} : index",
+        **{
+            f"#{element.value}_chunk_bytes": f"{schedule.vector * _itemsize(spec, element)} : i64"
+            for element in (Element.DY, Element.X)
+        },
+        "#may_have_none": _flag(schedule.has_idle_subgroups(spec, target)),
+        "#whole_16": _flag(
+            all(spec.columns % schedule.of_16(name) == 0 for name in (spec.dy_dtype, spec.dtype))
+        ),
+        "#copies_first": f"{schedule.exchange_mbarriers} : index",
+        "#chunks_a_load": f"{schedule.chunks_a_load} : index",
         "#in_place": _flag(schedule.in_place),
-        "#apart": _flag(schedule.in_place and schedule.ahead == 1),
+        "#apart": _flag(schedule.in_place and schedule.ahead == 1 and not schedule.bulk),
         "#pending_i32": f"{max(slots - 1 - defers, 0)} : i32",
         "#pending_first_i32": f"{max(schedule.ahead - 1, 0)} : i32",
         "#defers": _flag(defers),
@@ -472,14 +493,16 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes + padding}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),
-        "!dy_staged": _shared(f"{slots}x{groups}x{padded}x!dy"),
-        "!x_staged": _shared(f"{slots}x{groups}x{padded}x!x"),
+        "!dy_staged": _shared(
+            f"{slots}x{groups}x{schedule.staged(spec, target, spec.dy_dtype)}x!dy"
+        ),
+        "!x_staged": _shared(f"{slots}x{groups}x{schedule.staged(spec, target, spec.dtype)}x!x"),
         "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
         "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
         "!inverse_staged": _shared(f"{groups}x{padded}x!acc"),
         "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
         "!exchange": _shared(f"{schedule.buffers}x{groups}x{told}x2x!acc"),
-        "!mbarriers": _shared(f"{schedule.buffers}xi64"),
+        "!mbarriers": _shared(f"{schedule.mbarriers(spec, target)}xi64"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),
@@ -492,12 +515,13 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
 
 def _copied(spec: NormSpec, schedule: OnePass) -> int:
     """Elements of dy and x in one copy. A schedule without copies gets a number that is legal."""
-    return schedule.vector if schedule.slots else _LEGAL_TO_COPY[spec.acc_dtype]
+    copied = schedule.slots > 0 and not schedule.bulk
+    return schedule.vector if copied else _LEGAL_TO_COPY[spec.acc_dtype]
 
 
 def _gamma_copied(spec: NormSpec, schedule: OnePass) -> int:
     """Elements of the weight in one copy. A schedule without copies gets a number that is legal."""
-    copied = schedule.stages_weight and not schedule.widens_weight
+    copied = schedule.stages_weight and not schedule.widens_weight and not schedule.bulk
     return schedule.vector if copied else _LEGAL_TO_COPY[spec.acc_dtype]
 
 
@@ -606,10 +630,11 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
 
 def _past_l1(text: str, spec: NormSpec, schedule: OnePass) -> str:
     """With the copies that a schedule makes past the L1 cache; the weight is one row."""
-    copies_weight = schedule.stages_weight and not schedule.widens_weight
+    copies_weight = schedule.stages_weight and not schedule.widens_weight and not schedule.bulk
+    copies_rows = schedule.slots > 0 and not schedule.bulk
     for name, dtype, is_copied, columns in (
-        ("dy", spec.dy_dtype, schedule.slots > 0, spec.columns),
-        ("x", spec.dtype, schedule.slots > 0, spec.columns),
+        ("dy", spec.dy_dtype, copies_rows, spec.columns),
+        ("x", spec.dtype, copies_rows, spec.columns),
         ("gamma", spec.gamma_dtype, copies_weight, 0),
     ):
         size = DTYPES[dtype].numpy.itemsize

@@ -80,6 +80,11 @@ class Target:
         return self.capability >= 90
 
     @property
+    def has_bulk_copies(self) -> bool:
+        """Whether a thread can copy many bytes to shared memory at once (cp.async.bulk)."""
+        return self.has_clusters
+
+    @property
     def has_cache_policies(self) -> bool:
         """Whether loads say how long their data stays in the L2 cache (createpolicy).
 

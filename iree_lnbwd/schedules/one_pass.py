@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import counted
-from iree_lnbwd.schedules.elements import words
+from iree_lnbwd.schedules.elements import WHOLE_LINES, words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.rules import (
     BELOW_ONE,
@@ -26,6 +26,10 @@ from iree_lnbwd.targets import Target
 
 _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.async": .cg)
 _SECTOR_BYTES = 32  # that the L2 cache reads and writes together
+_BULK_BYTES = 16  # that bulk copies are multiples of (PTX ISA, "cp.async.bulk")
+_LINE_BYTES = 128  # that the L2 cache keeps together, and bulk copies are aligned by
+_MBARRIER_BYTES = 8
+_MOST_MBARRIERS = 64  # of a workgroup: those that the emulator follows
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
 # Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
 # Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
@@ -69,6 +73,8 @@ class OnePass:
             clusters then.
         defers: Compute a row's dx only when the sums of the row after it are on their way, so that
             a cluster's workgroups do not wait for them.
+        bulk: Have each subgroup copy its own columns of a row together (cp.async.bulk), which may
+            begin anywhere: a slot is refilled once the subgroup's part of dx is stored.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
         finalize_columns: Columns of a workgroup of that kernel.
@@ -88,6 +94,7 @@ class OnePass:
     cluster: int = 1
     subgroup_rows: int = 1
     defers: bool = False
+    bulk: bool = False
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -96,6 +103,8 @@ class OnePass:
     def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
         fetched = "copied by cp.async" if self.slots else "read"
+        if self.bulk:
+            fetched = "copied in bulk by each subgroup"
         walkers = counted(self.workgroups, "workgroup")
         if self.cluster > 1:
             walkers = f"{counted(self.workgroups, 'cluster')} of {self.cluster} workgroups"
@@ -123,6 +132,72 @@ class OnePass:
         If sums are told a row ahead of their use, some tell row r + 2 while others read r - 1.
         """
         return 4 if self.defers else 2
+
+    @property
+    def exchange_mbarriers(self) -> int:
+        """Mbarriers of the exchange, which only clusters have."""
+        return self.buffers if self.cluster > 1 else 0
+
+    @property
+    def copy_mbarriers(self) -> int:
+        """Mbarriers that copies in bulk tell: one for each subgroup and slot."""
+        return self.groups * self.warps * self.slots if self.bulk else 0
+
+    def mbarriers(self, spec: NormSpec, target: Target) -> int:
+        """Memory for so many, of a workgroup.
+
+        In bulk, rows are copied to whole lines, which follow the mbarriers in shared memory.
+        """
+        if not self.bulk:
+            return self.buffers
+        needed = self.exchange_mbarriers + self.copy_mbarriers
+        beside = self._shared_beside_rows(spec, target)
+        whole = -(-(beside + needed * _MBARRIER_BYTES) // _LINE_BYTES) * _LINE_BYTES
+        return (whole - beside) // _MBARRIER_BYTES
+
+    @property
+    def chunks_a_load(self) -> int:
+        """Vectors of a thread that it reads from shared memory together."""
+        return max(1, WHOLE_LINES // self.vector) if self.bulk else 1
+
+    @staticmethod
+    def of_16(dtype: str) -> int:
+        """Elements of 16 bytes, which bulk copies come in."""
+        return _BULK_BYTES // DTYPES[dtype].numpy.itemsize
+
+    @staticmethod
+    def of_line(dtype: str) -> int:
+        """Elements of 128 bytes, which the L2 cache keeps together."""
+        return _LINE_BYTES // DTYPES[dtype].numpy.itemsize
+
+    def has_idle_subgroups(self, spec: NormSpec, target: Target) -> bool:
+        """Whether a subgroup of the last workgroup of a cluster, if none of all, has no columns.
+
+        That is about subgroups whose columns are neighbours, as those that copy in bulk.
+        """
+        before = (self.cluster - 1) * self.own_columns(spec)
+        of_subgroup = self.padded_columns(spec, target) // self.warps
+        return spec.columns - before <= (self.warps - 1) * of_subgroup
+
+    def lines_behind(self, spec: NormSpec, target: Target) -> int:
+        """How often a subgroup's lanes store zeros behind its columns, as far as copies may go.
+
+        A copy goes on to whole 16 bytes, and one before may have begun a line later.
+        """
+        most = max(self.of_line(d) + self.of_16(d) for d in (spec.dy_dtype, spec.dtype))
+        return -(-(most + self.vector) // target.subgroup_size)
+
+    def staged(self, spec: NormSpec, target: Target, dtype: str) -> int:
+        """Elements of a row that shared memory has room for.
+
+        What a subgroup copies in bulk is in whole lines, the first of which begins before its
+        columns.
+        """
+        columns = self.padded_columns(spec, target)
+        if not self.bulk:
+            return columns
+        line = self.of_line(dtype)
+        return self.warps * (-(-columns // self.warps // line) + 1) * line
 
     @property
     def subgroups(self) -> int:
@@ -156,7 +231,11 @@ class OnePass:
         """
         ends = (spec.columns, touched_columns(spec, self.vector))
         of_a_part = self.own_columns(spec) // self.vector
-        return min((end - 1) // self.vector % of_a_part for end in ends) // self.threads(target)
+        lasts = [(end - 1) // self.vector % of_a_part for end in ends]
+        if not self.bulk:
+            return min(lasts) // self.threads(target)
+        of_subgroup = self.chunks(spec, target) * self.lanes(target)
+        return min(last % of_subgroup // self.lanes(target) for last in lasts)
 
     def line(self, spec: NormSpec) -> int:
         """Elements by which memory is addressed: those of a row, or of an access across borders."""
@@ -188,12 +267,13 @@ class OnePass:
 
     def row_bytes(self, spec: NormSpec, target: Target) -> tuple[int, int]:
         """Shared memory for rows of dy and of x; that for dy takes the groups' sums at the end."""
-        columns = self.groups * self.padded_columns(spec, target)
-        dy, x, acc = (
-            DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype, spec.acc_dtype)
+        acc = DTYPES[spec.acc_dtype].numpy.itemsize
+        sums = self.groups * self.padded_columns(spec, target) * acc if self.groups > 1 else 0
+        dy, x = (
+            self.slots * self.groups * self.staged(spec, target, name) * DTYPES[name].numpy.itemsize
+            for name in (spec.dy_dtype, spec.dtype)
         )
-        sums = columns * acc if self.groups > 1 else 0
-        return max(sums, self.slots * columns * dy), self.slots * columns * x
+        return max(sums, dy), x
 
     def past_l1(self, row_bytes: int, element_bytes: int) -> bool:
         """Whether rows are copied past the L1 cache: not in copies of less than 16 bytes.
@@ -212,7 +292,11 @@ class OnePass:
 
     def _needs_l1(self, spec: NormSpec) -> bool:
         sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
-        return self.slots > 0 and not all(self.past_l1(spec.columns * b, b) for b in sizes)
+        return (
+            self.slots > 0
+            and not self.bulk
+            and not all(self.past_l1(spec.columns * b, b) for b in sizes)
+        )
 
     def padding(self, spec: NormSpec, target: Target) -> int:
         """Shared memory that nothing uses, for the sake of copies through the L1 cache.
@@ -275,13 +359,22 @@ class OnePass:
         more = self._staged_if_room(spec, target)
         return sum(more.values()) + self._shared_anyway(spec, target)
 
+    def _shared_beside_rows(self, spec: NormSpec, target: Target) -> int:
+        more = self._staged_if_room(spec, target)
+        return sum(more.values()) + self._exchange_and_weight(spec, target)
+
     def _shared_anyway(self, spec: NormSpec, target: Target) -> int:
+        copies = self.copy_mbarriers * _MBARRIER_BYTES + _LINE_BYTES if self.bulk else 0
+        rows = sum(self.row_bytes(spec, target))
+        return self._exchange_and_weight(spec, target) + copies + rows
+
+    def _exchange_and_weight(self, spec: NormSpec, target: Target) -> int:
         acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
         exchanged = self.warps * self.cluster
         exchange = self.buffers * self.groups * exchanged * 2 * acc if exchanged > 1 else 0
         weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
         weight *= acc if self.widens_weight else gamma
-        return exchange + weight + sum(self.row_bytes(spec, target))
+        return exchange + weight
 
     def registers(self, spec: NormSpec, target: Target) -> float:
         """Registers of a thread, by ptxas's reports: two accumulators, the row, the weight."""
@@ -291,15 +384,18 @@ class OnePass:
         )
         an_element = (2.0 if self.rereads else 4.0) * words(spec)
         # Rows that are read again have the weight again, too; but layer norm's across the borders
-        # of rows keep it: 168 registers did not do for 8 accesses of 4 in 16 bits.
-        keeps_weight = not self.rereads or (self.shifted(spec) and spec.family.centres)
+        # of rows keep it: 168 registers did not do for 8 accesses of 4 in 16 bits. So do those that
+        # are copied in bulk; single elements have a register each.
+        keeps_weight = not self.rereads or self.bulk or (self.shifted(spec) and spec.family.centres)
         if keeps_weight and not self.stages_weight:
-            an_element += gamma
+            an_element += max(gamma, words(spec)) if self.bulk and self.vector == 1 else gamma
         if self.ahead and not self.slots:
             an_element += dy + x
         elements = self.chunks(spec, target) * self.vector
         estimate = _REGISTERS_FIXED[target.backend] + elements * an_element
-        if not self.shifted(spec):
+        if self.bulk or not self.shifted(
+            spec
+        ):  # in bulk, no thread has to mask what is not its own
             return estimate
         return estimate * (_SHIFTED_READ_AGAIN if self.rereads else _SHIFTED)
 
@@ -319,10 +415,11 @@ class OnePass:
         shared = self.shared_bytes(spec, target)
         most_ahead = self.slots if self.slots else 1
         copies_weight = self.stages_weight and not self.widens_weight
+        by_vector = not self.bulk  # what each thread copies
         copied = [
             DTYPES[name].numpy.itemsize
-            for name in self.slots * [spec.dy_dtype, spec.dtype]
-            + copies_weight * [spec.gamma_dtype]
+            for name in self.slots * by_vector * [spec.dy_dtype, spec.dtype]
+            + copies_weight * by_vector * [spec.gamma_dtype]
         ]
         rules = (
             *gpu_rules(spec, target, self, self.groups * self.threads(target)),
@@ -339,6 +436,16 @@ class OnePass:
                 f"{shared} bytes of shared memory, at most {target.shared_bytes}",
             ),
             (self.slots > 0 and not target.has_cp_async, "cp.async"),
+            (self.bulk and not target.has_bulk_copies, "cp.async.bulk"),
+            (
+                self.bulk and not (self.in_place and self.subgroup_rows == 1),
+                "whole subgroups copy in bulk, in place",
+            ),
+            (
+                self.exchange_mbarriers + self.copy_mbarriers > _MOST_MBARRIERS,
+                f"{self.exchange_mbarriers + self.copy_mbarriers} mbarriers, at most "
+                f"{_MOST_MBARRIERS}",
+            ),
             (
                 self.subgroup_rows > 1
                 and (

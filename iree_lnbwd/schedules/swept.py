@@ -48,6 +48,7 @@ class Form(NamedTuple):
         cluster: Workgroups that share a row.
         shares_subgroup: Whether a subgroup has several rows.
         copies: Whether rows are copied into shared memory.
+        bulk: Whether subgroups copy them in bulk.
         one_element: Whether an access has one element.
     """
 
@@ -55,6 +56,7 @@ class Form(NamedTuple):
     cluster: int = 1
     shares_subgroup: bool = False
     copies: bool = False
+    bulk: bool = False
     one_element: bool = False
 
 
@@ -68,7 +70,8 @@ def form_of(schedule: OnePass | TwoPass) -> Form:
         cluster=schedule.cluster,
         shares_subgroup=schedule.subgroup_rows > 1,
         copies=schedule.slots > 0,
-        one_element=one_element,
+        bulk=schedule.bulk,
+        one_element=one_element and not schedule.bulk,
     )
 
 
