@@ -35,7 +35,11 @@ _WARPS = (6, 8, 12, 16, 20, 24, 32)  # of a workgroup
 _BUSY = range(
     8, 49
 )  # warps of a multiprocessor, which holds 64 (sm_80, sm_90) or 48 (sm_86, sm_89)
-_FETCHES = ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4))  # ahead, slots
+# Steps ahead, slots, and whether subgroups copy in bulk.
+_FETCHES = (
+    *((0, 0, False), (1, 0, False), (1, 1, False), (1, 2, False), (2, 2, False), (2, 3, False)),
+    *((3, 3, False), (3, 4, False), (2, 2, True), (3, 3, True)),
+)
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
 _DX = ((False, False), (True, False), (True, True))  # rows read again, sums awaited later
 _WEIGHTS = ((False, False), (True, False), (True, True))  # staged, widened
@@ -121,7 +125,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                 most.add(resident * _EVEN_PROCESSORS)
             step = groups * spec.columns
             workgroups = {walking(each, step, vector, cluster) for each in most}
-            for (ahead, slots), (rereads, defers), weight, walkers in itertools.product(
+            for (ahead, slots, bulk), (rereads, defers), weight, walkers in itertools.product(
                 _FETCHES, _DX, _WEIGHTS, sorted(workgroups)
             ):
                 if defers and (cluster == 1 or ahead < AHEAD_OF_LATER_SUMS):
@@ -139,6 +143,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     resident=resident,
                     cluster=cluster,
                     defers=defers,
+                    bulk=bulk,
                 )
                 shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (

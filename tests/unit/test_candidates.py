@@ -66,10 +66,21 @@ def test_clusters_may_await_sums_later() -> None:
     assert later
     assert all(one.cluster > 1 and one.rereads and one.ahead > 1 for one in later)
     of_eight = {
-        (one.resident, one.workgroups) for one in later if (one.cluster, one.vector) == (8, 4)
+        (one.resident, one.workgroups)
+        for one in later
+        if (one.cluster, one.vector, one.bulk) == (8, 4, False)
     }
     assert of_eight == {(1, 15), (2, 28)}
     assert not any(one.defers for one in candidates.one_pass(spec, find_target("sm_80"), H200))
+
+
+def test_rows_may_be_copied_in_bulk_where_there_are_such_copies() -> None:
+    """In place, by any access: single elements too, since a copy may begin anywhere."""
+    spec = NormSpec((95_535,), "bf16")
+    found = [one for one in candidates.one_pass(spec, SM_90, H200) if one.bulk]
+    assert {one.vector for one in found} == {1, 2, 4, 8}
+    assert all(one.in_place and one.rereads for one in found)
+    assert not any(one.bulk for one in candidates.one_pass(spec, find_target("sm_80"), H200))
 
 
 def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> None:
