@@ -17,12 +17,14 @@ from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, cache, compiler, refe
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, NormOutput, Results, bind
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulated import EmulatedNorm
+from iree_lnbwd.emulator import Fault
+from iree_lnbwd.emulator.module import Edit
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.reference import F64
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import Forward, OnePass, Schedule
 from iree_lnbwd.targets import Target, find_target
-from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification import matrix, verify
 from iree_lnbwd.verification.judge import Judgement
 
 SEED_VARIABLE = "LNBWD_TEST_SEED"
@@ -300,3 +302,26 @@ def assert_right_in_emulation(vmfb: bytes, spec: NormSpec, *rows: int, adversari
         assert_same_bits(emulated.run(call), results)
     call = matrix.adversarial_call(spec, rng, adversarial)
     assert_right(emulated.run(call), call)
+
+
+def assert_rows_not_finite_apart(vmfb: bytes, spec: NormSpec) -> None:
+    """Elements at the ends of some rows that are not finite change the dx of these rows alone."""
+    call = matrix.random_call(spec, 24, random_generator())
+    dy, x = call.arrays["grad_output"].copy(), call.arrays["input"].copy()
+    dy[3, -1], x[12, -1], x[17, 0] = np.nan, np.inf, np.nan
+    call = call._replace(arrays={**call.arrays, "grad_output": dy, "input": x})
+    results = gradients_of(EmulatedNorm(vmfb).run(call))
+    assert_right(results, call)
+    finite = np.isfinite(np.asarray(results.grad_input, np.float32)).all(axis=-1)
+    assert set(np.flatnonzero(~finite)) == {3, 12, 17}
+
+
+def emulated_verdict(vmfb: bytes, spec: NormSpec, edit: Edit, rows: int) -> str:
+    """Of a module whose text is edited: "passed", "missed" if a result is wrong, or its fault."""
+    call = matrix.random_call(spec, rows, random_generator())
+    op = EmulatedNorm(vmfb, edit=edit)
+    try:
+        found = list(verify.verify({"": call}, lambda _: op))
+    except Fault as fault:
+        return str(fault)
+    return "passed" if all(row.comparison.passed for row in found) else "missed"

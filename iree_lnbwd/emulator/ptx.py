@@ -562,10 +562,10 @@ class _Decoder:
     @staticmethod
     def is_void(instruction: Instruction) -> bool:
         """It has no effect that is followed here."""
-        return instruction.opcode in _NO_EFFECT and (
-            instruction.modifiers[:1] != ("mbarrier_init",)
-            and instruction.modifiers[:2] != ("proxy", "async")
-        )
+        words = instruction.modifiers
+        of_copies = words[:2] == ("proxy", "async") and words[2:] != ("global",)
+        is_followed = of_copies or words[:1] == ("mbarrier_init",)
+        return instruction.opcode in _NO_EFFECT and not is_followed
 
     def check_predicate(self, instruction: Instruction) -> None:
         """The register that decides who takes part is one that can."""
@@ -784,7 +784,7 @@ class _Decoder:
 
         def copy(threads: _Threads, to: Selection) -> None:
             lanes = threads.numbers[to]
-            cluster, phases = _of_cluster(threads), _mbarriers(threads)
+            phases, cluster = _mbarriers(threads), _of_cluster(threads)
             sources, places, tells, sizes = (
                 np.broadcast_to(read(threads, to), lanes.shape).astype(np.int64)
                 for read in (from_address, to_address, told, read_size)

@@ -442,6 +442,12 @@ class OnePass:
                 "whole subgroups copy in bulk, in place",
             ),
             (
+                # Of the last row alone may elements be left that no copy has.
+                self.bulk
+                and spec.columns < max(self.of_16(d) for d in (spec.dy_dtype, spec.dtype)),
+                f"a row is less than {_BULK_BYTES} bytes, which bulk copies have",
+            ),
+            (
                 self.exchange_mbarriers + self.copy_mbarriers > _MOST_MBARRIERS,
                 f"{self.exchange_mbarriers + self.copy_mbarriers} mbarriers, at most "
                 f"{_MOST_MBARRIERS}",

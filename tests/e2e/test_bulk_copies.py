@@ -1,73 +1,97 @@
-"""Subgroups that copy their columns of a row together (cp.async.bulk), in the emulator."""
+"""Rows that each subgroup copies in bulk: right in the emulator, refused where they cannot be."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from support import assert_right_in_emulation, built, random_generator
+from support import (
+    assert_right_in_emulation,
+    assert_rows_not_finite_apart,
+    built,
+    emulated_verdict,
+)
 
 from iree_lnbwd import NormSpec, compiler
-from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
-from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.schedules import FewRows, OnePass
 from iree_lnbwd.targets import find_target
-from iree_lnbwd.verification import matrix
 
 SM_90 = find_target("sm_90")
 LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name
-ALONE = OnePass(3, groups=1, warps=2, vector=1, ahead=2, slots=2, rereads=True, bulk=True)
-CLUSTER = replace(ALONE, cluster=2)
+BULK = OnePass(3, groups=1, warps=2, vector=4, ahead=2, slots=2, rereads=True, bulk=True)
+ONE = replace(BULK, ahead=1, slots=1)
+THREE = replace(BULK, ahead=3, slots=3)
+CLUSTER = replace(BULK, cluster=2)
 CASES = {
-    "single elements": (NormSpec((517,), "bf16", op=LAYER), ALONE),
-    "whole 16 bytes": (NormSpec((520,), "bf16", op=LAYER), replace(ALONE, vector=8)),
-    "one slot": (NormSpec((516,), "f32", op=LAYER), replace(ALONE, vector=4, ahead=1, slots=1)),
-    "rows that begin at one of two places": (
-        NormSpec((517,), "bf16", op=LAYER),
-        replace(ALONE, workgroups=4, vector=2, ahead=3, slots=3),
+    "whole lines": (NormSpec((1024,), "bf16", op=LAYER), replace(BULK, workgroups=1, vector=8)),
+    "columns that do not fill": (NormSpec((1000,), "bf16", op=RMS), THREE),
+    "single elements, from the output": (
+        NormSpec((517,), "bf16", op=LAYER, from_output=True),
+        replace(ONE, vector=1, stages_weight=True, widens_weight=True),
     ),
-    "turned columns": (NormSpec((517,), "bf16", op=RMS), replace(ALONE, vector=4)),
-    "turned columns of a cluster, sums awaited later": (
-        NormSpec((1031,), "bf16", op=LAYER),
-        replace(CLUSTER, vector=4, ahead=3, slots=3, defers=True),
+    "single elements, kept in registers": (
+        NormSpec((139,), "f16", op=LAYER),
+        replace(BULK, vector=1, rereads=False),
     ),
-    "a cluster": (NormSpec((1031,), "f16", op=LAYER), CLUSTER),
-    "three in a cluster": (NormSpec((1300,), "f32", op=RMS), replace(CLUSTER, cluster=3)),
-    "a cluster of eight, sums awaited later": (
-        NormSpec((2501,), "bf16", op=LAYER),
-        replace(CLUSTER, cluster=8, workgroups=2, vector=2, warps=1, defers=True),
+    "two elements, turned": (NormSpec((517,), "bf16", op=RMS), replace(BULK, vector=2)),
+    "four elements, turned": (NormSpec((517,), "f16", op=LAYER), BULK),
+    "four elements, turned, one step ahead, the weight staged": (
+        NormSpec((253,), "f32", op=LAYER),
+        replace(ONE, workgroups=2, stages_weight=True),
     ),
-    "groups, kept in registers": (
-        NormSpec((523,), "bf16", op=LAYER),
-        replace(ALONE, groups=2, rereads=False, stages_weight=True),
+    "rows that begin anywhere, groups, a residual": (
+        NormSpec((333,), "bf16", op=LAYER, residual_dtype="bf16"),
+        replace(THREE, workgroups=2, groups=2),
     ),
-    "a narrow weight that is staged": (
-        NormSpec((528,), "bf16", op=LAYER),
-        replace(ALONE, vector=8, stages_weight=True),
+    "groups of one subgroup": (
+        NormSpec((392,), "bf16", op=RMS),
+        replace(BULK, workgroups=2, groups=3, warps=1, vector=8),
     ),
-    "a weight that is widened": (
-        NormSpec((519,), "bf16", op=LAYER),
-        replace(ALONE, workgroups=4, vector=2, stages_weight=True, widens_weight=True),
+    "dy wider than x": (NormSpec((301,), "bf16", "f32", op=LAYER), BULK),
+    "x wider than dy": (NormSpec((301,), "f32", "bf16", op=RMS), replace(THREE, vector=2)),
+    "statistics recomputed": (NormSpec((261,), "bf16", op=LAYER, eps=1e-5), BULK),
+    "subgroups without columns": (
+        NormSpec((133,), "bf16", op=LAYER),
+        replace(ONE, warps=4, vector=1),
     ),
-    "dy wider than x": (NormSpec((517,), "bf16", op=LAYER, grad_output_dtype="f32"), ALONE),
-    "x wider than dy": (
-        NormSpec((518,), "f32", op=RMS, grad_output_dtype="bf16"),
-        replace(ALONE, vector=2),
+    "subgroups without columns, of whole 16 bytes": (
+        NormSpec((424,), "bf16", op=RMS),
+        replace(BULK, warps=4, vector=2, cluster=4),
     ),
-    "f64": (NormSpec((261,), "f64", op=LAYER), ALONE),
-    "a residual": (
-        NormSpec((517,), "bf16", op=LAYER, residual_dtype="bf16"),
-        replace(ALONE, workgroups=4, vector=2),
+    "rows of 16 bytes, rows that end between": (
+        NormSpec((8,), "bf16", op=LAYER),
+        replace(BULK, vector=1),
     ),
-    "from the output": (NormSpec((1031,), "bf16", op=LAYER, from_output=True), CLUSTER),
-    "statistics are recomputed": (NormSpec((517,), "bf16", op=LAYER, eps=1e-5), ALONE),
-    "dx alone": (NormSpec((517,), "f32", op=LAYER, output_mask=(True, False, False)), ALONE),
-    "columns alone": (NormSpec((517,), "bf16", op=LAYER, output_mask=(False, True, True)), ALONE),
-    "a subgroup without columns": (
-        NormSpec((257,), "bf16", op=LAYER),
-        replace(ALONE, warps=4, vector=4, workgroups=4),
+    "rows that copies have the ends of": (NormSpec((9,), "f16", op=RMS), replace(BULK, warps=1)),
+    "dx alone": (NormSpec((517,), "f32", output_mask=(True, False, False), op=LAYER), ONE),
+    "columns alone": (NormSpec((517,), "bf16", output_mask=(False, True, True), op=LAYER), BULK),
+    "without a weight": (NormSpec((203,), "bf16", has_weight=False, op=RMS), BULK),
+    "few rows by themselves": (
+        NormSpec((203,), "bf16", op=LAYER),
+        replace(BULK, few_rows=FewRows(rows=2, warps=4, tile=32, tile_vector=1)),
+    ),
+    "a cluster": (NormSpec((1031,), "bf16", op=LAYER), CLUSTER),
+    "three of a cluster, a residual": (
+        NormSpec((1000,), "bf16", op=LAYER, residual_dtype="bf16"),
+        replace(CLUSTER, vector=8, cluster=3, ahead=1, slots=1),
+    ),
+    "eight of a cluster, a last part of fewer columns": (
+        NormSpec((1030,), "bf16", op=RMS),
+        replace(CLUSTER, workgroups=2, warps=3, vector=2, cluster=8, stages_weight=True),
+    ),
+    "sums awaited later": (NormSpec((1031,), "bf16", op=LAYER), replace(CLUSTER, defers=True)),
+    "sums awaited later, three steps ahead, from the output": (
+        NormSpec((1032,), "bf16", op=RMS, from_output=True),
+        replace(THREE, vector=8, cluster=2, defers=True, stages_weight=True),
+    ),
+    "sums awaited later, eight of a cluster": (
+        NormSpec((2061,), "f32", op=LAYER),
+        replace(CLUSTER, workgroups=2, cluster=8, defers=True),
     ),
 }
 
@@ -75,79 +99,127 @@ CASES = {
 @pytest.mark.drawn
 @pytest.mark.parametrize(("spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(spec: NormSpec, how: OnePass) -> None:
-    """With one row, with fewer rows than slots have, and with several of a workgroup."""
+    """For one row, and for more rows than slots, of every place in an access."""
     vmfb, _ = built(spec, SM_90, how)
-    assert_right_in_emulation(vmfb, spec, 1, 4, 13, adversarial=11)
+    assert_right_in_emulation(vmfb, spec, 1, 13, adversarial=5)
 
 
-def test_rows_need_not_be_aligned() -> None:
-    """By single elements, which each thread cannot copy by itself: less than a word."""
-    spec = NormSpec((517,), "bf16", op=LAYER)
-    assert ALONE.illegal(spec, SM_90) is None
-    assert not ALONE.shifted(spec)
-    apart = replace(ALONE, bulk=False).illegal(spec, SM_90)
-    assert apart is not None
-    assert "bytes" in apart
+@pytest.mark.drawn
+def test_fixed_rows() -> None:
+    spec = NormSpec((517,), "bf16", rows=5, op=LAYER)
+    assert_right_in_emulation(built(spec, SM_90, BULK)[0], spec, 5, adversarial=5)
 
 
-@pytest.mark.parametrize(
-    ("how", "target", "said"),
-    [
-        (ALONE, "sm_80", "cp.async.bulk"),
-        (ALONE, "gfx942", "cp.async"),
-        (replace(ALONE, ahead=1), "sm_90", "in place"),
-        (replace(ALONE, warps=1, groups=2, subgroup_rows=2), "sm_90", "whole subgroups"),
-        (replace(ALONE, warps=24, ahead=3, slots=3), "sm_90", "72 mbarriers, at most 64"),
-    ],
-)
-def test_what_is_illegal(how: OnePass, target: str, said: str) -> None:
-    why = how.illegal(NormSpec((1031,), "bf16", op=LAYER), find_target(target))
-    assert why is not None
-    assert said in why
-
-
-def test_inspection_says_so() -> None:
-    spec = NormSpec((517,), "bf16", op=LAYER)
-    assert "rows copied in bulk by each subgroup 2 steps ahead" in ALONE.path(spec)
-
-
-SPOILED = {
-    "rows are not awaited": (
-        re.compile(r"( *)func\.call @await\(%mbarrier, %parity\) : \(i32, i32\) -> \(\)\n"),
-        r"",
+SPEC = NormSpec((517,), "bf16", op=LAYER)  # with zeros before and behind its columns
+NO_FENCE = r"to which a thread has stored: no fence\.proxy\.async"
+NOT_KNOWN = "does not know that what was sent to it has arrived"
+COPY = r"^(\tcp\.async\.bulk\..*?\[%r\d+)(\], \[%rd\d+)(\], .*)$"
+SABOTAGE: dict[str, tuple[str, Callable[[re.Match[str]], str], str]] = {
+    "no fences": (r"^\tfence\.proxy\.async.*$", lambda _: "", NO_FENCE),
+    "mbarriers without a fence": (
+        r"^\tfence\.mbarrier_init.*$",
+        lambda _: "",
+        "a bulk copy tells the mbarrier at byte .*: no fence",
     ),
-    "zeros are stored without a fence": (
-        re.compile(r" *llvm\.inline_asm has_side_effects \"fence\.proxy\.async[^\n]*\n"),
-        r"",
+    "no waits": (r"^\tmbarrier\.try_wait.*$", lambda _: "", NOT_KNOWN),
+    "waits for the other slot": (
+        r"^(\tmbarrier\.try_wait\..*?)\[(%r\d+)\]",
+        lambda m: f"\txor.b32 \t{m[2]}, {m[2]}, 8;\n{m[1]}[{m[2]}]",
+        f"{NOT_KNOWN}|no mbarrier|divergent mbarrier",
     ),
-    "lanes do not meet before a slot is filled again": (
-        re.compile(
-            r"( *func\.call @stored_before_copies\([^\n]*\n)"
-            r" *nvvm\.bar\.warp\.sync %all_lanes : i32\n"
-        ),
-        r"\1",
+    "no barriers of subgroups": (
+        r"^\tbar\.warp\.sync.*$",
+        lambda _: "",
+        "may not be initialised yet|race in shared memory",
     ),
+    "more bytes expected": (
+        r"^(\tmbarrier\.arrive.*\], )(%r\d+);$",
+        lambda m: f"\tadd.s32 \t{m[2]}, {m[2]}, 16;\n{m[0]}",
+        "divergent mbarrier.try_wait",
+    ),
+    "nothing expected": (
+        r"^\tmbarrier\.arrive.*$",
+        lambda _: "",
+        "divergent mbarrier.try_wait",
+    ),
+    "no copies": (COPY, lambda _: "", "divergent mbarrier.try_wait"),
+    "copies to 16 bytes further on": (
+        COPY,
+        lambda m: f"{m[1]}+16{m[2]}{m[3]}",
+        "missed|nobody wrote",
+    ),
+    "copies to 2 bytes further on": (COPY, lambda m: f"{m[1]}+2{m[2]}{m[3]}", "misaligned"),
+    "copies of what is 16 bytes further on": (
+        COPY,
+        lambda m: f"{m[1]}{m[2]}+16{m[3]}",
+        "missed|out of bounds",
+    ),
+    "no zeros": (r"^\tst\.shared\.b16 .*, 0x0000;$", lambda _: "", "missed|nobody wrote"),
 }
 
 
-@pytest.mark.parametrize(("pattern", "text"), SPOILED.values(), ids=SPOILED)
-def test_the_emulator_finds_what_is_left_out(pattern: re.Pattern[str], text: str) -> None:
-    spec, how = NormSpec((517,), "bf16", op=LAYER), replace(ALONE, workgroups=1)
-    source, manifest = compiler.plan(spec, SM_90, how=how)
-    spoiled, count = pattern.subn(text, source)
-    assert count
-    vmfb, _ = compiler.build_planned(spoiled, manifest)
-    with pytest.raises(Fault, match=r"race|has arrived|fence\.proxy\.async"):
-        EmulatedNorm(vmfb).run(matrix.random_call(spec, 9, random_generator()))
+def test_what_is_not_broken() -> None:
+    vmfb, _ = built(SPEC, SM_90, BULK)
+    assert emulated_verdict(vmfb, SPEC, lambda text: text, 13) == "passed"
 
 
-def test_the_emulator_or_the_judge_finds_rows_at_another_place() -> None:
-    spec = NormSpec((517,), "bf16", op=LAYER)
-    source, manifest = compiler.plan(spec, SM_90, how=replace(ALONE, workgroups=1))
-    right = "%before_i32 = arith.remui %all_before, %of_line_i32 : i32"
-    assert source.count(right) == 1
-    wrong = right.replace("%all_before", "%rows_before")
-    wrong = source.replace(right, wrong.replace("%rows_before", "%of_line_i32"))
-    vmfb, _ = compiler.build_planned(wrong, manifest)
-    with pytest.raises((Fault, AssertionError)):
-        assert_right_in_emulation(vmfb, spec, 9, adversarial=3)
+@pytest.mark.parametrize(("pattern", "change", "found"), SABOTAGE.values(), ids=SABOTAGE)
+def test_what_is_broken_is_found(
+    pattern: str, change: Callable[[re.Match[str]], str], found: str
+) -> None:
+    vmfb, _ = built(SPEC, SM_90, BULK)
+
+    def edit(text: str) -> str:
+        changed = re.sub(pattern, change, text, flags=re.MULTILINE)
+        assert changed != text
+        return changed
+
+    said = emulated_verdict(vmfb, SPEC, edit, 13)
+    assert re.search(found, said), said
+
+
+def test_what_is_not_finite_stays_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies have what is next to a row, where zeros take its place."""
+    assert_rows_not_finite_apart(built(SPEC, SM_90, BULK)[0], SPEC)
+    monkeypatch.setattr(OnePass, "lines_behind", lambda *_: 0)
+    vmfb, _ = compiler.build(SPEC, SM_90, how=BULK)
+    with pytest.raises((AssertionError, Fault), match=r"grad_input|sent to it has arrived"):
+        assert_rows_not_finite_apart(vmfb, SPEC)
+
+
+def test_of_narrow_rows_more_than_the_last_would_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnePass, "illegal", lambda *_: None)
+    spec, how = NormSpec((3,), "bf16", op=LAYER), replace(BULK, vector=1)
+    vmfb, _ = compiler.build(spec, SM_90, how=how)
+    assert re.search("missed|race in", emulated_verdict(vmfb, spec, lambda text: text, 13))
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns", "target", "why"),
+    [
+        ({}, 1024, "sm_80", "cp.async.bulk"),
+        ({"ahead": 1}, 1024, "sm_90", "whole subgroups copy in bulk, in place"),
+        (
+            {"slots": 3, "ahead": 3, "warps": 8, "groups": 3},
+            1024,
+            "sm_90",
+            "72 mbarriers, at most 64",
+        ),
+        (
+            {"slots": 3, "ahead": 3, "warps": 21, "cluster": 2},
+            1024,
+            "sm_90",
+            "65 mbarriers, at most 64",
+        ),
+        ({}, 7, "sm_90", "a row is less than 16 bytes, which bulk copies have"),
+    ],
+)
+def test_an_illegal_copy_says_why(
+    changes: dict[str, Any], columns: int, target: str, why: str
+) -> None:
+    how = replace(BULK, **changes)
+    assert how.illegal(NormSpec((columns,), "bf16"), find_target(target)) == why
+
+
+def test_inspection_says_so() -> None:
+    assert "rows copied in bulk by each subgroup 2 steps ahead" in BULK.path(SPEC)

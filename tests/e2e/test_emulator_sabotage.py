@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import built, random_generator
+from support import built, emulated_verdict
 
 from iree_lnbwd import compiler, schedules
 from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.executables import exports
+from iree_lnbwd.emulator.module import Edit
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import OnePass, TwoPass
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import find_target
-from iree_lnbwd.verification import matrix, verify
+from iree_lnbwd.verification import matrix
 
 _TARGET = find_target("sm_90")
 _ROWS = 9
@@ -36,8 +36,6 @@ _SCHEDULES = {
     "direct": OnePass(264, 6, 1, 1, resident=2),
 }
 
-Edit = Callable[[str], str]
-
 
 @functools.cache
 def _module(form: str) -> bytes:
@@ -52,17 +50,6 @@ def _text(form: str) -> str:
     codes = {export.code for export in exports(_module(form))}
     (code,) = codes
     return code.rstrip(b"\0").decode()
-
-
-def _verdict(vmfb: bytes, spec: NormSpec, edit: Edit, rows: int = _ROWS) -> str:
-    """ "passed", "missed" where a gradient is wrong, or what the fault says."""
-    call = matrix.random_call(spec, rows, random_generator())
-    op = EmulatedNorm(vmfb, edit=edit)
-    try:
-        found = list(verify.verify({"": call}, lambda _: op))
-    except Fault as fault:
-        return str(fault)
-    return "passed" if all(row.comparison.passed for row in found) else "missed"
 
 
 def _places(form: str, pattern: str) -> list[re.Match[str]]:
@@ -81,7 +68,7 @@ def _with(form: str, place: re.Match[str], replacement: str) -> Edit:
 def _verdicts(form: str, pattern: str, change: Callable[[re.Match[str]], str]) -> list[str]:
     """One for each place that a pattern matches, with that place changed."""
     return [
-        _verdict(_module(form), _SPECS[form], _with(form, place, change(place)))
+        emulated_verdict(_module(form), _SPECS[form], _with(form, place, change(place)), _ROWS)
         for place in _places(form, pattern)
     ]
 
@@ -89,7 +76,7 @@ def _verdicts(form: str, pattern: str, change: Callable[[re.Match[str]], str]) -
 @pytest.mark.parametrize("form", _SPECS)
 class TestSabotage:
     def test_unchanged(self, form: str) -> None:
-        assert _verdict(_module(form), _SPECS[form], lambda text: text) == "passed"
+        assert emulated_verdict(_module(form), _SPECS[form], lambda text: text, _ROWS) == "passed"
 
     def test_dropped_barriers(self, form: str) -> None:
         for verdict in _verdicts(form, r"^\tbar\.sync.*$", lambda _: ""):
@@ -183,8 +170,8 @@ def test_a_rule_of_schedules_that_is_switched_off(
         compiler.build(spec, _TARGET, how=how)
     monkeypatch.setattr(type(how), "illegal", lambda *_: None)
     vmfb, _ = compiler.build(spec, _TARGET, how=how)
-    verdict = _verdict(vmfb, spec, lambda text: text)
-    assert re.search(found, verdict), verdict
+    said = emulated_verdict(vmfb, spec, lambda text: text, _ROWS)
+    assert re.search(found, said), said
 
 
 @pytest.mark.parametrize(
