@@ -694,8 +694,8 @@ class SharedMemory:
         """What these lanes have stored comes before later bulk copies (fence.proxy.async).
 
         Returns:
-            Whose stores these are, as far as no fence came after them before: lanes, addresses, and
-            how many bytes each.
+            The lanes of stores that no fence came after until now, their addresses, and how many
+            bytes each of them has.
         """
         stored = np.flatnonzero(self._fenced == _NO_FENCE)
         workgroups, addresses = np.divmod(stored * self._cells.size, max(1, self._stride))

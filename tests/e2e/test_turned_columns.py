@@ -103,7 +103,8 @@ def test_what_is_chosen_for_wide_odd_rows() -> None:
     assert how.bulk
     assert 0.9 * walkers <= how.workgroups <= walkers
     assert how.turns(spec) == 0
-    assert "which begin at 4 places of one" in how.path(spec)
+    turning = NormSpec((1031,), "bf16", op=LAYER)
+    assert "which begin at 4 places of one" in CLUSTER.path(turning)
     vmfb, _ = built(spec, target, without_few_rows(spec, target))
     assert_right_in_emulation(vmfb, spec, 2, adversarial=7)
 
