@@ -191,6 +191,53 @@ def test_workgroups_of_a_cluster_copy_to_themselves() -> None:
     np.testing.assert_array_equal(results, expected(4))
 
 
+def test_a_lane_knows_what_it_has_done_itself() -> None:
+    body = changed(
+        (READ, f"mov.u32 %r30, 0;\n\t@%p1 {READ}"),
+        (STORE, f"@%p1 {STORE}"),
+        (HAVE_READ, ""),
+        (STORED, ""),
+    )
+    first = np.arange(64) % WORDS == 0
+    np.testing.assert_array_equal(run(body), np.where(first, expected(), 0))
+
+
+def test_what_another_workgroup_sends_needs_no_fence() -> None:
+    """The first thread stores; the other workgroup's st.async takes the place, and then a copy."""
+    body = f"""mov.u32 %r12, 0;
+\tmov.u32 %r13, 128;
+\tmov.u32 %r10, %cluster_ctarank;
+\txor.b32 %r10, %r10, 1;
+\tmapa.shared::cluster.u32 %r40, %r13, %r10;
+\tmapa.shared::cluster.u32 %r41, %r12, %r10;
+\tsetp.eq.u32 %p1, %r0, 0;
+\tmov.u32 %r14, 16;
+\tmul.wide.u32 %rd30, %r1, 128;
+\tadd.s64 %rd30, %rd0, %rd30;
+\tadd.s64 %rd31, %rd1, %rd20;
+\t{INIT}
+\t{KNOWN}
+\t@%p1 st.shared.u32 [%r13], %r10;
+\tbarrier.cluster.arrive.aligned;
+\tbarrier.cluster.wait.aligned;
+\t@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r12], 4;
+\t@%p1 st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r40], %r10, [%r41];
+FIRST:
+\tmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r12], 0;
+\t@!%p3 bra FIRST;
+\tbar.sync 0;
+\tmov.u32 %r21, 1;
+\t{EXPECT}
+\t{COPY}
+\t{WAIT}
+\tld.shared.u32 %r30, [%r13+4];
+\t{RESULT}
+"""
+    given = words()
+    results = run_kernel(body, [given, 128], workgroups=2, shared_bytes=256, directives=ONE_CLUSTER)
+    np.testing.assert_array_equal(results[1], np.repeat(given[[1, 33]], 64))
+
+
 # One place for the workgroup: the first thread copies, all read, the second warp stores.
 SHARED = changed(
     ("shr.u32 %r10, %r0, 5;", "mov.u32 %r10, 0;"),
@@ -364,6 +411,16 @@ WRONG = {
     "cp.async without a fence": (
         changed((STORE, "cp.async.ca.shared.global [%r17], [%rd30], 4;\n\tcp.async.wait_all;"),
                 (FENCE, "")),
+        NO_FENCE,
+    ),
+    "cp.async with a fence before it has come": (
+        changed((STORE, "cp.async.ca.shared.global [%r17], [%rd30], 4;"),
+                (FENCE, f"{FENCE}\n\tcp.async.wait_all;")),
+        NO_FENCE,
+    ),
+    "no fence, and then a narrower load": (
+        changed((STORE, f"setp.eq.u32 %p6, %r20, 0;\n\t@%p6 {STORE}"),
+                (FENCE, "ld.shared.u16 %rs1, [%r17];")),
         NO_FENCE,
     ),
     "an end before bytes have come": (
