@@ -67,6 +67,7 @@ def fitted(
         kind: Those of this op, source, residual and element size count, whatever their width.
     """
     columns, ways = spec.columns, []
+    most_walking = _most_walking(known)
     for key, one in known.items():
         distance = abs(math.log2(columns / key.columns))
         if key._replace(columns=columns) != kind or distance >= _OCTAVES:
@@ -77,7 +78,7 @@ def fitted(
         vectors, subgroups = one.cluster * one.vector, one.subgroups
         touched = touched_columns(spec, one.vector)
         source = replace(spec, normalized_shape=(key.columns,))
-        most_walk = _most_walking(one, known)
+        most_walk = most_walking[one.cluster, one.resident] if one.cluster > 1 else one.workgroups
         old = one.chunks(source, target)
         # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
         most = most_elements(spec) if old * one.vector <= most_elements(spec) else math.inf
@@ -96,10 +97,6 @@ def fitted(
                 groups=groups,
                 subgroup_rows=rows,
             )
-            if way.illegal(spec, target) is not None:
-                continue
-            if not _fits(way, spec, one, source, target):
-                continue
             turns = way.turns(spec) > 0 and one.turns(source) == 0
             crowds = way.crowds(spec, target) and not one.crowds(source, target)
             checks = (
@@ -120,8 +117,11 @@ def fitted(
                 + _GROUPS * abs(math.log2(_groups(way) / _groups(one)))
                 + _CHUNKS * abs(math.log2(way.chunks(spec, target) / old))
             )
-            ways.append((cost, way))
-    yield from (way for _, way in sorted(ways, key=lambda each: each[0]))
+            ways.append((cost, way, one, source))
+    # In this order few need a look: it takes longer than the cost.
+    for _, way, one, source in sorted(ways, key=lambda each: each[0]):
+        if way.illegal(spec, target) is None and _fits(way, spec, one, source, target):
+            yield way
 
 
 def _fits(way: OnePass, spec: NormSpec, one: OnePass, source: NormSpec, target: Target) -> bool:
@@ -166,12 +166,13 @@ def _phases_cost(one: OnePass, spec: NormSpec, source: NormSpec) -> float:
     return _MORE_PHASES * max(0.0, more) if one.cluster > 1 else 0.0
 
 
-def _most_walking(one: OnePass, known: Mapping[Key, OnePass]) -> int:
-    """Of workgroups, or of clusters: some widths have a few clusters less than walk at once."""
-    if one.cluster == 1:
-        return one.workgroups
-    alike = (o for o in known.values() if (o.cluster, o.resident) == (one.cluster, one.resident))
-    return max(o.workgroups for o in alike)
+def _most_walking(known: Mapping[Key, OnePass]) -> dict[tuple[int, int], int]:
+    """Of clusters of a size, so many to a multiprocessor: some widths have a few clusters less."""
+    most: dict[tuple[int, int], int] = {}
+    for one in known.values():
+        kind = (one.cluster, one.resident)
+        most[kind] = max(most.get(kind, 0), one.workgroups)
+    return most
 
 
 def _same_accesses(one: OnePass, widest: int) -> bool:
