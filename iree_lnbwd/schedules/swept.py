@@ -7,6 +7,7 @@ forms reached there, so that a choice can be judged without a GPU. Nothing is ch
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -23,6 +24,7 @@ from iree_lnbwd.spec import NormSpec
 _KEPT = 2  # schedules of each form and cell
 _MOST_BYTES = 1 << 20  # of such a file, several times its real size: a rule of thumb
 _FORMS = {form.__name__: form for form in (OnePass, TwoPass)}
+_KINDS = {name: get_type_hints(form) for name, form in _FORMS.items()}  # of their numbers
 # Numbers that follow from the others, and that measured schedules are compared without.
 _FOLLOW = {*FOLLOWING, "span_steps"}
 
@@ -37,7 +39,13 @@ class Cell(NamedTuple):
     @property
     def spec(self) -> NormSpec:
         """What is computed."""
-        return NormSpec((self.columns,), self.dtype, op=self.op)
+        return _spec(self)
+
+
+@functools.cache
+def _spec(cell: Cell) -> NormSpec:
+    """Made once: it takes longer than most of what is asked of a cell."""
+    return NormSpec((cell.columns,), cell.dtype, op=cell.op)
 
 
 class Form(NamedTuple):
@@ -164,8 +172,7 @@ def _text_of(schedule: OnePass | TwoPass) -> str:
 
 def _schedule_of(text: str) -> OnePass | TwoPass:
     name, *said = text.split(" ")
-    form = _FORMS[name]
-    kinds = get_type_hints(form)
+    form, kinds = _FORMS[name], _KINDS[name]
     return form(**{key: kinds[key](int(value)) for key, value in _split(said)})
 
 

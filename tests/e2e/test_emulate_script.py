@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,11 @@ from iree_lnbwd.verification import bits, fingerprint
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
 
 
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def _run(*arguments: object, package_in: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(_SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    other = {} if package_in is None else {"PYTHONPATH": str(package_in)}
+    environment = {**os.environ, **other}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_evidence(tmp_path: Path) -> None:
@@ -67,6 +71,26 @@ def test_comparison(tmp_path: Path) -> None:
     run = _run("compare", tmp_path / "modules", kept)
     assert run.returncode == 1
     assert "grad_weight of 5 rows: 1 of 64 elements differ, by 1 steps at most" in run.stdout
+
+
+def test_stale_evidence(tmp_path: Path) -> None:
+    """Of the checkout none is; that of other code is named."""
+    package = tmp_path / "iree_lnbwd"
+    shutil.copytree(_SCRIPT.parents[1] / "iree_lnbwd", package)
+    shutil.copytree(_SCRIPT.parents[1] / "ir", tmp_path / "ir")
+    arguments = ("stale", "--target=sm_80", "--only=^rms_norm_backward_n64_f32$", "--jobs=1")
+    run = _run(*arguments, package_in=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.endswith("0 of 1 module stale\n")
+
+    path = package / "data" / "evidence" / "sm_80_emulated.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    (entry,) = (m for m in values["modules"] if m["name"] == "rms_norm_backward_n64_f32_sm_80")
+    entry["fingerprint"] = "0" * 64
+    path.write_text(json.dumps(values), encoding="utf-8")
+    run = _run(*arguments, package_in=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "MISS 1/1 rms_norm_backward_n64_f32: not what ran on the emulator" in run.stdout
 
 
 def test_errors(tmp_path: Path) -> None:
