@@ -69,6 +69,7 @@ FUSED = (
 )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("op", "leading", "dims", "dtype", "weight_dtype"),
     [

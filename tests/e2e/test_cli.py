@@ -194,6 +194,7 @@ def test_flags_after_two_dashes_are_compiled_with_and_recorded(tmp_path: Path) -
     assert manifest["flags"][0].startswith("--iree-hal-target-device=")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("target", "extra"),
     [("generic", ("--", "--iree-opt-level=O1")), ("generic", ()), ("sm_90", ()), ("gfx942", ())],
@@ -440,6 +441,7 @@ def wrong(tmp_path: Path) -> tuple[str | Path, ...]:
     return verify_wrong(next(iter(WRONG)), tmp_path)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("mistake", WRONG)
 def test_verify_exits_1_on_a_miss(mistake: str, tmp_path: Path) -> None:
     words = verify_wrong(mistake, tmp_path)
@@ -580,6 +582,7 @@ def test_verify_names_the_case_and_the_argument(
 # --- run -------------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "spec",
     [
@@ -665,6 +668,7 @@ def arguments_file(folder: Path) -> Path:
 SUMMARY = "grad_input: 3x8 float32\ngrad_weight: 8 float32\ngrad_bias: 8 float32\n"
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("output", ["-", "/dev/fd/3", "link"])
 @pytest.mark.parametrize("to", ["pipe", "file", "end of a file"])
 def test_run_streams_to_standard_output(output: str, to: str, module: Path, tmp_path: Path) -> None:
@@ -899,6 +903,7 @@ def words_of(words: list[str], module: Path) -> list[str | Path]:
     return [COMMAND, *(module if word == "M" else word for word in words)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("words", EVERY_COMMAND, ids=" ".join)
 def test_a_full_standard_output(words: list[str], module: Path, tmp_path: Path) -> None:
     arguments_file(tmp_path)
@@ -999,6 +1004,7 @@ def shown_as_text(environment: dict[str, str]) -> str:
     return ODD_SHOWN.replace("é", r"\xe9") if ascii_only else ODD_SHOWN
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("environment", ENCODINGS, ids=str)
 def test_names_reach_a_terminal_as_text(environment: dict[str, str], tmp_path: Path) -> None:
     """Of files in errors and in what is printed, and of cases."""
@@ -1040,6 +1046,7 @@ def test_flags_reach_a_terminal_as_text(tmp_path: Path) -> None:
     assert "\x1b" not in refused(*words)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "words",
     [

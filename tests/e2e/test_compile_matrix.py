@@ -154,6 +154,7 @@ def test_without_grad_input_there_are_no_row_sums() -> None:
     assert "shfl.sync.bfly" not in rows
 
 
+@pytest.mark.drawn
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on PATH")
 @pytest.mark.parametrize("name", [t.name for t in lnbwd.targets() if t.backend == "cuda"])
 def test_ptx_assembles(name: str, tmp_path: Path) -> None:
@@ -168,6 +169,7 @@ def test_ptx_assembles(name: str, tmp_path: Path) -> None:
     assert not re.search(r"[1-9]\d* bytes spill", run.stderr), run.stderr
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["generic", "host", "sm_90", "gfx942"])
 def test_same_bytes_from_anywhere(target: str, tmp_path: Path) -> None:
     """Two processes with different working folders, output folders and hash seeds."""

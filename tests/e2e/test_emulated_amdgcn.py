@@ -86,6 +86,7 @@ def test_relatives(dtype: str, target: str) -> None:
     assert passes(NormSpec((769,), dtype), target, 7)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_inf_and_nan_stay_in_their_rows(dtype: str, target: str) -> None:

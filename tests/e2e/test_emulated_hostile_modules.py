@@ -313,6 +313,7 @@ func.func @f(%n: index) -> tensor<4xf32> {
 }"""
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("text", "argument", "message"),

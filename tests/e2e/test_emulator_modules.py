@@ -139,6 +139,7 @@ ELEMENTS: dict[str, tuple[str, np.dtype[np.generic], str]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 def test_element_types(target: str) -> None:
     """Functions of a module, one for each type."""

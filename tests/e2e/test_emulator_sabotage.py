@@ -174,6 +174,7 @@ def test_a_rule_of_schedules_that_is_switched_off(
     assert re.search(found, said), said
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "mask"),
     [

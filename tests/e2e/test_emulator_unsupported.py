@@ -67,6 +67,7 @@ def test_all_of_ours_is_known(target: str) -> None:
     assert unsupported(ours(target), find_target(target).backend) == []
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("text", "target", "instruction"),
     [

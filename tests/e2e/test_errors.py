@@ -778,6 +778,7 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_entry_is_compiled_again(damage: str, empty_cache: Path) -> None:
     target = find_target("generic")

@@ -85,6 +85,7 @@ def test_both_sides_of_the_limit(spec: NormSpec, target: str) -> None:
         check(spec, target, rows, MOST)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("spec", "target"),
     in_turn([NormSpec((769,), "bf16"), NormSpec((1024,), "bf16")]),
@@ -149,6 +150,7 @@ def test_other_tiles(few: FewRows, target: str) -> None:
         assert [launch.kernel for launch in op.launches] == ["few_rows"]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_inf_and_nan_stay_in_their_rows_and_columns(dtype: str, target: str) -> None:

@@ -178,6 +178,7 @@ SABOTAGE: dict[str, Callable[[Plan], Plan]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("change", SABOTAGE)
 def test_another_plan_is_noticed(change: str) -> None:
     vmfb, planned = planned_module("statistics, one pass", "sm_90")

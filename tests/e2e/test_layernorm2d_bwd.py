@@ -59,6 +59,7 @@ def test_runs_by_path_in_an_activated_environment() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("init", "dtype"),
     [("0", "f32"), ("1", "f32"), ("2", "f32"), ("0", "f64"), ("1", "bf16"), ("2", "f16")],

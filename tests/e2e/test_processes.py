@@ -81,6 +81,7 @@ def run(script: str, *words: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("body", CHILDREN.values(), ids=CHILDREN)
 def test_a_child_of_fork(body: str) -> None:
     run(SCRIPT.format(body=body or "pass", ahead=""), "local-task")

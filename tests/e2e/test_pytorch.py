@@ -181,6 +181,7 @@ def test_opinfo_samples_agree_with_pytorch(
     assert_agrees_with_pytorch(sample_arguments(shape, normalized_shape, eps, parameters, dtype))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True)])
 def test_a_training_step_agrees_with_pytorch(mask: tuple[bool, bool, bool], dtype: str) -> None:

@@ -27,6 +27,7 @@ def row_counts(columns: int) -> tuple[int, int]:
     return 1, (ROWS if columns <= LONG else ROWS_OF_LONG)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "dtype", "weight_dtype"),
     [

@@ -108,6 +108,7 @@ def test_every_kind_of_spec(spec: NormSpec, target: str) -> None:
 # by as many roundings as it has terms.
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("mask", MASKS)
 def test_many_equal_rows(mask: tuple[bool, bool, bool]) -> None:
     rng, rows, columns = random_generator(), 300_000, 8

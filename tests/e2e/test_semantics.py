@@ -48,6 +48,7 @@ def f64(array: Array | None) -> Array:
 # Sizes and shapes
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("columns", [1, 2, 3, 7, 16, 63, 64, 65, 127, 769, 1000, 4099])
 def test_any_number_of_columns_and_rows(columns: int) -> None:
     rng = random_generator()
@@ -97,6 +98,7 @@ def test_an_int_is_a_normalized_shape_of_one_dimension() -> None:
     assert_same_bits(by_int, arguments.backward())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("leading", [(0,), (3, 0), (0, 2)])
 @given_or_recomputed
 @every_dtype
@@ -281,6 +283,7 @@ def test_eps_of_recomputed_statistics(eps: float) -> None:
 # Which gradients, of which types
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: "".join(str(int(m)) for m in mask))
 @pytest.mark.parametrize("has_weight", [True, False], ids=["weight", "no weight"])
 def test_output_mask_decides_what_is_computed(
@@ -305,6 +308,7 @@ def test_no_weight_is_a_weight_of_ones(dtype: str) -> None:
     assert_same_bits(gradients, arguments.backward()._replace(grad_weight=None))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("dtype", "weight", "bias", "grad_bias"),
     [

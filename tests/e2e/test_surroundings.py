@@ -92,6 +92,7 @@ LOST = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("lost", LOST)
 def test_without_standard_error(lost: str, tmp_path: Path) -> None:
     """Modules are compiled, iree-compile has something to say, and we have a warning to give."""
@@ -311,6 +312,7 @@ def compiled() -> str:
     return f"{compiler.build(SPEC, find_target('generic'))[1].vmfb_sha256}\n"
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ODD)
 def test_temporary_folder_whose_path_a_shell_takes_apart(
     name: str, digests: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -322,6 +324,7 @@ def test_temporary_folder_whose_path_a_shell_takes_apart(
     assert [path.name for path in tmp_path.rglob("*")] == [name]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("place", ["none", "file", "relative", "", "/proc", "open"])
 def test_temporary_folder_that_cannot_be_used(
     place: str, digests: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -531,6 +534,7 @@ os.setuid(54321)
 """
 
 
+@pytest.mark.drawn
 @HOMELESS
 @pytest.mark.parametrize(
     ("changes", "said"),

@@ -26,6 +26,7 @@ def uniform(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Arr
     return rng.uniform(-2, 1, shape).astype(DTYPES[dtype].numpy)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("op", "shape", "dtype", "zero_centered", "adds"),
     [

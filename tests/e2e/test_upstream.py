@@ -139,6 +139,7 @@ def largest_error(module: Module, form: str, reference: Reference, x: Array) -> 
     return float(error / np.abs(expected).max())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_code(name: str, target: str) -> None:

@@ -18,6 +18,7 @@ from iree_lnbwd.targets import find_target
 PARAMETERS = re.compile(r"\.entry (\w+)\((.*?)\)", re.DOTALL)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942", "gfx1100"])
 @pytest.mark.parametrize("columns", [769, 4096, 65536])
 def test_exports_are_what_the_code_and_the_launches_say(columns: int, target: str) -> None:

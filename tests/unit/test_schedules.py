@@ -244,6 +244,7 @@ def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
     assert isinstance(schedules.choose(NormSpec((65536,), "f32"), gpu("sm_80")), TwoPass)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("eps", [None, 1e-5])
 @pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)])
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
