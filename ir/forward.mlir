@@ -129,7 +129,7 @@ hal.executable.source private @normalize {
     func.func private @round_of_x(!forward_chunk) -> !forward_x
     func.func private @round_of_residual(!forward_chunk) -> !forward_residual
     func.func private @mbarrier(!mbarriers, index) -> i32
-    func.func private @init_mbarrier(i32)
+    func.func private @init_mbarrier(i32, i32)
     func.func private @expect(i32, i32)
     func.func private @of_rank(i32, i32) -> i32
     func.func private @send(i32, !acc, i32)
@@ -603,8 +603,9 @@ hal.executable.source private @normalize {
         %is_zero = arith.cmpi eq, %thread, %c0 : index
         scf.if %is_zero {
           %sent_bytes = arith.constant #forward_sent_bytes
+          %one_i32 = arith.constant 1 : i32
           %mbarrier = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
-          func.call @init_mbarrier(%mbarrier) : (i32) -> ()
+          func.call @init_mbarrier(%mbarrier, %one_i32) : (i32, i32) -> ()
           func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
         }
         nvvm.cluster.arrive.relaxed

@@ -36,7 +36,7 @@
 // such a copy, and the subgroup awaits it at an mbarrier of its own. Its columns are neighbours then: a thread owns the
 // chunks l, l + L, l + 2L, ... of its subgroup's, for lane l of L. A copy may begin anywhere, so V need not be more than
 // what divides N, and shared memory is read at any place. If V does not divide N, what a copy brings of other rows
-// is overwritten by zeros in shared memory.
+// is overwritten by zeros in shared memory. A slot may be refilled in parts (#refills), each once its dx is stored.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -94,6 +94,11 @@
 #x_chunk_bytes = 16 : i64
 #copies_first = 0 : index    // of the mbarriers, the first that copies tell
 #chunks_a_load = 1 : index   // that are read from shared memory together
+#refills = 1 : index         // parts in which a slot is refilled in bulk, each once its dx is stored
+#refills_i32 = 1 : i32
+#in_refills = false
+#refill_chunks = 1 : index   // of a thread in such a part; the last one may have fewer
+#refill_columns = 4096 : index  // of a subgroup in such a part
 #in_place = false            // slots are as many as steps ahead; one is refilled once its chunk's dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
 #apart = false               // chunks are waited for one by one: a row's slot is refilled while it is used
@@ -202,7 +207,7 @@ hal.executable.source private @rows {
     func.func private @zero_first_of_dy(!dy_chunk, index) -> !dy_chunk
     func.func private @zero_first_of_x(!x_chunk, index) -> !x_chunk
     func.func private @mbarrier(!mbarriers, index) -> i32
-    func.func private @init_mbarrier(i32)
+    func.func private @init_mbarrier(i32, i32)
     func.func private @expect(i32, i32)
     func.func private @of_rank(i32, i32) -> i32
     func.func private @send_two(i32, !acc, !acc, i32)
@@ -900,8 +905,37 @@ hal.executable.source private @rows {
       return %begins : i1
     }
 
-    // A subgroup's columns of a row to a slot. One thread does that.
-    func.func private @fetch_in_bulk(%dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %slot: index, %group: index, %warp: index, %part: index, %shift: index,
+    // Of copies to a subgroup's part of a slot, from a place there on, what belongs to one refill of several: how many
+    // elements come before it, and how many it has. All that a refill overwrites is in chunks whose dx is stored: a row
+    // begins up to 128 bytes behind the first place.
+    func.func private @of_refill(%refill: index, %from: index, %copied: index) -> (index, index) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %refills = arith.constant #refills
+      %in_refills = arith.constant #in_refills
+      %columns = arith.constant #refill_columns
+      %before, %count = scf.if %in_refills -> (index, index) {
+        %end = arith.addi %from, %copied : index
+        %begins = arith.muli %refill, %columns : index
+        %ends = arith.addi %begins, %columns : index
+        %next = arith.addi %refill, %c1 : index
+        %is_last = arith.cmpi eq, %next, %refills : index
+        %own_from = arith.maxui %from, %begins : index
+        %until = arith.minui %end, %ends : index
+        %own_end = arith.select %is_last, %end, %until : index
+        %has_any = arith.cmpi ult, %own_from, %own_end : index
+        %few = arith.subi %own_end, %own_from : index
+        %own = arith.select %has_any, %few, %c0 : index
+        %others = arith.subi %own_from, %from : index
+        scf.yield %others, %own : index, index
+      } else {
+        scf.yield %c0, %copied : index, index
+      }
+      return %before, %count : index, index
+    }
+
+    // A subgroup's columns of a row to a slot, or those of one refill. One thread does that.
+    func.func private @fetch_in_bulk(%dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %refill: index, %slot: index, %group: index, %warp: index, %part: index, %shift: index,
         %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
       %dy_of_16 = arith.constant #dy_of_16
       %x_of_16 = arith.constant #x_of_16
@@ -910,22 +944,28 @@ hal.executable.source private @rows {
       %bits = arith.constant 8 : index
       %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
       %column, %first, %place = func.call @first_of_subgroup(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
-      %dy_before, %dy_copied, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
+      %dy_before, %dy_copied_all, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
           : (index, index, index, index) -> (index, index, index)
-      %x_before, %x_copied, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
+      %x_before, %x_copied_all, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
           : (index, index, index, index) -> (index, index, index)
-      %dy_first = arith.subi %first, %dy_before : index
-      %x_first = arith.subi %first, %x_before : index
+      %dy_first_all = arith.subi %first, %dy_before : index
+      %x_first_all = arith.subi %first, %x_before : index
       %dy_of_line = arith.constant #dy_of_line
       %x_of_line = arith.constant #x_of_line
       %dy_pitch = arith.constant #dy_pitch
       %x_pitch = arith.constant #x_pitch
       %dy_begins = arith.muli %warp, %dy_pitch : index
       %x_begins = arith.muli %warp, %x_pitch : index
-      %dy_in_line = arith.remui %dy_first, %dy_of_line : index
-      %x_in_line = arith.remui %x_first, %x_of_line : index
-      %dy_place = arith.addi %dy_begins, %dy_in_line : index
-      %x_place = arith.addi %x_begins, %x_in_line : index
+      %dy_in_line = arith.remui %dy_first_all, %dy_of_line : index
+      %x_in_line = arith.remui %x_first_all, %x_of_line : index
+      %dy_place_all = arith.addi %dy_begins, %dy_in_line : index
+      %x_place_all = arith.addi %x_begins, %x_in_line : index
+      %dy_others, %dy_copied = func.call @of_refill(%refill, %dy_in_line, %dy_copied_all) : (index, index, index) -> (index, index)
+      %x_others, %x_copied = func.call @of_refill(%refill, %x_in_line, %x_copied_all) : (index, index, index) -> (index, index)
+      %dy_first = arith.addi %dy_first_all, %dy_others : index
+      %x_first = arith.addi %x_first_all, %x_others : index
+      %dy_place = arith.addi %dy_place_all, %dy_others : index
+      %x_place = arith.addi %x_place_all, %x_others : index
       %dy_bits_copied = arith.muli %dy_copied, %dy_size_bits : index
       %x_bits_copied = arith.muli %x_copied, %x_size_bits : index
       %bits_copied = arith.addi %dy_bits_copied, %x_bits_copied : index
@@ -1033,6 +1073,22 @@ hal.executable.source private @rows {
       return
     }
 
+    // A slot, or a part of it, with columns of a row ahead. The subgroup has read what was there.
+    func.func private @refill_in_bulk(%dy: !dy_lines, %x: !x_lines, %row_ahead: index, %is_live: i1, %all: index, %refill: index, %slot: index, %group: index, %warp: index,
+        %lane: index, %part: index, %shift: index, %shift_ahead: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
+      %c0 = arith.constant 0 : index
+      %all_lanes = arith.constant -1 : i32
+      func.call @stored_before_copies(%part, %warp, %shift, %dy_staged) : (index, index, index, !dy_staged) -> ()
+      nvvm.bar.warp.sync %all_lanes : i32
+      %leads = arith.cmpi eq, %lane, %c0 : index
+      %fetches = arith.andi %leads, %is_live : i1
+      scf.if %fetches {
+        func.call @fetch_in_bulk(%dy, %x, %row_ahead, %all, %refill, %slot, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+            : (!dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+      }
+      return
+    }
+
     // Before the first copies in bulk.
     func.func private @ready_for_bulk(%mbarriers: !mbarriers, %group: index, %warp: index, %lane: index) {
       %bulk = arith.constant #bulk
@@ -1040,12 +1096,13 @@ hal.executable.source private @rows {
         %c0 = arith.constant 0 : index
         %c1 = arith.constant 1 : index
         %slots = arith.constant #slots
+        %refills_i32 = arith.constant #refills_i32
         %all_lanes = arith.constant -1 : i32
         %leads = arith.cmpi eq, %lane, %c0 : index
         scf.if %leads {
           scf.for %slot = %c0 to %slots step %c1 {
             %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
-            func.call @init_mbarrier(%mbarrier) : (i32) -> ()
+            func.call @init_mbarrier(%mbarrier, %refills_i32) : (i32, i32) -> ()
           }
         }
         nvvm.bar.warp.sync %all_lanes : i32
@@ -1230,6 +1287,10 @@ hal.executable.source private @rows {
       %at_once = arith.constant #at_once
       %stages = arith.constant #stages
       %bulk = arith.constant #bulk
+      %in_refills = arith.constant #in_refills
+      %refills = arith.constant #refills
+      %last_refill = arith.subi %refills, %c1 : index
+      %refill_chunks = arith.constant #refill_chunks
       %dy_of_line = arith.constant #dy_of_line
       %x_of_line = arith.constant #x_of_line
       %dy_pitch = arith.constant #dy_pitch
@@ -1446,8 +1507,10 @@ hal.executable.source private @rows {
           scf.if %bulk {
             %fetches = arith.andi %leads, %live : i1
             scf.if %fetches {
-              func.call @fetch_in_bulk(%dy, %x, %row_index, %cells, %slot, %group, %copier, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-                  : (!dy_lines, !x_lines, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+              scf.for %refill = %c0 to %refills step %c1 {
+                func.call @fetch_in_bulk(%dy, %x, %row_index, %cells, %refill, %slot, %group, %copier, %part, %shift, %dy_staged, %x_staged, %mbarriers)
+                    : (!dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+              }
             }
           } else {
             scf.for %k = %c0 to %chunks step %c1 {
@@ -1535,7 +1598,7 @@ hal.executable.source private @rows {
         scf.if %is_zero {
           scf.for %half = %c0 to %buffers_count step %c1 {
             %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-            func.call @init_mbarrier(%mbarrier) : (i32) -> ()
+            func.call @init_mbarrier(%mbarrier, %one_i32) : (i32, i32) -> ()
           }
         }
         nvvm.cluster.arrive.relaxed
@@ -1878,6 +1941,19 @@ hal.executable.source private @rows {
             memref.store %dgamma_here, %dgamma_sums[%k] : !held
             memref.store %dbeta_here, %dbeta_sums[%k] : !held
 
+            scf.if %in_refills {
+              %done = arith.addi %k, %c1 : index
+              %refill = arith.divui %k, %refill_chunks : index
+              %beyond = arith.remui %done, %refill_chunks : index
+              %is_read = arith.cmpi eq, %beyond, %c0 : index
+              %has_another = arith.cmpi ult, %refill, %last_refill : index
+              %refills_now = arith.andi %is_read, %has_another : i1
+              scf.if %refills_now {
+                func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %cells, %refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+                    : (!dy_lines, !x_lines, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+              }
+            }
+
             %dy_fetched = memref.load %dy_next[%k] : !dy_held
             %x_fetched = memref.load %x_next[%k] : !x_held
             memref.store %dy_fetched, %dy_held[%k] : !dy_held
@@ -1885,18 +1961,13 @@ hal.executable.source private @rows {
           } {llvm.loop_annotation = #unrolled}
 
           scf.if %bulk {
-            func.call @stored_before_copies(%part, %copier, %shift, %dy_staged) : (index, index, index, !dy_staged) -> ()
-            nvvm.bar.warp.sync %all_lanes : i32
-            %refills = arith.andi %leads, %row_ahead_live : i1
-            scf.if %refills {
-              func.call @fetch_in_bulk(%dy, %x, %row_ahead_index, %cells, %fill, %group, %copier, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-                  : (!dy_lines, !x_lines, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-            }
+            func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %cells, %last_refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+                : (!dy_lines, !x_lines, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
           } else {
             scf.if %in_place {
               scf.if %apart {
               } else {
-                %refills = nvgpu.device_async_create_group
+                %refilled = nvgpu.device_async_create_group
               }
             }
           }

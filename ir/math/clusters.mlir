@@ -21,10 +21,9 @@ func.func private @mbarrier(%all: !mbarriers, %which: index) -> i32 {
   return %address_i32 : i32
 }
 
-// One thread alone arrives at it, the one that expects bytes.
-func.func private @init_mbarrier(%mbarrier: i32) {
-  %one = arith.constant 1 : i32
-  llvm.inline_asm has_side_effects "mbarrier.init.shared::cta.b64 [$0], $1;", "r,r,~{memory}" %mbarrier, %one
+// So often in a phase a thread expects bytes, and arrives.
+func.func private @init_mbarrier(%mbarrier: i32, %arrivals: i32) {
+  llvm.inline_asm has_side_effects "mbarrier.init.shared::cta.b64 [$0], $1;", "r,r,~{memory}" %mbarrier, %arrivals
       : (i32, i32) -> ()
   llvm.inline_asm has_side_effects "fence.mbarrier_init.release.cluster;", "~{memory}" : () -> ()
   return

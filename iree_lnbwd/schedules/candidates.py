@@ -35,10 +35,12 @@ _WARPS = (6, 8, 12, 16, 20, 24, 32)  # of a workgroup
 _BUSY = range(
     8, 49
 )  # warps of a multiprocessor, which holds 64 (sm_80, sm_90) or 48 (sm_86, sm_89)
-# Steps ahead, slots, and whether subgroups copy in bulk.
+# Steps ahead, slots, whether subgroups copy in bulk, and parts in which they refill a slot.
 _FETCHES = (
-    *((0, 0, False), (1, 0, False), (1, 1, False), (1, 2, False), (2, 2, False), (2, 3, False)),
-    *((3, 3, False), (3, 4, False), (2, 2, True), (3, 3, True)),
+    *((ahead, slots, False, 1) for ahead, slots in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2))),
+    *((ahead, slots, False, 1) for ahead, slots in ((2, 3), (3, 3), (3, 4))),
+    *((slots, slots, True, refills) for slots in (1, 2) for refills in (1, 2, 4)),
+    (3, 3, True, 1),
 )
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
 _DX = ((False, False), (True, False), (True, True))  # rows read again, sums awaited later
@@ -125,9 +127,10 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                 most.add(resident * _EVEN_PROCESSORS)
             step = groups * spec.columns
             workgroups = {walking(each, step, vector, cluster) for each in most}
-            for (ahead, slots, bulk), (rereads, defers), weight, walkers in itertools.product(
+            for fetch, (rereads, defers), weight, walkers in itertools.product(
                 _FETCHES, _DX, _WEIGHTS, sorted(workgroups)
             ):
+                ahead, slots, bulk, refills = fetch
                 if defers and (cluster == 1 or ahead < AHEAD_OF_LATER_SUMS):
                     continue
                 one = OnePass(
@@ -144,6 +147,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     cluster=cluster,
                     defers=defers,
                     bulk=bulk,
+                    refills=refills,
                 )
                 shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (

@@ -75,6 +75,7 @@ class OnePass:
             a cluster's workgroups do not wait for them.
         bulk: Have each subgroup copy its own columns of a row together (cp.async.bulk), which may
             begin anywhere: a slot is refilled once the subgroup's part of dx is stored.
+        refills: Parts in which it is refilled, each once its own dx is stored.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
         finalize_columns: Columns of a workgroup of that kernel.
@@ -95,6 +96,7 @@ class OnePass:
     subgroup_rows: int = 1
     defers: bool = False
     bulk: bool = False
+    refills: int = 1
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -104,7 +106,8 @@ class OnePass:
         """Its use of memory, in words."""
         fetched = "copied by cp.async" if self.slots else "read"
         if self.bulk:
-            fetched = "copied in bulk by each subgroup"
+            parts = f" in {self.refills} parts" if self.refills > 1 else ""
+            fetched = f"copied in bulk by each subgroup{parts}"
         walkers = counted(self.workgroups, "workgroup")
         if self.cluster > 1:
             walkers = f"{counted(self.workgroups, 'cluster')} of {self.cluster} workgroups"
@@ -256,6 +259,14 @@ class OnePass:
     def chunks(self, spec: NormSpec, target: Target) -> int:
         """How many vectors of a row each thread has."""
         return -(-self.own_columns(spec) // (self.vector * self.threads(target)))
+
+    def refill_chunks(self, spec: NormSpec, target: Target) -> int:
+        """A thread's vectors that are refilled together; the last part may have fewer."""
+        return -(-self.chunks(spec, target) // self.refills)
+
+    def refill_columns(self, spec: NormSpec, target: Target) -> int:
+        """Of a subgroup's columns, likewise."""
+        return self.refill_chunks(spec, target) * self.vector * self.lanes(target)
 
     def own_columns(self, spec: NormSpec) -> int:
         """Columns of a workgroup; the last one of a cluster may have fewer."""
@@ -410,7 +421,7 @@ class OnePass:
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if least(self, self.groups, self.cluster, self.subgroup_rows) < 1:
+        if least(self, self.groups, self.cluster, self.subgroup_rows, self.refills) < 1:
             return BELOW_ONE
         shared = self.shared_bytes(spec, target)
         most_ahead = self.slots if self.slots else 1
@@ -446,6 +457,11 @@ class OnePass:
                 self.bulk
                 and spec.columns < max(self.of_16(d) for d in (spec.dy_dtype, spec.dtype)),
                 f"a row is less than {_BULK_BYTES} bytes, which bulk copies have",
+            ),
+            (self.refills > 1 and not self.bulk, "only copies in bulk refill a slot in parts"),
+            (
+                -(-self.chunks(spec, target) // self.refill_chunks(spec, target)) < self.refills,
+                f"{self.chunks(spec, target)} vectors of a thread do not make {self.refills} parts",
             ),
             (
                 self.exchange_mbarriers + self.copy_mbarriers > _MOST_MBARRIERS,

@@ -93,6 +93,30 @@ CASES = {
         NormSpec((2061,), "f32", op=LAYER),
         replace(CLUSTER, workgroups=2, cluster=8, defers=True),
     ),
+    "refilled in two parts, single elements": (
+        NormSpec((517,), "f32", op=LAYER),
+        replace(ONE, vector=1, refills=2),
+    ),
+    "refilled in four parts, groups, a residual": (
+        NormSpec((1001,), "bf16", op=LAYER, residual_dtype="bf16"),
+        replace(BULK, workgroups=2, groups=2, refills=4),
+    ),
+    "refilled in two parts, dy wider than x, from the output": (
+        NormSpec((301,), "bf16", "f32", op=LAYER, from_output=True),
+        replace(BULK, vector=1, refills=2),
+    ),
+    "refilled in four parts, turned, kept in registers": (
+        NormSpec((1995,), "f16", op=RMS),
+        replace(BULK, rereads=False, refills=4),
+    ),
+    "refilled in two parts, subgroups that have columns in one or in none": (
+        NormSpec((133,), "bf16", op=LAYER),
+        replace(ONE, warps=3, vector=1, refills=2),
+    ),
+    "refilled in two parts, eight of a cluster, sums awaited later": (
+        NormSpec((4099,), "f32", op=RMS),
+        replace(CLUSTER, workgroups=2, vector=2, cluster=8, defers=True, refills=2),
+    ),
 }
 
 
@@ -178,6 +202,17 @@ def test_what_is_broken_is_found(
     assert re.search(found, said), said
 
 
+def test_a_part_is_not_refilled_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = replace(ONE, vector=1, refills=2)
+    vmfb, _ = built(SPEC, SM_90, how)
+    assert emulated_verdict(vmfb, SPEC, lambda text: text, 13) == "passed"
+    of_part = OnePass.refill_columns
+    monkeypatch.setattr(OnePass, "refill_columns", lambda *given: of_part(*given) + 64)
+    vmfb, _ = compiler.build(SPEC, SM_90, how=how)
+    said = emulated_verdict(vmfb, SPEC, lambda text: text, 13)
+    assert NOT_KNOWN in said, said
+
+
 def test_what_is_not_finite_stays_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies have what is next to a row, where zeros take its place."""
     assert_rows_not_finite_apart(built(SPEC, SM_90, BULK)[0], SPEC)
@@ -212,6 +247,14 @@ def test_of_narrow_rows_more_than_the_last_would_be_left(monkeypatch: pytest.Mon
             "65 mbarriers, at most 64",
         ),
         ({}, 7, "sm_90", "a row is less than 16 bytes, which bulk copies have"),
+        ({"refills": 3}, 1024, "sm_90", "4 vectors of a thread do not make 3 parts"),
+        (
+            {"refills": 2, "bulk": False},
+            1024,
+            "sm_90",
+            "only copies in bulk refill a slot in parts",
+        ),
+        ({"refills": 0}, 1024, "sm_90", "a number below 1"),
     ],
 )
 def test_an_illegal_copy_says_why(
@@ -223,3 +266,5 @@ def test_an_illegal_copy_says_why(
 
 def test_inspection_says_so() -> None:
     assert "rows copied in bulk by each subgroup 2 steps ahead" in BULK.path(SPEC)
+    in_parts = replace(BULK, refills=2).path(SPEC)
+    assert "rows copied in bulk by each subgroup in 2 parts 2 steps ahead" in in_parts
