@@ -39,7 +39,7 @@ _BUSY = range(
 _FETCHES = (
     *((ahead, slots, False, 1) for ahead, slots in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2))),
     *((ahead, slots, False, 1) for ahead, slots in ((2, 3), (3, 3), (3, 4))),
-    *((slots, slots, True, refills) for slots in (1, 2) for refills in (1, 2, 4)),
+    *((1, 1, True, 1), (1, 1, True, 2), (1, 1, True, 4), (2, 2, True, 1), (2, 2, True, 2)),
     (3, 3, True, 1),
 )
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
@@ -151,7 +151,8 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                 )
                 shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (
-                    (rereads and elements < _REREADS)
+                    (bulk and (slots == 1 or refills > 1) and _has_room(one, spec, target))
+                    or (rereads and elements < _REREADS)
                     or (one.in_place and not rereads)
                     or (one.widens_weight and slots > 0 and spec.gamma_dtype == spec.acc_dtype)
                 )
@@ -161,6 +162,12 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     continue
                 if one.illegal(spec, target) is None:
                     yield with_finalize(one, spec, target, product)
+
+
+def _has_room(one: OnePass, spec: NormSpec, target: Target) -> bool:
+    """Whether shared memory could hold another row, which serves better than a refill in parts."""
+    more = replace(one, ahead=one.ahead + 1, slots=one.slots + 1)
+    return more.illegal(spec, target) is None
 
 
 def _reasoned(

@@ -83,6 +83,18 @@ def test_rows_may_be_copied_in_bulk_where_there_are_such_copies() -> None:
     assert not any(one.bulk for one in candidates.one_pass(spec, find_target("sm_80"), H200))
 
 
+@pytest.mark.parametrize(
+    ("columns", "fetches"),
+    [(131_041, {(1, 1), (1, 2), (1, 4)}), (32_769, {(2, 1), (3, 1)})],
+)
+def test_a_slot_is_refilled_in_parts_where_there_is_no_room_for_another(
+    columns: int, fetches: set[tuple[int, int]]
+) -> None:
+    found = candidates.one_pass(NormSpec((columns,), "f32"), SM_90, H200)
+    of_eight = [one for one in found if one.bulk and (one.cluster, one.resident) == (8, 1)]
+    assert {(one.slots, one.refills) for one in of_eight} == fetches
+
+
 def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> None:
     """Those of a new field too, unless it is named here."""
     free = {"rows", "most_few_rows", "early", "lasts", "resident"}
