@@ -9,7 +9,6 @@
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
 !staged = memref<3x1x4096xbf16, #gpu.address_space<workgroup>>
 !element = bf16
-!mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 // End of what is replaced.
 
 // Elements of rows, from a number on, to a place in a slot.
