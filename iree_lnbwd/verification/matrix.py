@@ -25,6 +25,7 @@ _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12
 _DTYPES = ("f32", "f16", "bf16")
 _FAMILY_WIDTHS = (1, 5, 64, 769, 1024, 4096, 16384, 65536)
 _OPTIONS_WIDTHS = (769, 4096)  # a remainder in every vector, and none
+_WIDE_ODD_WIDTHS = (25001, 54321, 131041)  # of backwards: clusters whose rows begin anywhere
 _RMS_EPS = 1e-6  # as most models have it
 ADVERSARIAL_ROWS = 37
 
@@ -38,6 +39,9 @@ def specs() -> Iterator[NormSpec]:
         yield from _option_specs(op)
     for op in FROM_OUTPUT.values():
         yield from _from_output_specs(op)
+    for op in OPS.values():
+        if op.is_backward:
+            yield from _wide_odd_specs(op)
 
 
 def _layer_norm_backward_specs() -> Iterator[NormSpec]:
@@ -112,6 +116,16 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
         for dtype in ("f32", "bf16"):
             yield of((769,), dtype, residual_dtype=dtype, eps=_eps(op))
             yield of((4096,), dtype, residual_dtype=dtype, output_mask=alone)
+
+
+def _wide_odd_specs(op: Op) -> Iterator[NormSpec]:
+    """Every width in two types, and one with a residual and from the output."""
+    of = _spec_of(op)
+    for width in _WIDE_ODD_WIDTHS:
+        for dtype in ("f32", "bf16"):
+            yield of((width,), dtype)
+    yield of((54321,), "bf16", residual_dtype="bf16")
+    yield _spec_of(FROM_OUTPUT[op.name])((54321,), "bf16")
 
 
 def _from_output_specs(op: Op) -> Iterator[NormSpec]:
