@@ -21,7 +21,7 @@ func.func private @mbarrier(%all: !mbarriers, %which: index) -> i32 {
   return %address_i32 : i32
 }
 
-// So often in a phase a thread expects bytes, and arrives.
+// In each phase there are so many arrivals, which say how many bytes they expect.
 func.func private @init_mbarrier(%mbarrier: i32, %arrivals: i32) {
   llvm.inline_asm has_side_effects "mbarrier.init.shared::cta.b64 [$0], $1;", "r,r,~{memory}" %mbarrier, %arrivals
       : (i32, i32) -> ()

@@ -118,7 +118,7 @@ def fitted(
                 + _CHUNKS * abs(math.log2(way.chunks(spec, target) / old))
             )
             ways.append((cost, way, one, source))
-    # In this order few need a look: it takes longer than the cost.
+    # Whether one is legal takes longer to find than its cost; so only the best are asked.
     for _, way, one, source in sorted(ways, key=lambda each: each[0]):
         if way.illegal(spec, target) is None and _fits(way, spec, one, source, target):
             yield way
