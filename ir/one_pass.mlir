@@ -989,6 +989,7 @@ hal.executable.source private @rows {
       scf.if %bulk {
         %room = arith.constant #of_subgroup
         %whole = arith.constant #whole_16
+        %turns_columns = arith.constant #turns_columns
         %all_lanes = arith.constant -1 : i32
         %yes = arith.constant true
         %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
@@ -1027,6 +1028,10 @@ hal.executable.source private @rows {
                 : (!dy_lines, !dy_staged, index, index, index, index, index, index) -> ()
             func.call @copy_one_of_x(%x, %x_staged, %x_first, %x_which, %x_wanted, %slot, %group, %x_place)
                 : (!x_lines, !x_staged, index, index, index, index, index, index) -> ()
+            // Where rows are ordered by phase, others are copied to the slot of the last one.
+            scf.if %turns_columns {
+              func.call @before_copies(%dy_staged) : (!dy_staged) -> ()
+            }
           }
           // A copy has less than 16 bytes behind the columns, and one before may have begun up to 128 bytes later.
           %c0 = arith.constant 0 : index

@@ -49,7 +49,7 @@ from iree_lnbwd.operands import (
 )
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.ops import CLASSES
-from iree_lnbwd.schedules import FewRows, OnePass, Schedule, TwoPass
+from iree_lnbwd.schedules import FewRows, Forward, OnePass, Schedule, TwoPass
 from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.targets import Target, targets
 
@@ -931,11 +931,12 @@ def emulated(case: Case) -> None:
 
 
 def draw_schedule(case: Case, spec: NormSpec, target: Target) -> Schedule:
-    """The chosen one, or for a backward, one of random numbers that is legal."""
+    """The chosen one, or one of random numbers that is legal."""
     chosen = schedules.choose(spec, target)
-    if case.chance(0.3) or spec.acc_dtype == "f64" or not spec.family.is_backward:
+    if case.chance(0.3) or spec.acc_dtype == "f64":
         return chosen
-    for one in _schedules(case, spec, target):
+    drawn = _schedules(case, spec, target) if spec.family.is_backward else _forwards(case, spec)
+    for one in drawn:
         if one.illegal(spec, target) is None:
             few = schedules.forms(chosen, spec)[0]
             if isinstance(one, OnePass) and isinstance(few, FewRows) and case.chance(0.3):
@@ -947,37 +948,63 @@ def draw_schedule(case: Case, spec: NormSpec, target: Target) -> Schedule:
 
 def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass | TwoPass]:
     """Of random numbers; many are not legal."""
-    widest = schedules.vector_of(spec)
-    vectors = [v for v in (1, 2, 4, 8) if widest % v == 0]
-    for _ in range(200):
+    for _ in range(400):
         finalize: dict[str, Any] = {
             "finalize_slices": case.pick(1, 2, 4, 8),
             "finalize_rows": case.pick(1, 2, 4),
             "finalize_columns": case.pick(16, 32, 64),
         }
-        vector, warps = case.pick(*vectors), case.pick(1, 2, 3, 4, 8)
+        vector, warps = case.pick(1, 2, 4, 8), case.pick(1, 2, 3, 4, 8)
         workgroups = case.pick(1, 2, 3, 7)
-        if case.chance(0.3):
+        if case.chance(0.15):
             yield TwoPass(
                 workgroups, warps, vector, case.pick(1, 2, 4), case.pick(1, 2, 3),
                 span_steps=case.pick(1, 2, 256), **finalize,
             )  # fmt: skip
             continue
         slots = case.pick(0, 0, 1, 2, 3)
+        bulk = slots > 0 and case.chance(0.4)
+        cluster = case.pick(1, 1, 1, 2, 3, 4, 8)
+        alone = cluster == 1 and not bulk
+        subgroup_rows = case.pick(1, 1, 2, 4, 8) if alone and warps == 1 else 1
         one = OnePass(
             workgroups=workgroups,
-            groups=case.pick(1, 2, 4),
+            groups=subgroup_rows * case.pick(1, 2, 4) if cluster == 1 else 1,
             warps=warps,
             vector=vector,
-            ahead=case.pick(*range(max(0, slots - 1), max(slots, 1) + 1)),
+            ahead=slots if bulk else case.pick(*range(max(0, slots - 1), max(slots, 1) + 1)),
             slots=slots,
             rereads=slots > 0 and case.chance(0.4),
             stages_weight=case.chance(0.4),
             widens_weight=case.chance(0.3),
+            cluster=cluster,
+            subgroup_rows=subgroup_rows,
+            defers=cluster > 1 and case.chance(0.5),
+            bulk=bulk,
+            refills=case.pick(1, 2, 3) if bulk else 1,
             **finalize,
         )
         if one.chunks(spec, target) * vector <= 32:
             yield one
+
+
+def _forwards(case: Case, spec: NormSpec) -> Iterator[Forward]:
+    """Of random numbers; many are not legal."""
+    for _ in range(400):
+        keeps, cluster = case.chance(0.6), case.pick(1, 1, 1, 2, 3, 4, 8)
+        yield Forward(
+            rows=case.pick(1, 1, 2, 3, 4, 8) if cluster == 1 else 1,
+            threads=case.pick(4, 8, 16, 32, 64, 96, 128, 256),
+            vector=case.pick(1, 2, 4, 8),
+            chunks=case.pick(1, 2, 3, 4, 8),
+            keeps=keeps,
+            shares=not keeps and case.chance(0.5),
+            most_few_rows=case.pick(0, 0, 3, 100) if keeps else 0,
+            early=keeps and case.chance(0.5),
+            lasts=case.chance(0.5),
+            packs=keeps and case.chance(0.3),
+            cluster=cluster,
+        )
 
 
 @functools.cache

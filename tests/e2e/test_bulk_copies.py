@@ -128,6 +128,14 @@ def test_results_are_right(spec: NormSpec, how: OnePass) -> None:
     assert_right_in_emulation(vmfb, spec, 1, 13, adversarial=5)
 
 
+@pytest.mark.parametrize("rows", [13, 14])
+def test_rows_may_follow_the_last_one(rows: int) -> None:
+    """Ordered by phase: its last elements are stored singly, before others are copied there."""
+    spec, how = NormSpec((2329,), "f16", op=LAYER), replace(THREE, workgroups=1, warps=5, cluster=3)
+    assert how.turns(spec) > 0
+    assert_right_in_emulation(built(spec, SM_90, how)[0], spec, rows, adversarial=rows)
+
+
 @pytest.mark.drawn
 def test_fixed_rows() -> None:
     spec = NormSpec((517,), "bf16", rows=5, op=LAYER)
