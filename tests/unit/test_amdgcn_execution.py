@@ -342,6 +342,31 @@ def test_lds_two_at_once(bits: int, far: bool) -> None:
     assert (got == pairs).all()
 
 
+def test_an_lds_address_wraps_around() -> None:
+    """LLVM adds offsets to bases that it knows nothing of, so that a base may be negative."""
+    given = words(64)
+    body = (
+        START
+        + """
+ global_load_dword v2, v1, s[4:5]
+ v_subrev_u32_e32 v3, 64, v1
+ s_waitcnt vmcnt(0)
+ ds_write_b32 v3, v2 offset:64
+ ds_read_b32 v4, v3 offset:64
+ ds_read2_b32 v[6:7], v3 offset0:16 offset1:17
+ s_waitcnt lgkmcnt(0)
+ global_store_dword v1, v4, s[6:7]
+ s_endpgm
+"""
+    )
+    without = body.replace(" ds_read2_b32 v[6:7], v3 offset0:16 offset1:17\n", "")
+    assert (run(without, given, given.nbytes) == given).all()
+    with pytest.raises(Fault, match="byte 256, which nobody wrote"):
+        run(body, given, given.nbytes)
+    with pytest.raises(Fault, match="byte 4294967236 is out of bounds"):
+        run(without.replace("offset:64", "offset:4"), given, given.nbytes)
+
+
 @pytest.mark.parametrize("width", [2, 4])
 def test_lds_wide(width: int) -> None:
     given = words(64 * width)

@@ -507,6 +507,10 @@ def _pieces(nbytes: int) -> list[tuple[int, int]]:
 
 # LDS
 
+# An address of 32 bits wraps around: LLVM adds a constant offset to a base that may be negative, on
+# all GPUs behind Southern Islands (AMDGPUISelDAGToDAG.cpp, isDSOffsetLegal).
+_LDS_ADDRESS = (1 << 32) - 1
+
 
 def _lds_offsets(instruction: Instruction, items: int, stride: int) -> list[int]:
     """Of the one or two items that an instruction moves."""
@@ -532,9 +536,8 @@ def _lds_load(item: Item, items: int = 1, stride: int = 0) -> _Decoder:
             lanes = _of_these(group, machine, where)
             addresses = _lanes_of(read(group), where)
             for n, offset in enumerate(offsets):
-                loaded = machine.shared.load(
-                    lanes, addresses + offset, item.nbytes, alignment=alignment
-                )
+                at = addresses + offset & _LDS_ADDRESS
+                loaded = machine.shared.load(lanes, at, item.nbytes, alignment=alignment)
                 _put(group, into.index + n * item.registers, item, loaded, where)
             _in_step(group, machine)
             group.waves.waits.issue(LDS, group.index, written)
@@ -561,7 +564,8 @@ def _lds_store(item: Item, items: int = 1, stride: int = 0) -> _Decoder:
             for offset, source in zip(offsets, data, strict=True):
                 assert source.register is not None
                 values = _taken(group, source.register.index, item, where, source.half)
-                machine.shared.store(lanes, addresses + offset, values, alignment=alignment)
+                at = addresses + offset & _LDS_ADDRESS
+                machine.shared.store(lanes, at, values, alignment=alignment)
             _in_step(group, machine)
             group.waves.waits.issue(LDS, group.index)
 
