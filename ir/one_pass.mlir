@@ -573,6 +573,7 @@ hal.executable.source private @rows {
       %c1 = arith.constant 1 : index
       %v = arith.constant #vector
       %shifted = arith.constant #shifted
+      %bulk = arith.constant #bulk
       %zeros = arith.constant dense<0.0> : !residual_chunk
       %chunk = scf.if %shifted -> !residual_chunk {
         %column = arith.addi %part, %col : index
@@ -590,6 +591,10 @@ hal.executable.source private @rows {
             %after = scf.if %is_own -> !residual_chunk {
               %e_at = arith.addi %at, %e : index
               %one = memref.load %dresidual[%line, %e_at] : !residual_lines
+              // Where the last chunk's place is known, LLVM would make one access of several, beyond the tensor's end.
+              scf.if %bulk {
+                llvm.inline_asm has_side_effects "", "~{memory}" : () -> ()
+              }
               %more = vector.insert %one, %before[%e] : !residual into !residual_chunk
               scf.yield %more : !residual_chunk
             } else {

@@ -136,6 +136,13 @@ def test_rows_may_follow_the_last_one(rows: int) -> None:
     assert_right_in_emulation(built(spec, SM_90, how)[0], spec, rows, adversarial=rows)
 
 
+def test_no_access_ends_behind_a_residual() -> None:
+    """A row's last chunk has 3 of 4 columns, always in the last lane: LLVM would read all 4."""
+    spec = NormSpec((255,), "f32", op=LAYER, residual_dtype="f32")
+    how = replace(BULK, workgroups=5, warps=1)
+    assert_right_in_emulation(built(spec, SM_90, how)[0], spec, 1, 5, 9, adversarial=5)
+
+
 @pytest.mark.drawn
 def test_fixed_rows() -> None:
     spec = NormSpec((517,), "bf16", rows=5, op=LAYER)
