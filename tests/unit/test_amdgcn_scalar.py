@@ -168,6 +168,26 @@ def test_arithmetic(name: str) -> None:
             assert registers.group.scc()[wave] == flag, numbers
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("bit", [0, 1])
+def test_a_bit_is_set(bit: int, bits: int) -> None:
+    """Of what was there; others stay, and so does SCC."""
+    rng = random_generator()
+    for _ in range(_REPEATS):
+        start, which = _random(rng, f"u{bits}"), _random(rng, "u32")
+        registers = Registers(64)
+        registers.fill({_name(0, f"u{bits}"): start, "s4": which})
+        before = rng.random(WAVES) < 0.5
+        registers.group.set_scc(before)
+        registers.run(f"s_bitset{bit}_b{bits} {_name(0, f'u{bits}')}, s4")
+        got = registers.read(_name(0, f"u{bits}"), f"u{bits // 8}")
+        for wave in range(WAVES):
+            one = 1 << int(which[wave]) % bits
+            exact = int(start[wave]) | one if bit else int(start[wave]) & ~one
+            assert got[wave] == exact
+        assert (registers.group.scc() == before).all()
+
+
 @pytest.mark.parametrize("name", ["s_addc_u32", "s_subb_u32", "s_add_co_ci_u32", "s_sub_co_ci_u32"])
 def test_carries(name: str) -> None:
     rng = random_generator()

@@ -475,8 +475,9 @@ class _Code:
         name = self._tables["sop1"][self._bits(15, 8)]
         if name == "s_barrier_signal":
             return f"{name} {self._source(self._bits(7, 0), 'i32')}"
-        result, (kind,) = self._scalar_signature(name)
+        result, kinds = self._scalar_signature(name)
         target = self._scalar(self._bits(22, 16), max(1, width(result) // 32))
+        kind = kinds[-1]  # without the destination, where that is a source as well
         return f"{name} {target}, {self._source(self._bits(7, 0), kind)}"
 
     def _scalar_signature(self, name: str) -> tuple[str, tuple[str, ...]]:

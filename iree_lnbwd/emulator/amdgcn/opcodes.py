@@ -46,6 +46,7 @@ _GFX9: Mapping[str, Table] = {
         s_bcnt0_i32_b32=10 s_bcnt0_i32_b64=11 s_bcnt1_i32_b32=12 s_bcnt1_i32_b64=13
         s_ff1_i32_b32=16 s_ff1_i32_b64=17 s_flbit_i32_b32=18 s_flbit_i32_b64=19 s_flbit_i32=20
         s_flbit_i32_i64=21 s_sext_i32_i8=22 s_sext_i32_i16=23
+        s_bitset0_b32=24 s_bitset0_b64=25 s_bitset1_b32=26 s_bitset1_b64=27
         s_and_saveexec_b64=32 s_or_saveexec_b64=33 s_xor_saveexec_b64=34 s_andn2_saveexec_b64=35
         s_abs_i32=48
         """

@@ -133,6 +133,14 @@ def _high_product_signed(a: Array, b: Array) -> Array:
     return (a.astype(np.int64) * b.astype(np.int64) >> np.int64(32)).astype(np.int32)
 
 
+def _with_bit(bit: int, bits: int) -> Callable[[Array, Array], Array]:
+    def replaced(before: Array, which: Array) -> Array:
+        one: Array = np.left_shift(1, which & _U32(bits - 1), dtype=before.dtype)
+        return before | one if bit else before & ~one
+
+    return replaced
+
+
 def _two(kind: str, compute: Callable[..., Any], **flags: bool) -> Scalar:
     return Scalar(kind, (kind, kind), compute, **flags)
 
@@ -167,6 +175,10 @@ def _logic() -> dict[str, Scalar]:
             ((f"s_flbit_i32{suffix}", f"s_cls_i32{suffix}"), signed, sign_bits),
         ):
             table |= dict.fromkeys(names, Scalar("i32", (of,), count))
+        for bit in (0, 1):
+            table[f"s_bitset{bit}_b{bits}"] = Scalar(
+                kind, (kind, "u32"), _with_bit(bit, bits), accumulates=True
+            )
         for bit, counted in ((0, lambda a: population(~a)), (1, population)):
             table[f"s_bcnt{bit}_i32_b{bits}"] = Scalar(
                 "u32", (kind,), _nonzero(counted), sets_scc=True
