@@ -165,7 +165,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
 
 
 def _has_room(one: OnePass, spec: NormSpec, target: Target) -> bool:
-    """Whether shared memory could hold another row, which serves better than a refill in parts."""
+    """Whether shared memory could hold another row; then no refill in parts is tried."""
     more = replace(one, ahead=one.ahead + 1, slots=one.slots + 1)
     return more.illegal(spec, target) is None
 

@@ -508,7 +508,7 @@ def _pieces(nbytes: int) -> list[tuple[int, int]]:
 # LDS
 
 # An address of 32 bits wraps around: LLVM adds a constant offset to a base that may be negative, on
-# all GPUs behind Southern Islands (AMDGPUISelDAGToDAG.cpp, isDSOffsetLegal).
+# all GPUs since Sea Islands (AMDGPUISelDAGToDAG.cpp, isDSOffsetLegal).
 _LDS_ADDRESS = (1 << 32) - 1
 
 
