@@ -37,6 +37,8 @@
 // chunks l, l + L, l + 2L, ... of its subgroup's, for lane l of L. A copy may begin anywhere, so V need not be more than
 // what divides N, and shared memory is read at any place. If V does not divide N, what a copy brings of other rows
 // is overwritten by zeros in shared memory. A slot may be refilled in parts (#refills), each once its dx is stored.
+// Where shared memory has no room for two rows, it may have room for one and a half: x is copied a step later than dy
+// then (#x_later), into the slot of the row before. Copies of dy are the last to begin, so that x does not wait for them.
 
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
@@ -95,10 +97,12 @@
 #copies_first = 0 : index    // of the mbarriers, the first that copies tell
 #chunks_a_load = 1 : index   // that are read from shared memory together
 #refills = 1 : index         // parts in which a slot is refilled in bulk, each once its dx is stored
-#refills_i32 = 1 : i32
+#arrivals_i32 = 1 : i32      // of copies at a slot's mbarrier, for each row
 #in_refills = false
 #refill_chunks = 1 : index   // of a thread in such a part; the last one may have fewer
 #refill_columns = 4096 : index  // of a subgroup in such a part
+#x_later = false             // x is copied a step later than dy
+#x_slots = 3 : index         // rows of x that shared memory holds
 #in_place = false            // slots are as many as steps ahead; one is refilled once its chunk's dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
 #apart = false               // chunks are waited for one by one: a row's slot is refilled while it is used
@@ -832,6 +836,14 @@ hal.executable.source private @rows {
       return %staged_from : index
     }
 
+    // The slot for x of a row, if dy has that one.
+    func.func private @slot_of_x(%slot: index) -> index {
+      %c0 = arith.constant 0 : index
+      %x_later = arith.constant #x_later
+      %slot_of_x = arith.select %x_later, %c0, %slot : index
+      return %slot_of_x : index
+    }
+
     // The mbarrier that a subgroup's copies to a slot tell.
     func.func private @copied_mbarrier(%mbarriers: !mbarriers, %group: index, %warp: index, %slot: index) -> i32 {
       %first = arith.constant #copies_first
@@ -939,49 +951,58 @@ hal.executable.source private @rows {
       return %before, %count : index, index
     }
 
-    // A subgroup's columns of a row to a slot, or those of one refill. One thread does that.
-    func.func private @fetch_in_bulk(%dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %refill: index, %slot: index, %group: index, %warp: index, %part: index, %shift: index,
-        %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
+    // What is copied of a row of one tensor: the number of its first element among all of the rows, how many, and their
+    // place in a slot.
+    func.func private @copy_of(%first: index, %count: index, %all: index, %of_16: index, %of_line: index, %pitch: index, %warp: index,
+        %refill: index) -> (index, index, index) {
+      %before, %copied_all, %wanted = func.call @extent(%first, %count, %all, %of_16) : (index, index, index, index) -> (index, index, index)
+      %first_all = arith.subi %first, %before : index
+      %begins = arith.muli %warp, %pitch : index
+      %in_line = arith.remui %first_all, %of_line : index
+      %place_all = arith.addi %begins, %in_line : index
+      %others, %copied = func.call @of_refill(%refill, %in_line, %copied_all) : (index, index, index) -> (index, index)
+      %from = arith.addi %first_all, %others : index
+      %place = arith.addi %place_all, %others : index
+      return %from, %copied, %place : index, index, index
+    }
+
+    // A subgroup's columns of a row to a slot, or those of one refill: of dy, of x, or of both. One thread does that.
+    func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %refill: index, %slot: index, %group: index,
+        %warp: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
+      %c0 = arith.constant 0 : index
       %dy_of_16 = arith.constant #dy_of_16
       %x_of_16 = arith.constant #x_of_16
-      %dy_size_bits = arith.constant #dy_bits
-      %x_size_bits = arith.constant #x_bits
-      %bits = arith.constant 8 : index
-      %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
-      %column, %first, %place = func.call @first_of_subgroup(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
-      %dy_before, %dy_copied_all, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
-          : (index, index, index, index) -> (index, index, index)
-      %x_before, %x_copied_all, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
-          : (index, index, index, index) -> (index, index, index)
-      %dy_first_all = arith.subi %first, %dy_before : index
-      %x_first_all = arith.subi %first, %x_before : index
       %dy_of_line = arith.constant #dy_of_line
       %x_of_line = arith.constant #x_of_line
       %dy_pitch = arith.constant #dy_pitch
       %x_pitch = arith.constant #x_pitch
-      %dy_begins = arith.muli %warp, %dy_pitch : index
-      %x_begins = arith.muli %warp, %x_pitch : index
-      %dy_in_line = arith.remui %dy_first_all, %dy_of_line : index
-      %x_in_line = arith.remui %x_first_all, %x_of_line : index
-      %dy_place_all = arith.addi %dy_begins, %dy_in_line : index
-      %x_place_all = arith.addi %x_begins, %x_in_line : index
-      %dy_others, %dy_copied = func.call @of_refill(%refill, %dy_in_line, %dy_copied_all) : (index, index, index) -> (index, index)
-      %x_others, %x_copied = func.call @of_refill(%refill, %x_in_line, %x_copied_all) : (index, index, index) -> (index, index)
-      %dy_first = arith.addi %dy_first_all, %dy_others : index
-      %x_first = arith.addi %x_first_all, %x_others : index
-      %dy_place = arith.addi %dy_place_all, %dy_others : index
-      %x_place = arith.addi %x_place_all, %x_others : index
+      %dy_size_bits = arith.constant #dy_bits
+      %x_size_bits = arith.constant #x_bits
+      %bits = arith.constant 8 : index
+      %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
+      %column, %first, %warps_before = func.call @first_of_subgroup(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
+      %dy_first, %dy_copied, %dy_place = func.call @copy_of(%first, %count, %all, %dy_of_16, %dy_of_line, %dy_pitch, %warp, %refill)
+          : (index, index, index, index, index, index, index, index) -> (index, index, index)
+      %x_first, %x_copied, %x_place = func.call @copy_of(%first, %count, %all, %x_of_16, %x_of_line, %x_pitch, %warp, %refill)
+          : (index, index, index, index, index, index, index, index) -> (index, index, index)
       %dy_bits_copied = arith.muli %dy_copied, %dy_size_bits : index
       %x_bits_copied = arith.muli %x_copied, %x_size_bits : index
-      %bits_copied = arith.addi %dy_bits_copied, %x_bits_copied : index
+      %dy_bits_taken = arith.select %takes_dy, %dy_bits_copied, %c0 : index
+      %x_bits_taken = arith.select %takes_x, %x_bits_copied, %c0 : index
+      %bits_copied = arith.addi %dy_bits_taken, %x_bits_taken : index
       %bytes = arith.divui %bits_copied, %bits : index
       %bytes_i32 = arith.index_castui %bytes : index to i32
       %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
       func.call @expect(%mbarrier, %bytes_i32) : (i32, i32) -> ()
-      func.call @copy_in_bulk_of_dy(%dy, %dy_staged, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_place, %mbarrier)
-          : (!dy_lines, !dy_staged, index, index, index, index, index, index, i32) -> ()
-      func.call @copy_in_bulk_of_x(%x, %x_staged, %x_first, %x_copied, %x_of_16, %slot, %group, %x_place, %mbarrier)
-          : (!x_lines, !x_staged, index, index, index, index, index, index, i32) -> ()
+      scf.if %takes_dy {
+        func.call @copy_in_bulk_of_dy(%dy, %dy_staged, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_place, %mbarrier)
+            : (!dy_lines, !dy_staged, index, index, index, index, index, index, i32) -> ()
+      }
+      scf.if %takes_x {
+        %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
+        func.call @copy_in_bulk_of_x(%x, %x_staged, %x_first, %x_copied, %x_of_16, %slot_of_x, %group, %x_place, %mbarrier)
+            : (!x_lines, !x_staged, index, index, index, index, index, index, i32) -> ()
+      }
       return
     }
 
@@ -997,6 +1018,7 @@ hal.executable.source private @rows {
         %turns_columns = arith.constant #turns_columns
         %all_lanes = arith.constant -1 : i32
         %yes = arith.constant true
+        %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
         %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
         func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
         %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
@@ -1031,7 +1053,7 @@ hal.executable.source private @rows {
             %x_which = arith.addi %x_copied, %lane : index
             func.call @copy_one_of_dy(%dy, %dy_staged, %dy_first, %dy_which, %dy_wanted, %slot, %group, %dy_place)
                 : (!dy_lines, !dy_staged, index, index, index, index, index, index) -> ()
-            func.call @copy_one_of_x(%x, %x_staged, %x_first, %x_which, %x_wanted, %slot, %group, %x_place)
+            func.call @copy_one_of_x(%x, %x_staged, %x_first, %x_which, %x_wanted, %slot_of_x, %group, %x_place)
                 : (!x_lines, !x_staged, index, index, index, index, index, index) -> ()
             // Where rows are ordered by phase, others are copied to the slot of the last one.
             scf.if %turns_columns {
@@ -1054,7 +1076,7 @@ hal.executable.source private @rows {
             %dy_at = arith.addi %dy_from, %at : index
             %x_at = arith.addi %x_from, %at : index
             func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
-            func.call @zero_of_x(%x_staged, %slot, %group, %x_at, %x_below) : (!x_staged, index, index, index, index) -> ()
+            func.call @zero_of_x(%x_staged, %slot_of_x, %group, %x_at, %x_below) : (!x_staged, index, index, index, index) -> ()
           } {llvm.loop_annotation = #unrolled}
           // Where a row begins within an access, what is before it in that access.
           %before_end = arith.select %begins, %shift, %c0 : index
@@ -1063,7 +1085,7 @@ hal.executable.source private @rows {
           %dy_before_at = arith.addi %dy_from, %lane : index
           %x_before_at = arith.addi %x_from, %lane : index
           func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_before_at, %dy_before_end) : (!dy_staged, index, index, index, index) -> ()
-          func.call @zero_of_x(%x_staged, %slot, %group, %x_before_at, %x_before_end) : (!x_staged, index, index, index, index) -> ()
+          func.call @zero_of_x(%x_staged, %slot_of_x, %group, %x_before_at, %x_before_end) : (!x_staged, index, index, index, index) -> ()
           nvvm.bar.warp.sync %all_lanes : i32
         }
       }
@@ -1083,18 +1105,43 @@ hal.executable.source private @rows {
       return
     }
 
-    // A slot, or a part of it, with columns of a row ahead. The subgroup has read what was there.
-    func.func private @refill_in_bulk(%dy: !dy_lines, %x: !x_lines, %row_ahead: index, %is_live: i1, %all: index, %refill: index, %slot: index, %group: index, %warp: index,
-        %lane: index, %part: index, %shift: index, %shift_ahead: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
+    // A slot, or a part of it, with columns of a row ahead. The subgroup has read what was there. If x is copied later,
+    // its part of the next row takes the place of this row's, and dy of the row ahead follows with the last part.
+    func.func private @refill_in_bulk(%dy: !dy_lines, %x: !x_lines, %row_ahead: index, %is_live: i1, %row_next: index, %next_is_live: i1, %all: index, %refill: index,
+        %slot: index, %group: index, %warp: index, %lane: index, %part: index, %shift: index, %shift_ahead: index, %dy_staged: !dy_staged, %x_staged: !x_staged,
+        %mbarriers: !mbarriers) {
       %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %x_later = arith.constant #x_later
+      %refills = arith.constant #refills
+      %yes = arith.constant true
+      %no = arith.constant false
       %all_lanes = arith.constant -1 : i32
       func.call @stored_before_copies(%part, %warp, %shift, %dy_staged) : (index, index, index, !dy_staged) -> ()
       nvvm.bar.warp.sync %all_lanes : i32
       %leads = arith.cmpi eq, %lane, %c0 : index
       %fetches = arith.andi %leads, %is_live : i1
-      scf.if %fetches {
-        func.call @fetch_in_bulk(%dy, %x, %row_ahead, %all, %refill, %slot, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-            : (!dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+      scf.if %x_later {
+        %slot_next = func.call @slot_after(%slot) : (index) -> index
+        %fetches_x = arith.andi %leads, %next_is_live : i1
+        scf.if %fetches_x {
+          func.call @fetch_in_bulk(%no, %yes, %dy, %x, %row_next, %all, %refill, %slot_next, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+              : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+        }
+        %refill_after = arith.addi %refill, %c1 : index
+        %is_last = arith.cmpi eq, %refill_after, %refills : index
+        %fetches_dy = arith.andi %fetches, %is_last : i1
+        scf.if %fetches_dy {
+          scf.for %each = %c0 to %refills step %c1 {
+            func.call @fetch_in_bulk(%yes, %no, %dy, %x, %row_ahead, %all, %each, %slot, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+                : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+          }
+        }
+      } else {
+        scf.if %fetches {
+          func.call @fetch_in_bulk(%yes, %yes, %dy, %x, %row_ahead, %all, %refill, %slot, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+              : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+        }
       }
       return
     }
@@ -1106,13 +1153,13 @@ hal.executable.source private @rows {
         %c0 = arith.constant 0 : index
         %c1 = arith.constant 1 : index
         %slots = arith.constant #slots
-        %refills_i32 = arith.constant #refills_i32
+        %arrivals_i32 = arith.constant #arrivals_i32
         %all_lanes = arith.constant -1 : i32
         %leads = arith.cmpi eq, %lane, %c0 : index
         scf.if %leads {
           scf.for %slot = %c0 to %slots step %c1 {
             %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
-            func.call @init_mbarrier(%mbarrier, %refills_i32) : (i32, i32) -> ()
+            func.call @init_mbarrier(%mbarrier, %arrivals_i32) : (i32, i32) -> ()
           }
         }
         nvvm.bar.warp.sync %all_lanes : i32
@@ -1125,6 +1172,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %slots = arith.constant #slots
+      %x_slots = arith.constant #x_slots
       %lanes = arith.constant #subgroup
       %behind = arith.constant #lines_behind
       %dy_pitch = arith.constant #dy_pitch
@@ -1144,9 +1192,12 @@ hal.executable.source private @rows {
         scf.for %at = %dy_first to %dy_below step %lanes {
           func.call @zero_of_dy(%dy_staged, %slot, %group, %at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
         } {llvm.loop_annotation = #rolled}
-        scf.for %at = %x_first to %x_below step %lanes {
-          func.call @zero_of_x(%x_staged, %slot, %group, %at, %x_below) : (!x_staged, index, index, index, index) -> ()
-        } {llvm.loop_annotation = #rolled}
+        %has_x = arith.cmpi ult, %slot, %x_slots : index
+        scf.if %has_x {
+          scf.for %at = %x_first to %x_below step %lanes {
+            func.call @zero_of_x(%x_staged, %slot, %group, %at, %x_below) : (!x_staged, index, index, index, index) -> ()
+          } {llvm.loop_annotation = #rolled}
+        }
       }
       nvvm.bar.warp.sync %all_lanes : i32
       return
@@ -1203,7 +1254,8 @@ hal.executable.source private @rows {
           %dy_at = arith.addi %dy_from, %col : index
           %x_at = arith.addi %x_from, %col : index
           %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-          %x_copied = "vector.load"(%x_staged, %slot, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
+          %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
+          %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
           %at = arith.addi %part, %col : index
           %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
               : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
@@ -1300,6 +1352,9 @@ hal.executable.source private @rows {
       %in_refills = arith.constant #in_refills
       %refills = arith.constant #refills
       %last_refill = arith.subi %refills, %c1 : index
+      %x_slots = arith.constant #x_slots
+      %x_later = arith.constant #x_later
+      %no = arith.constant false
       %refill_chunks = arith.constant #refill_chunks
       %dy_of_line = arith.constant #dy_of_line
       %x_of_line = arith.constant #x_of_line
@@ -1325,6 +1380,7 @@ hal.executable.source private @rows {
       %one_warp = arith.constant #one_warp
       %shares_subgroup = arith.constant #shares_subgroup
       %yes = arith.constant true
+      %together = arith.xori %x_later, %yes : i1
       %in_clusters = arith.constant #in_clusters
       %zero_i32 = arith.constant 0 : i32
       %buffers_count = arith.constant #buffers
@@ -1516,10 +1572,16 @@ hal.executable.source private @rows {
           %shift = arith.select %turns_columns, %shift_turned, %shift_first : index
           scf.if %bulk {
             %fetches = arith.andi %leads, %live : i1
+            %has_x = arith.cmpi ult, %slot, %x_slots : index
+            %has_x_apart = arith.andi %has_x, %x_later : i1
             scf.if %fetches {
               scf.for %refill = %c0 to %refills step %c1 {
-                func.call @fetch_in_bulk(%dy, %x, %row_index, %cells, %refill, %slot, %group, %copier, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-                    : (!dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+                func.call @fetch_in_bulk(%yes, %together, %dy, %x, %row_index, %cells, %refill, %slot, %group, %copier, %part, %shift, %dy_staged, %x_staged, %mbarriers)
+                    : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+                scf.if %has_x_apart {
+                  func.call @fetch_in_bulk(%no, %yes, %dy, %x, %row_index, %cells, %refill, %slot, %group, %copier, %part, %shift, %dy_staged, %x_staged, %mbarriers)
+                      : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+                }
               }
             }
           } else {
@@ -1762,6 +1824,9 @@ hal.executable.source private @rows {
 
           // Statistics are loaded a whole step ahead of their use.
           %row_next = func.call @next_row(%own_row, %stride, %m_i32) : (i32, i32, i32) -> i32
+          %row_next_live = arith.cmpi sle, %row_next, %last : i32
+          %row_next_in = arith.minsi %row_next, %last : i32
+          %row_next_index = arith.index_castui %row_next_in : i32 to index
           %row_loaded = scf.if %defers -> i32 {
             %row_then = func.call @next_row(%row_next, %stride, %m_i32) : (i32, i32, i32) -> i32
             scf.yield %row_then : i32
@@ -1872,7 +1937,8 @@ hal.executable.source private @rows {
               %dy_at = arith.addi %dy_from, %col : index
               %x_at = arith.addi %x_from, %col : index
               %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-              %x_copied = "vector.load"(%x_staged, %slot, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
+              %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
+              %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
               %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
                   : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
               %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
@@ -1959,8 +2025,8 @@ hal.executable.source private @rows {
               %has_another = arith.cmpi ult, %refill, %last_refill : index
               %refills_now = arith.andi %is_read, %has_another : i1
               scf.if %refills_now {
-                func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %cells, %refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-                    : (!dy_lines, !x_lines, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+                func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+                    : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
               }
             }
 
@@ -1971,8 +2037,8 @@ hal.executable.source private @rows {
           } {llvm.loop_annotation = #unrolled}
 
           scf.if %bulk {
-            func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %cells, %last_refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-                : (!dy_lines, !x_lines, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+            func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %last_refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+                : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
           } else {
             scf.if %in_place {
               scf.if %apart {

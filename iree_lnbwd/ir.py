@@ -466,10 +466,12 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#copies_first": f"{schedule.exchange_mbarriers} : index",
         "#chunks_a_load": f"{schedule.chunks_a_load} : index",
         "#refills": f"{schedule.refills} : index",
-        "#refills_i32": f"{schedule.refills} : i32",
+        "#arrivals_i32": f"{schedule.arrivals} : i32",
         "#in_refills": _flag(schedule.refills > 1),
         "#refill_chunks": f"{schedule.refill_chunks(spec, target)} : index",
         "#refill_columns": f"{schedule.refill_columns(spec, target)} : index",
+        "#x_later": _flag(schedule.x_later),
+        "#x_slots": f"{schedule.x_slots} : index",
         "#in_place": _flag(schedule.in_place),
         "#apart": _flag(schedule.in_place and schedule.ahead == 1 and not schedule.bulk),
         "#pending_i32": f"{max(slots - 1 - defers, 0)} : i32",
@@ -501,7 +503,9 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!dy_staged": _shared(
             f"{slots}x{groups}x{schedule.staged(spec, target, spec.dy_dtype)}x!dy"
         ),
-        "!x_staged": _shared(f"{slots}x{groups}x{schedule.staged(spec, target, spec.dtype)}x!x"),
+        "!x_staged": _shared(
+            f"{schedule.x_slots}x{groups}x{schedule.staged(spec, target, spec.dtype)}x!x"
+        ),
         "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
         "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
         "!inverse_staged": _shared(f"{groups}x{padded}x!acc"),

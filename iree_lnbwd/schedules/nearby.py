@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
 from iree_lnbwd.schedules.measured import Key
-from iree_lnbwd.schedules.one_pass import QUARTERS, OnePass
-from iree_lnbwd.schedules.rules import rows_of_a_subgroup, touched_columns, walking
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.rules import QUARTERS, rows_of_a_subgroup, touched_columns, walking
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 

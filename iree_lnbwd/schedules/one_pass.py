@@ -18,6 +18,7 @@ from iree_lnbwd.schedules.rules import (
     gpu_rules,
     least,
     own_columns,
+    registers_of_thread,
     touched_columns,
     wait_by_themselves,
 )
@@ -31,14 +32,10 @@ _LINE_BYTES = 128  # that the L2 cache keeps together, and bulk copies are align
 _MBARRIER_BYTES = 8
 _MOST_MBARRIERS = 64  # of a workgroup: those that the emulator follows
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
-# Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
-# Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
-QUARTERS = 4
-_REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
-_REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
 _SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (likewise)
 # Steps, at least, between a row's fetch and its dx, if the next row's sums come between the two.
 AHEAD_OF_LATER_SUMS = 2
+_SLOTS_IF_X_LATER = 2  # of dy; x has one
 # Workgroups that share a processor where rows are not copied ahead: a rule of thumb.
 _LOADING_AT_ONCE = 4
 # Registers of a thread besides its elements': estimated from ptxas's reports. AMD's hold addresses
@@ -76,6 +73,7 @@ class OnePass:
         bulk: Have each subgroup copy its own columns of a row together (cp.async.bulk), which may
             begin anywhere: a slot is refilled once the subgroup's part of dx is stored.
         refills: Parts in which it is refilled, each once its own dx is stored.
+        x_later: Copy x a step later than dy, so that shared memory has two rows of dy and one of x.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
         finalize_columns: Columns of a workgroup of that kernel.
@@ -97,6 +95,7 @@ class OnePass:
     defers: bool = False
     bulk: bool = False
     refills: int = 1
+    x_later: bool = False
     finalize_slices: int = 8
     finalize_rows: int = 8
     finalize_columns: int = 32
@@ -107,7 +106,8 @@ class OnePass:
         fetched = "copied by cp.async" if self.slots else "read"
         if self.bulk:
             parts = f" in {self.refills} parts" if self.refills > 1 else ""
-            fetched = f"copied in bulk by each subgroup{parts}"
+            later = ", x a step later than dy," if self.x_later else ""
+            fetched = f"copied in bulk by each subgroup{parts}{later}"
         walkers = counted(self.workgroups, "workgroup")
         if self.cluster > 1:
             walkers = f"{counted(self.workgroups, 'cluster')} of {self.cluster} workgroups"
@@ -127,6 +127,16 @@ class OnePass:
     def in_place(self) -> bool:
         """Whether a row's slot is refilled while its dx is computed."""
         return 0 < self.slots == self.ahead
+
+    @property
+    def x_slots(self) -> int:
+        """Rows of x in shared memory."""
+        return self.slots - self.x_later
+
+    @property
+    def arrivals(self) -> int:
+        """At a slot's mbarrier, for each row: one of every refill, of dy and x if apart."""
+        return self.refills * (2 if self.x_later else 1)
 
     @property
     def buffers(self) -> int:
@@ -281,8 +291,8 @@ class OnePass:
         acc = DTYPES[spec.acc_dtype].numpy.itemsize
         sums = self.groups * self.padded_columns(spec, target) * acc if self.groups > 1 else 0
         dy, x = (
-            self.slots * self.groups * self.staged(spec, target, name) * DTYPES[name].numpy.itemsize
-            for name in (spec.dy_dtype, spec.dtype)
+            slots * self.groups * self.staged(spec, target, name) * DTYPES[name].numpy.itemsize
+            for slots, name in ((self.slots, spec.dy_dtype), (self.x_slots, spec.dtype))
         )
         return max(sums, dy), x
 
@@ -411,13 +421,8 @@ class OnePass:
         return estimate * (_SHIFTED_READ_AGAIN if self.rereads else _SHIFTED)
 
     def registers_available(self, target: Target) -> int:
-        """Registers that a thread can have if a multiprocessor holds ``resident`` workgroups.
-
-        Each quarter of a multiprocessor has a quarter of the registers, allocated in eights.
-        """
-        warps = -(-self.subgroups * self.resident // QUARTERS)
-        share = target.registers // QUARTERS // (warps * target.subgroup_size)
-        return min(_REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
+        """Registers that a thread can have if a multiprocessor holds ``resident`` workgroups."""
+        return registers_of_thread(self.subgroups * self.resident, target)
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
@@ -462,6 +467,15 @@ class OnePass:
             (
                 -(-self.chunks(spec, target) // self.refill_chunks(spec, target)) < self.refills,
                 f"{self.chunks(spec, target)} vectors of a thread do not make {self.refills} parts",
+            ),
+            (
+                self.x_later and not (self.bulk and self.slots == _SLOTS_IF_X_LATER),
+                f"x is copied later than dy only in bulk, and into {_SLOTS_IF_X_LATER} slots of dy",
+            ),
+            (
+                self.x_later and (self.defers or self.turns(spec) > 0),
+                "the next row's x is not there yet, for sums that are told ahead or for other "
+                "columns",
             ),
             (
                 self.exchange_mbarriers + self.copy_mbarriers > _MOST_MBARRIERS,

@@ -27,6 +27,7 @@ BULK = OnePass(3, groups=1, warps=2, vector=4, ahead=2, slots=2, rereads=True, b
 ONE = replace(BULK, ahead=1, slots=1)
 THREE = replace(BULK, ahead=3, slots=3)
 CLUSTER = replace(BULK, cluster=2)
+LATER = replace(BULK, workgroups=2, x_later=True)
 CASES = {
     "whole lines": (NormSpec((1024,), "bf16", op=LAYER), replace(BULK, workgroups=1, vector=8)),
     "columns that do not fill": (NormSpec((1000,), "bf16", op=RMS), THREE),
@@ -116,6 +117,26 @@ CASES = {
     "refilled in two parts, eight of a cluster, sums awaited later": (
         NormSpec((4099,), "f32", op=RMS),
         replace(CLUSTER, workgroups=2, vector=2, cluster=8, defers=True, refills=2),
+    ),
+    "x later, single elements, dy wider than x, the weight staged": (
+        NormSpec((301,), "bf16", "f32", op=LAYER),
+        replace(LATER, vector=1, stages_weight=True, widens_weight=True),
+    ),
+    "x later, in four parts, groups, a residual": (
+        NormSpec((1001,), "bf16", op=LAYER, residual_dtype="bf16"),
+        replace(LATER, groups=2, refills=4),
+    ),
+    "x later, kept in registers, from the output": (
+        NormSpec((301,), "f32", op=RMS, from_output=True),
+        replace(LATER, vector=2, rereads=False),
+    ),
+    "x later, in two parts, eight of a cluster": (
+        NormSpec((4099,), "f32", op=LAYER),
+        replace(LATER, vector=1, cluster=8, refills=2),
+    ),
+    "x later, columns alone": (
+        NormSpec((516,), "f32", output_mask=(False, True, True), op=LAYER),
+        LATER,
     ),
 }
 
@@ -228,6 +249,17 @@ def test_a_part_is_not_refilled_before_it_is_read(monkeypatch: pytest.MonkeyPatc
     assert NOT_KNOWN in said, said
 
 
+def test_a_row_awaits_its_x_that_is_copied_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arrivals of copies of both, dy's would do for the row."""
+    how = replace(LATER, vector=1)
+    vmfb, _ = built(SPEC, SM_90, how)
+    assert emulated_verdict(vmfb, SPEC, lambda text: text, 13) == "passed"
+    monkeypatch.setattr(OnePass, "arrivals", 1)
+    vmfb, _ = compiler.build(SPEC, SM_90, how=how)
+    said = emulated_verdict(vmfb, SPEC, lambda text: text, 13)
+    assert "nothing tells it that the phase before is over" in said, said
+
+
 def test_what_is_not_finite_stays_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies have what is next to a row, where zeros take its place."""
     assert_rows_not_finite_apart(built(SPEC, SM_90, BULK)[0], SPEC)
@@ -270,6 +302,30 @@ def test_of_narrow_rows_more_than_the_last_would_be_left(monkeypatch: pytest.Mon
             "only copies in bulk refill a slot in parts",
         ),
         ({"refills": 0}, 1024, "sm_90", "a number below 1"),
+        (
+            {"x_later": True, "slots": 3, "ahead": 3},
+            1024,
+            "sm_90",
+            "x is copied later than dy only in bulk, and into 2 slots of dy",
+        ),
+        (
+            {"x_later": True, "bulk": False},
+            1024,
+            "sm_90",
+            "x is copied later than dy only in bulk, and into 2 slots of dy",
+        ),
+        (
+            {"x_later": True, "cluster": 2, "defers": True},
+            1024,
+            "sm_90",
+            "the next row's x is not there yet, for sums that are told ahead or for other columns",
+        ),
+        (
+            {"x_later": True},
+            1025,
+            "sm_90",
+            "the next row's x is not there yet, for sums that are told ahead or for other columns",
+        ),
     ],
 )
 def test_an_illegal_copy_says_why(
@@ -283,3 +339,5 @@ def test_inspection_says_so() -> None:
     assert "rows copied in bulk by each subgroup 2 steps ahead" in BULK.path(SPEC)
     in_parts = replace(BULK, refills=2).path(SPEC)
     assert "rows copied in bulk by each subgroup in 2 parts 2 steps ahead" in in_parts
+    later = replace(BULK, x_later=True).path(SPEC)
+    assert "rows copied in bulk by each subgroup, x a step later than dy, 2 steps ahead" in later
