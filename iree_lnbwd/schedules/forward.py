@@ -16,6 +16,7 @@ from iree_lnbwd.schedules.rules import (
     cluster_rules,
     first_broken,
     own_columns,
+    registers_of_thread,
 )
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
@@ -38,6 +39,7 @@ _FEWEST_CHUNKS = 2  # of a thread: with one, too few loads are under way
 _THREADS = 512
 _NARROW_THREADS = 256
 _CENTRED_THREADS = 128
+_MOST_BUSY = 2048  # threads of a multiprocessor (CUDA C++ Programming Guide, sm_90 and sm_100)
 _BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
 _BUSIER = 1536  # likewise, of a biased row without a residual that has few words in each
 _FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
@@ -53,14 +55,24 @@ _FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
-# Rows that workgroups cannot keep alone, in clusters: their threads, and elements of each at most,
-# by their bytes, if there are enough workgroups. Of threads with few elements, more can be busy.
+# Rows that workgroups cannot keep alone, in clusters, from 1449 schedules of 30 widths from 18960
+# to 131072, on an H200. Elements of a row that a thread has at best, by their bytes; in narrow
+# accesses; and the least part of that.
 _CLUSTERS = (2, 4, 8)
-_CLUSTER_THREADS = 512
-_CLUSTER_ELEMENTS = {2: 32, 4: 16}
-_CLUSTER_BUSY = 2048
-# Columns up to which 16-bit rows are faster in shared memory, without and with a mean.
-_UNCLUSTERED = (24576, 32768)
+_CLUSTER_ELEMENTS = {2: 32, 4: 20}
+_CLUSTER_ELEMENTS_OF_NARROW_ACCESSES = 24
+_FEWEST_OF_BEST = 0.75
+# Threads of a workgroup, by the bytes of elements: if there would be more, more workgroups share
+# the row.
+_CLUSTER_THREADS = {2: 576, 4: 512}
+_REGISTERS_BESIDE = 16  # a thread's elements
+_REGISTERS_BESIDE_NARROW = 20  # likewise, in narrow accesses
+# Of the columns that a multiprocessor can have at once, so many are enough: then the elements of a
+# thread decide.
+_ENOUGH_AT_ONCE = 0.75
+# Columns up to which 16-bit rows are faster in shared memory, in narrow accesses and with a mean.
+_UNCLUSTERED_NARROW = 24576
+_UNCLUSTERED_CENTRED = 32768
 _SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
 
 _WORD_BYTES = 4
@@ -207,11 +219,10 @@ class Forward:
                 self.packs
                 and (
                     not self.keeps
-                    or self.cluster > 1
                     or spec.has(RESIDUAL)
                     or _bytes_of(_normalized(spec)) >= _WORD_BYTES
                 ),
-                "only a narrow row of one tensor, in one workgroup's registers, is kept narrow",
+                "only a narrow row of one tensor, in registers, is kept narrow",
             ),
             (not (self.keeps or self.shares) and self.rows > 1, "several rows are kept"),
             (
@@ -346,29 +357,83 @@ def _threads(least: int, lanes: int, vectors: int) -> int:
 
 def _clustered(spec: NormSpec, target: Target, vector: int) -> Forward | None:
     """For rows that a cluster can keep in registers; None if none can, or would not be faster."""
-    size = _bytes_of(_normalized(spec))
-    if size < _WORD_BYTES and spec.columns <= _UNCLUSTERED[spec.family.centres]:
+    size, is_narrow = _bytes_of(_normalized(spec)), _is_slow(spec, vector)
+    unclustered = _UNCLUSTERED_NARROW if is_narrow else 0
+    if spec.family.centres:
+        unclustered = _UNCLUSTERED_CENTRED
+    if size not in _CLUSTER_ELEMENTS or (size < _WORD_BYTES and spec.columns <= unclustered):
         return None
-    best = _CLUSTER_ELEMENTS.get(size, 0)
+    packs = size < _WORD_BYTES and (is_narrow or not spec.family.centres)
+    shared_out = _shared_by_cluster(spec, target, vector, packs=packs)
+    if shared_out is None:
+        return None
+    cluster, chunks, threads = shared_out
+    has_residual = spec.has(RESIDUAL)
+    # A residual is there beside the row that it is added to.
+    narrow = chunks * vector * size / _WORD_BYTES
+    wide = chunks * vector
+    held = wide + narrow if has_residual else narrow if packs else wide
+    one = Forward(
+        rows=1,
+        threads=threads,
+        vector=vector,
+        chunks=chunks,
+        keeps=True,
+        most_few_rows=_most_few_rows(spec, target, early=False),
+        packs=packs and not has_residual,
+        resident=max(1, _resident(target, threads, _beside(spec, vector) + held)),
+        cluster=cluster,
+    )
+    return one if one.illegal(spec, target) is None else None
+
+
+def _shared_by_cluster(
+    spec: NormSpec, target: Target, vector: int, *, packs: bool
+) -> tuple[int, int, int] | None:
+    """Workgroups that share a row, vectors and threads of each; None if none can keep it.
+
+    A multiprocessor is to have many columns at once; among ways that have about as many, a thread
+    has about as many elements as the rules say. The fewest workgroups are taken whose threads are
+    not too many.
+    """
+    size, lanes = _bytes_of(_normalized(spec)), target.subgroup_size
+    best = _CLUSTER_ELEMENTS[size]
+    beside = _beside(spec, vector)
+    if _is_slow(spec, vector):
+        best = _CLUSTER_ELEMENTS_OF_NARROW_ACCESSES
     for cluster in _CLUSTERS:
-        chunks = -(-spec.columns // (cluster * vector * _CLUSTER_THREADS))
-        elements = chunks * vector
-        is_light = elements <= _CLUSTER_ELEMENTS[_WORD_BYTES] and not spec.has(RESIDUAL)
-        busy = _CLUSTER_BUSY if size == _WORD_BYTES and is_light else _BUSY
-        one = Forward(
-            rows=1,
-            threads=_CLUSTER_THREADS,
-            vector=vector,
-            chunks=chunks,
-            keeps=True,
-            most_few_rows=_most_few_rows(spec, target, early=False),
-            resident=busy // _CLUSTER_THREADS,
-            cluster=cluster,
+        vectors = -(-spec.columns // (cluster * vector))
+        ways = []  # resident workgroups, distance from the best, threads, chunks
+        for chunks in range(1, most_elements(spec) // vector + 1):
+            threads = -(-vectors // (chunks * lanes)) * lanes
+            elements = chunks * vector
+            words_of_row = elements * (size / _WORD_BYTES if packs else 1)
+            resident = _resident(target, threads, beside + words_of_row)
+            if elements >= _FEWEST_OF_BEST * best and threads <= target.max_threads and resident:
+                ways.append((resident, abs(math.log2(elements / best)), threads, chunks))
+        if not ways:
+            continue
+        enough = _ENOUGH_AT_ONCE * max(way[0] for way in ways)
+        *_, threads, chunks = min(
+            (way for way in ways if way[0] >= enough), key=lambda way: way[1:]
         )
-        is_last = cluster == _CLUSTERS[-1]
-        if (elements <= best or is_last) and one.illegal(spec, target) is None:
-            return one
+        if threads <= _CLUSTER_THREADS[size] or cluster == _CLUSTERS[-1]:
+            return cluster, chunks, threads
     return None
+
+
+def _beside(spec: NormSpec, vector: int) -> int:
+    """Registers of a thread besides its elements."""
+    return _REGISTERS_BESIDE_NARROW if _is_slow(spec, vector) else _REGISTERS_BESIDE
+
+
+def _resident(target: Target, threads: int, registers: float) -> int:
+    """Workgroups that a multiprocessor can hold, if a thread needs so many registers; 0 if none."""
+    subgroups = threads // target.subgroup_size
+    for resident in range(_MOST_BUSY // threads, 0, -1):
+        if registers_of_thread(subgroups * resident, target) >= registers:
+            return resident
+    return 0
 
 
 def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
