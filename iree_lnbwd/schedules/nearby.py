@@ -78,7 +78,7 @@ def fitted(
         vectors, subgroups = one.cluster * one.vector, one.subgroups
         touched = touched_columns(spec, one.vector)
         source = replace(spec, normalized_shape=(key.columns,))
-        most_walk = most_walking[one.cluster, one.resident] if one.cluster > 1 else one.workgroups
+        most_walk = _most_to_walk(one, source, most_walking)
         old = one.chunks(source, target)
         # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
         most = most_elements(spec) if old * one.vector <= most_elements(spec) else math.inf
@@ -173,6 +173,18 @@ def _most_walking(known: Mapping[Key, OnePass]) -> dict[tuple[int, int], int]:
         kind = (one.cluster, one.resident)
         most[kind] = max(most.get(kind, 0), one.workgroups)
     return most
+
+
+def _most_to_walk(one: OnePass, source: NormSpec, most: Mapping[tuple[int, int], int]) -> int:
+    """Workgroups, or clusters, that a fit has at most.
+
+    They are all that run at once, unless fewer were measured though rows did not ask for that.
+    """
+    if one.cluster == 1:
+        return one.workgroups
+    all_of_them = most[one.cluster, one.resident]
+    asked = walking(all_of_them, one.groups * source.columns, one.vector, one.cluster)
+    return one.workgroups if one.workgroups < asked else all_of_them
 
 
 def _same_accesses(one: OnePass, widest: int) -> bool:
