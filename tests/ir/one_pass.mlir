@@ -1,7 +1,8 @@
 // On a GPU a row is read once: one kernel over the rows, the same text for all, and one that adds up its
 // partial rows. How rows are fetched is a matter of constants. Sums are f32 whatever the data is.
 
-// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 | filecheck %s --check-prefixes=CHECK,CUDA
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=2048 --dtype=bf16 --target=sm_90 | filecheck %s --check-prefixes=CHECK,CUDA
+// RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=sm_90 | filecheck %s --check-prefixes=CHECK,BULK
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=11264 --dtype=f32 --target=sm_90 | filecheck %s --check-prefixes=CHECK,PLACE
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefixes=CHECK,ROCM
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=4096 --dtype=bf16 --target=gfx942 --output-mask=011 | filecheck %s --check-prefixes=CHECK,NODX
@@ -11,6 +12,9 @@
 // CUDA-DAG: #stages = true
 // CUDA-DAG: #in_place = false
 // CUDA-DAG: #wants_dx = true
+// BULK-DAG: #stages = true
+// BULK-DAG: #bulk = true
+// BULK-DAG: #in_place = true
 // PLACE-DAG: #stages = true
 // PLACE-DAG: #slots = 1 : index
 // PLACE-DAG: #in_place = true
