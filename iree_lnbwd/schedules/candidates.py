@@ -17,7 +17,7 @@ from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
-from iree_lnbwd.schedules.rules import RESERVED_BYTES, touched_columns, walking
+from iree_lnbwd.schedules.rules import MOST_BUSY, RESERVED_BYTES, touched_columns, walking
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
@@ -55,7 +55,6 @@ _REASONED = 12  # schedules that measurements nearby and rules have to say, at m
 
 _FORWARD_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of a workgroup that has several subgroups
 _FORWARD_RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
-_MOST_BUSY = 2048  # threads that a multiprocessor holds (CUDA C++ Programming Guide, sm_80, sm_90)
 
 
 def sample(
@@ -231,7 +230,7 @@ def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forwa
         _FORWARD_ROWS, _FORWARD_RESIDENT, (chosen.early, not chosen.early)
     ):
         one = replace(chosen, rows=rows * fill, resident=resident, early=early)
-        if one.rows * one.threads * resident > _MOST_BUSY and resident > 1:
+        if one.rows * one.threads * resident > MOST_BUSY and resident > 1:
             continue
         if one.illegal(spec, target) is None:
             yield one

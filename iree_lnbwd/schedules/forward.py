@@ -13,6 +13,7 @@ from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.rules import (
     BELOW_ONE,
     FEWEST_THREADS,
+    MOST_BUSY,
     cluster_rules,
     first_broken,
     own_columns,
@@ -39,7 +40,6 @@ _FEWEST_CHUNKS = 2  # of a thread: with one, too few loads are under way
 _THREADS = 512
 _NARROW_THREADS = 256
 _CENTRED_THREADS = 128
-_MOST_BUSY = 2048  # threads of a multiprocessor (CUDA C++ Programming Guide, sm_90 and sm_100)
 _BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
 _BUSIER = 1536  # likewise, of a biased row without a residual that has few words in each
 _FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
@@ -55,7 +55,7 @@ _FEW_ELEMENTS = 1 << 20  # likewise
 _MOST_THREADS = 1024  # that share a row that is not in registers
 _WARPS = 4  # subgroups of a workgroup whose rows are narrow
 _LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
-# Rows that workgroups cannot keep alone, in clusters, from 1449 schedules of 30 widths from 18960
+# Rows that workgroups cannot keep alone, in clusters, from 1449 schedules of 27 widths from 18960
 # to 131072, on an H200. Elements of a row that a thread has at best, by their bytes; in narrow
 # accesses; and the least part of that.
 _CLUSTERS = (2, 4, 8)
@@ -430,7 +430,7 @@ def _beside(spec: NormSpec, vector: int) -> int:
 def _resident(target: Target, threads: int, registers: float) -> int:
     """Workgroups that a multiprocessor can hold, if a thread needs so many registers; 0 if none."""
     subgroups = threads // target.subgroup_size
-    for resident in range(_MOST_BUSY // threads, 0, -1):
+    for resident in range(MOST_BUSY // threads, 0, -1):
         if registers_of_thread(subgroups * resident, target) >= registers:
             return resident
     return 0

@@ -26,7 +26,7 @@ from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
-from iree_lnbwd.schedules.rules import RESERVED_BYTES
+from iree_lnbwd.schedules.rules import REGISTERS_OF_A_THREAD, RESERVED_BYTES
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec, TensorType
 from iree_lnbwd.targets import Target
@@ -132,7 +132,6 @@ _OTHER_REGISTERS = 32  # of a thread besides its columns', in two passes or a fo
 
 _WORD_BYTES = 4
 _SUMS = 2  # of columns: dgamma and dbeta
-_REGISTERS_OF_A_THREAD = 255  # at most, as in `one_pass`
 
 
 @dataclass(frozen=True)
@@ -415,7 +414,7 @@ def _registers_of(target: Target, subgroups: int) -> int:
     """Registers that a thread has if a processor holds so many subgroups."""
     processor = _PROCESSORS[target.name]
     share = processor.registers // processor.parts // -(-subgroups // processor.parts)
-    return min(_REGISTERS_OF_A_THREAD, share // target.subgroup_size)
+    return min(REGISTERS_OF_A_THREAD, share // target.subgroup_size)
 
 
 def _resident(

@@ -32,7 +32,7 @@ _LINE_BYTES = 128  # that the L2 cache keeps together, and bulk copies are align
 _MBARRIER_BYTES = 8
 _MOST_MBARRIERS = 64  # of a workgroup: those that the emulator follows
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)
-_SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (likewise)
+_SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (CUDA, "Occupancy Calculator")
 # Steps, at least, between a row's fetch and its dx, if the next row's sums come between the two.
 AHEAD_OF_LATER_SUMS = 2
 _SLOTS_IF_X_LATER = 2  # of dy; x has one

@@ -16,10 +16,11 @@ RESERVED_BYTES = 1024  # of shared memory, of each workgroup (CUDA C++ Programmi
 # The least part of all clusters that may walk, so that no thread turns to other columns. On an H200
 # (layer norm, bf16), 64 of 66 and 28 of 30 took 3 to 6 % less time than all of them, 12 of 15 more.
 _LEAST_ALIKE = 0.9
+MOST_BUSY = 2048  # threads of a multiprocessor (CUDA C++ Programming Guide, sm_80, sm_90, sm_100)
 # Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
 # Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
 QUARTERS = 4
-_REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
+REGISTERS_OF_A_THREAD = 255  # at most (CUDA C++ Programming Guide, "Technical Specifications")
 _REGISTERS_AT_ONCE = 8  # of a thread, allocated together (CUDA, "Occupancy Calculator")
 _MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thread Block Clusters")
 
@@ -161,7 +162,7 @@ def registers_of_thread(subgroups: int, target: Target) -> int:
     """
     of_quarter = -(-subgroups // QUARTERS)
     share = target.registers // QUARTERS // (of_quarter * target.subgroup_size)
-    return min(_REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
+    return min(REGISTERS_OF_A_THREAD, share // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE)
 
 
 def wait_by_themselves(groups: int, warps: int, target: Target) -> bool:
