@@ -10,10 +10,11 @@
 #include <c10/util/hash.h>
 
 #include <array>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <tuple>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -21,37 +22,63 @@
 
 namespace iree_lnbwd {
 
-// The ops of operands.py, in the order of its table.
-enum class Op : int64_t { layer_norm, rms_norm, layer_norm_backward, rms_norm_backward };
-constexpr size_t kOps = 4;
+constexpr size_t kMostArguments = 8;  // of an op
+constexpr size_t kMostMasked = 3;     // gradients that a mask chooses among
+
+// An operand of an op: a row of the table in operands.py, whose words these are.
+struct Operand {
+  std::string name;
+  enum class Extent { cells, rows, columns } extent;
+  enum class Element { dy, x, acc, gamma, beta, residual } element;
+  bool is_read;         // by kernels; of the others only the element type counts
+  bool is_masked;       // a mask chooses it
+  bool needs_residual;  // it is there where a residual is
+};
+
+struct Op {
+  std::string name;
+  bool is_backward;
+  std::vector<Operand> arguments;
+  std::vector<Operand> results;
+  size_t data;  // the argument that decides the shape, the device and the type
+  // Other arguments; -1 where the op has none.
+  int weight = -1, bias = -1, rstd = -1, residual = -1;
+};
+
+// In the order in which Python describes them. They never change afterwards.
+inline std::vector<std::unique_ptr<const Op>>& ops() {
+  static std::vector<std::unique_ptr<const Op>> all;
+  return all;
+}
 
 // What calls have in common that launch the same kernels.
 struct Kind {
-  Op op;
+  static constexpr int8_t kAbsent = -1;
+
+  const Op* op;
   at::Device device;
   int64_t rows;
   int64_t columns;
-  std::optional<at::ScalarType> grad_output;  // of backwards
-  at::ScalarType input;
-  std::optional<at::ScalarType> weight;
-  std::optional<at::ScalarType> bias;
-  std::array<bool, 3> output_mask;  // of backwards
-  std::optional<double> eps;        // of forwards, as the caller gave it
+  std::array<int8_t, kMostArguments> types;  // of the arguments
+  std::array<bool, kMostMasked> mask;        // the gradients to compute
+  std::optional<double> eps;                 // as the caller gave it, where it counts
+  double weight_offset;
 
   bool operator==(const Kind& other) const {
-    const auto fields = [](const Kind& kind) {
-      return std::tie(kind.op, kind.device, kind.rows, kind.columns, kind.grad_output, kind.input,
-                      kind.weight, kind.bias, kind.output_mask, kind.eps);
-    };
-    return fields(*this) == fields(other);
+    return op == other.op && device == other.device && rows == other.rows &&
+           columns == other.columns && types == other.types && mask == other.mask &&
+           eps == other.eps && weight_offset == other.weight_offset;
   }
 };
 
 struct HashOfKind {
   size_t operator()(const Kind& kind) const {
-    const auto& [dx, dgamma, dbeta] = kind.output_mask;
-    return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns, kind.grad_output,
-                         kind.input, kind.weight, kind.bias, dx, dgamma, dbeta, kind.eps);
+    uint64_t types = 0;
+    static_assert(sizeof(types) == sizeof(kind.types));
+    std::memcpy(&types, kind.types.data(), sizeof(types));
+    const auto& [first, second, third] = kind.mask;
+    return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns, types, first, second, third,
+                         kind.eps, kind.weight_offset);
   }
 };
 
@@ -83,7 +110,8 @@ inline Calls& calls() {
 
 // Puts a known call on PyTorch's current stream.
 //
-// The pointers are those of the op's arguments and results, in the order of its table.
+// The pointers are those of what the op's kernels read and of its results, in the order of its
+// table.
 inline void launch(const Call& call, at::Device device, c10::SmallVector<int64_t, 16> pointers) {
   const c10::DeviceGuard guard(device);
   // Of this stream, like the kernels: freed here, it is not used again before they are done.

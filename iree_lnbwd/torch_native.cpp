@@ -1,196 +1,564 @@
 // Operators of torch/operators.py once more, in C++: what a call costs the host is several times less
 // where nothing is left to decide.
 //
-// Python decides, and checks. It sees the first backward of each kind (device, element types,
-// shape, output mask) and tells `remember` what that call launches; later ones launch it from here,
-// on PyTorch's current stream. Whatever is unusual (strides, a misaligned address) goes to Python
-// each time.
+// Python decides, and checks. It describes the ops and the norms, sees the first call of each kind
+// (device, element types, shape, options) and tells `remember` what that call launches; later ones
+// launch it from here, on PyTorch's current stream. Whatever is unusual (strides, a misaligned
+// address) goes to Python each time.
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/library.h>
 
+#include <sstream>
+
 #include "torch_norms.h"
+#include "torch_warnings.h"
 
 namespace {
 
 using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using iree_lnbwd::Given;
 using iree_lnbwd::calls;
-using iree_lnbwd::is_there;
-using iree_lnbwd::LayerNormOutput;
-using iree_lnbwd::OptionalTensor;
+using iree_lnbwd::Op;
+using iree_lnbwd::Operand;
+using iree_lnbwd::Options;
+using iree_lnbwd::ops;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Gradients = iree_lnbwd::LayerNormGradients;
+using Stack = torch::jit::Stack;
 
-// Python's side of `calls`.
-void remember(int64_t op, at::Device device, int64_t rows, int64_t columns,
-              std::optional<at::ScalarType> grad_output, at::ScalarType input,
-              std::optional<at::ScalarType> weight, std::optional<at::ScalarType> bias,
-              std::array<bool, 3> output_mask, std::optional<double> eps, at::IntArrayRef driver,
-              int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
-              at::IntArrayRef launches, at::IntArrayRef graph) {
-  TORCH_CHECK(op >= 0 && op < static_cast<int64_t>(iree_lnbwd::kOps),
-              "op: expected one of operands.OPS, got ", op);
+// --- what Python says ------------------------------------------------------------------------
+
+template <typename Value>
+Value one_of(const std::string& word, std::initializer_list<std::pair<const char*, Value>> known) {
+  for (const auto& [name, value] : known) {
+    if (word == name) return value;
+  }
+  TORCH_CHECK(false, "operand: expected a word of operands.py, got ", word);
+}
+
+// From the words of a row of the table: name, kind, element, access, when.
+Operand operand_of(const std::string& row) {
+  std::istringstream words(row);
+  std::string name, kind, element, access, when;
+  TORCH_CHECK(words >> name >> kind >> element >> access >> when,
+              "operand: expected five words, got ", row);
+  using Extent = Operand::Extent;
+  using Element = Operand::Element;
+  return {name,
+          one_of<Extent>(kind, {{"mn", Extent::cells}, {"m", Extent::rows}, {"n", Extent::columns}}),
+          one_of<Element>(element, {{"dy", Element::dy},
+                                    {"x", Element::x},
+                                    {"acc", Element::acc},
+                                    {"gamma", Element::gamma},
+                                    {"beta", Element::beta},
+                                    {"residual", Element::residual}}),
+          access == "READ",
+          when == "ASKED_FOR",
+          when == "RESIDUAL_GIVEN"};
+}
+
+// Describes an op; ops are numbered in the order in which they come.
+int64_t describe_op(std::string name, bool is_backward, const std::string& data,
+                    const std::vector<std::string>& arguments,
+                    const std::vector<std::string>& results) {
+  auto op = std::make_unique<Op>();
+  op->name = std::move(name);
+  op->is_backward = is_backward;
+  TORCH_CHECK(arguments.size() <= iree_lnbwd::kMostArguments, op->name, ": expected at most ",
+              iree_lnbwd::kMostArguments, " arguments, got ", arguments.size());
+  for (const auto& row : arguments) {
+    const int at = static_cast<int>(op->arguments.size());
+    const Operand& operand = op->arguments.emplace_back(operand_of(row));
+    if (operand.name == data) op->data = at;
+    if (operand.element == Operand::Element::gamma) op->weight = at;
+    if (operand.element == Operand::Element::beta) op->bias = at;
+    if (operand.element == Operand::Element::residual) op->residual = at;
+    if (operand.name == "rstd") op->rstd = at;
+  }
+  for (const auto& row : results) op->results.push_back(operand_of(row));
+  ops().push_back(std::move(op));
+  return static_cast<int64_t>(ops().size()) - 1;
+}
+
+const Op& op_of(int64_t number) {
+  TORCH_CHECK(number >= 0 && number < static_cast<int64_t>(ops().size()),
+              "op: expected the number of an op that was described, got ", number);
+  return *ops()[number];
+}
+
+// Python's side of `calls`; the tensors are those of one such call.
+void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
+              at::IntArrayRef normalized_shape, const c10::List<bool>& mask,
+              std::optional<double> eps, double weight_offset, at::IntArrayRef driver, int64_t ones,
+              int64_t scratch_bytes, at::IntArrayRef scratch, at::IntArrayRef launches,
+              at::IntArrayRef graph) {
+  const Op& described = op_of(op);
+  TORCH_CHECK(tensors.size() == described.arguments.size(), "tensors: expected ",
+              described.arguments.size(), " of ", described.name, ", got ", tensors.size());
+  TORCH_CHECK(mask.size() <= iree_lnbwd::kMostMasked, "mask: expected at most ",
+              iree_lnbwd::kMostMasked, " gradients, got ", mask.size());
+  std::vector<std::optional<Tensor>> kept(tensors.begin(), tensors.end());
+  Given given = {};
+  for (size_t i = 0; i < kept.size(); ++i) given[i] = iree_lnbwd::pointer_to(kept[i]);
+  TORCH_CHECK(given[described.data] != nullptr, "tensors: expected ",
+              described.arguments[described.data].name, " among them, got none");
+  Options options = {normalized_shape, {}, eps, weight_offset};
+  std::copy(mask.begin(), mask.end(), options.mask.begin());
   const auto numbers = [](at::IntArrayRef given) {
     return iree_lnbwd::Numbers{given.data(), given.size()};
   };
-  calls().add({static_cast<iree_lnbwd::Op>(op), device, rows, columns, grad_output, input, weight,
-               bias, output_mask, eps},
-              iree_lnbwd::call_of(numbers(driver), ones, scratch_bytes, numbers(scratch),
-                                  numbers(launches), numbers(graph)));
+  auto call = iree_lnbwd::call_of(numbers(driver), ones, scratch_bytes, numbers(scratch),
+                                  numbers(launches), numbers(graph));
+  if (const auto kind = kind_of(described, given, options)) calls().add(*kind, std::move(call));
 }
 
 void forget() { calls().clear(); }
 
-// The operators.
+// --- the operators -----------------------------------------------------------------------------
 
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> operator_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-using Backward = Gradients(const Tensor&, const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
-                           const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                           std::array<bool, 3>, double);
-using Forward = LayerNormOutput(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
-                                const OptionalTensor&, double);
-
-Gradients backward(const Tensor& grad_output, const Tensor& input,
-                   c10::SymIntArrayRef normalized_shape, const OptionalTensor& mean,
-                   const OptionalTensor& rstd, const OptionalTensor& weight,
-                   const OptionalTensor& bias, std::array<bool, 3> mask, double eps) {
-  const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
-  auto known = iree_lnbwd::known_layer_norm_backward(grad_output, input, dims, mean, rstd, weight,
-                                                     bias, mask);
-  if (known) return *std::move(known);
-  static const auto in_python = operator_of<Backward>("iree_lnbwd::layer_norm_backward_checked");
-  return in_python.call(grad_output, input, normalized_shape, mean, rstd, weight, bias, mask, eps);
-}
-
-bool has_module(at::ScalarType type) {
-  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
-}
-
-// PyTorch's own takes one element type only on GPUs; Python widens, or refuses, the others.
-LayerNormOutput forward(const Tensor& input, c10::SymIntArrayRef normalized_shape,
-                        const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
-  const auto alike = [&](const OptionalTensor& tensor) {
-    return !is_there(tensor) ||
-           (tensor->scalar_type() == input.scalar_type() && tensor->device() == input.device());
-  };
-  if (has_module(input.scalar_type()) && alike(weight) && alike(bias)) {
-    return at::native_layer_norm_symint(input, normalized_shape, weight, bias, eps);
-  }
-  static const auto in_python = operator_of<Forward>("iree_lnbwd::layer_norm_forward");
-  return in_python.call(input, normalized_shape, weight, bias, eps);
-}
-
-// The gradients by PyTorch's own operators, which can be differentiated again.
-variable_list differentiable_backward(const Tensor& grad_output, const variable_list& inputs,
-                                      c10::SymIntArrayRef normalized_shape, double eps,
-                                      const std::array<bool, 3>& mask) {
-  const auto [output, mean, rstd] =
-      forward(inputs[0], normalized_shape, inputs[1], inputs[2], eps);
-  variable_list wanted;
-  for (size_t i = 0; i < mask.size(); ++i) {
-    if (mask[i]) wanted.push_back(inputs[i]);
-  }
-  auto found = torch::autograd::grad({output}, wanted, {grad_output}, std::nullopt, true);
-  variable_list gradients(mask.size());
-  auto next = found.begin();
-  for (size_t i = 0; i < mask.size(); ++i) {
-    if (mask[i]) gradients[i] = *next++;
-  }
-  return gradients;
-}
-
-class LayerNorm : public torch::autograd::Function<LayerNorm> {
+// An operator by its name in our namespace, looked up when it is first called.
+class Named {
  public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& input,
-                        c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
-                        const OptionalTensor& bias, double eps) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    auto [output, mean, rstd] = ::forward(input, normalized_shape, weight, bias, eps);
-    if (at::isReducedFloatingType(mean.scalar_type())) {
-      // On the CPU, and too coarse to be of use: the backward recomputes them.
-      mean = rstd = Tensor();
-    }
-    ctx->save_for_backward(
-        {input, weight.value_or(Tensor()), bias.value_or(Tensor()), mean, rstd});
-    ctx->saved_data["dims"] = static_cast<int64_t>(normalized_shape.size());
-    ctx->saved_data["eps"] = eps;
-    return output;
+  explicit Named(std::string name) : name_("iree_lnbwd::" + std::move(name)) {}
+  void call(Stack* stack) {
+    if (!found_) found_ = c10::Dispatcher::singleton().findSchemaOrThrow(name_.c_str(), "");
+    found_->callBoxed(stack);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
-    const auto saved = ctx->get_saved_variables();
-    const auto sizes = saved[0].sym_sizes();
-    const auto normalized_shape = sizes.slice(sizes.size() - ctx->saved_data["dims"].toInt());
-    const double eps = ctx->saved_data["eps"].toDouble();
-    std::array<bool, 3> mask = {false, false, false};
-    for (size_t i = 0, edge = 0; i < mask.size(); ++i) {  // only what is there has an edge
-      mask[i] = saved[i].defined() && ctx->needs_input_grad(edge++);
+ private:
+  std::string name_;
+  std::optional<OperatorHandle> found_;
+};
+
+// The place of a result among those of an op, or of some of them.
+int place_of(const std::string& name, const std::vector<const Operand*>& results) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i]->name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// A norm of torch/norms.py.
+class Norm {
+ public:
+  Norm(const std::string& name, const Op& op, const std::string& gradients, const Op& gradients_op,
+       const std::string& from_output, const Op& from_output_op, bool takes_residual,
+       bool own_forward)
+      : op(op),
+        gradients_op(gradients_op),
+        from_output_op(from_output_op),
+        takes_residual(takes_residual),
+        own_forward(own_forward),
+        itself(name),
+        checked(name + "_checked"),
+        by_aten(name + "_by_aten"),
+        gradients(gradients),
+        from_output(from_output) {
+    std::vector<const Operand*> returned;
+    for (const Operand& result : op.results) {
+      if (returns(result)) returned.push_back(&result);
     }
-    if (at::GradMode::is_enabled()) {
-      const auto gradients = differentiable_backward(
-          grad_outputs[0], {saved.begin(), saved.begin() + 3}, normalized_shape, eps, mask);
-      return {gradients[0], Tensor(), gradients[1], gradients[2], Tensor()};
+    mean = place_of("mean", returned);
+    rstd = place_of("rstd", returned);
+    residual_output = place_of("residual_output", returned);
+    for (const Operand& argument : op.arguments) taken += takes(argument);
+  }
+
+  bool takes(const Operand& argument) const { return takes_residual || !argument.needs_residual; }
+  bool returns(const Operand& result) const { return takes_residual || !result.needs_residual; }
+
+  const Op& op;
+  const Op& gradients_op;
+  const Op& from_output_op;
+  const bool takes_residual;
+  const bool own_forward;  // or PyTorch's
+  size_t taken = 0;        // of the op's arguments
+  // Places among the results; the output is the first. -1 where there is none.
+  int mean, rstd, residual_output;
+
+  Named itself;
+  Named checked;
+  Named by_aten;
+  Named gradients;
+  Named from_output;
+  Named differentiable{"differentiable_gradients"};
+};
+
+std::vector<std::unique_ptr<Norm>>& norms() {
+  static std::vector<std::unique_ptr<Norm>> all;
+  return all;
+}
+
+std::optional<double> double_of(const IValue& value) { return value.toOptional<double>(); }
+
+const Tensor* pointer_to(const IValue& value) {
+  return value.isNone() ? nullptr : iree_lnbwd::pointer_to(value.toTensor());
+}
+
+// What a norm takes from the stack: the tensors, and then the options.
+struct Taken {
+  Given tensors = {};  // those of the op
+  IValue normalized_shape;
+  std::optional<double> eps;
+  double weight_offset = 0;
+  bool memory_efficient = false;
+  size_t count;
+
+  Taken(const Norm& norm, const Stack& stack) : count(norm.taken + (norm.own_forward ? 4 : 2)) {
+    const IValue* next = stack.data() + stack.size() - count;
+    for (size_t i = 0; i < norm.op.arguments.size(); ++i) {
+      if (norm.takes(norm.op.arguments[i])) tensors[i] = pointer_to(*next++);
     }
-    // Without autograd's fallback for operators that it has no formula of.
-    const at::AutoDispatchBelowADInplaceOrView below;
-    static const auto op = operator_of<Backward>("iree_lnbwd::layer_norm_backward");
-    auto [dx, dgamma, dbeta] = op.call(grad_outputs[0], saved[0], normalized_shape, saved[3],
-                                       saved[4], saved[1], saved[2], mask, eps);
-    return {dx, Tensor(), dgamma, dbeta, Tensor()};
+    normalized_shape = *next++;
+    eps = double_of(*next++);
+    if (norm.own_forward) {
+      weight_offset = (next++)->toDouble();
+      memory_efficient = next->toBool();
+    }
   }
 };
 
-Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
-                  const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
-  return std::get<0>(forward(input, normalized_shape, weight, bias, eps));
+c10::DimVector integers_of(const IValue& value) {
+  c10::DimVector found;
+  for (const auto& each : value.toSymIntVector()) {
+    found.push_back(each.guard_int(__FILE__, __LINE__));
+  }
+  return found;
 }
 
-Tensor layer_norm_with_autograd(const Tensor& input, c10::SymIntArrayRef normalized_shape,
-                                const OptionalTensor& weight, const OptionalTensor& bias,
-                                double eps) {
-  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
-      torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
-    // torch.func differentiates and batches ATen's operators, and so does forward mode.
-    return layer_norm(input, normalized_shape, weight, bias, eps);
+// PyTorch's own takes one element type only on GPUs; Python widens, or refuses, the others.
+void forward_by_pytorch(Norm& norm, const Taken& taken, Stack* stack) {
+  const Op& op = norm.op;
+  const Tensor& input = *taken.tensors[op.data];
+  const auto type = input.scalar_type();
+  const Tensor* weight = taken.tensors[op.weight];
+  const Tensor* bias = taken.tensors[op.bias];
+  const auto alike = [&](const Tensor* tensor) {
+    return !tensor || (tensor->scalar_type() == type && tensor->device() == input.device());
+  };
+  const bool has_module =
+      type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
+  if (!has_module || !alike(weight) || !alike(bias)) return norm.by_aten.call(stack);
+  const auto given = [](const Tensor* tensor) {
+    return tensor ? std::optional<Tensor>(*tensor) : std::nullopt;
+  };
+  auto [output, mean, rstd] =
+      at::native_layer_norm_symint(input, taken.normalized_shape.toSymIntVector(), given(weight),
+                                   given(bias), taken.eps.value());
+  torch::jit::drop(*stack, taken.count);
+  torch::jit::push(*stack, std::move(output), std::move(mean), std::move(rstd));
+}
+
+// A norm, without autograd.
+class Forward final : public c10::OperatorKernel {
+ public:
+  explicit Forward(Norm& norm) : norm_(norm) {}
+
+  void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
+    const Taken taken(norm_, *stack);
+    if (!norm_.own_forward) return forward_by_pytorch(norm_, taken, stack);
+    const auto dims = integers_of(taken.normalized_shape);
+    auto results = known(norm_.op, taken.tensors, {dims, {}, taken.eps, taken.weight_offset});
+    if (!results) return norm_.checked.call(stack);
+    torch::jit::drop(*stack, taken.count);
+    for (size_t i = 0; i < results->size(); ++i) {
+      if (norm_.returns(norm_.op.results[i])) stack->emplace_back(std::move((*results)[i]));
+    }
   }
-  return LayerNorm::apply(input, normalized_shape, weight, bias, eps);
+
+ private:
+  Norm& norm_;
+};
+
+// A backward, without autograd.
+class Gradients final : public c10::OperatorKernel {
+ public:
+  Gradients(const std::string& name, const Op& op) : op_(op), checked_(name + "_checked") {}
+
+  void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
+    const size_t tensors = op_.arguments.size(), taken = tensors + 4;
+    const IValue* values = stack->data() + stack->size() - taken;
+    Given given = {};
+    for (size_t i = 0; i < tensors; ++i) given[i] = pointer_to(values[i]);
+    const IValue* options = values + tensors;
+    const auto dims = integers_of(options[0]);
+    iree_lnbwd::Mask mask = {};
+    const auto asked = options[1].toBoolList();
+    std::copy(asked.begin(), asked.end(), mask.begin());
+    auto results = known(op_, given, {dims, mask, double_of(options[2]), options[3].toDouble()});
+    if (!results) return checked_.call(stack);
+    torch::jit::drop(*stack, taken);
+    for (auto& result : *results) stack->emplace_back(std::move(result));
+  }
+
+ private:
+  const Op& op_;
+  Named checked_;
+};
+
+IValue value_of(const Tensor& tensor) { return tensor.defined() ? IValue(tensor) : IValue(); }
+
+// A norm in autograd's graph.
+class Differentiated : public torch::autograd::Function<Differentiated> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  // Returns the results that have gradients, and leaves all of them on the stack. The tensors are
+  // the arguments that are there, once more: autograd looks for them here.
+  static variable_list forward(AutogradContext* ctx, int64_t number, Stack* stack,
+                               at::TensorList) {
+    Norm& norm = *norms()[number];
+    const Op& op = norm.op;
+    const Taken taken(norm, *stack);
+    std::array<Tensor, iree_lnbwd::kMostArguments> given;
+    std::vector<int64_t> types;  // of the arguments, and so of their gradients; -1: not there
+    for (size_t i = 0; i < op.arguments.size(); ++i) {
+      const Tensor* tensor = taken.tensors[i];
+      if (tensor) given[i] = *tensor;
+      types.push_back(tensor ? static_cast<int64_t>(tensor->scalar_type()) : -1);
+    }
+    const auto memory_efficient = taken.memory_efficient;
+    ctx->saved_data["norm"] = number;
+    ctx->saved_data["types"] = types;
+    ctx->saved_data["normalized"] = static_cast<int64_t>(taken.normalized_shape.toListRef().size());
+    ctx->saved_data["eps"] = taken.eps;
+    ctx->saved_data["weight_offset"] = taken.weight_offset;
+    ctx->saved_data["memory_efficient"] = memory_efficient;
+    {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      if (norm.own_forward) {
+        norm.itself.call(stack);
+      } else {  // ATen's in place of the operator again, so that a compiler may fuse it
+        forward_by_pytorch(norm, taken, stack);
+      }
+    }
+    const auto result = [&](int at) { return at < 0 ? Tensor() : (*stack)[at].toTensor(); };
+    const Tensor output = result(0), residual_output = result(norm.residual_output);
+    Tensor data = norm.takes_residual ? residual_output : given[op.data];
+    Tensor mean = result(norm.mean), rstd = result(norm.rstd);
+    ctx->set_materialize_grads(false);
+    if (memory_efficient) {
+      data = output;
+      mean = Tensor();
+    } else if (at::isReducedFloatingType(rstd.scalar_type())) {
+      // PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
+      mean = rstd = Tensor();
+    }
+    const auto argument = [&](int at) { return at < 0 ? Tensor() : given[at]; };
+    ctx->save_for_backward({data, mean, rstd, argument(op.weight), argument(op.bias)});
+    return norm.takes_residual ? variable_list{output, residual_output} : variable_list{output};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    auto& kept = ctx->saved_data;
+    Norm& norm = *norms()[kept["norm"].toInt()];
+    const Op& op = norm.op;
+    const auto types = kept["types"].toIntVector();
+    const size_t arguments = types.size();
+    std::vector<bool> needs(arguments);
+    for (size_t i = 0, edge = 0; i < arguments; ++i) {  // only what is there has an edge
+      needs[i] = types[i] >= 0 && ctx->needs_input_grad(edge++);
+    }
+    const bool needs_dx = needs[op.data] || needs[op.residual];  // they have one gradient
+    const Tensor dresidual =
+        norm.takes_residual && needs_dx ? grads[1] : Tensor();
+
+    variable_list found(arguments);
+    found[op.data] = dresidual;
+    if (const Tensor& dy = grads[0]; dy.defined()) {  // else the gradient went past the norm
+      auto needed = needs;
+      needed[op.data] = needs_dx;
+      compute(ctx, norm, dy, dresidual, needed, &found);
+    }
+    found[op.residual] = found[op.data];
+
+    variable_list returned(2);  // forward's first arguments are no tensors
+    for (size_t i = 0; i < arguments; ++i) {
+      if (types[i] < 0) continue;
+      const auto type = static_cast<at::ScalarType>(types[i]);
+      const bool is_cast = needs[i] && found[i].defined() && found[i].scalar_type() != type;
+      returned.push_back(!needs[i] ? Tensor() : is_cast ? found[i].to(type) : found[i]);
+    }
+    return returned;
+  }
+
+ private:
+  // The gradients of the op's arguments that are needed, by the norm's backward.
+  static void compute(AutogradContext* ctx, Norm& norm, const Tensor& dy, const Tensor& dresidual,
+                      const std::vector<bool>& needed, variable_list* found) {
+    auto& kept = ctx->saved_data;
+    const auto saved = ctx->get_saved_variables();
+    const bool memory_efficient = kept["memory_efficient"].toBool();
+    const Op& used = memory_efficient ? norm.from_output_op : norm.gradients_op;
+    const auto sizes = saved[0].sym_sizes();
+    const IValue dims(sizes.slice(sizes.size() - kept["normalized"].toInt()));
+
+    std::vector<size_t> places;  // of what the gradients are of, among the op's arguments
+    c10::List<bool> mask;
+    for (const Operand& gradient : used.results) {
+      places.push_back(gradient.element == Operand::Element::gamma  ? norm.op.weight
+                       : gradient.element == Operand::Element::beta ? norm.op.bias
+                                                                    : norm.op.data);
+      mask.push_back(needed[places.back()]);
+    }
+    if (at::GradMode::is_enabled()) {
+      TORCH_CHECK(!memory_efficient,
+                  "memory_efficient: expected a backward that is not differentiated itself, got "
+                  "create_graph=True; the input was not saved");
+      while (mask.size() < iree_lnbwd::kMostMasked) mask.push_back(false);
+      Stack stack = {norm.mean >= 0,     dy,   value_of(dresidual), saved[0], value_of(saved[3]),
+                     value_of(saved[4]), dims, kept["eps"],         kept["weight_offset"], mask};
+      norm.differentiable.call(&stack);
+      auto computed = stack.back().toTensorVector();
+      auto next = computed.begin();
+      for (size_t i = 0; i < places.size(); ++i) {
+        if (mask[i]) (*found)[places[i]] = *next++;
+      }
+      return;
+    }
+    Stack stack;
+    for (size_t i = 0; i < used.arguments.size(); ++i) {
+      const Operand& argument = used.arguments[i];
+      const auto& value = [&]() -> const Tensor& {
+        switch (argument.element) {
+          case Operand::Element::dy:
+            return dy;
+          case Operand::Element::acc:
+            return argument.name == "mean" ? saved[1] : saved[2];
+          case Operand::Element::gamma:
+            return saved[3];
+          case Operand::Element::beta:
+            return saved[4];
+          case Operand::Element::residual:
+            return dresidual;
+          default:
+            return saved[0];
+        }
+      }();
+      stack.push_back(value_of(value));
+    }
+    torch::jit::push(stack, dims, mask, kept["eps"], kept["weight_offset"]);
+    {
+      // Without autograd's fallback for operators that it has no formula of.
+      const at::AutoDispatchBelowADInplaceOrView below;
+      (memory_efficient ? norm.from_output : norm.gradients).call(&stack);
+    }
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (mask[i] && pointer_to(stack[i])) (*found)[places[i]] = stack[i].toTensor();
+    }
+  }
+};
+
+// A norm with autograd on.
+class WithAutograd final : public c10::OperatorKernel {
+ public:
+  explicit WithAutograd(int64_t number) : number_(number), norm_(*norms()[number]) {}
+
+  void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
+    if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+        torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
+      // torch.func differentiates and batches ATen's operators, and so does forward mode.
+      return norm_.by_aten.call(stack);
+    }
+    const Taken taken(norm_, *stack);
+    std::vector<Tensor> there;
+    for (const Tensor* tensor : taken.tensors) {
+      if (tensor) there.push_back(*tensor);
+    }
+    Stack own(stack->end() - taken.count, stack->end());
+    torch::jit::drop(*stack, taken.count);
+    auto differentiable = Differentiated::apply(number_, &own, at::TensorList(there));
+    own[0] = std::move(differentiable[0]);
+    if (norm_.takes_residual) own[norm_.residual_output] = std::move(differentiable[1]);
+    std::move(own.begin(), own.end(), std::back_inserter(*stack));
+  }
+
+ private:
+  const int64_t number_;
+  Norm& norm_;
+};
+
+// A norm under autocast, in f32.
+class Autocast final : public c10::OperatorKernel {
+ public:
+  explicit Autocast(Norm& norm) : norm_(norm) {}
+
+  void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
+    const c10::impl::ExcludeDispatchKeyGuard without(
+        at::autocast::get_autocast_dispatch_key_from_device_type(c10::DeviceType::CUDA));
+    IValue* values = stack->data() + stack->size() - Taken(norm_, *stack).count;
+    for (size_t i = 0; i < norm_.taken; ++i) {
+      if (!values[i].isTensor()) continue;
+      values[i] = at::autocast::cached_cast(at::kFloat, values[i].toTensor(), c10::DeviceType::CUDA);
+    }
+    norm_.itself.call(stack);
+  }
+
+ private:
+  Norm& norm_;
+};
+
+// --- their registration, in place of Python's ---------------------------------------------------
+
+void put_in_place(const std::string& name, DispatchKey key, torch::CppFunction kernel) {
+  static auto* const libraries = new std::map<DispatchKey, torch::Library>;
+  const auto found =
+      libraries->try_emplace(key, torch::Library::IMPL, "iree_lnbwd", key, __FILE__, __LINE__);
+  const iree_lnbwd::WithoutOverrideWarning without;
+  found.first->second.impl(name.c_str(), std::move(kernel));
+}
+
+template <class Kernel, class... Arguments>
+void put_in_place(const std::string& name, std::initializer_list<DispatchKey> keys,
+                  Arguments&&... arguments) {
+  for (const DispatchKey key : keys) {
+    put_in_place(name, key, torch::CppFunction::makeFromBoxedFunctor(
+                                std::make_unique<Kernel>(arguments...)));
+  }
+}
+
+void register_gradients(const std::string& name, int64_t op) {
+  put_in_place<Gradients>(name, {DispatchKey::CPU, DispatchKey::CUDA}, name, op_of(op));
+}
+
+void register_norm(const std::string& name, int64_t op, const std::string& gradients,
+                   int64_t gradients_op, const std::string& from_output, int64_t from_output_op,
+                   bool takes_residual, bool own_forward, bool autocast) {
+  const auto number = static_cast<int64_t>(norms().size());
+  norms().push_back(std::make_unique<Norm>(name, op_of(op), gradients, op_of(gradients_op),
+                                           from_output, op_of(from_output_op), takes_residual,
+                                           own_forward));
+  Norm& norm = *norms().back();
+  put_in_place<Forward>(name, {DispatchKey::CPU, DispatchKey::CUDA}, norm);
+  put_in_place<WithAutograd>(name, {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}, number);
+  if (autocast) put_in_place<Autocast>(name, {DispatchKey::AutocastCUDA}, norm);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
+  library.def("describe_op(str name, bool is_backward, str data, str[] arguments, str[] results) "
+              "-> int",
+              describe_op);
+  library.def("register_gradients(str name, int op) -> ()", register_gradients);
   library.def(
-      "remember(int op, Device device, int rows, int columns, ScalarType? grad_output, "
-      "ScalarType input, ScalarType? weight, ScalarType? bias, bool[3] output_mask, float? eps, "
-      "int[] driver, int ones, int scratch_bytes, int[] scratch, int[] launches, int[] graph) "
-      "-> ()",
+      "register_norm(str name, int op, str gradients, int gradients_op, str from_output, "
+      "int from_output_op, bool takes_residual, bool own_forward, bool autocast) -> ()",
+      register_norm);
+  library.def(
+      "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "
+      "float weight_offset, int[] driver, int ones, int scratch_bytes, int[] scratch, "
+      "int[] launches, int[] graph) -> ()",
       remember);
   library.def("forget() -> ()", forget);
-}
-
-TORCH_LIBRARY_IMPL(iree_lnbwd, CPU, library) { library.impl("layer_norm", layer_norm); }
-
-TORCH_LIBRARY_IMPL(iree_lnbwd, CUDA, library) {
-  library.impl("layer_norm", layer_norm);
-  library.impl("layer_norm_backward", backward);
-}
-
-TORCH_LIBRARY_IMPL(iree_lnbwd, AutogradCPU, library) {
-  library.impl("layer_norm", layer_norm_with_autograd);
-}
-
-TORCH_LIBRARY_IMPL(iree_lnbwd, AutogradCUDA, library) {
-  library.impl("layer_norm", layer_norm_with_autograd);
 }

@@ -7,23 +7,36 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/SymIntArrayRef.h>
 
+#include <algorithm>
+
 #include "torch_calls.h"
 
 namespace iree_lnbwd {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-using LayerNormGradients = std::tuple<Tensor, Tensor, Tensor>;
-using RmsNormGradients = std::tuple<Tensor, Tensor>;
-using LayerNormOutput = std::tuple<Tensor, Tensor, Tensor>;  // and mean, rstd
-using RmsNormOutput = std::tuple<Tensor, Tensor>;            // and rstd
+using Mask = std::array<bool, kMostMasked>;
 
-inline bool is_there(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
+// The arguments of an op; nullptr where one is not given.
+using Given = std::array<const Tensor*, kMostArguments>;
+// The results of an op; undefined where one is not computed.
+using Results = c10::SmallVector<Tensor, 4>;
 
-inline std::optional<at::ScalarType> type_of(const OptionalTensor& tensor) {
-  if (!is_there(tensor)) return std::nullopt;
-  return tensor->scalar_type();
+inline const Tensor* pointer_to(const Tensor& tensor) {
+  return tensor.defined() ? &tensor : nullptr;
 }
+
+inline const Tensor* pointer_to(const OptionalTensor& tensor) {
+  return tensor ? pointer_to(*tensor) : nullptr;
+}
+
+// What a caller asks for beside the tensors.
+struct Options {
+  at::IntArrayRef normalized_shape;
+  Mask mask;                  // of backwards
+  std::optional<double> eps;  // None as in rms_norm
+  double weight_offset;
+};
 
 // Python copies what is not, and refuses what has no memory (any more).
 inline bool is_usable(const Tensor& tensor) {
@@ -33,24 +46,13 @@ inline bool is_usable(const Tensor& tensor) {
          reinterpret_cast<int64_t>(tensor.const_data_ptr()) % kAccessBytes == 0;
 }
 
-inline bool is_usable(const OptionalTensor& tensor, at::Device device, at::IntArrayRef sizes) {
-  return !is_there(tensor) ||
-         (tensor->device() == device && tensor->sizes() == sizes && is_usable(*tensor));
-}
-
 // The type of a row's statistics, and of sums.
 inline at::ScalarType wide(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-inline bool is_statistic(const OptionalTensor& tensor, const Tensor& input, int64_t rows) {
-  return is_there(tensor) && tensor->device() == input.device() &&
-         tensor->scalar_type() == wide(input.scalar_type()) && tensor->numel() == rows &&
-         is_usable(*tensor);
-}
-
-inline int64_t address(const OptionalTensor& tensor) {
-  return is_there(tensor) ? reinterpret_cast<int64_t>(tensor->const_data_ptr()) : 0;
+inline int64_t address(const Tensor& tensor) {
+  return reinterpret_cast<int64_t>(tensor.const_data_ptr());
 }
 
 // There is nothing left to dispatch on.
@@ -60,120 +62,121 @@ inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, at::Device devic
       c10::fromIntArrayRefSlow(sizes), type, at::kStrided, device, std::nullopt, std::nullopt);
 }
 
-// What is known of any norm's call from its input and parameters, if kernels could use them.
-inline std::optional<Kind> kind_of(Op op, const Tensor& input, at::IntArrayRef normalized_shape,
-                                   const OptionalTensor& weight, const OptionalTensor& bias) {
-  const auto sizes = input.sizes();
-  const auto device = input.device();
-  if (normalized_shape.empty() || sizes.size() < normalized_shape.size() ||
-      sizes.slice(sizes.size() - normalized_shape.size()) != normalized_shape ||
-      input.numel() == 0 || !is_usable(input) || !is_usable(weight, device, normalized_shape) ||
-      (is_there(bias) && bias->device() != device)) {
+// What is known of a call from its arguments, if they belong together. What kernels read need not
+// be usable as it stands.
+inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Options& options) {
+  const Tensor& data = *given[op.data];
+  const auto sizes = data.sizes();
+  const auto dims = options.normalized_shape;
+  if (dims.empty() || sizes.size() < dims.size() ||
+      sizes.slice(sizes.size() - dims.size()) != dims || data.numel() == 0) {
     return std::nullopt;
   }
-  const int64_t columns = c10::multiply_integers(normalized_shape);
-  return Kind{op,
-              device,
-              input.numel() / columns,
-              columns,
-              std::nullopt,
-              input.scalar_type(),
-              type_of(weight),
-              type_of(bias),
-              {},
-              std::nullopt};
-}
-
-inline std::optional<LayerNormGradients> known_layer_norm_backward(
-    const Tensor& grad_output, const Tensor& input, at::IntArrayRef normalized_shape,
-    const OptionalTensor& mean, const OptionalTensor& rstd, const OptionalTensor& weight,
-    const OptionalTensor& bias, const std::array<bool, 3>& mask) {
-  auto kind = kind_of(Op::layer_norm_backward, input, normalized_shape, weight, bias);
-  if (!kind || !is_usable(grad_output, kind->device, input.sizes()) ||
-      !is_statistic(mean, input, kind->rows) || !is_statistic(rstd, input, kind->rows)) {
-    return std::nullopt;
+  const auto leading = sizes.slice(0, sizes.size() - dims.size());
+  const int64_t columns = c10::multiply_integers(dims);
+  const bool eps_counts = !op.is_backward || op.rstd < 0 || !given[op.rstd];
+  Kind kind = {&op,
+               data.device(),
+               data.numel() / columns,
+               columns,
+               {},
+               {},
+               eps_counts ? options.eps : std::nullopt,
+               options.weight_offset};
+  kind.types.fill(Kind::kAbsent);
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    if (!given[i]) continue;
+    const Operand& operand = op.arguments[i];
+    const Tensor& tensor = *given[i];
+    bool fits = tensor.device() == kind.device;
+    switch (operand.extent) {
+      case Operand::Extent::cells:
+        fits &= tensor.sizes() == sizes;
+        break;
+      case Operand::Extent::rows:
+        fits &= tensor.numel() == kind.rows && tensor.sizes().size() >= leading.size() &&
+                tensor.sizes().slice(0, leading.size()) == leading &&
+                tensor.scalar_type() == wide(data.scalar_type());
+        break;
+      case Operand::Extent::columns:
+        fits &= tensor.sizes() == dims;
+        break;
+    }
+    if (!fits) return std::nullopt;
+    kind.types[i] = static_cast<int8_t>(tensor.scalar_type());
   }
-  kind->grad_output = grad_output.scalar_type();
-  kind->output_mask = mask;
-  const auto call = calls().find(*kind);
-  if (!call) return std::nullopt;
-  const auto of_weight = kind->weight.value_or(kind->input);
-  const auto of_bias = kind->bias.value_or(of_weight);
-  const auto [wants_dx, wants_dgamma, wants_dbeta] = mask;
-  Tensor dx = wants_dx ? empty(input.sizes(), kind->input, kind->device) : Tensor();
-  Tensor dgamma = wants_dgamma && kind->weight ? empty(normalized_shape, of_weight, kind->device)
-                                               : Tensor();
-  Tensor dbeta = wants_dbeta ? empty(normalized_shape, of_bias, kind->device) : Tensor();
-  const int64_t gamma = kind->weight ? address(weight) : call->ones;
-  launch(*call, kind->device,
-         {address(grad_output), address(input), address(mean), address(rstd), gamma, address(dx),
-          address(dgamma), address(dbeta)});
-  return std::make_tuple(std::move(dx), std::move(dgamma), std::move(dbeta));
-}
-
-inline std::optional<RmsNormGradients> known_rms_norm_backward(
-    const Tensor& grad_output, const Tensor& input, at::IntArrayRef normalized_shape,
-    const OptionalTensor& rstd, const OptionalTensor& weight, const std::array<bool, 2>& mask) {
-  auto kind = kind_of(Op::rms_norm_backward, input, normalized_shape, weight, std::nullopt);
-  if (!kind || !is_usable(grad_output, kind->device, input.sizes()) ||
-      !is_statistic(rstd, input, kind->rows)) {
-    return std::nullopt;
+  size_t masked = 0;
+  for (const Operand& result : op.results) {
+    if (!result.is_masked) continue;
+    const bool has_gradient =
+        result.element != Operand::Element::gamma || given[op.weight] != nullptr;
+    kind.mask[masked] = options.mask[masked] && has_gradient;
+    ++masked;
   }
-  kind->grad_output = grad_output.scalar_type();
-  const auto [wants_dx, wants_dgamma] = mask;
-  kind->output_mask = {wants_dx, wants_dgamma, false};
-  const auto call = calls().find(*kind);
-  if (!call) return std::nullopt;
-  Tensor dx = wants_dx ? empty(input.sizes(), kind->input, kind->device) : Tensor();
-  Tensor dgamma = wants_dgamma && kind->weight
-                      ? empty(normalized_shape, *kind->weight, kind->device)
-                      : Tensor();
-  const int64_t gamma = kind->weight ? address(weight) : call->ones;
-  launch(*call, kind->device,
-         {address(grad_output), address(input), address(rstd), gamma, address(dx),
-          address(dgamma)});
-  return std::make_tuple(std::move(dx), std::move(dgamma));
+  return kind;
 }
 
-// A statistic of each row, with a dimension of 1 for each that was normalized, as PyTorch has it.
-inline Tensor empty_statistic(const Tensor& input, size_t normalized) {
-  auto sizes = input.sizes().vec();
-  std::fill(sizes.end() - static_cast<int64_t>(normalized), sizes.end(), 1);
-  return empty(sizes, wide(input.scalar_type()), input.device());
-}
-
-inline std::optional<LayerNormOutput> known_layer_norm(const Tensor& input,
-                                                       at::IntArrayRef normalized_shape,
-                                                       const OptionalTensor& weight,
-                                                       const OptionalTensor& bias, double eps) {
-  auto kind = kind_of(Op::layer_norm, input, normalized_shape, weight, bias);
-  if (!kind || !is_usable(bias, kind->device, normalized_shape)) return std::nullopt;
-  kind->eps = eps;
-  const auto call = calls().find(*kind);
-  if (!call) return std::nullopt;
-  Tensor y = empty(input.sizes(), kind->input, kind->device);
-  Tensor mean = empty_statistic(input, normalized_shape.size());
-  Tensor rstd = empty_statistic(input, normalized_shape.size());
-  const int64_t gamma = kind->weight ? address(weight) : call->ones;
-  launch(*call, kind->device,
-         {address(input), gamma, address(bias), address(y), address(mean), address(rstd)});
-  return std::make_tuple(std::move(y), std::move(mean), std::move(rstd));
-}
-
-inline std::optional<RmsNormOutput> known_rms_norm(const Tensor& input,
-                                                   at::IntArrayRef normalized_shape,
-                                                   const OptionalTensor& weight,
-                                                   std::optional<double> eps) {
-  auto kind = kind_of(Op::rms_norm, input, normalized_shape, weight, std::nullopt);
+// Launches a call, if it is known and its arguments can be used where they lie.
+inline std::optional<Results> known(const Op& op, const Given& given, const Options& options) {
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    if (given[i] && op.arguments[i].is_read && !is_usable(*given[i])) return std::nullopt;
+  }
+  const auto kind = kind_of(op, given, options);
   if (!kind) return std::nullopt;
-  kind->eps = eps;
   const auto call = calls().find(*kind);
   if (!call) return std::nullopt;
-  Tensor y = empty(input.sizes(), kind->input, kind->device);
-  Tensor rstd = empty_statistic(input, normalized_shape.size());
-  const int64_t gamma = kind->weight ? address(weight) : call->ones;
-  launch(*call, kind->device, {address(input), gamma, address(y), address(rstd)});
-  return std::make_tuple(std::move(y), std::move(rstd));
+
+  c10::SmallVector<int64_t, 16> pointers;
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    if (!op.arguments[i].is_read) continue;
+    const int64_t absent = static_cast<int>(i) == op.weight ? call->ones : 0;
+    pointers.push_back(given[i] ? address(*given[i]) : absent);
+  }
+
+  const Tensor& data = *given[op.data];
+  const auto type_or = [&](int argument, at::ScalarType otherwise) {
+    return argument >= 0 && given[argument] ? given[argument]->scalar_type() : otherwise;
+  };
+  const auto type_of = [&](Operand::Element element) {
+    const auto of_data = data.scalar_type();
+    switch (element) {
+      case Operand::Element::acc:
+        return wide(of_data);
+      case Operand::Element::gamma:
+        return type_or(op.weight, of_data);
+      case Operand::Element::beta:
+        return type_or(op.bias, type_or(op.weight, of_data));
+      case Operand::Element::residual:
+        return type_or(op.residual, of_data);
+      default:
+        return of_data;
+    }
+  };
+  const auto new_result = [&](const Operand& result) {
+    const auto type = type_of(result.element);
+    switch (result.extent) {
+      case Operand::Extent::cells:
+        return empty(data.sizes(), type, kind->device);
+      case Operand::Extent::columns:
+        return empty(options.normalized_shape, type, kind->device);
+      default: {  // a dimension of 1 for each that was normalized, as PyTorch has it
+        c10::DimVector sizes(data.sizes());
+        std::fill(sizes.end() - options.normalized_shape.size(), sizes.end(), 1);
+        return empty(sizes, type, kind->device);
+      }
+    }
+  };
+  Results results;
+  size_t masked = 0;
+  for (const Operand& result : op.results) {
+    const bool is_there = result.is_masked        ? kind->mask[masked++]
+                          : result.needs_residual ? given[op.residual] != nullptr
+                                                  : true;
+    results.push_back(is_there ? new_result(result) : Tensor());
+    pointers.push_back(is_there ? address(results.back()) : 0);
+  }
+  launch(*call, kind->device, std::move(pointers));
+  return results;
 }
 
 }  // namespace iree_lnbwd

@@ -11,7 +11,6 @@
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/native_layer_norm_backward_cpu_dispatch.h>
-#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -20,20 +19,23 @@
 #include <utility>
 
 #include "torch_norms.h"
+#include "torch_warnings.h"
 
 namespace {
 
 using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using iree_lnbwd::is_there;
-using iree_lnbwd::kOps;
-using iree_lnbwd::LayerNormGradients;
-using iree_lnbwd::LayerNormOutput;
-using iree_lnbwd::Op;
 using iree_lnbwd::OptionalTensor;
-using iree_lnbwd::RmsNormGradients;
-using iree_lnbwd::RmsNormOutput;
+using iree_lnbwd::pointer_to;
+using LayerNormGradients = std::tuple<Tensor, Tensor, Tensor>;
+using RmsNormGradients = std::tuple<Tensor, Tensor>;
+using LayerNormOutput = std::tuple<Tensor, Tensor, Tensor>;  // and mean, rstd
+using RmsNormOutput = std::tuple<Tensor, Tensor>;            // and rstd
+
+// The first of the ops that Python describes: those that ATen has, too.
+enum class Op : int64_t { layer_norm, rms_norm, layer_norm_backward, rms_norm_backward };
+constexpr size_t kOps = 4;
 
 // ATen's names of the ops.
 constexpr std::array<const char*, kOps> kNames = {"native_layer_norm", "_fused_rms_norm",
@@ -135,6 +137,19 @@ Results run(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized
   return ours.hand_on<op, Results, Arguments...>(keys, arguments...);
 }
 
+template <size_t... place>
+auto first_of(iree_lnbwd::Results& results, std::index_sequence<place...>) {
+  return std::make_tuple(std::move(results[place])...);
+}
+
+// A known call's first results.
+template <Op op, size_t count>
+auto launched(const iree_lnbwd::Given& given, const iree_lnbwd::Options& options) {
+  using Places = std::make_index_sequence<count>;
+  auto results = known(*iree_lnbwd::ops()[static_cast<size_t>(op)], given, options);
+  return results ? std::optional(first_of(*results, Places())) : std::nullopt;
+}
+
 LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_output,
                                        const Tensor& input, c10::SymIntArrayRef normalized_shape,
                                        const Tensor& mean, const Tensor& rstd,
@@ -143,10 +158,12 @@ LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_o
   const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
   const auto [dx, dgamma, dbeta] = mask;
   const bool asks = input.numel() > 0 && (dx || dgamma || dbeta) &&
-                    (!dgamma || is_there(weight)) && (!dbeta || is_there(bias));
+                    (!dgamma || pointer_to(weight)) && (!dbeta || pointer_to(bias));
   const auto known = [&] {
-    return iree_lnbwd::known_layer_norm_backward(grad_output, input, dims, mean, rstd, weight,
-                                                 bias, mask);
+    return launched<Op::layer_norm_backward, 3>(
+        {&grad_output, &input, pointer_to(mean), pointer_to(rstd), pointer_to(weight),
+         pointer_to(bias), nullptr},
+        {dims, mask, std::nullopt, 0});
   };
   return run<Op::layer_norm_backward, LayerNormGradients, decltype(known), const Tensor&,
              const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&,
@@ -160,10 +177,11 @@ RmsNormGradients rms_norm_backward(DispatchKeySet keys, const Tensor& grad_outpu
                                    const Tensor& rstd, const OptionalTensor& weight,
                                    std::array<bool, 2> mask) {
   const auto [dx, dgamma] = mask;
-  const bool asks = input.numel() > 0 && (dx || dgamma) && (!dgamma || is_there(weight));
+  const bool asks = input.numel() > 0 && (dx || dgamma) && (!dgamma || pointer_to(weight));
   const auto known = [&] {
-    return iree_lnbwd::known_rms_norm_backward(grad_output, input, normalized_shape, rstd, weight,
-                                               mask);
+    return launched<Op::rms_norm_backward, 2>(
+        {&grad_output, &input, pointer_to(rstd), pointer_to(weight), nullptr},
+        {normalized_shape, {dx, dgamma}, std::nullopt, 0});
   };
   return run<Op::rms_norm_backward, RmsNormGradients, decltype(known), const Tensor&,
              const Tensor&, at::IntArrayRef, const Tensor&, const OptionalTensor&,
@@ -173,7 +191,7 @@ RmsNormGradients rms_norm_backward(DispatchKeySet keys, const Tensor& grad_outpu
 
 // PyTorch's forwards refuse mixed types on GPUs.
 bool are_alike(const Tensor& input, const OptionalTensor& parameter) {
-  return !is_there(parameter) || parameter->scalar_type() == input.scalar_type();
+  return !pointer_to(parameter) || parameter->scalar_type() == input.scalar_type();
 }
 
 LayerNormOutput layer_norm(DispatchKeySet keys, const Tensor& input,
@@ -181,7 +199,8 @@ LayerNormOutput layer_norm(DispatchKeySet keys, const Tensor& input,
                            const OptionalTensor& bias, double eps) {
   const auto dims = C10_AS_INTARRAYREF_SLOW(normalized_shape);
   const auto known = [&] {
-    return iree_lnbwd::known_layer_norm(input, dims, weight, bias, eps);
+    return launched<Op::layer_norm, 3>({&input, nullptr, pointer_to(weight), pointer_to(bias)},
+                                       {dims, {}, eps, 0});
   };
   const bool asks = input.numel() > 0 && are_alike(input, weight) && are_alike(input, bias);
   return run<Op::layer_norm, LayerNormOutput, decltype(known), const Tensor&, c10::SymIntArrayRef,
@@ -192,7 +211,8 @@ LayerNormOutput layer_norm(DispatchKeySet keys, const Tensor& input,
 RmsNormOutput rms_norm(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized_shape,
                        const OptionalTensor& weight, std::optional<double> eps) {
   const auto known = [&] {
-    return iree_lnbwd::known_rms_norm(input, normalized_shape, weight, eps);
+    return launched<Op::rms_norm, 2>({&input, nullptr, pointer_to(weight)},
+                                     {normalized_shape, {}, eps, 0});
   };
   const bool asks = input.numel() > 0 && are_alike(input, weight);
   return run<Op::rms_norm, RmsNormOutput, decltype(known), const Tensor&, at::IntArrayRef,
@@ -213,19 +233,6 @@ torch::CppFunction kernel_of(Op op) {
   }
   TORCH_CHECK(false, "op: expected one of operands.OPS, got ", static_cast<int64_t>(op));
 }
-
-// PyTorch warns of whoever overrides a kernel of its own. We are asked to.
-class WithoutItsWarning : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override {
-    if (warning.msg().find("Overriding a previously registered kernel") == std::string::npos) {
-      before_->process(warning);
-    }
-  }
-
- private:
-  c10::WarningHandler* before_ = c10::WarningUtils::get_warning_handler();
-};
 
 struct Registered {
   std::mutex mutex;
@@ -260,8 +267,7 @@ void override_kernel(int64_t number, bool on_cpu, bool is_pytorchs, int64_t leas
   ours.rule.least_threads = least_threads;
   auto made =
       std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  WithoutItsWarning handler;
-  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+  const iree_lnbwd::WithoutOverrideWarning without;
   made->impl(name.c_str(), std::move(kernel));
   library = std::move(made);
 }

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from iree_lnbwd import compiler, functional, torch_native
+from iree_lnbwd import compiler, functional
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.targets import find_target
-from iree_lnbwd.torch import overrides
+from iree_lnbwd.torch import native, overrides
 
 Check = Callable[[torch.device, int], bool]  # of a device and a seed: whether all is right
 Work = Callable[[], object]
@@ -54,7 +54,7 @@ def main(description: str | None, processes: Sequence[int], check: Check, alone:
         alone()
         return _compile(options.target, options.folder)
     if "WORLD_SIZE" not in os.environ:
-        torch_native.load()  # what has to be compiled, is compiled here for all processes
+        native.load()  # what has to be compiled, is compiled here for all processes
         if options.device == "cpu":
             alone()
         _start(options.processes)
@@ -70,7 +70,7 @@ def take_all_sizes() -> None:
 
 def can_enable() -> bool:
     """Whether `enable` has its kernels; it is told if not."""
-    if torch_native.load():
+    if native.load():
         return True
     say("no C++ compiler: enable() is left out")
     return False

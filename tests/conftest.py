@@ -87,10 +87,10 @@ def cpp_operators(
     request: pytest.FixtureRequest, module_cache: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if request.config.getoption("--cpp-operators"):
-        from iree_lnbwd import torch_native
+        from iree_lnbwd.torch import native
 
         with one_worker(tmp_path_factory, "cpp_operators"):  # one builds them for all
-            assert torch_native.load()
+            assert native.load()
 
 
 def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,7 +11,7 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -84,23 +84,6 @@ class KnownCall:
         return results_of(spec.family, dict(by_name))
 
 
-class _Scratch(NamedTuple):
-    """Memory that the kernels of a stream use, one call after another.
-
-    It is kept for the stream. A graph's kernels run at times that we do not know, so they get
-    memory of their own, which the framework keeps with the graph.
-    """
-
-    size: int
-    address: int
-    keeper: object
-
-
-def _new_scratch(framework: Framework, like: Any, size: int) -> _Scratch:
-    (address,), keeper = framework.addresses((framework.empty(like, (size,), _BYTE),))
-    return _Scratch(size, address, keeper)
-
-
 class GpuModule:
     """A module on a GPU. Any number of threads may call.
 
@@ -137,7 +120,6 @@ class GpuModule:
         self._streams = (
             None if plans is None else StreamModule(self.spec, plans, self._driver, module.vmfb)
         )
-        self._scratch: dict[int, _Scratch] = {}
         self._launching = threading.Lock()
 
     def sequence(self, rows: int) -> LaunchSequence | None:
@@ -219,17 +201,17 @@ class GpuModule:
                 len(results),
             )
             return known.named(results)
+        scratch, scratch_keeper = 0, None
+        if size := known.sequence.scratch_bytes:
+            # Of this call alone: a later one may be on another stream, or in another memory pool.
+            piece = framework.empty(given[known.input], (size,), _BYTE)
+            (scratch,), scratch_keeper = framework.addresses((piece,))
         captured = framework.is_captured()
         with self._launching:
-            kept = None if captured else self._scratch.get(queue)
-            if kept is None or kept.size < known.sequence.scratch_bytes:
-                kept = _new_scratch(framework, given[known.input], known.sequence.scratch_bytes)
-                if not captured:
-                    self._scratch[queue] = kept
-            known.sequence.run(addresses, kept.address, queue, captured=captured)
+            known.sequence.run(addresses, scratch, queue, captured=captured)
         if framework.waits:
             self._driver.synchronize(queue)
-        del keeper  # the kernels are queued, or done
+        del keeper, scratch_keeper  # the kernels are queued, or done
         return known.named(results)
 
     @functools.cached_property

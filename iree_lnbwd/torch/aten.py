@@ -15,30 +15,33 @@ from iree_lnbwd.torch.kinds import TensorKind, kind
 
 
 def pytorchs(
-    tensors: Sequence[Tensor | None], normalized_shape: Sequence[int], eps: float | None
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float = 0.0,
 ) -> NormOutput:
-    """`layer_norm`, of tensors in the order of the op's table."""
+    """PyTorch's own layer norm: its bits.
+
+    Args:
+        op: The forward.
+        tensors: In the order of its table, without a residual.
+        normalized_shape: The trailing dimensions.
+        eps: Added to the variance.
+        weight_offset: PyTorch's has none.
+    """
     input, _, weight, bias = tensors
     assert input is not None
     assert eps is not None
-    return NormOutput(*layer_norm(input, normalized_shape, weight, bias, eps), None)
-
-
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's forward: output, mean and rstd."""
+    assert not weight_offset
     of_input, of_weight, of_bias = kind(input), kind(weight), kind(bias)
     kinds.check("input", input=of_input, weight=of_weight, bias=of_bias)
     if _takes_kinds(of_input, of_weight, of_bias):
-        return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
+        found = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+        return NormOutput(*found, None)
     wide = (None if tensor is None else tensor.float() for tensor in (weight, bias))
     output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, *wide, eps)
-    return output.to(input.dtype), mean, rstd
+    return NormOutput(output.to(input.dtype), mean, rstd, None)
 
 
 @functools.lru_cache

@@ -174,11 +174,8 @@ def _attempt(op: Op, *arguments: Any) -> tuple[Tensor | None, ...]:
     if reason is None:
         try:
             results, known = _compute(call)
-            if known is not None:
-                if known.sequence is None:
-                    RECORD.refuse(kind, "the module does not run on PyTorch's stream")
-                else:
-                    kernels.remember(op, call.tensors, known, call.output_mask, call.eps)
+            if known is not None and known.sequence is None:
+                RECORD.refuse(kind, "the module does not run on PyTorch's stream")
             return results
         except _NotTakenError as error:
             reason = str(error)
@@ -196,10 +193,11 @@ def _compute(call: _Call) -> tuple[tuple[Tensor | None, ...], KnownCall | None]:
         raise _NotTakenError("the first call of its kind was inside a capture of a CUDA graph")
     op, tensors, normalized_shape, output_mask, eps = call
     if op.is_backward:
-        backward = kernels.backward(op, tensors, normalized_shape, output_mask, None, 0.0)
-        return tuple(backward[0]), backward[1]
-    forward = kernels.known_forward(op, tensors, normalized_shape, eps, 0.0)
-    results, known = forward
+        gradients, known = kernels.known_backward(
+            op, tensors, normalized_shape, output_mask, None, 0.0
+        )
+        return tuple(gradients), known
+    results, known = kernels.known_forward(op, tensors, normalized_shape, eps, 0.0)
     return tuple(getattr(results, name) for name in _results(op)), known
 
 

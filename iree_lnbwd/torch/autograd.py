@@ -9,10 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.arguments import NormOutput, results_of
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, names
+from iree_lnbwd.operands import Op, names
 from iree_lnbwd.runtime.frameworks import pytorch
 from iree_lnbwd.torch import aten, kernels, kinds, sharding
-from iree_lnbwd.torch.norms import Norm, operator
+from iree_lnbwd.torch.norms import Norm
+
+INPUT_NOT_SAVED = (
+    "memory_efficient: expected a backward that is not differentiated itself, got "
+    "create_graph=True; the input was not saved"
+)
 
 
 class Options(NamedTuple):
@@ -27,8 +32,8 @@ class Options(NamedTuple):
 
     normalized_shape: Sequence[int]
     eps: float | None
-    weight_offset: float
-    memory_efficient: bool
+    weight_offset: float = 0.0
+    memory_efficient: bool = False
 
 
 class NormFunction(torch.autograd.Function):
@@ -44,13 +49,10 @@ class NormFunction(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """The results, and what the backward needs."""
         given = dict(zip(norm.all_arguments, tensors, strict=True))
-        if options.memory_efficient and norm.takes_residual:
-            _check_alike(given["input"], given["residual"])
         results = _forward(norm, options, tensors)
         data = results.residual_output if norm.takes_residual else given["input"]
         mean, rstd = results.mean, results.rstd
-        if norm.own_forward:
-            ctx.mark_non_differentiable(*(s for s in (mean, rstd) if s is not None))
+        ctx.mark_non_differentiable(*(s for s in (mean, rstd) if s is not None))
         if options.memory_efficient:
             data, mean = results.output, None
         elif rstd.dtype in kinds.HALF:
@@ -74,8 +76,7 @@ class NormFunction(torch.autograd.Function):
         found: dict[str, Tensor | None] = {"input": grad_residual}
         if grad_output is not None:  # else the gradient went past the norm
             mask = tuple(asked[name] for name in norm.gradients.differentiated)
-            compute = _differentiable if torch.is_grad_enabled() else _gradients
-            gradients = compute(
+            gradients = _gradients(
                 norm, ctx.options, grad_output, grad_residual, ctx.saved_tensors, mask
             )
             found = dict(zip(norm.gradients.differentiated, gradients, strict=True))
@@ -94,18 +95,9 @@ def _of_type(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return gradient if gradient is None or gradient.dtype == dtype else gradient.to(dtype)
 
 
-def _check_alike(input: Tensor, residual: Tensor) -> None:
-    """The gradient of the residual stream must not lose its precision in each norm."""
-    if input.dtype != residual.dtype:
-        raise TypeError(
-            f"residual: expected {input.dtype} like input with memory_efficient, whose gradients "
-            f"have the output's type, got {residual.dtype}"
-        )
-
-
 def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> NormOutput:
     if not norm.own_forward:  # ATen's instead of the operator again, so that a compiler may fuse it
-        return aten.pytorchs(tensors, options.normalized_shape, options.eps)
+        return aten.pytorchs(norm.op, tensors, *options[:3])
     if _are_plain(*tensors):
         return kernels.forward(norm.op, tensors, *options[:3])
     sharding.register()
@@ -123,10 +115,17 @@ def _gradients(
     saved: Sequence[Tensor | None],
     mask: tuple[bool, ...],
 ) -> Sequence[Tensor | None]:
-    """By this package's backward, in the order of the mask."""
+    """In the order of the mask: by this package's backward, or by what can be differentiated."""
+    data, mean, rstd, weight, bias = saved
+    assert data is not None
+    if torch.is_grad_enabled():
+        if options.memory_efficient:
+            raise RuntimeError(INPUT_NOT_SAVED)
+        return differentiable(
+            norm.op, options, grad_output, grad_residual, (data, weight, bias), mask
+        )
     gradients = norm.from_output if options.memory_efficient else norm.gradients
     op = gradients.op
-    data, mean, rstd, weight, bias = saved
     given = {
         "grad_output": grad_output,
         op.data.name: data,
@@ -138,43 +137,38 @@ def _gradients(
     }
     tensors = tuple(given[name] for name in gradients.arguments)
     dims, eps, weight_offset, _ = options
-    plain = _are_plain(*tensors)
-    if not plain:
-        sharding.register()
-    if op is LAYER_NORM_BACKWARD and grad_residual is None and not weight_offset:
-        # C++ knows this operator.
-        run: Any = kernels.layer_norm_backward if plain else operator("layer_norm_backward")
-        found = run(grad_output, data, dims, mean, rstd, weight, bias, mask, eps)
-    elif plain:
-        found, _ = kernels.backward(op, tensors, dims, mask, eps, weight_offset)
-    else:
-        found = gradients.operator(*tensors, dims, mask, eps, weight_offset)
-    return found  # type: ignore[no-any-return]
+    if _are_plain(*tensors):
+        return kernels.backward(op, tensors, dims, mask, eps, weight_offset)
+    sharding.register()
+    found: Sequence[Tensor | None] = gradients.operator(*tensors, dims, mask, eps, weight_offset)
+    return found
 
 
-def _differentiable(
-    norm: Norm,
+def differentiable(
+    op: Op,
     options: Options,
     grad_output: Tensor,
     grad_residual: Tensor | None,
-    saved: Sequence[Tensor | None],
-    mask: tuple[bool, ...],
+    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    mask: Sequence[bool],
 ) -> Sequence[Tensor | None]:
-    """By PyTorch's own operators, which can be differentiated again; in the order of the mask."""
-    if options.memory_efficient:
-        raise RuntimeError(
-            "memory_efficient: expected a backward that is not differentiated itself, got "
-            "create_graph=True; the input was not saved"
-        )
-    input, _, _, weight, bias = saved
-    assert input is not None
-    output, _, _ = aten.normalized(norm.op, input, weight, bias, *options[:3])
-    given = zip((input, weight, bias), mask, strict=False)
-    asked = [tensor for tensor, wanted in given if wanted]
+    """Gradients by PyTorch's own operators, which can be differentiated again.
+
+    Args:
+        op: The norm's forward.
+        options: Its options.
+        grad_output: The gradient that reached the output.
+        grad_residual: That which reached the sum past the norm.
+        operands: What was normalized, the weight, and the bias.
+        mask: Which gradients of these to compute, in this order.
+    """
+    input, weight, bias = operands
+    output, _, _ = aten.normalized(op, input, weight, bias, *options[:3])
+    asked = [tensor for tensor, wanted in zip(operands, mask, strict=False) if wanted]
     grads = torch.autograd.grad(output, asked, grad_output.to(output.dtype), create_graph=True)
     computed = iter(grads)
     found = [next(computed) if wanted else None for wanted in mask]
-    if grad_residual is not None:
+    if grad_residual is not None and found[0] is not None:
         found[0] = found[0] + grad_residual
     return found
 

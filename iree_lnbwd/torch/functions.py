@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.torch import sharding
+from iree_lnbwd.torch.jagged import by_values, is_jagged
 
 
 def layer_norm(
@@ -58,18 +60,13 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    _check_tensors(input=input)
     _check_flag("own_forward", own_forward)
     _check_flag("memory_efficient", memory_efficient)
-    dims = _dims(normalized_shape)
-    output: Tensor
+    tensors = {"input": input, "weight": weight, "bias": bias}
     if own_forward or memory_efficient or _is_an_offset(weight_offset):
-        output, _, _ = torch.ops.iree_lnbwd.own_layer_norm.default(
-            input, weight, bias, dims, eps, weight_offset, memory_efficient
-        )
-    else:
-        output = torch.ops.iree_lnbwd.layer_norm.default(input, dims, weight, bias, eps)
-    return output
+        options = (eps, weight_offset, memory_efficient)
+        return _call(torch.ops.iree_lnbwd.own_layer_norm, tensors, normalized_shape, *options)[0]
+    return _call(torch.ops.iree_lnbwd.layer_norm, tensors, normalized_shape, eps)[0]
 
 
 def rms_norm(
@@ -102,14 +99,10 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    _check_tensors(input=input)
     _check_flag("memory_efficient", memory_efficient)
-    dims = _dims(normalized_shape)
-    output: Tensor
-    output, _ = torch.ops.iree_lnbwd.rms_norm.default(
-        input, weight, dims, eps, weight_offset, memory_efficient
-    )
-    return output
+    tensors = {"input": input, "weight": weight}
+    options = (eps, weight_offset, memory_efficient)
+    return _call(torch.ops.iree_lnbwd.rms_norm, tensors, normalized_shape, *options)[0]
 
 
 def add_layer_norm(
@@ -152,13 +145,11 @@ def add_layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    _check_tensors(input=input, residual=residual)
-    _check_flag("memory_efficient", memory_efficient)
-    dims = _dims(normalized_shape)
-    output, _, _, residual_output = torch.ops.iree_lnbwd.add_layer_norm.default(
-        input, residual, weight, bias, dims, eps, weight_offset, memory_efficient
-    )
-    return output, residual_output
+    _check_sum(input, residual, memory_efficient)
+    tensors = {"input": input, "residual": residual, "weight": weight, "bias": bias}
+    options = (eps, weight_offset, memory_efficient)
+    found = _call(torch.ops.iree_lnbwd.add_layer_norm, tensors, normalized_shape, *options)
+    return found[0], found[-1]
 
 
 def add_rms_norm(
@@ -188,22 +179,56 @@ def add_rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    _check_tensors(input=input, residual=residual)
+    _check_sum(input, residual, memory_efficient)
+    tensors = {"input": input, "residual": residual, "weight": weight}
+    options = (eps, weight_offset, memory_efficient)
+    found = _call(torch.ops.iree_lnbwd.add_rms_norm, tensors, normalized_shape, *options)
+    return found[0], found[-1]
+
+
+def _call(
+    operator: Any,
+    tensors: Mapping[str, Tensor | None],
+    normalized_shape: int | Sequence[int],
+    *options: Any,
+) -> Sequence[Tensor]:
+    """What an operator returns; of jagged tensors, only its results with the input's shape.
+
+    Args:
+        operator: Of ``torch.ops.iree_lnbwd``.
+        tensors: What it takes, by name and in order.
+        normalized_shape: The trailing dimensions, as the caller gave them.
+        options: The others that it takes.
+    """
+    dims = normalized_shape
+    if isinstance(dims, int | torch.SymInt):
+        dims = (dims,)
+    given = tensors["input"]
+    if type(given) is not Tensor:
+        if given is None:
+            raise TypeError("input: expected a tensor, got None")
+        if isinstance(given, Tensor) and is_jagged(given):
+            return by_values(
+                lambda dense: operator.default(*dense.values(), dims, *options), tensors, dims
+            )
+        sharding.register()
+    found: Sequence[Tensor] = operator.default(*tensors.values(), dims, *options)
+    return found
+
+
+def _check_sum(input: Tensor, residual: Tensor, memory_efficient: object) -> None:
     _check_flag("memory_efficient", memory_efficient)
-    dims = _dims(normalized_shape)
-    output, _, residual_output = torch.ops.iree_lnbwd.add_rms_norm.default(
-        input, residual, weight, dims, eps, weight_offset, memory_efficient
-    )
-    return output, residual_output
-
-
-def _check_tensors(**tensors: Tensor | None) -> None:
-    """PyTorch's dispatcher refuses everything else that is no tensor."""
-    for name, tensor in tensors.items():
-        if tensor is None:
-            raise TypeError(f"{name}: expected a tensor, got None")
-        if type(tensor) is not Tensor:
-            sharding.register()
+    if residual is None:
+        raise TypeError("residual: expected a tensor, got None")
+    # The gradient of the residual stream must not lose its precision in each norm.
+    both = isinstance(input, Tensor) and isinstance(residual, Tensor)
+    if memory_efficient and both and input.dtype != residual.dtype:
+        raise TypeError(
+            f"residual: expected {input.dtype} like input with memory_efficient, whose gradients "
+            f"have the output's type, got {residual.dtype}"
+        )
+    if type(residual) is not Tensor:
+        sharding.register()
 
 
 def _check_flag(name: str, value: object) -> None:
@@ -215,9 +240,3 @@ def _is_an_offset(value: object) -> bool:
     if not isinstance(value, numbers.Real):
         raise TypeError(f"weight_offset: expected a float, got {type(value).__name__}")
     return value != 0.0
-
-
-def _dims(normalized_shape: int | Sequence[int]) -> Sequence[int]:
-    if isinstance(normalized_shape, int | torch.SymInt):
-        return (normalized_shape,)
-    return normalized_shape

@@ -18,10 +18,10 @@ def by_values(
     tensors: Mapping[str, Tensor | None],
     normalized_shape: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """What an operator computes of jagged tensors.
+    """What an operator computes of jagged tensors: its results with the input's shape.
 
     Args:
-        compute: The operator, on dense tensors; its results have rows, too.
+        compute: The operator, on dense tensors.
         tensors: By name: ``input``, ``residual`` and the parameters.
         normalized_shape: The trailing dimensions.
 
@@ -49,4 +49,5 @@ def by_values(
             values, input.offsets(), input.lengths(), jagged_dim=ragged
         )
         for values in compute(dense)
+        if values.shape == dense["input"].shape  # not the statistics
     )

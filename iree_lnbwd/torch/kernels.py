@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from iree_lnbwd import functional, notices, torch_native
+from iree_lnbwd import functional, notices
 from iree_lnbwd.arguments import (
     LayerNormGrads,
     NormOutput,
@@ -31,7 +31,7 @@ from iree_lnbwd.operands import (
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
-from iree_lnbwd.torch import kinds
+from iree_lnbwd.torch import kinds, native
 from iree_lnbwd.tuning import tuner
 
 _log = logging.getLogger(__package__)
@@ -68,7 +68,7 @@ def known_forward(
     """As `forward`, and the kind of the call where `functional.call` has one."""
     kinds.given(op, tensors)
     options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
-    return functional.call(tensors, options, modules=_MODULES)  # type: ignore[return-value]
+    return _call(tensors, options)  # type: ignore[return-value]
 
 
 def fake_forward(
@@ -96,8 +96,8 @@ def backward(
     output_mask: Sequence[bool],
     eps: float | None,
     weight_offset: float,
-) -> tuple[Results, KnownCall | None]:
-    """The gradients, and the kind of the call where `functional.call` has one.
+) -> Results:
+    """The gradients.
 
     Args:
         op: The op.
@@ -107,13 +107,34 @@ def backward(
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
     """
+    return known_backward(op, tensors, normalized_shape, output_mask, eps, weight_offset)[0]
+
+
+def known_backward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+    eps: float | None,
+    weight_offset: float,
+) -> tuple[Results, KnownCall | None]:
+    """As `backward`, and the kind of the call where `functional.call` has one."""
     given = kinds.given(op, tensors)
     if given[op.data.name].numel() == 0:  # an empty sum is zero
         zeros = fake_backward(op, tensors, normalized_shape, output_mask)
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = tuple(_asked(op, given, output_mask))
-    options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
-    return functional.call(tensors, options, modules=_MODULES)
+    return _call(tensors, Options(op, tuple(normalized_shape), asked, weight_offset, eps))
+
+
+def _call(
+    tensors: Sequence[Tensor | None], options: Options
+) -> tuple[Results, KnownCall | None]:
+    """A call; C++ is told of one on a GPU, and launches the next of its kind itself."""
+    results, known = functional.call(tensors, options, modules=_MODULES)
+    if known is not None and native.load():
+        native.remember(tensors, options, known)
+    return results, known
 
 
 def fake_backward(
@@ -131,66 +152,6 @@ def fake_backward(
         if wanted
     }
     return results_of(op, results)
-
-
-def layer_norm_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-    eps: float,
-) -> LayerNormGrads:
-    """`backward` of layer norms without options; C++ is told of it and launches the next itself."""
-    tensors = (grad_output, input, mean, rstd, weight, bias, None)
-    computed, known = backward(
-        LAYER_NORM_BACKWARD, tensors, normalized_shape, output_mask, eps, 0.0
-    )
-    if known is not None and mean is not None and torch_native.load():
-        remember(LAYER_NORM_BACKWARD, tensors, known, output_mask)
-    return computed  # type: ignore[return-value]
-
-
-def remember(
-    op: Op,
-    tensors: Sequence[Tensor | None],
-    known: KnownCall,
-    output_mask: Sequence[bool] = (),
-    eps: float | None = None,
-) -> None:
-    """Tells C++ of a kind of call without options; the C++ operators are loaded.
-
-    Args:
-        op: The op; of a backward, the statistics are given.
-        tensors: In the order of its table.
-        known: What the call launches.
-        output_mask: Of a backward.
-        eps: Of a forward.
-    """
-    given = dict(zip(names(op.arguments), tensors, strict=True))
-    input = given["input"]
-    assert input is not None
-
-    def dtype(name: str) -> torch.dtype | None:
-        return None if (tensor := given.get(name)) is None else tensor.dtype
-
-    dx, dgamma, dbeta = (*output_mask, False, False, False)[:3]
-    kind = torch_native.CallKind(
-        op=op,
-        device=input.device,
-        rows=known.rows,
-        columns=known.module.spec.columns,
-        grad_output=dtype("grad_output"),
-        input=input.dtype,
-        weight=dtype("weight"),
-        bias=dtype("bias"),
-        output_mask=(dx, dgamma, dbeta),
-        eps=eps,
-    )
-    torch_native.remember(kind, known)
 
 
 def tune(shapes: Collection[tuple[int, ...]]) -> None:

@@ -15,7 +15,6 @@ from iree_lnbwd.operands import (
     FROM_OUTPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
-    OUTPUT,
     RESIDUAL,
     RESIDUAL_OUTPUT,
     RMS_NORM,
@@ -61,11 +60,14 @@ class Gradients:
         """The names of what the results are the gradients of."""
         return tuple(name.removeprefix("grad_") for name in self.results)
 
-    @functools.cached_property
-    def schema(self) -> str:
-        """The tensors in the order of the op's table, and then the options."""
+    def schema(self, suffix: str = "") -> str:
+        """The tensors in the order of the op's table, and then the options.
+
+        Args:
+            suffix: Of another operator's name, which takes and returns the same.
+        """
         options = f"bool[{len(self.op.masked)}] output_mask, {_eps(self.op)}, float weight_offset"
-        return _schema(self.name, self.op.arguments, options, self.results)
+        return _schema(self.name + suffix, self.op.arguments, options, self.results)
 
     @functools.cached_property
     def operator(self) -> Any:
@@ -105,16 +107,15 @@ class Norm:
 
     @functools.cached_property
     def results(self) -> tuple[str, ...]:
-        """The names of the tensors that it returns: with the statistics, if the forward is ours."""
-        if not self.own_forward:
-            return (OUTPUT.name,)
+        """The names of the tensors that it returns, the statistics too."""
         return names(r for r in self.op.results if self.takes_residual or r is not RESIDUAL_OUTPUT)
 
-    @functools.cached_property
-    def schema(self) -> str:
-        """The tensors in the order of the op's table, and then the options."""
-        options = f"{_eps(self.op)}, float weight_offset, bool memory_efficient"
-        return _schema(self.name, self.arguments, options, self.results)
+    def schema(self, suffix: str = "") -> str:
+        """As `Gradients.schema`."""
+        options = _eps(self.op)
+        if self.own_forward:  # PyTorch's has no others
+            options += ", float weight_offset, bool memory_efficient"
+        return _schema(self.name + suffix, self.arguments, options, self.results)
 
     @functools.cached_property
     def operator(self) -> Any:
@@ -133,8 +134,9 @@ class Norm:
 
 def _schema(name: str, arguments: Iterable[Operand], options: str, results: Sequence[str]) -> str:
     # No defaults, because PyTorch omits arguments with their default value from a call.
-    required = (When.ALWAYS, When.RESIDUAL_GIVEN)
-    tensors = ", ".join(f"Tensor{'' if a.when in required else '?'} {a.name}" for a in arguments)
+    tensors = ", ".join(
+        f"Tensor{'' if a.when is When.ALWAYS or a is RESIDUAL else '?'} {a.name}" for a in arguments
+    )
     returned = ", ".join("Tensor" for _ in results)
     return f"{name}({tensors}, SymInt[] normalized_shape, {options}) -> ({returned})"
 
@@ -144,8 +146,8 @@ def _eps(op: Op) -> str:
 
 
 _OF_LAYER_NORM = (
-    Gradients("own_layer_norm_backward", LAYER_NORM_BACKWARD),
-    Gradients("own_layer_norm_backward_from_output", FROM_OUTPUT[LAYER_NORM_BACKWARD.name]),
+    Gradients("layer_norm_backward", LAYER_NORM_BACKWARD),
+    Gradients("layer_norm_backward_from_output", FROM_OUTPUT[LAYER_NORM_BACKWARD.name]),
 )
 _OF_RMS_NORM = (
     Gradients("rms_norm_backward", RMS_NORM_BACKWARD),
@@ -157,4 +159,21 @@ OWN_LAYER_NORM = Norm("own_layer_norm", LAYER_NORM, *_OF_LAYER_NORM)
 OWN_RMS_NORM = Norm("rms_norm", RMS_NORM, *_OF_RMS_NORM)
 ADD_LAYER_NORM = Norm("add_layer_norm", LAYER_NORM, *_OF_LAYER_NORM, takes_residual=True)
 ADD_RMS_NORM = Norm("add_rms_norm", RMS_NORM, *_OF_RMS_NORM, takes_residual=True)
-OWN_NORMS = (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
+NORMS = (PYTORCHS_LAYER_NORM, OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
+
+# As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them,
+# and in the input's type on the CPU. The norms of sums keep the types that they are given: those of
+# the residual stream.
+AUTOCAST = tuple(
+    norm
+    for norm, theirs in (
+        (PYTORCHS_LAYER_NORM, "aten::layer_norm"),
+        (OWN_LAYER_NORM, "aten::layer_norm"),
+        (OWN_RMS_NORM, "aten::rms_norm"),
+    )
+    if torch._C._dispatch_has_kernel_for_dispatch_key(theirs, "AutocastCUDA")
+)
+
+# What the C++ operators call in Python: for calls that they do not know, for the transforms of
+# ``torch.func``, and for gradients that are differentiated again.
+CHECKED, BY_ATEN, DIFFERENTIABLE = "_checked", "_by_aten", "differentiable_gradients"

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from iree_lnbwd import notices, torch_native
+from iree_lnbwd import notices
 from iree_lnbwd.operands import OPS, Op
+from iree_lnbwd.torch import native
 from iree_lnbwd.torch.attempts import ATENS, RECORD
 from iree_lnbwd.torch.override_status import Calls, Operator, Status
 
@@ -89,7 +90,7 @@ class _Process:
 
     def _begin_anew(self) -> None:
         RECORD.forget()
-        if torch_native.load():
+        if native.load():
             torch.ops.iree_lnbwd.forget_override_counts()
         else:
             notices.log(_log, "PyTorch's own kernels of norms stay, for ours cannot be had in C++")
@@ -112,7 +113,7 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
     calls no such kernel.
 
     A first call compiles modules as `layer_norm` does. The kernels need a C++ compiler once, as
-    ``torch_native.load`` says; without one, PyTorch's stay, which is logged.
+    ``native.load`` says; without one, PyTorch's stay, which is logged.
 
     Once is as good as twice. Threads may call at any time; calls under way end as they began.
 
@@ -209,7 +210,7 @@ def _why_not(device_type: str, op: Op, wanted: _Settings | None) -> str | None:
         return _NO_KERNEL
     if len(theirs) > 1 and not wanted.override_others:
         return f"another kernel is in its place, enable(override_others=True) takes it: {theirs[0]}"
-    return None if torch_native.load() else _NO_CPP
+    return None if native.load() else _NO_CPP
 
 
 def _override(device_type: str, op: Op, rule: _Rule) -> str | None:
@@ -217,7 +218,7 @@ def _override(device_type: str, op: Op, rule: _Rule) -> str | None:
     is_pytorchs = len(_registered(device_type, op)) == 1
     try:
         torch.ops.iree_lnbwd.override_kernel(
-            torch_native.number_of(op), device_type == "cpu", is_pytorchs, *rule
+            native.number_of(op), device_type == "cpu", is_pytorchs, *rule
         )
     except RuntimeError as error:  # a PyTorch that changed the operator
         said = str(error).strip().splitlines()[0]
@@ -228,14 +229,14 @@ def _override(device_type: str, op: Op, rule: _Rule) -> str | None:
 
 def _restore(device_type: str, op: Op) -> None:
     if _has_cpp():
-        torch.ops.iree_lnbwd.restore_kernel(torch_native.number_of(op), device_type == "cpu")
+        torch.ops.iree_lnbwd.restore_kernel(native.number_of(op), device_type == "cpu")
 
 
 def _counts(device_type: str, op: Op) -> list[int]:
     if not _has_cpp():
         return [0] * (1 + len(_LEFT))
     found: list[int] = torch.ops.iree_lnbwd.override_counts(
-        torch_native.number_of(op), device_type == "cpu"
+        native.number_of(op), device_type == "cpu"
     )
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from iree_lnbwd.operands import Kind, Op
-from iree_lnbwd.torch.norms import GRADIENTS, OWN_NORMS, PYTORCHS_LAYER_NORM, operator
+from iree_lnbwd.torch.norms import GRADIENTS, NORMS
 
 _DTENSOR = "torch.distributed.tensor"
 _Placements = list[Any]
@@ -34,12 +34,8 @@ def register() -> None:
 
 @functools.cache
 def _register() -> None:
-    for norm in (PYTORCHS_LAYER_NORM, *OWN_NORMS):
-        _register_one(norm.operator, norm.op, norm.results)
-    for gradients in GRADIENTS:
-        _register_one(gradients.operator, gradients.op, gradients.results)
-    of_layer_norm = PYTORCHS_LAYER_NORM.gradients
-    _register_one(operator("layer_norm_backward"), of_layer_norm.op, of_layer_norm.results)
+    for each in (*NORMS, *GRADIENTS):
+        _register_one(each.operator, each.op, each.results)
 
 
 def _register_one(overload: Any, op: Op, results: Sequence[str]) -> None:

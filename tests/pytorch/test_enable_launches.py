@@ -7,7 +7,8 @@ memory is copied to the emulated GPU before each kernel, and back. For ``--cpp-o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,15 +20,24 @@ from support import assert_right, built, random_generator, without_few_rows
 from torch_support import TORCH_DTYPES, to_array, to_tensor
 
 import iree_lnbwd.torch as lnbwd
-from iree_lnbwd import NormSpec, runtime, torch_native
-from iree_lnbwd.arguments import BoundCall, results_of
+from iree_lnbwd import NormSpec, runtime
+from iree_lnbwd.arguments import BoundCall, Options, results_of
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, RMS_NORM, RMS_NORM_BACKWARD, names
+from iree_lnbwd.operands import (
+    LAYER_NORM_BACKWARD,
+    OPS,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    Operand,
+    When,
+    names,
+)
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.runtime.stream_module import LaunchSequence
 from iree_lnbwd.targets import find_target
-from iree_lnbwd.torch import attempts, overrides
+from iree_lnbwd.torch import attempts, native, overrides
+from iree_lnbwd.torch.norms import GRADIENTS, NORMS, Gradients, Norm
 from iree_lnbwd.verification.matrix import random_call
 
 COLUMNS, ROWS, EPS = 96, 5, 1e-3
@@ -43,8 +53,8 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     yield
     lnbwd.disable()
     torch.ops.iree_lnbwd.forget()
-    torch_native._remembered.clear()
-    torch_native._modules.clear()
+    native._remembered.clear()
+    native._modules.clear()
 
 
 @pytest.fixture
@@ -77,9 +87,33 @@ CASES = [
     NormSpec((COLUMNS,), "bf16", op=RMS_NORM_BACKWARD.name, output_mask=(True, False)),
 ]
 
+# What only operators of ours compute.
+_HALF: dict[str, Any] = {"dtype": "bf16", "residual_dtype": "f32", "weight_dtype": "f32"}
+OWN_CASES = [
+    *CASES,
+    *(
+        NormSpec((COLUMNS,), op=op.name, eps=None if op.is_backward else EPS, **more)
+        for op in OPS.values()
+        for more in (
+            {"residual_dtype": "f32"},
+            {"residual_dtype": "f32", "weight_offset": 1.0},
+            *([] if op.is_backward else [_HALF]),
+        )
+    ),
+    *(
+        NormSpec((COLUMNS,), op=op.name, eps=None, from_output=True, has_bias=op.centres, **more)
+        for op in OPS.values()
+        if op.is_backward
+        for more in ({}, {"residual_dtype": "f32"})
+    ),
+    *(NormSpec((COLUMNS,), op=op.name, eps=EPS) for op in OPS.values() if op.is_backward),
+]
 
-def learned(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[NativeDriver, LaunchSequence]:
-    """C++ is told of the calls of a spec; what they launch."""
+
+def learned(
+    spec: NormSpec, given: Sequence[Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[NativeDriver, LaunchSequence]:
+    """C++ is told of the calls of a spec, one of which has these tensors; what they launch."""
     sizes = {
         row.name: math.prod(filter(None, row.kind.shape(ROWS, COLUMNS)))
         * DTYPES[spec.element_type(row.element)].numpy.itemsize
@@ -94,48 +128,104 @@ def learned(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[NativeDriv
     assert sequence is not None
     driver.knows(sequence, sizes)
     known = KnownCall(module, ROWS, 0, tuple, (), (), (), sequence)
-    of_weight = TORCH_DTYPES[spec.gamma_dtype] if spec.has_weight else None
-    has_bias = spec.has_bias or spec.output_mask[2:] == (True,)
-    kind = torch_native.CallKind(
-        spec.family,
-        torch.device("cpu"),
-        ROWS,
-        COLUMNS,
-        TORCH_DTYPES[spec.dy_dtype] if spec.family.is_backward else None,
-        TORCH_DTYPES[spec.dtype],
-        of_weight,
-        TORCH_DTYPES[spec.beta_dtype] if has_bias else None,
-        (*spec.output_mask, False, False, False)[:3],  # type: ignore[arg-type]
-        spec.eps,
+    options = Options(
+        spec.family, (COLUMNS,), spec.output_mask, spec.weight_offset, spec.eps
     )
-    torch_native.remember(kind, known)
+    native.remember(given, options, known)
     return driver, sequence
 
 
-def given(spec: NormSpec, call: BoundCall) -> list[Any]:
-    """The arguments of ATen's operator."""
+def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
+    """In the order of the op's table; the statistics with the dimension that PyTorch's have."""
     tensors = {name: to_tensor(array, "cpu") for name, array in call.arrays.items()}
-    x, weight, dims = tensors["input"], tensors.get("weight"), [COLUMNS]
-    bias = torch.ones(COLUMNS, dtype=TORCH_DTYPES[spec.beta_dtype])
-    if not spec.family.is_backward:
-        biases = [tensors.get("bias")] if spec.family.centres else []
-        return [x, dims, weight, *biases, spec.eps]
-    statistics = [tensors[name].view(ROWS, 1) for name in names(spec.family.statistics)]
-    biases = [bias if spec.output_mask[2] else None] if spec.family.centres else []
-    return [tensors["grad_output"], x, dims, *statistics, weight, *biases, spec.output_mask]
+    for name in names(spec.family.statistics):
+        if name in tensors:
+            tensors[name] = tensors[name].view(ROWS, 1)
+    if spec.output_mask[2:] == (True,):
+        tensors.setdefault("bias", torch.ones(COLUMNS, dtype=TORCH_DTYPES[spec.beta_dtype]))
+    return [tensors.get(argument.name) for argument in spec.family.arguments]
 
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
-def test_a_known_call_is_launched(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_call_of_atens_is_launched(
+    spec: NormSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call = random_call(spec, ROWS, random_generator())
-    driver, sequence = learned(spec, monkeypatch)
+    tensors = tensors_of(spec, call)
+    driver, sequence = learned(spec, tensors, monkeypatch)
     lnbwd.enable(forwards=True)
     operator = getattr(torch.ops.aten, attempts.ATENS[spec.family]).default
-    ours = operator(*given(spec, call))
+    data = 2 if spec.family.is_backward else 1  # ATen has the dimensions behind it
+    others = [t for t, o in zip(tensors, spec.family.arguments, strict=True) if o.when is not When.RESIDUAL_GIVEN]
+    last = spec.output_mask if spec.family.is_backward else spec.eps
+    ours = operator(*others[:data], [COLUMNS], *others[data:], last)
     assert not driver.errors
     assert len(driver.launches) == len(sequence.launches)
     found = dict(zip(attempts._results(spec.family), map(to_array, ours), strict=True))
     assert_right(results_of(spec.family, found), call)
     counts = [each[2:] for each in lnbwd.status().calls]
     assert counts == [(None, 1)]
+
+
+def operator_of(spec: NormSpec) -> tuple[Norm | Gradients, tuple[Any, ...]]:
+    """The operator that computes a spec, and its options."""
+    op = spec.family
+    if op.is_backward:
+        found = next(each for each in GRADIENTS if each.op is op)
+        eps = EPS if spec.eps is None else spec.eps  # which it has no use for
+        return found, ([COLUMNS], spec.output_mask, eps, spec.weight_offset)
+    has_residual = spec.has(op.named("residual"))
+    norm = next(
+        each
+        for each in NORMS
+        if (each.op, each.takes_residual, each.own_forward) == (op, has_residual, True)
+    )
+    return norm, ([COLUMNS], spec.eps, spec.weight_offset, False)
+
+
+@pytest.mark.parametrize("spec", OWN_CASES, ids=lambda spec: spec.name)
+def test_a_known_call_of_ours_is_launched(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = random_call(spec, ROWS, random_generator())
+    given = tensors_of(spec, call)
+    driver, sequence = learned(spec, given, monkeypatch)
+    operator, options = operator_of(spec)
+    taken = [t for t, o in zip(given, spec.family.arguments, strict=True) if takes(operator, o)]
+    for count in (1, 2):
+        ours = operator.operator(*taken, *options)
+        assert not driver.errors
+        assert len(driver.launches) == count * len(sequence.launches)
+        found = dict(zip(operator.results, map(to_array, ours), strict=True))
+        assert_right(results_of(spec.family, found), call)
+
+
+def takes(operator: Norm | Gradients, argument: Operand) -> bool:
+    return argument.name in names(operator.op.arguments) and (
+        isinstance(operator, Gradients) or argument in operator.arguments
+    )
+
+
+def other(spec: NormSpec) -> NormSpec:
+    """With another value of each option."""
+    changed = replace(spec, weight_offset=0.5 if spec.has_weight else 0.0)
+    return changed if spec.eps is None else replace(changed, eps=2 * spec.eps)
+
+
+@pytest.mark.parametrize("spec", OWN_CASES, ids=lambda spec: spec.name)
+def test_a_call_with_other_options_is_of_another_kind(
+    spec: NormSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes to Python, on the same tensors, and its results are those of its own options."""
+    if other(spec) == spec:
+        pytest.skip("it has none")
+    call = random_call(spec, ROWS, random_generator())
+    given = tensors_of(spec, call)
+    driver, _ = learned(spec, given, monkeypatch)
+    operator, options = operator_of(other(spec))
+    taken = [t for t, o in zip(given, spec.family.arguments, strict=True) if takes(operator, o)]
+    monkeypatch.undo()  # the CPU's modules compute it
+    ours = operator.operator(*taken, *options)
+    assert not driver.launches
+    found = dict(zip(operator.results, map(to_array, ours), strict=True))
+    assert_right(results_of(spec.family, found), call._replace(spec=other(spec)))
+

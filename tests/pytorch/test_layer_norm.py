@@ -278,7 +278,7 @@ def test_refuses_parameters_on_the_cpu_beside_an_input_on_a_gpu() -> None:
         layer_norm(x, 8, weight)
     with pytest.raises(ValueError, match="mean: expected a tensor on cuda:0 like input, got cpu"):
         torch.ops.iree_lnbwd.layer_norm_backward(
-            x, x, [8], torch.zeros(3), torch.zeros(3), None, None, [True] * 3, 1e-5
+            x, x, torch.zeros(3), torch.zeros(3), None, None, None, [8], [True] * 3, 1e-5, 0.0
         )
 
 

@@ -19,16 +19,15 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
-from torch_support import random_operands
 
-from iree_lnbwd import NormSpec, artifact
+from iree_lnbwd import artifact
 
 WITHOUT_COMPILER = """
 import logging, torch
 logging.basicConfig(format="%(message)s")
-from iree_lnbwd import torch_native
+from iree_lnbwd.torch import native
 from iree_lnbwd.torch import layer_norm
-print(torch_native.load())
+print(native.load())
 x = torch.ones(2, 8, requires_grad=True)
 layer_norm(x, 8).backward(torch.ones(2, 8))
 print(x.grad.abs().max().item())
@@ -41,7 +40,7 @@ import json, os, sys, threading, warnings
 os.umask(0)
 from pathlib import Path
 try:
-    from iree_lnbwd import torch_native
+    from iree_lnbwd.torch import native
 
     folder, build, built, came = Path(os.environ["IREE_LNBWD_CACHE"]), None, [], []
 
@@ -51,15 +50,15 @@ try:
         builds.append(1)
         return built[0]
 
-    builds, build, torch_native._build_and_load = [], torch_native._build_and_load, once
+    builds, build, native._build_and_load = [], native._build_and_load, once
     for mode in (0o777, 0o700):
         folder.chmod(mode)
-        torch_native.load.cache_clear()
-        torch_native._loaded.cache_clear()
+        native.load.cache_clear()
+        native._loaded.cache_clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             threads = [
-                threading.Thread(target=lambda: came.append(torch_native.load())) for _ in range(4)
+                threading.Thread(target=lambda: came.append(native.load())) for _ in range(4)
             ]
             for thread in threads:
                 thread.start()
@@ -75,23 +74,20 @@ Path(sys.argv[1]).write_text(json.dumps(came))
 LOAD = """
 import logging
 logging.basicConfig(format="%(message)s")
-from iree_lnbwd import torch_native
-print(torch_native.load())
+from iree_lnbwd.torch import native
+print(native.load())
 """
 
 PLANTED = '__attribute__((constructor)) void f() { fclose(fopen(getenv("PLANTED"), "w")); }'
 
+# A layer norm of one row of one column.
 CALL: dict[str, Any] = {
     "op": 0,
-    "device": torch.device("cpu"),
-    "rows": 1,
-    "columns": 1,
-    "grad_output": torch.float32,
-    "input": torch.float32,
-    "weight": None,
-    "bias": None,
-    "output_mask": [True, True, True],
-    "eps": None,
+    "tensors": [torch.ones(1, 1), None, None, None],
+    "normalized_shape": [1],
+    "mask": [],
+    "eps": 1.0,
+    "weight_offset": 0.0,
     "driver": [0] * 5,
     "ones": 0,
     "scratch_bytes": 0,
@@ -197,7 +193,10 @@ def test_a_library_that_others_can_have_planted_is_not_loaded(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op": 4}, "op: expected one of operands.OPS, got 4"),
+        ({"op": 6}, "op: expected the number of an op that was described, got 6"),
+        ({"tensors": [torch.ones(1, 1)]}, "tensors: expected 4 of layer_norm, got 1"),
+        ({"tensors": [None] * 4}, "tensors: expected input among them, got none"),
+        ({"mask": [True] * 4}, "mask: expected at most 3 gradients, got 4"),
         ({"driver": [0] * 4}, "driver: expected 5 addresses, got 4"),
         ({"graph": [1, 2]}, "driver: expected 8 addresses, got 5"),
         ({"launches": [0] * 9}, "launches: expected more than 9 numbers"),
@@ -216,13 +215,10 @@ ERROR = """
 import logging
 logging.basicConfig(format="%(message)s")
 import torch
-from iree_lnbwd import torch_native
-assert torch_native.load()
+from iree_lnbwd.torch import native
+assert native.load()
 try:
-    torch.ops.iree_lnbwd.remember(
-        4, "cpu", 1, 1, torch.float32, torch.float32, None, None, [True] * 3, None,
-        driver=[0] * 5, ones=0, scratch_bytes=0, scratch=[], launches=[], graph=[],
-    )
+    torch.ops.iree_lnbwd.register_gradients("nothing", 6)
 except RuntimeError as error:
     print(str(error).splitlines()[0])
 """
@@ -245,18 +241,5 @@ def test_a_static_cpp_library_stays_apart(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert ended.stdout == "op: expected one of operands.OPS, got 4\n", ended.stderr
-
-
-@pytest.mark.gpu
-def test_a_known_call_does_not_come_to_python() -> None:
-    def operators() -> list[str]:
-        operands = random_operands(NormSpec((96,), "bf16"), (11,), device="cuda")
-        output = operands.forward()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
-            operands.gradients(output)
-        return sorted(e.name for e in profiled.events() if e.name.startswith("iree_lnbwd::layer"))
-
-    ours, checked = "iree_lnbwd::layer_norm_backward", "iree_lnbwd::layer_norm_backward_checked"
-    assert operators() == [ours, checked]
-    assert operators() == [ours]
+    expected = "op: expected the number of an op that was described, got 6\n"
+    assert ended.stdout == expected, ended.stderr

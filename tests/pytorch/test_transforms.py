@@ -47,7 +47,7 @@ def test_opcheck_of_the_forward(has_weight: bool, bias: bool, dtype: str, device
     operands = random_operands(spec, (4,), device=device, bias=bias)
     torch.library.opcheck(
         torch.ops.iree_lnbwd.layer_norm.default,
-        (operands.input, [8], operands.weight, operands.bias, 1e-5),
+        (operands.input, operands.weight, operands.bias, [8], 1e-5),
     )
 
 
@@ -60,7 +60,7 @@ def test_opcheck_of_the_backward(mask: tuple[bool, bool, bool], given: bool, dev
     statistics = (mean, rstd) if given else (None, None)
     torch.library.opcheck(
         torch.ops.iree_lnbwd.layer_norm_backward.default,
-        (operands.grad_output, x, [8], *statistics, weight, bias, mask, 1e-5),
+        (operands.grad_output, x, *statistics, weight, bias, None, [8], mask, 1e-5, 0.0),
     )
 
 

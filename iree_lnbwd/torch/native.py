@@ -14,40 +14,35 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from iree_lnbwd import folders, notices
+from iree_lnbwd.arguments import Options
 from iree_lnbwd.native_calls import native_call
 from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
-from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, RESIDUAL_OUTPUT, Op, names
+from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op, Operand, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
+from iree_lnbwd.torch.norms import AUTOCAST, GRADIENTS, NORMS
 from iree_lnbwd.user_folders import UnusableError
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parent.parent
 _SOURCES = (_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp")
-_HEADERS = tuple(_HERE / f"{name}.h" for name in ("kernel_calls", "torch_calls", "torch_norms"))
+_HEADERS = tuple(_HERE / f"{name}.h" for name in ("kernel_calls", "torch_calls", "torch_norms", "torch_warnings"))
 _FLAGS = ("-O2",)
 _LIBRARY = "iree_lnbwd_torch.so"
-# The names of a call's pointers in C++, before those of its scratch. Calls with a residual stay in
-# Python.
-_POINTERS = {
-    op: names(
-        operand
-        for operand in (*op.inputs, *op.results)
-        if operand not in (RESIDUAL, GRAD_RESIDUAL, RESIDUAL_OUTPUT)
-    )
-    for op in OPS.values()
-}
-_NUMBERS = {op: number for number, op in enumerate(OPS.values())}  # of the enum Op in C++
+_ALL_OPS = (*OPS.values(), *FROM_OUTPUT.values())
+_NUMBERS = {op: number for number, op in enumerate(_ALL_OPS)}
+# The names of a call's pointers in C++, before those of its scratch.
+_POINTERS = {op: names((*op.inputs, *op.results)) for op in _ALL_OPS}
 _KINDS_KEPT = 4096
 
 _log = logging.getLogger(__name__)
-_remembered: set[CallKind] = set()
+_remembered: set[KnownCall] = set()
 _modules: set[GpuModule] = set()  # C++ may launch their kernels
 _graphs: dict[Graph, Graph] = {}
 _loading, _remembering = threading.Lock(), threading.Lock()
@@ -80,10 +75,12 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     try:
         if (kept := library.kept()) is not None:
             torch.ops.load_library(kept)
+            _put_in_place()
             return True, None
         sources = " and ".join(path.name for path in _SOURCES)
         notices.log(_log, "compiling %s for PyTorch %s", sources, torch.__version__)
         content = _build_and_load()
+        _put_in_place()
     except Exception as error:  # tools that are not ours may raise anything
         message = "the operators run in Python, for those in C++ cannot be had: %s"
         notices.log(_log, message, error)
@@ -93,6 +90,32 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     except UnusableError as error:
         return True, error
     return True, None
+
+
+@functools.cache
+def _put_in_place() -> None:
+    """Tells C++ of the ops and the norms, whose operators it then registers."""
+    ours = torch.ops.iree_lnbwd
+    for op, number in _NUMBERS.items():
+        rows = ([*map(_row, operands)] for operands in (op.arguments, op.results))
+        described = ours.describe_op(op.name, op.is_backward, op.data.name, *rows)
+        assert described == number
+    for gradients in GRADIENTS:
+        ours.register_gradients(gradients.name, number_of(gradients.op))
+    for norm in NORMS:
+        each = (norm, norm.gradients, norm.from_output)
+        ours.register_norm(
+            *(word for one in each for word in (one.name, number_of(one.op))),
+            norm.takes_residual,
+            norm.own_forward,
+            norm in AUTOCAST,
+        )
+
+
+def _row(operand: Operand) -> str:
+    """A row of the table, in words that C++ knows."""
+    words = (operand.kind.value, operand.element.value, operand.access.name, operand.when.name)
+    return " ".join((operand.name, *words))
 
 
 def _build_and_load() -> bytes:
@@ -126,60 +149,38 @@ def _is_closed(stream: object) -> bool:
     return stream is None or bool(getattr(stream, "closed", False))
 
 
-class CallKind(NamedTuple):
-    """The facts that calls have in common if they launch the same kernels.
-
-    Attributes:
-        op: What they compute.
-        device: The device of all tensors.
-        rows: M.
-        columns: N.
-        grad_output: Its element type; None of a forward.
-        input: Its element type.
-        weight: Its element type; None if there is none.
-        bias: Its element type; None if there is none.
-        output_mask: As the caller gave it, filled up with False.
-        eps: Of a forward, as the caller gave it; None of a backward, which gets the statistics.
-    """
-
-    op: Op
-    device: torch.device
-    rows: int
-    columns: int
-    grad_output: torch.dtype | None
-    input: torch.dtype
-    weight: torch.dtype | None
-    bias: torch.dtype | None
-    output_mask: tuple[bool, bool, bool]
-    eps: float | None
-
-
 def number_of(op: Op) -> int:
     """What C++ calls an op."""
     return _NUMBERS[op]
 
 
-def remember(kind: CallKind, known: KnownCall) -> None:
+def remember(tensors: Sequence[Tensor | None], options: Options, known: KnownCall) -> None:
     """Lets the C++ operators launch the kernels themselves for calls of a kind.
 
     Args:
-        kind: The facts known about the calls.
-        known: Computes them; it is kept. Calls that IREE's device runs stay in Python.
+        tensors: Of a call of that kind, in the order of its op's table.
+        options: Of the call.
+        known: Computes such calls; it is kept. What IREE's device runs stays in Python.
     """
     with _remembering:
-        if kind in _remembered:
+        if known in _remembered:
             return
         if len(_remembered) >= _KINDS_KEPT:  # another thread may be in such a call: modules stay
             torch.ops.iree_lnbwd.forget()
             _remembered.clear()
-        _remembered.add(kind)
+        _remembered.add(known)
         _modules.add(known.module)
         if (sequence := known.sequence) is None:
             return
+        op, normalized_shape, mask, weight_offset, eps = options
         torch.ops.iree_lnbwd.remember(
-            number_of(kind.op),
-            *kind[1:],
-            **native_call(sequence, _POINTERS[kind.op], _graphs)._asdict(),
+            number_of(op),
+            tensors,
+            normalized_shape,
+            mask,
+            eps,
+            weight_offset,
+            **native_call(sequence, _POINTERS[op], _graphs)._asdict(),
         )
 
 
