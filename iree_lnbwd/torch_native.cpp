@@ -126,18 +126,16 @@ void forget() { calls().clear(); }
 
 // --- the operators -----------------------------------------------------------------------------
 
-// An operator by its name in our namespace, looked up when it is first called.
+// An operator by its name in our namespace. Python has defined all of them.
 class Named {
  public:
-  explicit Named(std::string name) : name_("iree_lnbwd::" + std::move(name)) {}
-  void call(Stack* stack) {
-    if (!found_) found_ = c10::Dispatcher::singleton().findSchemaOrThrow(name_.c_str(), "");
-    found_->callBoxed(stack);
+  explicit Named(const std::string& name)
+      : found_(c10::Dispatcher::singleton().findSchemaOrThrow(("iree_lnbwd::" + name).c_str(), "")) {
   }
+  void call(Stack* stack) const { found_.callBoxed(stack); }
 
  private:
-  std::string name_;
-  std::optional<OperatorHandle> found_;
+  OperatorHandle found_;
 };
 
 // The place of a result among those of an op, or of some of them.
@@ -194,8 +192,9 @@ class Norm {
   Named differentiable{"differentiable_gradients"};
 };
 
-std::vector<std::unique_ptr<Norm>>& norms() {
-  static std::vector<std::unique_ptr<Norm>> all;
+// By number. Each is there before its kernels are, and never changes afterwards.
+std::array<std::unique_ptr<const Norm>, 16>& norms() {
+  static std::array<std::unique_ptr<const Norm>, 16> all;
   return all;
 }
 
@@ -237,7 +236,7 @@ c10::DimVector integers_of(const IValue& value) {
 }
 
 // PyTorch's own takes one element type only on GPUs; Python widens, or refuses, the others.
-void forward_by_pytorch(Norm& norm, const Taken& taken, Stack* stack) {
+void forward_by_pytorch(const Norm& norm, const Taken& taken, Stack* stack) {
   const Op& op = norm.op;
   const Tensor& input = *taken.tensors[op.data];
   const auto type = input.scalar_type();
@@ -262,7 +261,7 @@ void forward_by_pytorch(Norm& norm, const Taken& taken, Stack* stack) {
 // A norm, without autograd.
 class Forward final : public c10::OperatorKernel {
  public:
-  explicit Forward(Norm& norm) : norm_(norm) {}
+  explicit Forward(const Norm& norm) : norm_(norm) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
     const Taken taken(norm_, *stack);
@@ -277,7 +276,7 @@ class Forward final : public c10::OperatorKernel {
   }
 
  private:
-  Norm& norm_;
+  const Norm& norm_;
 };
 
 // A backward, without autograd.
@@ -317,7 +316,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
   // the arguments that are there, once more: autograd looks for them here.
   static variable_list forward(AutogradContext* ctx, int64_t number, Stack* stack,
                                at::TensorList) {
-    Norm& norm = *norms()[number];
+    const Norm& norm = *norms()[number];
     const Op& op = norm.op;
     const Taken taken(norm, *stack);
     std::array<Tensor, iree_lnbwd::kMostArguments> given;
@@ -361,7 +360,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     auto& kept = ctx->saved_data;
-    Norm& norm = *norms()[kept["norm"].toInt()];
+    const Norm& norm = *norms()[kept["norm"].toInt()];
     const Op& op = norm.op;
     const auto types = kept["types"].toIntVector();
     const size_t arguments = types.size();
@@ -394,7 +393,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
 
  private:
   // The gradients of the op's arguments that are needed, by the norm's backward.
-  static void compute(AutogradContext* ctx, Norm& norm, const Tensor& dy, const Tensor& dresidual,
+  static void compute(AutogradContext* ctx, const Norm& norm, const Tensor& dy, const Tensor& dresidual,
                       const std::vector<bool>& needed, variable_list* found) {
     auto& kept = ctx->saved_data;
     const auto saved = ctx->get_saved_variables();
@@ -485,13 +484,13 @@ class WithAutograd final : public c10::OperatorKernel {
 
  private:
   const int64_t number_;
-  Norm& norm_;
+  const Norm& norm_;
 };
 
 // A norm under autocast, in f32.
 class Autocast final : public c10::OperatorKernel {
  public:
-  explicit Autocast(Norm& norm) : norm_(norm) {}
+  explicit Autocast(const Norm& norm) : norm_(norm) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
     const c10::impl::ExcludeDispatchKeyGuard without(
@@ -505,7 +504,7 @@ class Autocast final : public c10::OperatorKernel {
   }
 
  private:
-  Norm& norm_;
+  const Norm& norm_;
 };
 
 // --- their registration, in place of Python's ---------------------------------------------------
@@ -531,14 +530,15 @@ void register_gradients(const std::string& name, int64_t op) {
   put_in_place<Gradients>(name, {DispatchKey::CPU, DispatchKey::CUDA}, name, op_of(op));
 }
 
-void register_norm(const std::string& name, int64_t op, const std::string& gradients,
+void register_norm(int64_t number, const std::string& name, int64_t op, const std::string& gradients,
                    int64_t gradients_op, const std::string& from_output, int64_t from_output_op,
                    bool takes_residual, bool own_forward, bool autocast) {
-  const auto number = static_cast<int64_t>(norms().size());
-  norms().push_back(std::make_unique<Norm>(name, op_of(op), gradients, op_of(gradients_op),
-                                           from_output, op_of(from_output_op), takes_residual,
-                                           own_forward));
-  Norm& norm = *norms().back();
+  TORCH_CHECK(number >= 0 && number < static_cast<int64_t>(norms().size()) && !norms()[number],
+              "number: expected one below ", norms().size(), " that is free, got ", number);
+  norms()[number] =
+      std::make_unique<const Norm>(name, op_of(op), gradients, op_of(gradients_op), from_output,
+                                   op_of(from_output_op), takes_residual, own_forward);
+  const Norm& norm = *norms()[number];
   put_in_place<Forward>(name, {DispatchKey::CPU, DispatchKey::CUDA}, norm);
   put_in_place<WithAutograd>(name, {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}, number);
   if (autocast) put_in_place<Autocast>(name, {DispatchKey::AutocastCUDA}, norm);
@@ -552,8 +552,9 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
               describe_op);
   library.def("register_gradients(str name, int op) -> ()", register_gradients);
   library.def(
-      "register_norm(str name, int op, str gradients, int gradients_op, str from_output, "
-      "int from_output_op, bool takes_residual, bool own_forward, bool autocast) -> ()",
+      "register_norm(int number, str name, int op, str gradients, int gradients_op, "
+      "str from_output, int from_output_op, bool takes_residual, bool own_forward, "
+      "bool autocast) -> ()",
       register_norm);
   library.def(
       "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "

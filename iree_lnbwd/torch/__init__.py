@@ -12,8 +12,7 @@ a model compute here. ``add_layer_norm`` and ``add_rms_norm``, and the modules `
 All directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd``. They are registered
 with ``torch.library.Library`` and a ``torch.autograd.Function``. ``torch.compile`` and
 ``torch.export`` can see through operators that are registered in this way, and it takes the least
-time in a call. For tensors on a GPU, ``torch_native`` replaces two of them by C++, if it can be
-compiled: ``layer_norm`` and ``layer_norm_backward``.
+time in a call. On a GPU's first call, ``native`` replaces all of them by C++, if it can be compiled.
 """
 
 from iree_lnbwd.torch import operators  # noqa: F401  (registers them)

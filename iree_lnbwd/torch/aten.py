@@ -37,8 +37,8 @@ def pytorchs(
     of_input, of_weight, of_bias = kind(input), kind(weight), kind(bias)
     kinds.check("input", input=of_input, weight=of_weight, bias=of_bias)
     if _takes_kinds(of_input, of_weight, of_bias):
-        found = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
-        return NormOutput(*found, None)
+        output, mean, rstd = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+        return NormOutput(output, mean, rstd, None)
     wide = (None if tensor is None else tensor.float() for tensor in (weight, bias))
     output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, *wide, eps)
     return NormOutput(output.to(input.dtype), mean, rstd, None)

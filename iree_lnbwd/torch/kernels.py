@@ -6,12 +6,10 @@ import atexit
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from iree_lnbwd import functional, notices
 from iree_lnbwd.arguments import (
-    LayerNormGrads,
     NormOutput,
     Options,
     Results,
@@ -20,13 +18,11 @@ from iree_lnbwd.arguments import (
 )
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.operands import (
-    LAYER_NORM_BACKWARD,
     RESIDUAL_OUTPUT,
     Element,
     Kind,
     Op,
     Operand,
-    names,
 )
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import NormSpec
@@ -127,9 +123,7 @@ def known_backward(
     return _call(tensors, Options(op, tuple(normalized_shape), asked, weight_offset, eps))
 
 
-def _call(
-    tensors: Sequence[Tensor | None], options: Options
-) -> tuple[Results, KnownCall | None]:
+def _call(tensors: Sequence[Tensor | None], options: Options) -> tuple[Results, KnownCall | None]:
     """A call; C++ is told of one on a GPU, and launches the next of its kind itself."""
     results, known = functional.call(tensors, options, modules=_MODULES)
     if known is not None and native.load():

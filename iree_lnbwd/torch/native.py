@@ -32,7 +32,9 @@ from iree_lnbwd.user_folders import UnusableError
 
 _HERE = Path(__file__).parent.parent
 _SOURCES = (_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp")
-_HEADERS = tuple(_HERE / f"{name}.h" for name in ("kernel_calls", "torch_calls", "torch_norms", "torch_warnings"))
+_HEADERS = tuple(
+    _HERE / f"{name}.h" for name in ("kernel_calls", "torch_calls", "torch_norms", "torch_warnings")
+)
 _FLAGS = ("-O2",)
 _LIBRARY = "iree_lnbwd_torch.so"
 _ALL_OPS = (*OPS.values(), *FROM_OUTPUT.values())
@@ -102,9 +104,10 @@ def _put_in_place() -> None:
         assert described == number
     for gradients in GRADIENTS:
         ours.register_gradients(gradients.name, number_of(gradients.op))
-    for norm in NORMS:
+    for number, norm in enumerate(NORMS):
         each = (norm, norm.gradients, norm.from_output)
         ours.register_norm(
+            number,
             *(word for one in each for word in (one.name, number_of(one.op))),
             norm.takes_residual,
             norm.own_forward,

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from iree_lnbwd.arguments import Results
-from iree_lnbwd.operands import names
 from iree_lnbwd.torch import aten, kernels
 from iree_lnbwd.torch.autograd import NormFunction, Options, differentiable
 from iree_lnbwd.torch.norms import (
@@ -119,7 +118,9 @@ def _differentiable(
     """The gradients that the mask asks for."""
     norm = next(norm for norm in NORMS if norm.op.centres == centres)
     options = Options(normalized_shape, eps, weight_offset)
-    found = differentiable(norm.op, options, grad_output, grad_residual, (input, weight, bias), mask)
+    found = differentiable(
+        norm.op, options, grad_output, grad_residual, (input, weight, bias), mask
+    )
     return [gradient for gradient in found if gradient is not None]
 
 

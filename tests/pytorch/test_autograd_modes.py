@@ -110,6 +110,33 @@ def test_jagged_tensors(form: Form) -> None:
         assert torch.equal(ours, theirs[name]), name
 
 
+@pytest.mark.filterwarnings("ignore")  # raised inside PyTorch, which cannot hash such tensors
+@every_form
+def test_jagged_tensors_compiled(form: Form) -> None:
+    """With what is around the norm, whose jagged dimension stays the same."""
+    tensors = random_tensors(form, (9,), (COLUMNS,))
+    offsets = torch.tensor([0, 2, 2, 9])
+    nested = {
+        name: torch.nested.nested_tensor_from_jagged(tensor, offsets) if tensor.ndim > 1 else tensor
+        for name, tensor in tensors.items()
+    }
+
+    def function(given: dict[str, Tensor]) -> Tensor:
+        total = given["input"] * 2
+        for output in form(given, (COLUMNS,)):
+            total = total + output
+        return total
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)(nested)
+    plain = function(tensors)
+    torch.testing.assert_close(compiled.values(), plain)
+    reached = random_like(plain)
+    theirs = gradients_of((plain,), tensors, (reached,))
+    for name, ours in gradients_of((compiled.values(),), tensors, (reached,)).items():
+        torch.testing.assert_close(ours, theirs[name])
+
+
 def test_jagged_tensors_that_do_not_fit() -> None:
     x, other = (
         torch.nested.nested_tensor_from_jagged(torch.randn(4, COLUMNS), torch.tensor(offsets))

@@ -88,26 +88,27 @@ CASES = [
 ]
 
 # What only operators of ours compute.
-_HALF: dict[str, Any] = {"dtype": "bf16", "residual_dtype": "f32", "weight_dtype": "f32"}
-OWN_CASES = [
-    *CASES,
-    *(
-        NormSpec((COLUMNS,), op=op.name, eps=None if op.is_backward else EPS, **more)
-        for op in OPS.values()
-        for more in (
-            {"residual_dtype": "f32"},
-            {"residual_dtype": "f32", "weight_offset": 1.0},
-            *([] if op.is_backward else [_HALF]),
-        )
-    ),
-    *(
-        NormSpec((COLUMNS,), op=op.name, eps=None, from_output=True, has_bias=op.centres, **more)
-        for op in OPS.values()
-        if op.is_backward
-        for more in ({}, {"residual_dtype": "f32"})
-    ),
-    *(NormSpec((COLUMNS,), op=op.name, eps=EPS) for op in OPS.values() if op.is_backward),
+_RESIDUAL: dict[str, Any] = {"residual_dtype": "f32"}
+_MIXED: dict[str, Any] = {"dtype": "bf16", "residual_dtype": "f32", "weight_dtype": "f32"}
+_FORWARDS: list[dict[str, Any]] = [_RESIDUAL, _RESIDUAL | {"weight_offset": 1.0}, _MIXED]
+_BACKWARDS: list[dict[str, Any]] = [
+    _RESIDUAL,
+    _RESIDUAL | {"weight_offset": 1.0},
+    {"eps": EPS},  # the statistics are recomputed
+    {"from_output": True},
+    {"from_output": True, **_RESIDUAL},
 ]
+
+
+def own_cases() -> Iterator[NormSpec]:
+    for op in OPS.values():
+        for more in _BACKWARDS if op.is_backward else _FORWARDS:
+            options = {"eps": None if op.is_backward else EPS, **more}
+            has_bias = op.centres if "from_output" in more else None
+            yield NormSpec((COLUMNS,), op=op.name, has_bias=has_bias, **options)
+
+
+OWN_CASES = [*CASES, *own_cases()]
 
 
 def learned(
@@ -128,9 +129,7 @@ def learned(
     assert sequence is not None
     driver.knows(sequence, sizes)
     known = KnownCall(module, ROWS, 0, tuple, (), (), (), sequence)
-    options = Options(
-        spec.family, (COLUMNS,), spec.output_mask, spec.weight_offset, spec.eps
-    )
+    options = Options(spec.family, (COLUMNS,), spec.output_mask, spec.weight_offset, spec.eps)
     native.remember(given, options, known)
     return driver, sequence
 
@@ -148,16 +147,18 @@ def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
-def test_a_known_call_of_atens_is_launched(
-    spec: NormSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_known_call_of_atens_is_launched(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     call = random_call(spec, ROWS, random_generator())
     tensors = tensors_of(spec, call)
     driver, sequence = learned(spec, tensors, monkeypatch)
     lnbwd.enable(forwards=True)
     operator = getattr(torch.ops.aten, attempts.ATENS[spec.family]).default
     data = 2 if spec.family.is_backward else 1  # ATen has the dimensions behind it
-    others = [t for t, o in zip(tensors, spec.family.arguments, strict=True) if o.when is not When.RESIDUAL_GIVEN]
+    others = [
+        t
+        for t, o in zip(tensors, spec.family.arguments, strict=True)
+        if o.when is not When.RESIDUAL_GIVEN
+    ]
     last = spec.output_mask if spec.family.is_backward else spec.eps
     ours = operator(*others[:data], [COLUMNS], *others[data:], last)
     assert not driver.errors
@@ -228,4 +229,3 @@ def test_a_call_with_other_options_is_of_another_kind(
     assert not driver.launches
     found = dict(zip(operator.results, map(to_array, ours), strict=True))
     assert_right(results_of(spec.family, found), call._replace(spec=other(spec)))
-

@@ -341,3 +341,20 @@ def test_bad_options(form: Form) -> None:
 def test_own_forward_is_a_bool() -> None:
     with pytest.raises(TypeError, match=r"^own_forward: expected True or False, got int"):
         layer_norm(torch.ones(3, 8), 8, own_forward=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"memory_efficient": True}, {"weight_offset": 1.0}])
+@every_form
+def test_a_known_call_does_not_come_to_python(form: Form, options: dict[str, Any]) -> None:
+    """Its first forward and backward do, where C++ is told of them."""
+
+    def checked() -> list[str]:
+        tensors = random_tensors(form, (11,), (96,), "bf16", device="cuda")
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+            outputs = form(tensors, (96,), **options)
+            gradients_of(outputs, tensors, tuple(map(random_like, outputs)))
+        return sorted(e.name for e in profiled.events() if e.name.endswith("_checked"))
+
+    checked()
+    assert checked() == []

@@ -221,7 +221,8 @@ def test_compiled_model(backend: str, device: str) -> None:
     output = compiled(x)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         gradients = parameter_gradients(model, output)
-    ran = [event.name for event in profiled.events() if event.name.startswith("iree_lnbwd::")]
+    called = [event.name for event in profiled.events() if event.name.startswith("iree_lnbwd::")]
+    ran = [name for name in called if not name.endswith("_checked")]  # what C++ calls for them
     assert sorted(ran) == [
         "iree_lnbwd::layer_norm_backward",
         "iree_lnbwd::layer_norm_backward",
