@@ -71,3 +71,27 @@ assert os.waitpid(child, 0)[1] == 0
 """,
         "2",
     )
+
+
+def test_a_callers_own_thread_keeps_its_rules_of_numbers() -> None:
+    """One that flushes subnormal numbers to zero gets them right from us, and goes on flushing."""
+    run(
+        """
+import torch
+small = (np.random.default_rng(0).integers(-99, 99, (37, 96)) * np.float32(1e-45)).astype("f4")
+mean, rstd, weight = np.zeros(37, "f4"), np.ones(37, "f4"), np.full(96, 1e38, "f4")
+
+def bits():
+    return lnbwd.layer_norm_backward(small, small, 96, mean, rstd, weight).grad_input.tobytes()
+
+first = bits()
+assert any(np.frombuffer(first, "f4"))
+for count in (1, 2):
+    torch.set_num_threads(count)
+    for flushes in (False, True):
+        assert torch.set_flush_denormal(flushes)
+        assert bits() == first
+        assert (torch.tensor(1e-40) * 0.5 == 0).item() is flushes
+""",
+        "2",
+    )
