@@ -13,9 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 _OMP = "OMP_NUM_THREADS"
-_IREE_FLAGS = "IREE_PY_RUNTIME_FLAGS"
+_MOST = 256  # workers that IREE 3.13 makes; it says nothing of more
+# Whether IREE, which reads this variable when it is imported, was told by its own flags.
+_IREE_DECIDES = "--task_topology_" in os.environ.get("IREE_PY_RUNTIME_FLAGS", "")
 # OpenMP's form: a number for each level of nested loops, of which the first counts.
-_LEVELS = re.compile(r"\s*\+?(\d+)\s*(?:,\s*\+?\d+\s*)*", re.ASCII)
+_LEVELS = re.compile(r"\s*\+?(\d{1,18})\s*(?:,\s*\+?\d{1,18}\s*)*", re.ASCII)
 # A line of the list of cgroups: a number, controllers (none in version 2), and the path.
 _GROUP = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)
 _CPUS = Path("/sys/devices/system/cpu")
@@ -39,18 +41,18 @@ class HostThreads(NamedTuple):
 
 
 def of_caller() -> HostThreads | None:
-    """What the calling thread's settings come to; None if IREE itself was told by its own flags.
+    """What the calling thread's settings come to; None if IREE was told by flags of its own.
 
     If PyTorch is imported, the number is ``torch.get_num_threads()``, else the first one of
     ``OMP_NUM_THREADS``, else that of the cores. It is never more than the CPUs that the calling
     thread may run on, or than the quota of its cgroup.
     """
-    if "--task_topology_" in os.environ.get(_IREE_FLAGS, ""):
+    if _IREE_DECIDES:
         return None
     cpus = frozenset(os.sched_getaffinity(0))
     asked = _of_torch() or of_openmp(os.environ.get(_OMP, "")) or _cores(cpus)
-    count = min(asked, len(cpus), quota() or asked)
-    return HostThreads(count, cpus if count > 1 else frozenset())
+    number = min(asked, len(cpus), quota() or asked, _MOST)
+    return HostThreads(number, cpus if number > 1 else frozenset())
 
 
 def of_openmp(text: str) -> int | None:

@@ -20,6 +20,7 @@ OPENMP = {
     "4,2": 4,
     " 4 , 2,1 ": 4,
     "1000000000": 10**9,
+    "9" * 5000: None,
     "": None,
     "0": None,
     "0,2": None,
@@ -36,7 +37,7 @@ OPENMP = {
 }
 
 
-@pytest.mark.parametrize("text", OPENMP)
+@pytest.mark.parametrize("text", OPENMP, ids=lambda text: text[:20])
 def test_the_first_number_of_openmps_variable_counts(text: str) -> None:
     assert of_openmp(text) == OPENMP[text]
 
@@ -66,6 +67,7 @@ def caller_of(
         ({"cpus": 8, "quota": 64}, 8),
         ({"cpus": 1, "openmp": "8"}, 1),
         ({"cpus": 8, "quota": 1}, 1),
+        ({"cpus": 1024}, 256),
     ],
 )
 def test_the_least_of_all_bounds(
@@ -76,7 +78,7 @@ def test_the_least_of_all_bounds(
 
 
 def test_irees_own_flags_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IREE_PY_RUNTIME_FLAGS", "--task_topology_group_count=3")
+    monkeypatch.setattr(host_threads, "_IREE_DECIDES", True)
     assert caller_of(monkeypatch, cpus=8, openmp="1") is None
 
 
