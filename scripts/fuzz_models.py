@@ -27,7 +27,8 @@ _DTYPES = {
     "f16": torch.float16,
     "f64": torch.float64,
 }
-_TWIST = 1.01  # a factor that no plain norm has
+_FACTORS = 2048
+_TWIST = 1.015625  # a factor that no plain norm has, and every element type does
 
 
 class AnyNorm(nn.Module):
@@ -39,7 +40,8 @@ class AnyNorm(nn.Module):
         self.bias = nn.Parameter(torch.randn(columns)) if op.centres else None
         self.eps, self.offset, self.centres = eps, offset, op.centres
         self.rounds_first = False
-        self.factor = torch.ones(())  # no parameter, and no buffer
+        # No parameter and no buffer; too long to be printed whole.
+        self.factors = torch.ones(_FACTORS)
 
     def forward(self, x: Tensor) -> Tensor:
         """As Llama's, or Gemma's, or a layer norm in f32."""
@@ -49,7 +51,8 @@ class AnyNorm(nn.Module):
         xhat = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.rounds_first:
             return (self.offset + self.weight) * xhat.to(x.dtype)
-        output = (self.offset + self.weight.to(wide.dtype)) * xhat * self.factor.to(wide.dtype)
+        output = (self.offset + self.weight.to(wide.dtype)) * xhat
+        output = output * self.factors[_FACTORS // 2].item()
         if self.bias is not None:
             output = output + self.bias.to(wide.dtype)
         return output.to(x.dtype)
@@ -95,14 +98,28 @@ def _draw_norm(case: Case, dims: tuple[int, ...]) -> nn.Module:
         norm = cls(columns, case.pick(LAYER_NORM, RMS_NORM), eps, case.pick(*OFFSETS))
         norm.rounds_first = norm.bias is None and norm.offset == 0 and case.chance(0.5)
         if not norm.rounds_first and case.chance(0.25):
-            norm.factor = torch.full((), _TWIST)
+            _twist(norm)
     for parameter in norm.parameters():
         nn.init.normal_(parameter, 1.0)
     return norm
 
 
+def _twist(norm: AnyNorm) -> None:
+    norm.factors[_FACTORS // 2] = _TWIST
+
+
 def _has_twist(norm: nn.Module) -> bool:
-    return isinstance(norm, AnyNorm) and float(norm.factor) != 1.0
+    return isinstance(norm, AnyNorm) and _TWIST in norm.factors
+
+
+def _draw_norms(case: Case, dims: tuple[int, ...]) -> dict[str, nn.Module]:
+    """A few; two may differ in one number alone."""
+    norms = [_draw_norm(case, dims) for _ in range(case.pick(1, 2, 3, 4))]
+    if isinstance(norms[0], AnyNorm) and not norms[0].rounds_first and case.chance(0.5):
+        norms.append(copy.deepcopy(norms[0]))
+        if not _has_twist(norms[0]):
+            _twist(norms[-1])
+    return {f"n{number}": norm for number, norm in enumerate(norms)}
 
 
 def _run(
@@ -183,7 +200,7 @@ def replaced(case: Case) -> None:
     dims = case.pick((columns,), (columns,), (4, columns))
     device = "cuda" if case.where == "gpu" else "cpu"
     torch.manual_seed(int(case.rng.integers(2**31)))
-    drawn = {f"n{number}": _draw_norm(case, dims) for number in range(case.pick(1, 2, 3, 4))}
+    drawn = _draw_norms(case, dims)
     case.said += [dtype, str(dims), *(type(norm).__name__ for norm in drawn.values())]
     model = nn.ModuleDict(drawn).to(device, _DTYPES[dtype])
     before = copy.deepcopy(model)
