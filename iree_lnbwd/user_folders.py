@@ -142,10 +142,10 @@ class UserFolder:
         with contextlib.ExitStack() as closing:
             with contextlib.suppress(OSError, UnusableError):
                 root = self.path()
-                closing.callback(folders.remove_empty, root, entry)
                 folder = closing.enter_context(folders.opened(root, entry, make=True))
                 folders.lock(folder, seconds, wait)
                 closing.callback(folders.unlock, folder)
+                closing.callback(folders.remove_empty, root, entry)
             yield waited
 
     def _absolute(self, variable: str, path: str) -> Path:

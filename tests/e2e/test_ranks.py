@@ -198,6 +198,7 @@ def test_a_lock_leaves_no_empty_folder(tmp_path: Path, monkeypatch: pytest.Monke
             assert also  # in vain
         assert 0.2 <= time.monotonic() - began < 5
         assert told == [1]
+        assert (tmp_path / "cache" / entry).is_dir()  # it is not the one's who waited
     assert not list((tmp_path / "cache").iterdir())
     with FOLDER.locked(entry, seconds=1) as waited:
         assert not waited
