@@ -6,7 +6,8 @@ modules that it would compile in the same way now.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -22,6 +23,7 @@ from iree_lnbwd.user_folders import UnusableError, UserFolder
 _FOLDER = UserFolder("IREE_LNBWD_CACHE", "XDG_CACHE_HOME", ".cache")
 _ITSELF = PurePath()
 _KEY_LETTERS = 16
+_LONGEST_COMPILATION = 60.0  # seconds that another process is waited for
 _WHAT_STANDS_IN = {
     "cpu": "which was compiled for any CPU of its architecture",
     "cuda": "whose schedule was chosen for another GPU",
@@ -75,9 +77,23 @@ class Entry:
             self._unusable = error
 
     def build(self) -> tuple[bytes, Manifest]:
-        """As `build`."""
+        """As `build`; of processes that need the same module at once, one compiles it."""
         if self.kept is not None:
             return self.kept
+        if self._unusable is not None or isinstance(self._planned, CompileError):
+            return self._compiled()
+        _, manifest = self._planned
+        with locked(_entry(manifest), seconds=_LONGEST_COMPILATION) as waited:
+            try:
+                self.kept = _kept(manifest, self._names)
+            except UnusableError as error:
+                self._unusable = error
+            if self.kept is not None or not waited:
+                return self.kept or self._compiled()
+        return self._compiled()
+
+    def _compiled(self) -> tuple[bytes, Manifest]:
+        """By the compiler, and kept from then on."""
         try:
             if isinstance(self._planned, CompileError):
                 raise self._planned
@@ -131,6 +147,13 @@ def write(entry: PurePath, contents: Mapping[str, bytes]) -> None:
         UnusableError: Others can write to the folder, or we cannot.
     """
     _FOLDER.write(entry, contents)
+
+
+def locked(
+    entry: PurePath, *, seconds: float, waiting: Callable[[], None] | None = None
+) -> contextlib.AbstractContextManager[bool]:
+    """As `UserFolder.locked`: one process at a time makes an entry."""
+    return _FOLDER.locked(entry, seconds=seconds, waiting=waiting)
 
 
 def directory() -> Path:

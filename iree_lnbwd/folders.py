@@ -6,16 +6,19 @@ The kept folders hold code that this process will run. The names in temporary fo
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shlex
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 
 _OURS_ALONE = 0o700
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # if TMPDIR names no place
+_SECONDS_BETWEEN_TRIES = 0.02  # to get a lock: the system's own wait knows no end
 _ROOM = 1 << 18  # bytes: more than a module and its inputs take
 
 
@@ -72,6 +75,42 @@ def read(folder: int, name: str, path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"{path}: not a file")
         return file.read()
+
+
+def lock(folder: int, seconds: float, waiting: Callable[[], None]) -> None:
+    """Locks a folder that was `opened`, against all that opened it by themselves.
+
+    Args:
+        folder: Its descriptor. What else holds it, such as a child of ``fork``, holds the lock.
+        seconds: The longest wait.
+        waiting: Is called once, if there is a wait.
+
+    Raises:
+        OSError: Its file system has no locks of folders, or others kept theirs for so long.
+    """
+    end, is_waiting = time.monotonic() + seconds, False
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+        if not is_waiting:
+            waiting()
+        is_waiting = True
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def unlock(folder: int) -> None:
+    """Gives a lock back, whoever else holds the descriptor."""
+    fcntl.flock(folder, fcntl.LOCK_UN)
+
+
+def remove_empty(root: Path, below: PurePath) -> None:
+    """Removes ``root / below``, and the folders between, as far as nothing is in them."""
+    with contextlib.suppress(OSError):
+        for path in (below, *below.parents[:-1]):
+            (root / path).rmdir()
 
 
 def temporary() -> tempfile.TemporaryDirectory[str]:

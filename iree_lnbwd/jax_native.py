@@ -147,16 +147,27 @@ def load() -> ctypes.CDLL:
     kept = NativeLibrary.of("jax", _LIBRARY, (*texts, *_FLAGS, jaxlib.__version__))
     if (path := kept.kept()) is not None:
         return _loaded(path)
-    notices.log(_log, "compiling %s for JAX %s", _SOURCE.name, jax.__version__)
+    what = f"{_SOURCE.name} for JAX {jax.__version__}"
+    with kept.locked(lambda: notices.log(_log, "another process compiles %s", what)) as waited:
+        if (path := kept.kept()) is not None:
+            return _loaded(path)
+        if not waited:
+            return _built(kept, what)
+    return _built(kept, what)
+
+
+def _built(library: NativeLibrary, what: str) -> ctypes.CDLL:
+    """Compiles the library, loads it and keeps it."""
+    notices.log(_log, "compiling %s", what)
     with folders.temporary() as folder:
         path = Path(folder) / _LIBRARY
         _build(path)
-        library = _loaded(path)
+        loaded = _loaded(path)
         try:
-            kept.keep(path.read_bytes())
+            library.keep(path.read_bytes())
         except UnusableError as error:
             notices.warn(f"compiled custom call not cached: {error}")
-    return library
+    return loaded
 
 
 def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:

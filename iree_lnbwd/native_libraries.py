@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from iree_lnbwd.user_folders import UnusableError
 # its symbols visible the loader would mix that copy with the one of the process, and the first
 # number in a message of an error would end the process.
 OWN_COPIES = ("-Wl,--exclude-libs,libstdc++.a",)
+
+
+_LONGEST_BUILD = 600.0  # seconds that another process is waited for
 
 
 class NativeLibrary(NamedTuple):
@@ -47,6 +51,14 @@ class NativeLibrary(NamedTuple):
         if files is None or digest(files[0]).encode() != files[1]:
             return None
         return cache.directory() / self.entry / self.name
+
+    def locked(self, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[bool]:
+        """Lets one process at a time build it; see `UserFolder.locked`.
+
+        Args:
+            waiting: Is called if another process is at it.
+        """
+        return cache.locked(self.entry, seconds=_LONGEST_BUILD, waiting=waiting)
 
     def keep(self, content: bytes) -> None:
         """Writes it into the cache.

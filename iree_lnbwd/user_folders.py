@@ -6,8 +6,9 @@ written.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -111,6 +112,41 @@ class UserFolder:
                 )
         except OSError as error:
             raise self._unusable(folders.why(error, root)) from error
+
+    @contextlib.contextmanager
+    def locked(
+        self, entry: PurePath, *, seconds: float, waiting: Callable[[], None] | None = None
+    ) -> Iterator[bool]:
+        """Lets one process at a time, and one thread, make an entry.
+
+        It saves work, and nothing depends on it: where there can be no lock, or it is not given
+        back in time, this process goes on without it. One that ends gives its lock back.
+
+        Args:
+            entry: Its folder has the lock. It is made, and goes again if nothing is in it then.
+            seconds: The longest wait.
+            waiting: Is called if there is a wait.
+
+        Yields:
+            Whether there was a wait. Who waited, and finds no entry, is to make it outside of the
+            lock: it could not be kept, and the others must not wait for each other once more.
+        """
+        waited = False
+
+        def wait() -> None:
+            nonlocal waited
+            waited = True
+            if waiting is not None:
+                waiting()
+
+        with contextlib.ExitStack() as closing:
+            with contextlib.suppress(OSError, UnusableError):
+                root = self.path()
+                folder = closing.enter_context(folders.opened(root, entry, make=True))
+                folders.lock(folder, seconds, wait)
+                closing.callback(folders.unlock, folder)
+                closing.callback(folders.remove_empty, root, entry)
+            yield waited
 
     def _absolute(self, variable: str, path: str) -> Path:
         if not Path(path).is_absolute():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from emulated_driver import EmulatedDriver
 
+from iree_lnbwd import functional
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator.memory import Buffer
+from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import dlpack
+from iree_lnbwd.targets import Target
 
 _CUDA = 2  # kDLCUDA
 _NAME, _VERSIONED = b"dltensor", b"dltensor_versioned"
@@ -154,3 +159,16 @@ class ReadOnlyArray(EmulatedArray):
         managed = dlpack._Versioned((1, 0), None, None, _READ_ONLY, tensor)
         self._given.append((managed, *kept))
         return _new_capsule(ctypes.addressof(managed), _VERSIONED, None)
+
+
+@contextlib.contextmanager
+def emulated_gpu(target: Target) -> Iterator[Namespace]:
+    """Arrays on an emulated GPU, on which the public functions compute."""
+    driver = EmulatedDriver(target.backend)
+    with (
+        mock.patch.object(gpu_module, "Driver", return_value=driver),
+        mock.patch.object(functional, "target_of", return_value=target),
+    ):
+        functional.loaded.cache_clear()
+        yield Namespace(driver)
+        functional.loaded.cache_clear()

@@ -87,6 +87,8 @@ class EmulatedDriver:
         self.reserved: list[Reserved] = []
         self._ends: dict[int, int] = {}  # of each piece of memory, by where it begins
         self._starts: list[int] = []
+        # What a kernel's null pointer, of scratch that a call does not need, leads to.
+        self._nothing = self.memory.allocate("a null pointer", 0)
 
     def allocate(
         self, name: str, nbytes: int, data: Array | None = None, *, write_once: bool = False
@@ -171,6 +173,11 @@ class EmulatedDriver:
         place = bisect.bisect_right(self._starts, pointer)
         return self._ends[self._starts[place - 1]]
 
+    def _binding(self, pointer: int, writable: bool) -> Binding:
+        if pointer == 0:
+            return Binding(self._nothing.address, 0, writable)
+        return Binding(pointer, self._end(pointer) - pointer, writable)
+
     def run(self, kernel: EmulatedKernel, launch: EmulatedLaunch) -> None:
         """One kernel, after all that came before."""
         export = kernel.export
@@ -181,10 +188,7 @@ class EmulatedDriver:
             subgroup_size=kernel.executor.subgroup_size(export.kernel),
             shared_bytes=export.shared_bytes,
             constants=tuple(launch.constants),
-            bindings=tuple(
-                Binding(pointer, self._end(pointer) - pointer, writable)
-                for pointer, writable in zip(launch.pointers, export.writable, strict=True)
-            ),
+            bindings=tuple(map(self._binding, launch.pointers, export.writable)),
         )
         self.launches.append(ran)
         self.memory.barrier()

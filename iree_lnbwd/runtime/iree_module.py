@@ -9,7 +9,9 @@ import math
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import iree.runtime as rt
 import numpy as np
@@ -17,11 +19,17 @@ from iree.runtime.dtypes import map_dtype_to_hal_element_type
 
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.description import OpenedModule, vm_module
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import IREE_ERRORS, NOT_IN_A_CHILD, DeviceError, reason
+from iree_lnbwd.runtime import host_threads
+from iree_lnbwd.runtime.host_threads import HostThreads
 from iree_lnbwd.spec import TensorType
 
+_HOST = DeviceUri.parse(DEFAULT_DEVICE)
+_ON_THE_CALLERS_THREAD = DeviceUri.parse("local-sync")
+_WORKERS = "--task_topology_group_count"
+_MOST_FOR_THREADS = 16  # devices for other numbers of threads, or other CPUs
 _HOST_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
 _HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
 
@@ -29,7 +37,9 @@ _HOST_USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
 class IreeModule:
     """A module on a device. Calls from several threads take turns.
 
-    A child of ``fork`` opens a device of its own, because the threads of the parent's are gone.
+    On the CPU, a call runs on as many threads as its caller allows (`host_threads`). So there is a
+    device for each such number, and the module is loaded on those that its callers need. A child
+    of ``fork`` opens devices of its own, because the threads of the parent's are gone.
     """
 
     def __init__(
@@ -46,6 +56,7 @@ class IreeModule:
         Raises:
             DeviceError: The device is absent or cannot run it.
         """
+        self._uri = uri
         self._read = functools.partial(vm_module, vmfb=module.vmfb, source=source)
         self._load = functools.partial(
             _Loaded,
@@ -54,7 +65,9 @@ class IreeModule:
             alignment=alignment,
             entry=module.description.spec.op,
         )
-        self._loaded = self._load(module.instance, module.module)
+        self._loaded: WeakKeyDictionary[_Device, _Loaded] = WeakKeyDictionary()
+        device = _DEVICES.open(uri)
+        self._loaded[device] = self._load(device.hal, module.instance, module.module)
 
     def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
         """Computes from NumPy arrays, into NumPy arrays."""
@@ -89,13 +102,17 @@ class IreeModule:
         loaded.invoke(views, results)
 
     def _here(self) -> _Loaded:
-        """The module as this process has it."""
-        if self._loaded.process != os.getpid():
+        """The module on the device for this process, and for the threads that the caller allows."""
+        device = _DEVICES.open(self._uri)
+        loaded = self._loaded.get(device)
+        if loaded is None:
             with _DEVICES.opening:
-                if self._loaded.process != os.getpid():
+                loaded = self._loaded.get(device)
+                if loaded is None:
                     instance = rt.VmInstance()
-                    self._loaded = self._load(instance, self._read(instance))
-        return self._loaded
+                    loaded = self._load(device.hal, instance, self._read(instance))
+                    self._loaded[device] = loaded
+        return loaded
 
 
 class _Loaded:
@@ -104,6 +121,7 @@ class _Loaded:
     def __init__(
         self,
         uri: DeviceUri,
+        device: rt.HalDevice,
         instance: rt.VmInstance,
         module: rt.VmModule,
         *,
@@ -111,8 +129,7 @@ class _Loaded:
         alignment: int,
         entry: str,
     ) -> None:
-        self.process = os.getpid()
-        self.device = open_device(uri)
+        self.device = device
         self.memory: _Memory = (
             _HostMemory(self.device, alignment)
             if uri.backend == "cpu"
@@ -242,6 +259,25 @@ class _DeviceMemory:
         np.copyto(array, raw.view(array.dtype).reshape(array.shape))
 
 
+@dataclass(frozen=True, eq=False)
+class _Device:
+    """An open device. Modules hold it weakly, so that it can be closed while they live."""
+
+    hal: rt.HalDevice
+
+
+class _Key(NamedTuple):
+    """What devices are told apart by.
+
+    Attributes:
+        uri: The device.
+        threads: Those that it computes with; None where nobody can choose them.
+    """
+
+    uri: DeviceUri
+    threads: HostThreads | None
+
+
 class _Devices:
     """The devices of this process: one of each kind, which all modules share.
 
@@ -250,31 +286,38 @@ class _Devices:
 
     def __init__(self) -> None:
         self.opening = threading.RLock()
-        self._of_this_process: dict[DeviceUri, rt.HalDevice] = {}
-        self._of_the_parent: list[DeviceUri] = []
+        self._of_this_process: dict[_Key, _Device] = {}
+        self._of_the_parent: set[DeviceUri] = set()
         os.register_at_fork(after_in_child=self._begin_anew)
         atexit.register(self._of_this_process.clear)  # while IREE can still release them
 
-    def open(self, uri: DeviceUri) -> rt.HalDevice:
-        """The device of that name.
+    def open(self, uri: DeviceUri) -> _Device:
+        """The device of that name, for the calling thread.
 
         Raises:
             DeviceError: It is absent, or cannot be had in this process.
         """
+        key = _Key(uri, host_threads.of_caller() if uri == _HOST else None)
+        if (device := self._of_this_process.get(key)) is not None:
+            return device
         with self.opening:
-            device = self._of_this_process.get(uri)
-            if device is not None:
+            if (device := self._of_this_process.get(key)) is not None:
                 return device
             if uri.backend != "cpu" and uri in self._of_the_parent:
                 raise DeviceError(f"device: {uri} {NOT_IN_A_CHILD}")
             try:
-                # A driver of our own: a cached one has its threads in the process that made it.
-                driver = rt._binding.create_hal_driver(uri.driver)
-                device = driver.create_device_by_uri(str(uri))
+                device = _Device(_create(*key))
             except IREE_ERRORS as error:
                 raise DeviceError(f"device: {uri} is absent: {reason(error)}") from error
-            self._of_this_process[uri] = device
+            self._of_this_process[key] = device
+            self._close_the_oldest()
             return device
+
+    def _close_the_oldest(self) -> None:
+        """Keeps few devices for other threads; a device that a call is on closes after it."""
+        with_threads = [key for key in self._of_this_process if key.threads is not None]
+        for key in with_threads[:-_MOST_FOR_THREADS]:
+            del self._of_this_process[key]
 
     def _begin_anew(self) -> None:
         """Forgets the devices in a child of ``fork``, where the parent's threads do not exist.
@@ -285,7 +328,7 @@ class _Devices:
             rt._binding.disable_leak_checker()  # it would report them on standard error
         for device in self._of_this_process.values():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
-        self._of_the_parent += self._of_this_process
+        self._of_the_parent.update(key.uri for key in self._of_this_process)
         self._of_this_process.clear()
         self.opening = threading.RLock()
 
@@ -299,7 +342,21 @@ def open_device(uri: DeviceUri) -> rt.HalDevice:
     Raises:
         DeviceError: It is absent, or cannot be had in this process.
     """
-    return _DEVICES.open(uri)
+    return _DEVICES.open(uri).hal
+
+
+def _create(uri: DeviceUri, threads: HostThreads | None) -> rt.HalDevice:
+    """A new device, by a driver of our own: a cached one has threads, in one process."""
+    if threads is None:
+        return rt._binding.create_hal_driver(uri.driver).create_device_by_uri(str(uri))
+    if threads.number == 1:
+        return _create(_ON_THE_CALLERS_THREAD, None)
+    with host_threads.confined(threads):
+        rt.flags.parse_flags(f"{_WORKERS}={threads.number}")
+        try:
+            return _create(uri, None)
+        finally:
+            rt.flags.parse_flags(f"{_WORKERS}=0")  # IREE's default, for other devices
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], alignment: int) -> Array:

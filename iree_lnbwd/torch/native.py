@@ -74,24 +74,41 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     version = (torch.__version__, str(torch.version.git_version))
     texts = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
     library = NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *OWN_COPIES, *version))
+    what = f"{' and '.join(path.name for path in _SOURCES)} for PyTorch {torch.__version__}"
     try:
-        if (kept := library.kept()) is not None:
-            torch.ops.load_library(kept)
-            _put_in_place()
+        if _load_kept(library):
             return True, None
-        sources = " and ".join(path.name for path in _SOURCES)
-        notices.log(_log, "compiling %s for PyTorch %s", sources, torch.__version__)
-        content = _build_and_load()
-        _put_in_place()
+        with library.locked(lambda: notices.log(_log, "another process compiles %s", what)) as late:
+            if _load_kept(library):
+                return True, None
+            if not late:
+                return True, _build_and_keep(library, what)
+        return True, _build_and_keep(library, what)
     except Exception as error:  # tools that are not ours may raise anything
         message = "the operators run in Python, for those in C++ cannot be had: %s"
         notices.log(_log, message, error)
         return False, None
+
+
+def _load_kept(library: NativeLibrary) -> bool:
+    """Loads what was built before, if there is any."""
+    if (kept := library.kept()) is None:
+        return False
+    torch.ops.load_library(kept)
+    _put_in_place()
+    return True
+
+
+def _build_and_keep(library: NativeLibrary, what: str) -> UnusableError | None:
+    """Builds and loads the operators; why they were not kept."""
+    notices.log(_log, "compiling %s", what)
+    content = _build_and_load()
+    _put_in_place()
     try:
         library.keep(content)
     except UnusableError as error:
-        return True, error
-    return True, None
+        return error
+    return None
 
 
 @functools.cache

@@ -7,20 +7,28 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
+import numpy as np
 import pytest
 
 import iree_lnbwd as lnbwd
+from iree_lnbwd import functional
 from iree_lnbwd.arguments import Results
 from iree_lnbwd.operands import OPS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import fuzz_cases  # noqa: E402
+import fuzz_draw  # noqa: E402
+import fuzz_turns  # noqa: E402
 
 SEED = 11
+NEEDS_TORCH = pytest.mark.skipif(fuzz_draw.torch is None, reason="PyTorch is not installed")
 # Public names that take no arguments of a user's: errors, and what the package makes itself.
 NOT_CALLED = {
     *("ArtifactError", "CompileError", "DeviceError", "Artifact", "Manifest", "Target"),
@@ -34,7 +42,7 @@ def fuzz(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("where", "cases"), [("cpu", 40), ("emulator", 6)])
+@pytest.mark.parametrize(("where", "cases"), [("cpu", 25), ("emulator", 6)])
 def test_a_short_run_finds_nothing(where: str, cases: int) -> None:
     run = fuzz(f"--where={where}", f"--cases={cases}", "--jobs=2")
     assert run.returncode == 0, run.stdout + run.stderr
@@ -65,7 +73,7 @@ def test_every_public_argument_is_tried_good_and_bad() -> None:
             tried |= fuzz_cases.run("cpu", SEED, number, kind).tried
     missing = [
         (name, parameter, sort)
-        for name, function in fuzz_cases.PUBLIC.items()
+        for name, function in fuzz_draw.PUBLIC.items()
         for parameter in inspect.signature(function).parameters
         for sort in ("good", "bad")
         if (name, parameter, sort) not in tried and (parameter, sort) != ("self", "bad")
@@ -74,21 +82,36 @@ def test_every_public_argument_is_tried_good_and_bad() -> None:
 
 
 def test_every_public_function_is_tried() -> None:
-    assert {name for name in lnbwd.__all__ if name not in NOT_CALLED} <= set(fuzz_cases.PUBLIC)
-    if fuzz_cases.torch is not None:
-        ours = fuzz_cases.lnbwd_torch()
+    assert {name for name in lnbwd.__all__ if name not in NOT_CALLED} <= set(fuzz_draw.PUBLIC)
+    if fuzz_draw.torch is not None:
+        ours = fuzz_draw.lnbwd_torch()
         functions = {name for name in ours.__all__ if not isinstance(getattr(ours, name), type)}
-        tried = {f"torch.{name}" for name in functions - fuzz_cases.CHANGE_THE_PROCESS}
-        assert tried <= set(fuzz_cases.PUBLIC)
+        tried = {f"torch.{name}" for name in functions - fuzz_draw.CHANGE_THE_PROCESS}
+        assert tried <= set(fuzz_draw.PUBLIC)
 
 
-def outcome_of(number: int, kind: str) -> str:
+def test_kinds_that_take_seconds_are_drawn_and_rare() -> None:
+    for where, kinds in fuzz_cases.KINDS.items():
+        rng = np.random.default_rng(SEED)
+        case = fuzz_draw.Case(where, rng, rng)
+        drawn = Counter(fuzz_cases.draw_kind(case) for _ in range(2000))
+        assert set(drawn) == set(kinds)
+        assert sum(drawn[kind] for kind in fuzz_cases.RARE) < 200
+
+
+def outcome_of(number: int, kind: str, where: str = "cpu") -> str:
     """What is wrong with a case; nothing where it is right."""
     try:
-        fuzz_cases.run("cpu", SEED, number, kind)
-    except fuzz_cases.Failure as failure:
+        fuzz_cases.run(where, SEED, number, kind)
+    except fuzz_draw.Failure as failure:
         return str(failure)
     return ""
+
+
+def first_failure(kind: str, where: str = "cpu", most: int = 24) -> str:
+    """Of some cases, of which most would show it."""
+    said = (outcome_of(number, kind, where) for number in range(most))
+    return next(filter(None, said), "")
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +129,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fuzz_cases, "libraries", lambda where: ("numpy",))
     for op in OPS:
-        monkeypatch.setitem(fuzz_cases.PUBLIC, op, wrong(getattr(lnbwd, op)))
+        monkeypatch.setitem(fuzz_draw.PUBLIC, op, wrong(getattr(lnbwd, op)))
     said = [outcome_of(number, "values") for number in range(40)]
     assert sum("is wrong" in words for words in said) > 8
     assert all("is wrong" in words for words in said if words)
@@ -117,9 +140,96 @@ def test_a_failure_without_a_name_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         raise ValueError("something is wrong")
 
     for op in OPS:
-        monkeypatch.setitem(fuzz_cases.PUBLIC, f"reference.{op}", nameless)
+        monkeypatch.setitem(fuzz_draw.PUBLIC, f"reference.{op}", nameless)
     said = {outcome_of(number, "junk") for number in range(30)}
     assert "refused without a name: ValueError: something is wrong" in said
+
+
+class Forgetful(WeakValueDictionary[Any, Any]):
+    """Kinds of call, of which one fact is left out."""
+
+    def __init__(self, left_out: str) -> None:
+        super().__init__()
+        self._left_out = left_out
+
+    def _without(self, key: Any) -> Any:
+        kind, options, uri = key
+        return kind, options._replace(**{self._left_out: None}), uri
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self._without(key), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(self._without(key), value)
+
+
+@pytest.mark.parametrize("left_out", ["eps", "weight_offset", "output_mask"])
+def test_an_option_that_is_left_out_of_a_kind_of_call_is_found(
+    left_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By calls in turn on an emulated GPU; each kind of sabotage by itself."""
+    others = fuzz_turns._others
+
+    def these(*arguments: Any) -> dict[str, Any]:
+        found = others(*arguments)
+        return {name: found[name] for name in (left_out, "eps") if name in found}
+
+    monkeypatch.setattr(fuzz_turns, "_others", these)
+    assert first_failure("emulated_turns", "emulator", 4) == ""
+    forgetful = functional.Modules(functional.loaded, Forgetful(left_out))
+    monkeypatch.setattr(functional, "_MODULES", forgetful)
+    assert first_failure("emulated_turns", "emulator")
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("kind", ["torch_turns", "compiled"])
+def test_an_eps_that_is_remembered_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the function itself, or by what is compiled of it."""
+    import fuzz_torch
+
+    def forgetful(function: Callable[..., Any]) -> Callable[..., Any]:
+        first: dict[Any, float] = {}
+
+        def call(**arguments: Any) -> Any:
+            eps = first.setdefault(arguments["input"].data_ptr(), arguments["eps"])
+            return function(**{**arguments, "eps": eps})
+
+        return call
+
+    others, right = fuzz_torch.other_calls, fuzz_draw.torch.compile
+    monkeypatch.setattr(fuzz_torch, "_BACKENDS", ("aot_eager",))
+    monkeypatch.setattr(fuzz_torch, "other_calls", lambda *given: {"eps": others(*given)["eps"]})
+    assert first_failure(kind, most=2) == ""
+    if kind == "compiled":
+        compile_it = lambda *given, **how: forgetful(right(*given, **how))  # noqa: E731
+        monkeypatch.setattr(fuzz_draw.torch, "compile", compile_it)
+    else:
+        for name in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
+            public = f"torch.{name}"
+            monkeypatch.setitem(fuzz_draw.PUBLIC, public, forgetful(fuzz_draw.PUBLIC[public]))
+    assert "is wrong" in first_failure(kind)
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("wrong", ["output", "eps"])
+def test_a_wrong_replaced_norm_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is off by one percent, or keeps the eps that it had first."""
+    from iree_lnbwd.torch.replacement.form import Form
+
+    right = Form.__call__
+    first: dict[int, float] = {}
+
+    def call(self: Form, module: Any, input: Any) -> Any:
+        if wrong == "output":
+            return right(self, module, input) * 1.01
+        now, module.eps = module.eps, first.setdefault(id(module), module.eps)
+        try:
+            return right(self, module, input)
+        finally:
+            module.eps = now
+
+    monkeypatch.setattr(Form, "__call__", call)
+    assert "is not what it was" in first_failure("replaced", most=6)
 
 
 def test_a_run_goes_on_where_its_log_ends(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_arrays import Namespace
-from emulated_driver import EmulatedDriver
+from emulated_arrays import Namespace, emulated_gpu
 from support import (
     ARGUMENTS,
     Arguments,
@@ -104,14 +103,10 @@ def test_a_call_is_bound_once() -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+def gpu() -> Iterator[Namespace]:
     """Arrays on an emulated GPU, on which the function computes."""
-    driver = EmulatedDriver("cuda")
-    monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
-    monkeypatch.setattr(functional, "target_of", lambda uri: find_target("sm_90"))
-    functional.loaded.cache_clear()
-    yield Namespace(driver)
-    functional.loaded.cache_clear()
+    with emulated_gpu(find_target("sm_90")) as arrays:
+        yield arrays
 
 
 def on_gpu(arrays: Namespace, given: Arguments) -> tuple[Any, ...]:

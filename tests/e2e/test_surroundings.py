@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from iree.compiler.tools.binaries import find_tool
+from ranks import can_mount, mounted
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import CompileError, NormSpec, artifact, compiler
@@ -357,18 +358,7 @@ def test_temporary_folder_is_used_and_left_empty(
     assert not list(place.iterdir())
 
 
-def mounted(places: dict[str, str]) -> str:
-    """A line of shell that runs a command where these places are file systems of their own."""
-    lines = [f"mount -t tmpfs -o {options} none {place}" for place, options in places.items()]
-    return f'exec unshare --mount sh -c \'{" && ".join(lines)} && exec "$@"\' sh "$@"'
-
-
-def can_mount() -> bool:
-    shell = mounted({"/tmp": "size=64k"})
-    return python("", shell=shell, TMPDIR="/").returncode == 0
-
-
-NAMESPACES = pytest.mark.skipif(not can_mount(), reason="this user cannot mount file systems")
+NAMESPACES = pytest.mark.skipif(not can_mount("/tmp"), reason="this user cannot mount file systems")
 READ_ONLY, FULL = "ro,mode=1777", "size=64k,mode=1777"
 
 
