@@ -446,10 +446,11 @@ def subnormal_column_sums() -> BoundCall:
     return on(call, grad_output=1e-44, input=1.0, rstd=1.0)
 
 
-def subnormal_dx() -> BoundCall:
+def subnormal_dx(op: str) -> BoundCall:
     """h is subnormal, and rstd is not small."""
-    call = call_of("rms_norm_backward", 1, 64)
-    return on(call, grad_output=0.0, input=0.0, rstd=1e10)
+    call = call_of(op, 1, 64)
+    mean = {"mean": 0.0} if "mean" in call.arrays else {}
+    return on(call, grad_output=0.0, input=0.0, rstd=1e10, **mean)
 
 
 def subnormal_rstd() -> BoundCall:
@@ -506,7 +507,8 @@ NINE_TENTHS: list[tuple[str, str, Callable[[], BoundCall]]] = [
     ("a flushed inverse", "grad_weight", an_output_over_a_huge_weight),
     ("a flushed inverse", "grad_input", an_output_over_a_huge_weight),
     ("subnormal numbers", "grad_weight", subnormal_column_sums),
-    ("subnormal numbers", "grad_input", subnormal_dx),
+    ("subnormal numbers", "grad_input", lambda: subnormal_dx("rms_norm_backward")),
+    ("subnormal numbers", "grad_input", lambda: subnormal_dx("layer_norm_backward")),
     ("subnormal numbers", "grad_input", subnormal_rstd),
     ("subnormal numbers", "grad_input", subnormal_products),
     ("subnormal numbers", "output", subnormal_output),
@@ -579,6 +581,9 @@ def test_a_term_of_nine_tenths_from_both_sides(
     """What is computed rightly, in any way, lies under the bound, too."""
     call = data()
     judgement = judge(call)
+    for name, bound in Derivation(call).bounds().items():
+        got = judgement.tolerance[name].reshape(bound.shape)
+        np.testing.assert_allclose(got, bound, rtol=1e-7, err_msg=name)
     expected, tolerance = judgement.expected[result], judgement.tolerance[result]
     alone = Derivation(call, only=term).bounds()[result].reshape(expected.shape)
     largest = np.argmax(alone / tolerance)

@@ -15,6 +15,7 @@ from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.reference import F64, compare
 from iree_lnbwd.verification import rows as blocks_of_rows
+from iree_lnbwd.verification.judge import Comparison
 
 EPS = 1e-3
 GRADIENTS = LayerNormGrads._fields
@@ -380,6 +381,38 @@ def test_beyond_the_types_range_infinity_is_right(actual: float, passes: bool) -
     assert (ratio_of(actual, 1e6, "f16") <= 1) is passes
 
 
+@pytest.mark.parametrize(
+    ("expected", "tolerance", "passes"),
+    [(65500.0, 10.0, True), (65500.0, 4.0, False), (-65500.0, 10.0, True), (65600.0, 1.0, True)],
+)
+def test_within_the_tolerance_of_the_types_range_infinity_is_right(
+    expected: float, tolerance: float, passes: bool
+) -> None:
+    """65504 is f16's largest number: it is the border, and no more than it is beyond."""
+    infinity = np.copysign(np.inf, expected)
+    assert (ratio_of(infinity, expected, "f16", tolerance) <= 1) is passes
+
+
+def test_exactly_the_tolerance_passes() -> None:
+    found = compare(np.array([1.25]), np.array([1.0]), np.array([0.25]))
+    assert found == Comparison(error=0.25, tolerance=0.25, ratio=1.0)
+    assert found.passed
+
+
 def test_nothing_to_compare_passes() -> None:
     empty = np.zeros((0, 4))
-    assert compare(empty.astype(np.float32), empty, empty).passed
+    found = compare(empty.astype(np.float32), empty, empty)
+    assert found == Comparison(error=0.0, tolerance=0.0, ratio=0.0)
+    assert found.passed
+
+
+def test_a_judgement_has_the_callers_shapes() -> None:
+    arguments = random_arguments(random_generator(), NormSpec((4, 5)), (2, 3))
+    judgement = reference.judge(arguments.call())
+    for part in (judgement.expected, judgement.tolerance):
+        shapes = {name: array.shape for name, array in part.items()}
+        assert shapes == {
+            "grad_input": (2, 3, 4, 5),
+            "grad_weight": (4, 5),
+            "grad_bias": (4, 5),
+        }
