@@ -459,16 +459,31 @@ def subnormal_rstd() -> BoundCall:
     return on(call, grad_output=1.0, weight=1.0, input=0.0, mean=0.0, rstd=1e-40)
 
 
+def subnormal_rstd_of_products() -> BoundCall:
+    """As `subnormal_rstd`, where the sum of h * xhat is what it is multiplied by."""
+    call = call_of("rms_norm_backward", 1, 4096)
+    return on(call, grad_output=1.0, weight=1.0, input=3e38, rstd=3e-39)
+
+
+def subnormal_sums_of_products() -> BoundCall:
+    """h * xhat is subnormal almost everywhere, and xhat is large in one place."""
+    call = call_of("rms_norm_backward", 1, 1024)
+    x = np.zeros(1024)
+    x[0] = 10
+    return on(call, grad_output=0.0, weight=1.0, input=x, rstd=10.0)
+
+
 def subnormal_products() -> BoundCall:
     """xhat of 100, and rstd of next to nothing."""
     call = call_of("rms_norm_backward", 1, 64)
     return on(call, grad_output=0.0, weight=1.0, input=1e38, rstd=1e-36)
 
 
-def subnormal_output() -> BoundCall:
-    """rstd * gamma is subnormal, and x makes that large."""
-    call = call_of("rms_norm", 1, 64, eps=1e8)
-    return on(call, input=1e4 * alternating(64), weight=1e-38)
+def subnormal_output(op: str) -> BoundCall:
+    """rstd * gamma is subnormal, and x, or how far it is from its mean, makes that large."""
+    call = call_of(op, 1, 64, eps=1e8)
+    far, bias = (3e4, {"bias": 0.0}) if "bias" in call.arrays else (0.0, {})
+    return on(call, input=1e4 * alternating(64) + far, weight=1e-38, **bias)
 
 
 def subnormal_xhat() -> BoundCall:
@@ -511,7 +526,10 @@ NINE_TENTHS: list[tuple[str, str, Callable[[], BoundCall]]] = [
     ("subnormal numbers", "grad_input", lambda: subnormal_dx("layer_norm_backward")),
     ("subnormal numbers", "grad_input", subnormal_rstd),
     ("subnormal numbers", "grad_input", subnormal_products),
-    ("subnormal numbers", "output", subnormal_output),
+    ("subnormal numbers", "grad_input", subnormal_rstd_of_products),
+    ("subnormal numbers", "grad_input", subnormal_sums_of_products),
+    ("subnormal numbers", "output", lambda: subnormal_output("rms_norm")),
+    ("subnormal numbers", "output", lambda: subnormal_output("layer_norm")),
     ("subnormal numbers", "output", subnormal_xhat),
     ("subnormal numbers", "rstd", subnormal_squares),
     ("the result", "grad_input", lambda: a_narrow_result("rms_norm_backward")),
