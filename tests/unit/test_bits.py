@@ -134,7 +134,7 @@ def test_calls_take_both_forms_and_stay_small(tmp_path: Path) -> None:
         wanted = {rows for rows in expected if rows is not None}
         if None in expected:
             wanted |= {rows for rows in sides[1:] if rows * columns <= 1 << 20}
-        asked = []
+        asked: list[int] = []
 
         def compute(call: BoundCall, asked: list[int] = asked) -> Results:
             asked.append(call.rows)
@@ -162,7 +162,7 @@ def test_files_tell_what_they_are_of(tmp_path: Path) -> None:
 
 def test_another_modules_file_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
-    with pytest.raises(ValueError, match="of a module with code code, expected other$"):
+    with pytest.raises(ValueError, match=r"of a module with code code, expected other$"):
         next(bits.compare(path, SPEC, ONE_FORM, "other", plainly))
 
 

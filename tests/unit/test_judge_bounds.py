@@ -2,9 +2,9 @@
 
 A term is one kind of rounding, or what is left out of numbers by their type. `Derivation` has each
 under a name, so that a bound can be had of one term alone. Where that is nine tenths of the whole,
-a result that is off by the term lies under the bound, and one that is off by 1.5 times as much above
-it. Terms that are nowhere so large are in `ALWAYS_SMALL`, with the reason; those, too, are parts of
-the sums that are compared in `test_bounds_are_the_sums_of_their_terms`.
+a result that is off by the term lies under the bound, and one that is off by 1.5 times as much
+above it. Terms that are nowhere so large are in `ALWAYS_SMALL`, with the reason; those, too, are
+parts of the sums that are compared in `test_bounds_are_the_sums_of_their_terms`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from iree_lnbwd.operands import OPS
 from iree_lnbwd.reference import F64, compare, judge
 from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.rows import Arithmetic, Gamma, Normalized
 
 # What a term is, by its name.
 TERMS = {
@@ -334,6 +335,24 @@ def test_bounds_of_rows_that_are_not_finite(op: str) -> None:
         finite = np.isfinite(bound)
         np.testing.assert_array_equal(np.isfinite(got), finite, err_msg=name)
         np.testing.assert_allclose(got[finite], bound[finite], rtol=1e-7, err_msg=name)
+
+
+def test_an_output_has_no_mean() -> None:
+    """Of a backward from it: neither it nor rstd is off."""
+    call = matrix.random_call(
+        NormSpec((9,), op="layer_norm_backward", from_output=True), 5, random_generator()
+    )
+    arithmetic = Arithmetic.of(NormSpec((9,)), 5)
+    row = Normalized.of_output(
+        call,
+        slice(1, 4),
+        call.arrays["output"][1:4].astype(np.float64),
+        Gamma.of(call, arithmetic),
+        arithmetic,
+    )
+    for none in (row.mean, row.mean_off, row.rstd_relative):
+        np.testing.assert_array_equal(none, np.zeros((3, 1)))
+    np.testing.assert_array_equal(row.rstd[:, 0], call.arrays["rstd"][1:4])
 
 
 # --- each term from both sides ------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_the_same_arrays_normalized_otherwise_take_another_module(op: Op, gpu: N
     """Where nothing but the option tells how many dimensions are."""
     loaded = Loaded()
     given = arrays_of(gpu, op, statistics=False)
-    arrays = {name: given[name] for name in ("input", "grad_output") if name in given}
+    arrays = {name: array for name, array in given.items() if name in ("input", "grad_output")}
     for dims in ((4,), (3, 4), (4,)):
         spec, _ = loaded.call(op, arrays, eps=EPS, normalized_shape=dims)
         assert spec.normalized_shape == dims
@@ -177,7 +177,7 @@ def test_the_same_arrays_normalized_otherwise_take_another_module(op: Op, gpu: N
 def test_other_arrays_are_of_another_kind(op: Op, change: str, gpu: Namespace) -> None:
     loaded = Loaded()
     plain = arrays_of(gpu, op)
-    other = arrays_of(gpu, op, **({"dtype": "bf16"} if change == "type" else {}))
+    other = arrays_of(gpu, op, dtype="bf16") if change == "type" else arrays_of(gpu, op)
     if change == "shape":
         rows = {"input", "output", "grad_output"}
         other = {k: a.reshape((3, 1, 4)) if k in rows else a for k, a in other.items()}

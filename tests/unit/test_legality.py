@@ -1,4 +1,4 @@
-"""Every rule of legality from both sides: what it just allows, and what it is the first to forbid."""
+"""Each rule of legality from both sides: what it just allows, and what it is first to forbid."""
 
 from __future__ import annotations
 

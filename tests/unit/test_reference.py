@@ -95,6 +95,19 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(one[name], other[name], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "lengths"),
+    [(3, 1 << 21, [1, 1, 1]), (3, 1 << 20, [1, 1, 1]), (5, 1 << 19, [2, 2, 1]), (0, 7, [])],
+)
+def test_blocks_have_a_million_elements_or_a_row(
+    rows: int, columns: int, lengths: list[int]
+) -> None:
+    found = list(blocks_of_rows.blocks(rows, columns))
+    places = [list(range(rows))[block] for block in found]
+    assert [len(each) for each in places] == lengths
+    assert [row for each in places for row in each] == list(range(rows))
+
+
 def test_narrow_arguments_are_widened_first() -> None:
     spec = NormSpec((16,), "bf16")
     narrow = random_arguments(random_generator(), spec, (8,))

@@ -111,7 +111,7 @@ def test_of_many_rows_some_are_compared_and_sums_are_of_all(op: Op) -> None:
     between = next(row for row in range(rows) if row not in compared)
     for result in spec.results:
         if spec.family.named(result.name).kind is Kind.COLUMNS:
-            places = {place: False for place in range(4)}
+            places = dict.fromkeys(range(4), False)
         else:
             width = right[result.name].size // rows
             places = {0: False, (rows - 1) * width: False, between * width: True}
