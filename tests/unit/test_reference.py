@@ -16,6 +16,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.reference import F64, compare
 from iree_lnbwd.verification import rows as blocks_of_rows
 from iree_lnbwd.verification.judge import Comparison
+from iree_lnbwd.verification.sums import ColumnSums
 
 EPS = 1e-3
 GRADIENTS = LayerNormGrads._fields
@@ -253,6 +254,31 @@ def test_long_sums_of_equal_numbers_are_exact(rows: int) -> None:
     np.testing.assert_allclose(present(gradients.grad_bias), exact, rtol=2e-15)
     exact = [math.fsum(column) for column in (dy * x).T]
     np.testing.assert_allclose(present(gradients.grad_weight), exact, rtol=2e-15)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (3, 1, 2, 7), (2,), (5, 0, 4), ()])
+def test_sums_keep_what_additions_lose(lengths: tuple[int, ...]) -> None:
+    """Block after block: large numbers come and go, and what was added to them is still there."""
+    rng = random_generator()
+    blocks = [rng.standard_normal((rows, 4)) * 10.0 ** rng.integers(-8, 8) for rows in lengths]
+    blocks = [each for block in blocks for each in (block, np.full((1, 4), 1e18), block * 3)]
+    blocks += [np.full((1, 4), -1e18)] * len(lengths)
+    sums = ColumnSums(4)
+    for block in blocks:
+        sums.add(block)
+    rows = np.concatenate([np.zeros((0, 4)), *blocks])
+    exact = [math.fsum(column) for column in rows.T]
+    scale = max((np.abs(block).max(initial=0) for block in blocks[::3]), default=0)
+    np.testing.assert_allclose(sums.total, exact, rtol=0, atol=1e-13 * float(scale))
+
+
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf, np.nan])
+def test_a_sum_of_what_is_not_finite(infinite: float) -> None:
+    sums = ColumnSums(2)
+    with np.errstate(all="ignore"):
+        for row in ([1.0, 1.0], [infinite, 1e18], [2.0, 2.0], [3.0, -1e18]):
+            sums.add(np.array([row]))
+    np.testing.assert_array_equal(sums.total, [infinite, 3.0])
 
 
 # --- the tolerance: wrong answers do not -----------------------------------------------------

@@ -180,16 +180,21 @@ def test_calls_take_every_form_of_every_candidate(name: str) -> None:
 def test_a_wide_call_has_no_more_elements_than_take_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless few rows are more."""
-    monkeypatch.setattr(checks, "_MOST_ELEMENTS", 400)
+    """Unless few rows are more; but it has a row."""
     spec = spec_of(OPS["layer_norm_backward"])
-    for how, many in ((ONE_PASS, 51), (replace(ONE_PASS, few_rows=FEW), 301)):
+    for most, how, many in (
+        (400, ONE_PASS, 51),
+        (400, replace(ONE_PASS, few_rows=FEW), 301),
+        (7, ONE_PASS, 1),
+    ):
+        monkeypatch.setattr(checks, "_MOST_ELEMENTS", most)
         assert list(checks.checks(spec, [how]))[-1].call.rows == many
 
 
 def test_data_are_the_same_in_every_run_and_differ_from_call_to_call() -> None:
     spec = spec_of(OPS["rms_norm"])
-    one, other = (list(checks.checks(spec, [FORWARD])) for _ in range(2))
+    many = replace(FORWARD, rows=40)  # of which some are compared
+    one, other = (list(checks.checks(spec, [many])) for _ in range(2))
     for a, b in zip(one, other, strict=True):
         assert a.call.arrays["input"].tobytes() == b.call.arrays["input"].tobytes()
         assert a.compared.tolist() == b.compared.tolist()
