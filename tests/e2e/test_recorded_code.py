@@ -27,17 +27,16 @@ def test_a_fingerprint_is_that_of_the_records(target: str) -> None:
 
 
 def test_what_a_host_asks_for() -> None:
-    """Of every form: kernels, workgroups, constants, and the parts of memory that they are given."""
+    """Of both forms: kernels, workgroups, constants, and the memory that they are given."""
     vmfb, _ = built(SPEC, find_target("sm_90"))
     asked = host_calls.asked(vmfb, describe(vmfb, source="it"))
     most = 1024  # rows that count as few
     assert list(asked) == [str(rows) for rows in (1, 5, 37, most, most + 1, 1 << 20)]
     for key, launches in asked.items():
         rows = int(key)
-        cells, of_rows = ({name: 4 * n for name in names} for n, names in (
-            (64 * rows, ("grad_output", "input", "grad_input")), (rows, ("mean", "rstd"))
-        ))  # fmt: skip
-        sizes = {**cells, **of_rows, **dict.fromkeys(("weight", "grad_weight", "grad_bias"), 256)}
+        sizes = dict.fromkeys(("grad_output", "input", "grad_input"), 256 * rows)
+        sizes |= dict.fromkeys(("mean", "rstd"), 4 * rows)
+        sizes |= dict.fromkeys(("weight", "grad_weight", "grad_bias"), 256)
         given = [
             [f"argument {argument.name}", 0, sizes[argument.name]] for argument in SPEC.arguments
         ]

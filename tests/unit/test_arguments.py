@@ -325,9 +325,8 @@ def test_results_have_the_callers_shapes(op: Op) -> None:
             assert shape == (2, 3, 1)
         else:
             assert shape == (2, 3, 4)
-    arrays = {name: a.reshape(a.shape[:2] + (1, 4)) if a.ndim == 3 else a for name, a in
-              given_to(op).items()}  # fmt: skip
-    arrays |= {name: arrays[name].reshape(1, 4) for name in ("weight", "bias") if name in arrays}
+    shapes = {3: (2, 3, 1, 4), 2: (2, 3), 1: (1, 4)}  # by the dimensions that they had
+    arrays = {name: array.reshape(shapes[array.ndim]) for name, array in given_to(op).items()}
     call = bind(op.name, arrays, (1, 4))
     for result in spec_of(call).results:
         if result.name in ("mean", "rstd"):
@@ -408,76 +407,136 @@ X = np.ones((2, 3, 4), np.float32)
 MOST = GpuArray((MOST_ROWS, 1), np.dtype(np.float32), "cuda://0", contiguous=True)
 BAD: dict[str, Bad] = {
     "neither input nor output": Bad(
-        RNB, ("input", "output"), {}, {}, TypeError,
+        RNB,
+        ("input", "output"),
+        {},
+        {},
+        TypeError,
         "input: expected an array, or output in its place, got None",
     ),
     "input and output": Bad(
         RNB, (), {"output": X}, {}, ValueError, "output: expected None beside input, got both"
     ),
     "a mean beside an output": Bad(
-        LNB, ("input",), {"output": X}, {}, ValueError,
+        LNB,
+        ("input",),
+        {"output": X},
+        {},
+        ValueError,
         "mean: expected None beside output, which has no use for it, got one",
     ),
     "no rstd beside an output": Bad(
-        RNB, ("input", "rstd"), {"output": X}, {}, ValueError,
+        RNB,
+        ("input", "rstd"),
+        {"output": X},
+        {},
+        ValueError,
         "rstd: expected an array beside output, from which it cannot be recomputed, got None",
     ),
     "no mean": Bad(
-        LNB, ("mean",), {}, {}, ValueError,
+        LNB,
+        ("mean",),
+        {},
+        {},
+        ValueError,
         "mean: expected both mean and rstd or neither, got only rstd",
     ),
     "no rstd": Bad(
-        LNB, ("rstd",), {}, {}, ValueError,
+        LNB,
+        ("rstd",),
+        {},
+        {},
+        ValueError,
         "rstd: expected both mean and rstd or neither, got only mean",
     ),
-    "no input": Bad(LN, ("input",), {}, {}, TypeError, "input: expected a NumPy array, got NoneType"),
+    "no input": Bad(
+        LN, ("input",), {}, {}, TypeError, "input: expected a NumPy array, got NoneType"
+    ),
     "a list": Bad(
         LN, (), {"weight": [1.0]}, {}, TypeError, "weight: expected a NumPy array, got list"
     ),
     "a needed array": Bad(
-        RNB, ("grad_output",), {}, {}, TypeError,
+        RNB,
+        ("grad_output",),
+        {},
+        {},
+        TypeError,
         "grad_output: expected a NumPy array, got NoneType",
     ),
     "another width": Bad(
-        LN, (), {"input": X[..., :3]}, {}, ValueError,
+        LN,
+        (),
+        {"input": X[..., :3]},
+        {},
+        ValueError,
         "input: expected a shape that ends in normalized_shape (4,), got (2, 3, 3)",
     ),
     "more dimensions": Bad(
-        LN, (), {}, {"normalized_shape": (9, 2, 3, 4)}, ValueError,
+        LN,
+        (),
+        {},
+        {"normalized_shape": (9, 2, 3, 4)},
+        ValueError,
         "input: expected a shape that ends in normalized_shape (9, 2, 3, 4), got (2, 3, 4)",
     ),
     "another shape": Bad(
-        RNB, (), {"rstd": X[..., 0, 0]}, {}, ValueError,
+        RNB,
+        (),
+        {"rstd": X[..., 0, 0]},
+        {},
+        ValueError,
         "rstd: expected shape (2, 3) or (2, 3, 1), got (2,)",
     ),
     "a weight's shape": Bad(
         RN, (), {"weight": X}, {}, ValueError, "weight: expected shape (4,), got (2, 3, 4)"
     ),
     "too many rows": Bad(
-        RN, ("residual", "weight"), {"input": replace(MOST, shape=(MOST_ROWS + 1, 1))}, {"normalized_shape": 1}, ValueError,
+        RN,
+        ("residual", "weight"),
+        {"input": replace(MOST, shape=(MOST_ROWS + 1, 1))},
+        {"normalized_shape": 1},
+        ValueError,
         f"input: expected at most {MOST_ROWS} rows, got {MOST_ROWS + 1}",
     ),
     "an integer": Bad(
-        RN, (), {"input": X.astype(np.int8)}, {}, TypeError,
+        RN,
+        (),
+        {"input": X.astype(np.int8)},
+        {},
+        TypeError,
         "input: expected an element type of bf16, f16, f32, f64, got int8",
     ),
     "a statistic's type": Bad(
-        RNB, (), {"rstd": X[..., 0].astype(np.float64)}, {}, TypeError,
+        RNB,
+        (),
+        {"rstd": X[..., 0].astype(np.float64)},
+        {},
+        TypeError,
         "rstd: expected element type f32, got float64",
     ),
     "a type that does not mix": Bad(
-        RN, (), {"residual": X.astype(np.float64)}, {}, ValueError,
+        RN,
+        (),
+        {"residual": X.astype(np.float64)},
+        {},
+        ValueError,
         "residual: expected bf16 or f16 or f32 beside an input or output of f32, got f64",
     ),
     "an offset of nothing": Bad(
-        RN, ("weight",), {}, {"weight_offset": 0.5}, ValueError,
+        RN,
+        ("weight",),
+        {},
+        {"weight_offset": 0.5},
+        ValueError,
         "weight_offset: expected 0.0 without a weight, got 0.5",
     ),
     "an offset that is none": Bad(
         RN, (), {}, {"weight_offset": "1"}, TypeError, "weight_offset: expected a float, got str"
     ),
-    "an eps that is none": Bad(RN, (), {}, {"eps": "1"}, TypeError, "eps: expected a float, got str"),
-}  # fmt: skip
+    "an eps that is none": Bad(
+        RN, (), {}, {"eps": "1"}, TypeError, "eps: expected a float, got str"
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BAD)
