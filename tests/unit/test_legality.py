@@ -328,6 +328,48 @@ BORDERS: dict[str, Border] = {
         {"stages_weight": True, "widens_weight": True, "ahead": 0},
         "the weight is widened before the first row",
     ),
+    "groups whose rows begin at two places": Border(
+        replace(STAGED, groups=3, vector=2, warps=4),
+        {"workgroups": 132},
+        {"workgroups": 131},
+        "rows of 3 groups begin at different places of 2 elements",
+        NormSpec((2049,), "bf16"),
+    ),
+    "x later than other columns, of two places": Border(
+        replace(BULK, x_later=True, vector=2),
+        {"workgroups": 64},
+        {"workgroups": 63},
+        "the next row's x is not there yet, for sums that are told ahead or for other columns",
+        NormSpec((4097,), "bf16"),
+    ),
+    "a single slot": Border(
+        replace(STAGED, groups=1, warps=16, ahead=1, slots=1, stages_weight=False),
+        {"ahead": 0, "slots": 0, "rereads": False},
+        {},
+        "cp.async",
+        SPEC,
+        "sm_75",
+    ),
+    "parts of which one is shorter": Border(
+        BULK,
+        {"refills": 2},
+        {"refills": 4},
+        "3 vectors of a thread do not make 4 parts",
+        NormSpec((6144,), "bf16"),
+    ),
+    "halves that leave a subgroup": Border(
+        replace(SHARED, subgroup_rows=2),
+        {"groups": 4},
+        {"groups": 3},
+        "3 groups, 2 to a subgroup of 32",
+        NARROW,
+    ),
+    "few rows: columns of a thread of one": Border(
+        STAGED,
+        {"few_rows": replace(FEW, tile_vector=1)},
+        {"few_rows": replace(FEW, tile_vector=6)},
+        "few rows: warps, tile and tile_vector are powers of 2",
+    ),
     # --- few rows
     **{
         f"few rows: {name} of 0": Border(
@@ -607,3 +649,21 @@ def test_bulk_copies_have_16_bytes_of_either_row(
     assert how.illegal(NormSpec((columns,), dtype, grad_output_dtype=grad), target) is None
     less = NormSpec((columns - 1,), dtype, grad_output_dtype=grad)
     assert how.illegal(less, target) == "a row is less than 16 bytes, which bulk copies have"
+
+
+@pytest.mark.parametrize(
+    ("how", "spec"),
+    [
+        (replace(STAGED, groups=1), SPEC),
+        (replace(READ, few_rows=FEW), SPEC),
+        (replace(FORWARD, keeps=False, shares=True), OF_FORWARD),
+    ],
+)
+def test_all_of_the_shared_memory_may_be_used(how: OnePass | Forward, spec: NormSpec) -> None:
+    target = find_target("sm_80")
+    few = how.few_rows if isinstance(how, OnePass) else None
+    used = how.shared_bytes(spec, target) if few is None else few.shared_bytes(spec, target)
+    said = f"{used} bytes of shared memory, at most {used - 1}"
+    assert how.illegal(spec, replace(target, shared_bytes=used)) is None
+    why = how.illegal(spec, replace(target, shared_bytes=used - 1))
+    assert why == (said if few is None else f"few rows: {said}")
