@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,15 @@ from emulated_driver import EmulatedDriver
 from support import random_generator
 
 from iree_lnbwd import NormSpec, functional
-from iree_lnbwd.arguments import BoundCall, GpuArray, Results, check_options, results_of, variant
+from iree_lnbwd.arguments import (
+    Array,
+    BoundCall,
+    GpuArray,
+    Results,
+    check_options,
+    results_of,
+    variant,
+)
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import Modules
 from iree_lnbwd.operands import OPS, Op, names
@@ -30,27 +39,34 @@ from iree_lnbwd.verification.matrix import random_call
 class Known:
     """A known call: its result is the spec of its module."""
 
-    def __init__(self, spec: NormSpec, arguments: Mapping[str, Any]) -> None:
-        self.spec, self.views = spec, arguments
+    def __init__(self, spec: NormSpec, framework: Framework, views: Mapping[str, Any]) -> None:
+        self.spec, self.framework, self.views = spec, framework, views
 
     def run(self, framework: Framework, given: Sequence[Any], out: Any = None) -> Results:
         """As `KnownCall.run`."""
+        assert framework is self.framework
         return results_of(self.spec.family, dict.fromkeys(("output", "grad_input"), self.spec))
 
 
 class Module:
-    """A module that learns kinds of call."""
+    """A module that learns kinds of call.
+
+    Attributes:
+        asked: How often it was asked about one.
+    """
 
     def __init__(self, spec: NormSpec, uri: DeviceUri) -> None:
         self.spec, self.uri = spec, uri
         self.learned: dict[Hashable, Known] = {}
+        self.asked = 0
 
     def learn(
         self, kind: Hashable, framework: Framework, views: Mapping[str, Any], call: BoundCall
     ) -> Known:
         """As `Norm.learn`."""
         assert call.spec == self.spec
-        return self.learned.setdefault(kind, Known(self.spec, views))
+        self.asked += 1
+        return self.learned.setdefault(kind, Known(self.spec, framework, views))
 
     def run(self, call: BoundCall) -> Results:
         """As `Norm.run`."""
@@ -119,7 +135,8 @@ def test_a_call_like_another_takes_what_that_one_found(op: Op, gpu: Namespace) -
     again, same = loaded.call(op, arrays_of(gpu, op), eps=EPS)
     assert again is spec
     assert same is known
-    assert len(loaded.modules) == 1
+    (module,) = loaded.modules.values()
+    assert module.asked == 1
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
@@ -139,6 +156,8 @@ def test_eps_is_nothing_to_a_kind_of_call_with_statistics(op: Op, gpu: Namespace
     arrays = arrays_of(gpu, op)
     kinds = {id(loaded.call(op, arrays, eps=eps)[1]) for eps in (1e-3, 1e-5, 1e-2)}
     assert len(kinds) == 1
+    (module,) = loaded.modules.values()
+    assert module.asked == 1
 
 
 @every_op
@@ -250,3 +269,51 @@ def test_what_computes_nothing_loads_nothing(op: Op, place: str, gpu: Namespace)
     assert set(results) == {None}
     assert known is None
     assert not loaded.modules
+
+
+@every_op
+def test_what_is_no_array_is_named(op: Op) -> None:
+    said = f"^{op.data.name}: expected a NumPy array, .*, got list$"
+    with pytest.raises(TypeError, match=said):
+        Loaded().call(op, {op.data.name: [[1.0]]}, eps=EPS)
+
+
+@pytest.mark.parametrize("place", ["gpu", "host"])
+@every_op
+def test_no_argument_is_lost(op: Op, place: str, gpu: Namespace) -> None:
+    """There is one for each of the op's, though it be None."""
+    arrays: dict[str, Any] = dict(arrays_of(gpu, op))
+    if place == "host":
+        arrays = {name: array.numpy() for name, array in arrays.items()}
+    given = [arrays.get(name) for name in names(op.arguments)]
+    options = check_options(op, (4,), (True,) * len(op.masked), EPS)
+    loaded = Loaded()
+    for wrong in ([*given, None], given[:-1]):
+        with pytest.raises(ValueError, match="zip"):
+            functional.call(
+                wrong, options, None, Modules(loaded.load, weakref.WeakValueDictionary())
+            )
+
+
+class HostArray:
+    """An array of another library, in the host's memory."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # kDLCPU
+
+    def __dlpack__(self, **options: Any) -> object:
+        return self.array.__dlpack__(**options)
+
+    def __array_namespace__(self) -> SimpleNamespace:
+        return SimpleNamespace(asarray=HostArray)
+
+
+@every_op
+def test_results_on_the_host_are_arrays_of_the_datas_library(op: Op, gpu: Namespace) -> None:
+    arrays = {name: HostArray(array.numpy()) for name, array in arrays_of(gpu, op).items()}
+    result, known = Loaded().call(op, arrays, eps=EPS)
+    assert isinstance(result, HostArray)
+    assert known is None

@@ -667,3 +667,8 @@ def test_all_of_the_shared_memory_may_be_used(how: OnePass | Forward, spec: Norm
     assert how.illegal(spec, replace(target, shared_bytes=used)) is None
     why = how.illegal(spec, replace(target, shared_bytes=used - 1))
     assert why == (said if few is None else f"few rows: {said}")
+
+
+def test_ones_are_enough_for_a_cpu() -> None:
+    least = RowBlocks(1, 1, 1, share=1, most_workgroups=1, span_chunks=1)
+    assert least.illegal(NormSpec((1,)), find_target("host")) is None
