@@ -255,6 +255,7 @@ def first_storage(gpu: Gpu, call: BoundCall) -> dict[str, EmulatedArray]:
     }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("spec", tuple(family()), ids=lambda spec: spec.name)
 def test_storage_shares_memory_with_nothing_that_is_read(
     spec: NormSpec, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from iree_lnbwd import NormSpec
 from iree_lnbwd.schedules import FewRows, Forward, OnePass, RowBlocks, TwoPass, rules
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.targets import Target, find_target
+from iree_lnbwd.tuning.tuned import why_illegal
 
 Gpu = OnePass | TwoPass | Forward | RowBlocks
 
@@ -672,3 +673,67 @@ def test_all_of_the_shared_memory_may_be_used(how: OnePass | Forward, spec: Norm
 def test_ones_are_enough_for_a_cpu() -> None:
     least = RowBlocks(1, 1, 1, share=1, most_workgroups=1, span_chunks=1)
     assert least.illegal(NormSpec((1,)), find_target("host")) is None
+
+
+STANDS_FOR: dict[str, tuple[NormSpec, Schedule, Schedule, str | None]] = {
+    "itself": (SPEC, STAGED, STAGED, None),
+    "another of its form": (SPEC, READ, STAGED, None),
+    "two passes": (SPEC, READ, TWO, None),
+    "one pass": (SPEC, TWO, READ, None),
+    "an illegal one": (SPEC, READ, replace(READ, warps=33), "1056 threads, at most 1024"),
+    "a forward": (OF_FORWARD, FORWARD, replace(FORWARD, resident=2), None),
+    "an illegal forward": (
+        OF_FORWARD,
+        FORWARD,
+        replace(FORWARD, rows=8),
+        "2048 threads, at most 1024",
+    ),
+    "another order of sums": (
+        OF_FORWARD,
+        FORWARD,
+        replace(FORWARD, threads=512, chunks=1),
+        "it shares a row out in another way than the choice without tuning",
+    ),
+    "a forward's for a backward's": (
+        SPEC,
+        READ,
+        FORWARD,
+        "expected two schedules of a backward or of a forward, got Forward and OnePass",
+    ),
+    "a backward's for a forward's": (
+        OF_FORWARD,
+        FORWARD,
+        TWO,
+        "expected two schedules of a backward or of a forward, got TwoPass and Forward",
+    ),
+    "a CPU's": (
+        SPEC,
+        READ,
+        BLOCKS,
+        "expected two schedules of a backward or of a forward, got RowBlocks and OnePass",
+    ),
+    "for a CPU's": (
+        SPEC,
+        BLOCKS,
+        READ,
+        "expected two schedules of a backward or of a forward, got OnePass and RowBlocks",
+    ),
+    "both a forward's, of a backward": (
+        SPEC,
+        FORWARD,
+        FORWARD,
+        "Forward is no schedule of layer_norm_backward",
+    ),
+    "both a backward's, of a forward": (
+        OF_FORWARD,
+        READ,
+        STAGED,
+        "OnePass is no schedule of layer_norm",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STANDS_FOR)
+def test_what_may_stand_for_the_choice(name: str) -> None:
+    spec, chosen, schedule, why = STANDS_FOR[name]
+    assert why_illegal(spec, find_target("sm_90"), chosen, schedule) == why
