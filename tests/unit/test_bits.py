@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from norms import computed
 
-from iree_lnbwd import NormSpec, artifact, npz, schedules
+from iree_lnbwd import NormSpec, artifact, npz
 from iree_lnbwd.arguments import Array, BoundCall, Results, results_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import Kind
-from iree_lnbwd.schedules import OnePass, Schedule
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.schedules import FewRows, OnePass, Schedule
 from iree_lnbwd.verification import bits, matrix
 from iree_lnbwd.verification.bits import Difference
 
@@ -122,31 +123,43 @@ def test_a_nan_is_no_number(got: float, tmp_path: Path) -> None:
     assert one.largest > 0
 
 
-def test_calls_take_both_forms_and_stay_small(tmp_path: Path) -> None:
-    """Of rows beyond the few, the first are kept; a wide module has a call of one row, and of as
-    many as can be emulated soon.
-    """
-    target = find_target("sm_90")
-    for columns, expected in ((64, {1, 5, 37, 1025}), (16384, {1}), (3000, {1, 5, None})):
-        spec = NormSpec((columns,), "f32")
-        how = schedules.choose(spec, target)
-        sides = matrix.both_sides(spec, how)
-        wanted = {rows for rows in expected if rows is not None}
-        if None in expected:
-            wanted |= {rows for rows in sides[1:] if rows * columns <= 1 << 20}
-        asked: list[int] = []
+def few(rows: int) -> OnePass:
+    """A schedule with a form for so many rows."""
+    return replace(ONE_FORM, few_rows=FewRows(rows=rows, warps=4, tile=32, tile_vector=2))
 
-        def compute(call: BoundCall, asked: list[int] = asked) -> Results:
-            asked.append(call.rows)
-            return plainly(call)
 
-        bits.save(tmp_path, str(columns), spec, how, "code", compute)
-        assert set(asked) == wanted
-        assert len(asked) == len(wanted)
-        kept = npz.read(tmp_path / f"{columns}.npz")
-        for rows in asked:
-            assert kept[f"{rows}/grad_input"].shape == (min(rows, 37), columns)
-            assert kept[f"{rows}/grad_weight"].shape == (columns,)
+@pytest.mark.parametrize(
+    ("columns", "how", "asked"),
+    [
+        (64, ONE_FORM, [1, 5, 37]),
+        (64, few(100), [1, 5, 37, 101]),
+        (442, ONE_FORM, [1, 5, 37]),
+        (443, ONE_FORM, [1, 5]),
+        (20000, ONE_FORM, [1]),
+        (1024, few(1023), [1, 5, 1024]),  # as many elements as can be emulated soon
+        (1024, few(1024), [1, 5]),
+    ],
+)
+def test_calls_take_both_forms_and_stay_small(
+    columns: int, how: Schedule, asked: list[int], tmp_path: Path
+) -> None:
+    """Of many rows, the first are kept."""
+    spec = NormSpec((columns,), "f32", op="rms_norm_backward")
+    found: list[int] = []
+
+    def compute(call: BoundCall) -> Results:
+        found.append(call.rows)
+        return plainly(call)
+
+    bits.save(tmp_path, "it", spec, how, "code", compute)
+    assert found == asked
+    kept = npz.read(tmp_path / "it.npz")
+    for rows in asked:
+        assert kept[f"{rows}/grad_input"].shape == (min(rows, 37), columns)
+        assert kept[f"{rows}/grad_weight"].shape == (columns,)
+    compared = list(bits.compare(tmp_path / "it.npz", spec, how, "code", compute))
+    assert [each.rows for each in compared] == [rows for rows in asked for _ in range(2)]
+    assert found == asked * 2
 
 
 def test_files_tell_what_they_are_of(tmp_path: Path) -> None:
@@ -154,10 +167,17 @@ def test_files_tell_what_they_are_of(tmp_path: Path) -> None:
     one, other = (npz.read(saved(tmp_path / name)) for name in ("a", "b"))
     assert str(one["fingerprint"]) == "code"
     assert int(one["seed"]) != int(other["seed"])
-    assert 0 <= int(one["seed"]) < 1 << 63
+    assert one["seed"].dtype == other["seed"].dtype == np.int64
     call = matrix.random_call(SPEC, 1, np.random.default_rng(int(one["seed"])))
     inputs = b"".join(call.arrays[name].tobytes() for name in sorted(call.arrays))
     assert str(one["1/inputs_sha256"]) == artifact.digest(inputs)
+
+
+def test_any_seed_is_a_number_of_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "randbits", lambda count: (1 << count) - 1)
+    path = saved(tmp_path)
+    assert npz.read(path)["seed"] == np.iinfo(np.int64).max
+    assert all(each.different == 0 for each in bits.compare(path, SPEC, ONE_FORM, "code", plainly))
 
 
 def test_another_modules_file_is_refused(tmp_path: Path) -> None:
