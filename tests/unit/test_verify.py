@@ -251,3 +251,9 @@ def test_the_table() -> None:
         "d          4x5             bf16/bf16/f16  output            1.25e-09   2.50e-09     0.500"
         "    ok",
     ]
+
+
+def test_the_explanation_is_about_the_tables_columns() -> None:
+    told = [line.split()[0] for line in verify.EXPLANATION.splitlines() if line[0] != " "]
+    assert told == ["error", "tolerance"]
+    assert set(told) < set(verify.table_header(4)[0].split())
