@@ -169,6 +169,11 @@ BAD_CASES: dict[str, tuple[dict[str, Array], type[Exception], str]] = {
         ValueError,
         r"grad_output is missing; got \['input'\]",
     ),
+    "neither input nor output": (
+        {"grad_output": X},
+        ValueError,
+        r"input is missing; got \['grad_output'\]",
+    ),
     "an output without its statistic": (
         {"grad_output": X, "output": X},
         ValueError,
