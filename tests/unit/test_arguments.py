@@ -18,6 +18,7 @@ from iree_lnbwd.arguments import (
     GpuArray,
     Options,
     bind,
+    bind_arrays,
     check_options,
     results_of,
     results_type,
@@ -561,3 +562,10 @@ def test_options_that_are_not_given(op: Op) -> None:
     assert check_options(op, [4, 5], mask, 1, 2) == Options(op, (4, 5), mask, 2.0, 1.0)
     if not op.masked:
         assert check_options(op, 4, eps=1e-5).output_mask == ()
+
+
+def test_a_mask_that_was_not_checked_is_no_mask() -> None:
+    op = OPS["rms_norm_backward"]
+    options = check_options(op, 4, (True, True))._replace(output_mask=(True,))
+    with pytest.raises(ValueError, match="zip"):
+        bind_arrays(given_to(op), options)
