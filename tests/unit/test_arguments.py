@@ -569,3 +569,7 @@ def test_a_mask_that_was_not_checked_is_no_mask() -> None:
     options = check_options(op, 4, (True, True))._replace(output_mask=(True,))
     with pytest.raises(ValueError, match="zip"):
         bind_arrays(given_to(op), options)
+
+
+def test_arrays_may_be_written_to_unless_their_library_says_so() -> None:
+    assert MOST.writable is True
