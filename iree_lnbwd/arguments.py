@@ -70,7 +70,6 @@ AnyArray = npt.NDArray[Any] | GpuArray
 
 DEFAULT_EPS = 1e-5  # PyTorch's, of layer normalization
 
-_CELLS = Kind.CELLS
 _ARRAY_TYPES = (np.ndarray, GpuArray)
 
 

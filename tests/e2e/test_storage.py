@@ -20,10 +20,12 @@ from support import (
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.arguments import Array, results_type
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.functional import loaded
+from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op
 from iree_lnbwd.runtime import Norm
+from iree_lnbwd.verification.matrix import random_call
 
 HOST = DeviceUri.parse("local-task")
 WIDTHS = (7, 8, 1023)
@@ -167,6 +169,44 @@ def test_overlapping_storage_is_refused(result: str, other: str, part: str, colu
     with pytest.raises(ValueError, match=said):
         op(**arrays_in, out=out)
     assert room.tobytes() == before
+
+
+EVERY: list[Op] = [*OPS.values(), *FROM_OUTPUT.values()]
+
+
+@pytest.mark.parametrize("op", EVERY, ids=lambda op: op.name + "_from_output" * op.from_output)
+def test_results_share_memory_with_nothing_that_is_read(op: Op) -> None:
+    """Of every norm with a residual: each result, with each array, and with each other result."""
+    eps = None if op.is_backward else 1e-5
+    spec = NormSpec((8,), op=op.name, from_output=op.from_output, eps=eps, residual_dtype="f32")
+    call = random_call(spec, 8, random_generator())
+    norm, of = loaded(spec, HOST), results_type(op)
+    results = {
+        result.name: np.full(call.shape_of(op.named(result.name)), -77, np.float32)
+        for result in spec.results
+    }
+    assert "grad_residual" in call.arrays or "residual" in call.arrays
+
+    def refused(result: str, storage: Array, other: str, **moved: Array) -> None:
+        said = rf"^out\.{result}: expected memory of its own, .* which {re.escape(other)} has"
+        with pytest.raises(ValueError, match=said):
+            norm(
+                **{**call.arrays, **moved},
+                out=of(*map({**results, result: storage}.get, of._fields)),
+            )
+
+    for place, (result, own) in enumerate(results.items()):
+        for name, array in call.arrays.items():
+            room = np.zeros(own.size + array.size - 1, np.float32)  # they share an element
+            moved = room[own.size - 1 :].reshape(array.shape)
+            moved[...] = array
+            refused(result, room[: own.size].reshape(own.shape), name, **{name: moved})
+            np.testing.assert_array_equal(moved, array)
+        for before in list(results)[:place]:
+            if results[before].size >= own.size:
+                shared = results[before].reshape(-1)[: own.size].reshape(own.shape)
+                refused(result, shared, f"out.{before}")
+    assert all((array == -77).all() for array in results.values())
 
 
 def test_neighbours_do_not_overlap() -> None:

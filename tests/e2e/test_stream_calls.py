@@ -26,8 +26,10 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, NormSpec, runtime
-from iree_lnbwd.arguments import Results
+from iree_lnbwd import LayerNormGrads, NormSpec, functional, runtime
+from iree_lnbwd.arguments import BoundCall, Results, bind, results_type
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.operands import LAYER_NORM, OPS
 from iree_lnbwd.runtime import gpu_module
@@ -248,3 +250,75 @@ def test_the_arrays_are_such_as_are_used(monkeypatch: pytest.MonkeyPatch) -> Non
     first = gpu.driver.launches[0].bindings
     assert first[0].address == given["grad_output"].buffer.address
     assert first[5].address == gradients.grad_input.buffer.address
+
+
+def first_storage(gpu: Gpu, call: BoundCall) -> dict[str, EmulatedArray]:
+    """An array for each result, by name."""
+    assert call.spec is not None
+    return {
+        result.name: gpu.arrays.asarray(
+            np.full(
+                call.shape_of(call.spec.family.named(result.name)), -77, DTYPES[result.dtype].numpy
+            )
+        )
+        for result in call.spec.results
+    }
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("spec", tuple(family()), ids=lambda spec: spec.name)
+def test_storage_shares_memory_with_nothing_that_is_read(
+    spec: NormSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every norm with every option: each result, with each array; and nothing is written."""
+    gpu, rng = Gpu(spec, None, monkeypatch), random_generator()
+    call = random_call(spec, 3, rng)
+    arrays = {name: gpu.arrays.asarray(array) for name, array in call.arrays.items()}
+    own = first_storage(gpu, call)
+    of = results_type(spec.family)
+    ran = len(gpu.driver.launches)
+    for result, storage in own.items():
+        for name, array in arrays.items():
+            shared = EmulatedArray(gpu.arrays, array.buffer, 0, storage.shape, storage.dtype)
+            out = of(*map({**own, result: shared}.get, of._fields))
+            said = rf"^out\.{result}: expected memory of its own, .* which {name} has \d+ bytes"
+            for _ in range(2):  # the second time, such a call is known
+                with pytest.raises(ValueError, match=said):
+                    gpu.op(**arrays, out=out)
+    assert len(gpu.driver.launches) == ran
+    for name, kept in call.arrays.items():
+        assert arrays[name].numpy().tobytes() == kept.tobytes(), name
+    returned = gpu.op(**arrays, out=of(*map(own.get, of._fields)))
+    assert_right(on_host(returned), call)
+
+
+# Two values of each option, in turn on the same arrays.
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "eps": ({"eps": 1e-5}, {"eps": 0.5}),
+    "weight_offset": ({"weight_offset": 0.0}, {"weight_offset": 1.0}),
+    "output_mask": ({"output_mask": (True, True)}, {"output_mask": (True, False)}),
+}
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
+    """The GPU that functions run on; what they loaded on it is let go."""
+    driver, uri = EmulatedDriver("cuda"), DeviceUri.parse("cuda")
+    monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
+    monkeypatch.setattr(functional, "target_of", lambda uri: find_target("sm_90"))
+    yield driver
+    functional.forget([spec for spec, where in functional.in_use() if where == uri], uri)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_value_of_an_option_has_its_own_results(option: str, driver: EmulatedDriver) -> None:
+    """By the functions, whose calls are of a kind: with the statistics recomputed."""
+    spec = NormSpec((96,), op="rms_norm_backward", eps=1e-5)
+    call = random_call(spec, 3, random_generator())
+    arrays = {name: Namespace(driver).asarray(array) for name, array in call.arrays.items()}
+    for values in (*OPTIONS[option], *OPTIONS[option]):
+        got = functional.rms_norm_backward(
+            arrays["grad_output"], arrays["input"], (96,), None, arrays["weight"], **values
+        )
+        options = {"eps": None, **values}
+        assert_right(on_host(got), bind(spec.op, call.arrays, (96,), **options))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -11,8 +12,19 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import Array, BoundCall, bind
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.arguments import (
+    Array,
+    BoundCall,
+    GpuArray,
+    Options,
+    bind,
+    bind_arrays,
+    check_options,
+    results_of,
+    results_type,
+)
+from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, Op
+from iree_lnbwd.spec import MOST_ROWS
 
 
 def arrays_of(leading: tuple[int, ...], dims: tuple[int, ...]) -> dict[str, Array]:
@@ -178,3 +190,386 @@ def test_rows_are_dynamic() -> None:
     few, many = bound(arrays_of((1,), (4,)), (4,)), bound(arrays_of((2, 500), (4,)), (4,))
     assert spec_of(few).rows is None
     assert few.spec == many.spec
+
+
+# --- every op -----------------------------------------------------------------------------------
+
+EVERY: list[Op] = [*OPS.values(), *FROM_OUTPUT.values()]
+every_op = pytest.mark.parametrize(
+    "op", EVERY, ids=lambda op: op.name + "_from_output" * op.from_output
+)
+CELLS = ("input", "residual", "grad_output", "output", "grad_residual")
+
+
+def given_to(op: Op, *without: str, **dtypes: Any) -> dict[str, Array]:
+    """All arguments of an op, but for some: [2, 3] rows of [4]; f32 where nothing else is said."""
+    arrays = {}
+    for operand in op.arguments:
+        name = operand.name
+        if name not in without:
+            shape = (2, 3, 4) if name in CELLS else (4,) if name in ("weight", "bias") else (2, 3)
+            arrays[name] = np.ones(shape, dtypes.get(name, np.float32))
+    return arrays
+
+
+def bound_to(op: Op, *without: str, **options: Any) -> BoundCall:
+    return bind(op.name, given_to(op, *without), 4, **options)
+
+
+@every_op
+def test_all_that_is_given_is_in_the_spec(op: Op) -> None:
+    """And all that is read is in the call, by name."""
+    call = bound_to(op, weight_offset=0.5, eps=0.25)
+    assert spec_of(call) == NormSpec(
+        (4,),
+        op=op.name,
+        from_output=op.from_output,
+        residual_dtype="f32",
+        weight_offset=0.5,
+        eps=None if op.is_backward else 0.25,
+    )
+    assert (call.rows, call.shape) == (6, (2, 3, 4))
+    assert call.has_bias is ("bias" in given_to(op))
+    read = {given.name for given in spec_of(call).inputs}
+    assert call.arrays.keys() == read
+    assert read == given_to(op).keys() - ({"bias"} if op.is_backward and not op.reads_bias else {})
+
+
+@every_op
+def test_each_part_may_be_missing(op: Op) -> None:
+    plain = spec_of(bound_to(op))
+    for name in ("weight", "bias", "residual", "grad_residual"):
+        if name not in given_to(op):
+            continue
+        call = bound_to(op, name)
+        spec = spec_of(call)
+        assert name not in call.arrays
+        assert call.has_bias is (name != "bias" and "bias" in given_to(op))
+        if name == "weight":
+            changed: dict[str, Any] = {"has_weight": False}
+        elif name == "bias":
+            changed = {"has_bias": False} if spec.family.reads_bias else {}
+        else:
+            changed = {"residual_dtype": None}
+        assert spec == replace(plain, **changed), name
+
+
+@every_op
+def test_each_part_has_its_own_type(op: Op) -> None:
+    for name, field in (
+        ("weight", "weight_dtype"),
+        ("bias", "bias_dtype"),
+        ("residual", "residual_dtype"),
+        ("grad_residual", "residual_dtype"),
+        ("grad_output", "grad_output_dtype"),
+    ):
+        if name in given_to(op):
+            spec = spec_of(bind(op.name, given_to(op, **{name: np.float16}), 4))
+            assert getattr(spec, field) == "f16", name
+            assert spec.dtype == "f32"
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_eps_that_is_not_given(op: Op) -> None:
+    """1e-5 for `bind`; None is RMS norm's own: the epsilon of the type of sums."""
+    statistics = ("mean", "rstd")
+    assert spec_of(bound_to(op, *statistics)).eps == 1e-5
+    for dtype, epsilon in ((np.float64, 2.0**-52), (np.float32, 2.0**-23), (np.float16, 2.0**-23)):
+        arrays = given_to(op, *statistics, **dict.fromkeys(given_to(op), dtype))
+        if op.centres:
+            with pytest.raises(TypeError, match=r"^eps: expected a float, got NoneType$"):
+                bind(op.name, arrays, 4, eps=None)
+        else:
+            assert spec_of(bind(op.name, arrays, 4, eps=None)).eps == epsilon
+            assert spec_of(bind(op.name, arrays, 4, eps=0.5)).eps == 0.5
+
+
+@every_op
+def test_masks(op: Op) -> None:
+    """Each gradient alone; a weight that is not there has none."""
+    if not op.masked:
+        return
+    for place, gradient in enumerate(op.masked):
+        mask = tuple(number == place for number in range(len(op.masked)))
+        spec = spec_of(bound_to(op, output_mask=mask))
+        assert spec.output_mask == mask
+        assert [result.name for result in spec.results] == [gradient.name]
+    without = bound_to(op, "weight")
+    assert [result.name for result in spec_of(without).results] == [
+        gradient.name for gradient in op.masked if gradient.name != "grad_weight"
+    ]
+    with pytest.raises(ValueError, match=r"^output_mask: "):
+        bound_to(op, output_mask=(True,) * (len(op.masked) + 1))
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_a_bias_of_another_kind_matters_to_its_gradient(gradient: bool) -> None:
+    """f64 does not mix with f32; but where nobody asks for the gradient, it does not matter."""
+    op = OPS["layer_norm_backward"]
+    arrays = given_to(op, bias=np.float64)
+    mask = (True, True, gradient)
+    if gradient:
+        with pytest.raises(ValueError, match=r"^bias: expected .* beside an input .*, got f64$"):
+            bind(op.name, arrays, 4, output_mask=mask)
+    else:
+        assert spec_of(bind(op.name, arrays, 4, output_mask=mask)).output_mask == mask
+
+
+@every_op
+def test_results_have_the_callers_shapes(op: Op) -> None:
+    call = bind(op.name, given_to(op), (4,))
+    for result in spec_of(call).results:
+        shape = call.shape_of(op.named(result.name))
+        if result.name in ("grad_weight", "grad_bias"):
+            assert shape == (4,)
+        elif result.name in ("mean", "rstd"):
+            assert shape == (2, 3, 1)
+        else:
+            assert shape == (2, 3, 4)
+    shapes = {3: (2, 3, 1, 4), 2: (2, 3), 1: (1, 4)}  # by the dimensions that they had
+    arrays = {name: array.reshape(shapes[array.ndim]) for name, array in given_to(op).items()}
+    call = bind(op.name, arrays, (1, 4))
+    for result in spec_of(call).results:
+        if result.name in ("mean", "rstd"):
+            assert call.shape_of(op.named(result.name)) == (2, 3, 1, 1)
+
+
+@every_op
+def test_results_are_in_atens_order(op: Op) -> None:
+    made = results_of(op, {"output": 1, "grad_weight": 2, "rstd": 3})
+    assert made._asdict() == {
+        name: {"output": 1, "grad_weight": 2, "rstd": 3}.get(name) for name in made._fields
+    }
+    assert type(made) is results_type(op)
+    for result in op.results:
+        assert result.name in made._fields
+
+
+# --- arrays of a GPU ----------------------------------------------------------------------------
+
+
+def on_gpu(op: Op, *, device: str = "cuda://0") -> dict[str, GpuArray]:
+    return {
+        name: GpuArray(array.shape, array.dtype, device, contiguous=False)
+        for name, array in given_to(op).items()
+    }
+
+
+@every_op
+def test_facts_about_arrays_of_a_gpu_are_bound_as_they_are(op: Op) -> None:
+    """Their shapes as [M, N]; nothing is copied, and nothing else changes."""
+    given: dict[str, Any] = dict(on_gpu(op))
+    call = bind(op.name, given, 4)
+    for name, array in call.arrays.items():
+        kind = (6, 4) if name in CELLS else (4,) if name in ("weight", "bias") else (6,)
+        assert array == replace(given[name], shape=kind)
+        assert array.ndim == len(kind)
+
+
+@every_op
+def test_all_arrays_are_on_one_device(op: Op) -> None:
+    for name in given_to(op):
+        if name == op.data.name:
+            continue
+        given: dict[str, Any] = dict(on_gpu(op))
+        given[name] = replace(given[name], device="cuda://1")
+        said = ", ".join(f"{key} on {array.device}" for key, array in given.items())
+        with pytest.raises(ValueError) as refused:  # noqa: PT011 - the message is compared below
+            bind(op.name, given, 4)
+        expected = f"{op.data.name}: expected all arrays on one device, got {said}"
+        assert str(refused.value) == expected
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+class Bad(NamedTuple):
+    """What is wrong about a call.
+
+    Attributes:
+        op: The op.
+        without: Arguments that are missing.
+        arrays: Arguments in place of good ones.
+        options: Options.
+        error: What is raised.
+        said: The whole message.
+    """
+
+    op: str
+    without: tuple[str, ...]
+    arrays: dict[str, Any]
+    options: dict[str, Any]
+    error: type[Exception]
+    said: str
+
+
+LN, RN, LNB, RNB = "layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward"
+X = np.ones((2, 3, 4), np.float32)
+MOST = GpuArray((MOST_ROWS, 1), np.dtype(np.float32), "cuda://0", contiguous=True)
+BAD: dict[str, Bad] = {
+    "neither input nor output": Bad(
+        RNB,
+        ("input", "output"),
+        {},
+        {},
+        TypeError,
+        "input: expected an array, or output in its place, got None",
+    ),
+    "input and output": Bad(
+        RNB, (), {"output": X}, {}, ValueError, "output: expected None beside input, got both"
+    ),
+    "a mean beside an output": Bad(
+        LNB,
+        ("input",),
+        {"output": X},
+        {},
+        ValueError,
+        "mean: expected None beside output, which has no use for it, got one",
+    ),
+    "no rstd beside an output": Bad(
+        RNB,
+        ("input", "rstd"),
+        {"output": X},
+        {},
+        ValueError,
+        "rstd: expected an array beside output, from which it cannot be recomputed, got None",
+    ),
+    "no mean": Bad(
+        LNB,
+        ("mean",),
+        {},
+        {},
+        ValueError,
+        "mean: expected both mean and rstd or neither, got only rstd",
+    ),
+    "no rstd": Bad(
+        LNB,
+        ("rstd",),
+        {},
+        {},
+        ValueError,
+        "rstd: expected both mean and rstd or neither, got only mean",
+    ),
+    "no input": Bad(
+        LN, ("input",), {}, {}, TypeError, "input: expected a NumPy array, got NoneType"
+    ),
+    "a list": Bad(
+        LN, (), {"weight": [1.0]}, {}, TypeError, "weight: expected a NumPy array, got list"
+    ),
+    "a needed array": Bad(
+        RNB,
+        ("grad_output",),
+        {},
+        {},
+        TypeError,
+        "grad_output: expected a NumPy array, got NoneType",
+    ),
+    "another width": Bad(
+        LN,
+        (),
+        {"input": X[..., :3]},
+        {},
+        ValueError,
+        "input: expected a shape that ends in normalized_shape (4,), got (2, 3, 3)",
+    ),
+    "more dimensions": Bad(
+        LN,
+        (),
+        {},
+        {"normalized_shape": (9, 2, 3, 4)},
+        ValueError,
+        "input: expected a shape that ends in normalized_shape (9, 2, 3, 4), got (2, 3, 4)",
+    ),
+    "another shape": Bad(
+        RNB,
+        (),
+        {"rstd": X[..., 0, 0]},
+        {},
+        ValueError,
+        "rstd: expected shape (2, 3) or (2, 3, 1), got (2,)",
+    ),
+    "a weight's shape": Bad(
+        RN, (), {"weight": X}, {}, ValueError, "weight: expected shape (4,), got (2, 3, 4)"
+    ),
+    "too many rows": Bad(
+        RN,
+        ("residual", "weight"),
+        {"input": replace(MOST, shape=(MOST_ROWS + 1, 1))},
+        {"normalized_shape": 1},
+        ValueError,
+        f"input: expected at most {MOST_ROWS} rows, got {MOST_ROWS + 1}",
+    ),
+    "an integer": Bad(
+        RN,
+        (),
+        {"input": X.astype(np.int8)},
+        {},
+        TypeError,
+        "input: expected an element type of bf16, f16, f32, f64, got int8",
+    ),
+    "a statistic's type": Bad(
+        RNB,
+        (),
+        {"rstd": X[..., 0].astype(np.float64)},
+        {},
+        TypeError,
+        "rstd: expected element type f32, got float64",
+    ),
+    "a type that does not mix": Bad(
+        RN,
+        (),
+        {"residual": X.astype(np.float64)},
+        {},
+        ValueError,
+        "residual: expected bf16 or f16 or f32 beside an input or output of f32, got f64",
+    ),
+    "an offset of nothing": Bad(
+        RN,
+        ("weight",),
+        {},
+        {"weight_offset": 0.5},
+        ValueError,
+        "weight_offset: expected 0.0 without a weight, got 0.5",
+    ),
+    "an offset that is none": Bad(
+        RN, (), {}, {"weight_offset": "1"}, TypeError, "weight_offset: expected a float, got str"
+    ),
+    "an eps that is none": Bad(
+        RN, (), {}, {"eps": "1"}, TypeError, "eps: expected a float, got str"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_one_clear_error(name: str) -> None:
+    bad = BAD[name]
+    arrays = given_to(OPS[bad.op], *bad.without) | bad.arrays
+    options = {"normalized_shape": 4, **bad.options}
+    with pytest.raises(bad.error) as raised:
+        bind(bad.op, arrays, **options)
+    assert str(raised.value) == bad.said
+
+
+def test_the_most_rows_are_fine() -> None:
+    assert bind("rms_norm", {"input": MOST}, 1).rows == MOST_ROWS
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_options_that_are_not_given(op: Op) -> None:
+    mask = (True,) * len(op.masked)
+    eps = 1e-5 if op.centres else None
+    assert check_options(op, 4, mask, eps) == Options(op, (4,), mask, 0.0, eps)
+    assert check_options(op, [4, 5], mask, 1, 2) == Options(op, (4, 5), mask, 2.0, 1.0)
+    if not op.masked:
+        assert check_options(op, 4, eps=1e-5).output_mask == ()
+
+
+def test_a_mask_that_was_not_checked_is_no_mask() -> None:
+    op = OPS["rms_norm_backward"]
+    options = check_options(op, 4, (True, True))._replace(output_mask=(True,))
+    with pytest.raises(ValueError, match="zip"):
+        bind_arrays(given_to(op), options)
+
+
+def test_arrays_may_be_written_to_unless_their_library_says_so() -> None:
+    assert MOST.writable is True

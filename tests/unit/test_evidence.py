@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from support import built
 
@@ -53,6 +57,40 @@ def test_what_is_said_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
         "2 of 3 modules verified on H200, driver 1; 2 of 3 modules emulated"
     )
     assert evidence.of_target("sm_80") == "compiled only, never run"
+
+
+def written(folder: Path, name: str, **values: Any) -> None:
+    modules = {"a": True, "b": False, "c": True, "d": False}
+    entries = [{"fingerprint": code, "passed": passed} for code, passed in modules.items()]
+    record = {"target": "sm_90", "device": "H200, driver 1", "modules": entries, **values}
+    (folder / name).write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_a_module_that_missed_is_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on hardware nor in the emulator, and what is said of it says so."""
+    monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
+    written(tmp_path, "1.json", emulated=True, device="the emulator")
+    written(tmp_path, "2.json")
+    written(tmp_path, "3.json", target="gfx942", emulated=False, device="MI300 \u00b5")
+    passed, missed = frozenset("ac"), frozenset("bd")
+    assert evidence.records() == (
+        Record("sm_90", "H200, driver 1", passed, missed),
+        Record("gfx942", "MI300 \u00b5", passed, missed),
+        Record("sm_90", "", passed, missed),
+    )
+    assert (
+        evidence.of_module("a") == "verified on H200, driver 1; verified on MI300 \u00b5; emulated"
+    )
+    assert evidence.of_module("b") == (
+        "FAILED on H200, driver 1; FAILED on MI300 \u00b5; FAILED in emulation"
+    )
+    assert evidence.of_target("sm_90") == (
+        "2 of 4 modules verified on H200, driver 1; 2 of 4 modules emulated"
+    )
+    assert evidence.of_target("gfx942") == "2 of 4 modules verified on MI300 \u00b5"
+    assert evidence.of_module("a", ()) == "compiled only: this very module was never run"
 
 
 def test_records_of_the_package() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from support import random_generator
@@ -160,3 +162,50 @@ def test_a_wrong_formula_is_beyond_the_bound(op: str) -> None:
     bound = gradients_difference(call, off)["grad_weight"]
     wrong = np.abs(judge(undivided).expected["grad_weight"] - judge(call).expected["grad_weight"])
     assert (wrong > bound).mean() > 0.9
+
+
+@every_op
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_the_bounds_element_by_element(op: str, has_weight: bool) -> None:
+    """Each from the formulas at the head of the module; with weights of either sign, and small."""
+    rng = random_generator()
+    spec = NormSpec((7,), "f64", op=op, has_weight=has_weight, weight_offset=0.5 * has_weight)
+    call = matrix.random_call(spec, 5, rng)
+    have = {name: array.tolist() for name, array in call.arrays.items()}
+    g = [1.0] * 7
+    if has_weight:
+        weight = np.array([-0.5, -0.5 + 3e-6, -0.5 - 3e-6, 1.0, -2.0, 0.25, -0.75])
+        call = on_values(call, weight=weight)
+        g = [w + 0.5 for w in weight.tolist()]
+    off = np.abs(rng.standard_normal((5, 7))) * 1e-3
+    bounds = gradients_difference(call, off)
+    assert bounds.keys() == {"grad_input", "grad_weight", "grad_bias"}
+    of_weight = [0.0] * 7
+    for i in range(5):
+        rstd = have["rstd"][i]
+        mean = have["mean"][i] if "mean" in have else 0.0
+        dy, xhat = have["grad_output"][i], [(x - mean) * rstd for x in have["input"][i]]
+        xhat_off = []
+        for j in range(7):
+            by = g[j] if abs(g[j]) >= LEAST_WEIGHT else math.copysign(LEAST_WEIGHT, g[j])
+            lost = abs(xhat[j] * (1 - g[j] / by))
+            xhat_off.append(off[i, j] / abs(by) + lost)
+            of_weight[j] += abs(dy[j]) * xhat_off[j]
+        mean_hx = abs(sum(dy[j] * g[j] * xhat[j] for j in range(7)) / 7)
+        mean_off = sum(abs(dy[j] * g[j]) * xhat_off[j] for j in range(7)) / 7
+        dx = [mean_hx * xhat_off[j] + (abs(xhat[j]) + xhat_off[j]) * mean_off for j in range(7)]
+        np.testing.assert_allclose(bounds["grad_input"][i], rstd * np.array(dx), rtol=1e-9)
+    np.testing.assert_allclose(bounds["grad_weight"], of_weight, rtol=1e-9)
+    np.testing.assert_array_equal(bounds["grad_bias"], np.zeros(7))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_output_was_rounded_once(dtype: str) -> None:
+    """By half a unit in its last place; among subnormal numbers, by half a step."""
+    of = DTYPES[dtype]
+    values = np.array([0.0, 1.0, -3.0, of.smallest_subnormal, of.largest])
+    step = of.smallest_subnormal / 2
+    u = of.unit_roundoff
+    np.testing.assert_allclose(
+        rounding_of(values, of), [step, u, 3 * u, step, of.largest * u], rtol=1e-12
+    )

@@ -15,6 +15,8 @@ from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.reference import F64, compare
 from iree_lnbwd.verification import rows as blocks_of_rows
+from iree_lnbwd.verification.judge import Comparison
+from iree_lnbwd.verification.sums import ColumnSums
 
 EPS = 1e-3
 GRADIENTS = LayerNormGrads._fields
@@ -92,6 +94,19 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuple(one) == tuple(other) == GRADIENTS
         for name in GRADIENTS:
             np.testing.assert_allclose(one[name], other[name], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "lengths"),
+    [(3, 1 << 21, [1, 1, 1]), (3, 1 << 20, [1, 1, 1]), (5, 1 << 19, [2, 2, 1]), (0, 7, [])],
+)
+def test_blocks_have_a_million_elements_or_a_row(
+    rows: int, columns: int, lengths: list[int]
+) -> None:
+    found = list(blocks_of_rows.blocks(rows, columns))
+    places = [list(range(rows))[block] for block in found]
+    assert [len(each) for each in places] == lengths
+    assert [row for each in places for row in each] == list(range(rows))
 
 
 def test_narrow_arguments_are_widened_first() -> None:
@@ -241,6 +256,31 @@ def test_long_sums_of_equal_numbers_are_exact(rows: int) -> None:
     np.testing.assert_allclose(present(gradients.grad_weight), exact, rtol=2e-15)
 
 
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (3, 1, 2, 7), (2,), (5, 0, 4), ()])
+def test_sums_keep_what_additions_lose(lengths: tuple[int, ...]) -> None:
+    """Block after block: large numbers come and go, and what was added to them is still there."""
+    rng = random_generator()
+    blocks = [rng.standard_normal((rows, 4)) * 10.0 ** rng.integers(-8, 8) for rows in lengths]
+    blocks = [each for block in blocks for each in (block, np.full((1, 4), 1e18), block * 3)]
+    blocks += [np.full((1, 4), -1e18)] * len(lengths)
+    sums = ColumnSums(4)
+    for block in blocks:
+        sums.add(block)
+    rows = np.concatenate([np.zeros((0, 4)), *blocks])
+    exact = [math.fsum(column) for column in rows.T]
+    scale = max((np.abs(block).max(initial=0) for block in blocks[::3]), default=0)
+    np.testing.assert_allclose(sums.total, exact, rtol=0, atol=1e-13 * float(scale))
+
+
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf, np.nan])
+def test_a_sum_of_what_is_not_finite(infinite: float) -> None:
+    sums = ColumnSums(2)
+    with np.errstate(all="ignore"):
+        for row in ([1.0, 1.0], [infinite, 1e18], [2.0, 2.0], [3.0, -1e18]):
+            sums.add(np.array([row]))
+    np.testing.assert_array_equal(sums.total, [infinite, 3.0])
+
+
 # --- the tolerance: wrong answers do not -----------------------------------------------------
 
 
@@ -380,6 +420,38 @@ def test_beyond_the_types_range_infinity_is_right(actual: float, passes: bool) -
     assert (ratio_of(actual, 1e6, "f16") <= 1) is passes
 
 
+@pytest.mark.parametrize(
+    ("expected", "tolerance", "passes"),
+    [(65500.0, 10.0, True), (65500.0, 4.0, False), (-65500.0, 10.0, True), (65600.0, 1.0, True)],
+)
+def test_within_the_tolerance_of_the_types_range_infinity_is_right(
+    expected: float, tolerance: float, passes: bool
+) -> None:
+    """65504 is f16's largest number: it is the border, and no more than it is beyond."""
+    infinity = np.copysign(np.inf, expected)
+    assert (ratio_of(infinity, expected, "f16", tolerance) <= 1) is passes
+
+
+def test_exactly_the_tolerance_passes() -> None:
+    found = compare(np.array([1.25]), np.array([1.0]), np.array([0.25]))
+    assert found == Comparison(error=0.25, tolerance=0.25, ratio=1.0)
+    assert found.passed
+
+
 def test_nothing_to_compare_passes() -> None:
     empty = np.zeros((0, 4))
-    assert compare(empty.astype(np.float32), empty, empty).passed
+    found = compare(empty.astype(np.float32), empty, empty)
+    assert found == Comparison(error=0.0, tolerance=0.0, ratio=0.0)
+    assert found.passed
+
+
+def test_a_judgement_has_the_callers_shapes() -> None:
+    arguments = random_arguments(random_generator(), NormSpec((4, 5)), (2, 3))
+    judgement = reference.judge(arguments.call())
+    for part in (judgement.expected, judgement.tolerance):
+        shapes = {name: array.shape for name, array in part.items()}
+        assert shapes == {
+            "grad_input": (2, 3, 4, 5),
+            "grad_weight": (4, 5),
+            "grad_bias": (4, 5),
+        }

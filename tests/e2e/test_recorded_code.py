@@ -1,0 +1,57 @@
+"""What records tell of code by: fingerprints of today's modules are those that were written down.
+
+`test_evidence` asks this of many modules; here are one of each backend, and what a host asks for.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support import built
+
+from iree_lnbwd import NormSpec
+from iree_lnbwd.artifact import digest
+from iree_lnbwd.description import describe
+from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification import evidence, fingerprint, host_calls
+
+SPEC = NormSpec((64,), "f32")
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_a_fingerprint_is_that_of_the_records(target: str) -> None:
+    vmfb, _ = built(SPEC, find_target(target))
+    code = fingerprint.of(vmfb, source="it")
+    records = [record for record in evidence.records() if record.target == target]
+    assert records
+    assert all(code in record.passed for record in records)
+
+
+def test_what_a_host_asks_for() -> None:
+    """Of both forms: kernels, workgroups, constants, and the memory that they are given."""
+    vmfb, _ = built(SPEC, find_target("sm_90"))
+    asked = host_calls.asked(vmfb, describe(vmfb, source="it"))
+    most = 1024  # rows that count as few
+    assert list(asked) == [str(rows) for rows in (1, 5, 37, most, most + 1, 1 << 20)]
+    for key, launches in asked.items():
+        rows = int(key)
+        sizes = dict.fromkeys(("grad_output", "input", "grad_input"), 256 * rows)
+        sizes |= dict.fromkeys(("mean", "rstd"), 4 * rows)
+        sizes |= dict.fromkeys(("weight", "grad_weight", "grad_bias"), 256)
+        given = [
+            [f"argument {argument.name}", 0, sizes[argument.name]] for argument in SPEC.arguments
+        ]
+        if rows <= most:
+            assert launches == [["few_rows", [rows + 2, 1, 1], [rows], given]]
+            continue
+        walkers = min(264, -(-rows // 32))
+        partial = [["transient 1", 264 * 256 * part, 264 * 256] for part in (0, 1)]
+        assert launches == [
+            ["rows", [walkers, 1, 1], [rows], [*given[:6], *partial]],
+            ["finalize", [4, 1, 1], [walkers], [*partial, *given[6:]]],
+        ]
+
+
+def test_what_a_host_asks_for_fixed_rows() -> None:
+    vmfb, _ = built(NormSpec((64,), "f32", rows=5), find_target("sm_90"))
+    assert list(host_calls.asked(vmfb, describe(vmfb, source="it"))) == ["5"]
+    assert len(fingerprint.of(vmfb, source="it")) == len(digest(b""))

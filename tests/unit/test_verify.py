@@ -1,0 +1,264 @@
+"""Verifying: cases from files, results that miss, and the lines that say so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from norms import computed
+from support import random_generator
+
+from iree_lnbwd import NormSpec
+from iree_lnbwd.arguments import Array, BoundCall, Results, results_of
+from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op
+from iree_lnbwd.verification import verify
+from iree_lnbwd.verification.judge import Comparison
+from iree_lnbwd.verification.matrix import random_call
+from iree_lnbwd.verification.verify import Row
+
+EVERY: list[Op] = [*OPS.values(), *FROM_OUTPUT.values()]
+every_op = pytest.mark.parametrize(
+    "op", EVERY, ids=lambda op: op.name + "_from_output" * op.from_output
+)
+
+
+def spec_of(op: Op, columns: int = 6, **options: Any) -> NormSpec:
+    eps = None if op.is_backward else 1e-5 if op.centres else 2.0**-23
+    return NormSpec((columns,), op=op.name, from_output=op.from_output, eps=eps, **options)
+
+
+def call_of(op: Op, **options: Any) -> BoundCall:
+    return random_call(spec_of(op, **options), 3, random_generator())
+
+
+class Plainly:
+    """A module that computes in NumPy, and may have a mistake in one result.
+
+    Attributes:
+        ran: How many calls.
+    """
+
+    def __init__(self, wrong: Mapping[str, float] | None = None) -> None:
+        self.wrong, self.ran = wrong or {}, 0
+
+    def run(self, call: BoundCall) -> Results:
+        """As `Norm.run`."""
+        self.ran += 1
+        assert call.spec is not None
+        results = computed(call)
+        for name, off in self.wrong.items():
+            results[name] = results[name] + np.asarray(off, results[name].dtype)
+        shaped = {
+            name: array.reshape(call.shape_of(call.spec.family.named(name)))
+            for name, array in results.items()
+        }
+        return results_of(call.spec.family, shaped)
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+@every_op
+def test_every_result_of_every_case_is_compared(op: Op) -> None:
+    """By a module for each spec, which is loaded once."""
+    cases = {"a": call_of(op), "b": call_of(op), "c": call_of(op, columns=5)}
+    loaded: list[NormSpec] = []
+    module = Plainly()
+
+    def load(spec: NormSpec) -> Plainly:
+        loaded.append(spec)
+        return module
+
+    rows = list(verify.verify(cases, load))
+    assert loaded == [cases["a"].spec, cases["c"].spec]
+    assert module.ran == 3
+    names = [result.name for result in spec_of(op).results]
+    assert [(row.case, row.result) for row in rows] == [(c, name) for c in "abc" for name in names]
+    for row in rows:
+        call = cases[row.case]
+        assert (row.spec, row.shape) == (call.spec, call.shape)
+        assert row.comparison.passed
+        assert row.comparison.tolerance > 0
+
+
+@every_op
+def test_a_wrong_result_misses_and_the_others_do_not(op: Op) -> None:
+    call = call_of(op)
+    for name in (result.name for result in spec_of(op).results):
+        wrong = Plainly({name: 0.5})
+        rows = list(verify.verify({"it": call}, lambda spec: wrong))  # noqa: B023 - listed at once
+        missed = {row.result: row.comparison for row in rows if not row.comparison.passed}
+        assert missed.keys() == {name}
+        assert missed[name].error == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_case_that_computes_nothing_loads_nothing() -> None:
+    nothing = call_of(OPS["rms_norm_backward"])._replace(spec=None)
+    right = call_of(OPS["rms_norm"])
+    rows = verify.verify({"nothing": nothing, "it": right}, lambda spec: Plainly())
+    assert {row.case for row in rows} == {"it"}
+
+
+# --- cases of files -----------------------------------------------------------------------------
+
+
+def as_kept(call: BoundCall) -> dict[str, Array]:
+    """The arrays of a case in a file."""
+    assert call.spec is not None
+    op = call.spec.family
+    arrays: dict[str, Array] = dict(call.arrays)
+    return arrays if op.name == "layer_norm_backward" else arrays | {"op": np.array(op.name)}
+
+
+@every_op
+def test_a_case_is_the_call_that_it_was_kept_of(op: Op) -> None:
+    """PyTorch's eps are the default: 1e-5 for layer norm, and f32's epsilon for RMS norm."""
+    call = call_of(op)
+    found = verify.bind_case(as_kept(call), source="it")
+    assert found.spec == call.spec
+    assert found.arrays.keys() == call.arrays.keys()
+    for name, array in call.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "dims"),
+    [
+        ({"weight": (4, 5), "bias": (4, 5)}, (4, 5)),
+        ({"weight": (4, 5)}, (4, 5)),
+        ({"bias": (4, 5)}, (4, 5)),
+        ({}, (5,)),
+    ],
+)
+def test_what_is_normalized_is_told_by_the_weight_or_the_bias(
+    arrays: dict[str, tuple[int, ...]], dims: tuple[int, ...]
+) -> None:
+    given = {name: np.ones(shape, np.float32) for name, shape in arrays.items()}
+    given |= {"input": np.ones((3, 4, 5), np.float32), "op": np.array("layer_norm")}
+    found = verify.bind_case(given, source="it")
+    assert found.spec is not None
+    assert found.spec.normalized_shape == dims
+    assert found.spec.eps == 1e-5
+
+
+def test_the_bias_stands_for_the_weight_only_without_one() -> None:
+    given = {"weight": np.ones(5, np.float32), "bias": np.ones((4, 5), np.float32)}
+    given |= {"input": np.ones((3, 4, 5), np.float32), "op": np.array("layer_norm")}
+    with pytest.raises(ValueError, match=r"^it: bias: expected shape \(5,\), got \(4, 5\)$"):
+        verify.bind_case(given, source="it")
+
+
+X = np.ones((2, 4), np.float32)
+BAD_CASES: dict[str, tuple[dict[str, Array], type[Exception], str]] = {
+    "an unknown op": (
+        {"op": np.array("x" * 99)},
+        ValueError,
+        f"op: expected one of {', '.join(OPS)}, got {'x' * 80!r}",
+    ),
+    "an unknown array": (
+        {"grad_output": X, "input": X, "gamma": X, "beta": X},
+        ValueError,
+        r"unknown arrays \['beta', 'gamma'\], expected \('grad_output', 'input', 'mean', .*\)",
+    ),
+    "none of what is needed": (
+        {"input": X},
+        ValueError,
+        r"grad_output is missing; got \['input'\]",
+    ),
+    "neither input nor output": (
+        {"grad_output": X},
+        ValueError,
+        r"input is missing; got \['grad_output'\]",
+    ),
+    "an output without its statistic": (
+        {"grad_output": X, "output": X},
+        ValueError,
+        "rstd: expected an array beside output, from which .*",
+    ),
+    "a number": (
+        {"grad_output": X, "input": np.float32(1) * np.ones(())},
+        ValueError,
+        "input: expected one dimension or more, got none",
+    ),
+    "a weight that is a number": (
+        {"grad_output": X, "input": X, "weight": np.ones((), np.float32)},
+        ValueError,
+        "weight: expected one dimension or more, got none",
+    ),
+    "a bias that is a number": (
+        {"grad_output": X, "input": X, "bias": np.ones((), np.float32)},
+        ValueError,
+        "bias: expected one dimension or more, got none",
+    ),
+    "a type": (
+        {"grad_output": X, "input": X.astype(np.int32)},
+        TypeError,
+        "input: expected an element type of .*, got int32",
+    ),
+    "a shape": (
+        {"grad_output": X[:1], "input": X},
+        ValueError,
+        r"grad_output: expected shape \(2, 4\), got \(1, 4\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CASES)
+def test_a_bad_case_is_named_with_its_file(name: str) -> None:
+    arrays, error, said = BAD_CASES[name]
+    with pytest.raises(error, match=f"^the file: {said}$"):
+        verify.bind_case(arrays, source="the file")
+
+
+@every_op
+def test_names_are_checked_alone(op: Op) -> None:
+    """What every call needs, and no more, will do."""
+    needed = {"grad_output", op.data.name} if op.is_backward else {op.data.name}
+    needed |= {"rstd"} if op.from_output else set()
+    verify.check_names(dict.fromkeys(needed, X), "it", op)
+    for name in needed:
+        others = {key: X for key in needed if key != name}
+        said = re.escape(f"it: {name} is missing; got {sorted(others)}")
+        with pytest.raises(ValueError, match=f"^{said}$"):
+            verify.check_names(others, "it", op)
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+HIT, MISS = Comparison(1.25e-9, 2.5e-9, 0.5), Comparison(5e-3, 2.5e-9, 2e6)
+
+
+def test_the_table() -> None:
+    """To the letter: people and scripts read it."""
+    spec = NormSpec((4, 5), "bf16")
+    lines = [
+        *verify.table_header(9),
+        verify.table_line(Row("a case", spec, (2, 3, 4, 5), "grad_input", HIT), 9),
+        verify.table_line(Row("b\x1b[2K", spec, (2, 4, 5), "grad_weight", MISS), 9),
+        verify.table_line(
+            Row("c", replace(spec, grad_output_dtype="f32"), (4, 5), "output", HIT), 9
+        ),
+        verify.table_line(Row("d", replace(spec, weight_dtype="f16"), (4, 5), "output", HIT), 9),
+    ]
+    assert lines == [
+        "case       shape           dtype          result               error  tolerance   err/tol",
+        "-" * 89,
+        "a case     2x3x4x5         bf16           grad_input        1.25e-09   2.50e-09     0.500"
+        "    ok",
+        "b\\x1b[2K   2x4x5           bf16           grad_weight       5.00e-03   2.50e-09  "
+        "2000000.000  MISS",
+        "c          4x5             bf16/f32/bf16  output            1.25e-09   2.50e-09     0.500"
+        "    ok",
+        "d          4x5             bf16/bf16/f16  output            1.25e-09   2.50e-09     0.500"
+        "    ok",
+    ]
+
+
+def test_the_explanation_is_about_the_tables_columns() -> None:
+    told = [line.split()[0] for line in verify.EXPLANATION.splitlines() if line[0] != " "]
+    assert told == ["error", "tolerance"]
+    assert set(told) < set(verify.table_header(4)[0].split())
