@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import iree.runtime as rt
 
 from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
+from iree_lnbwd.json_values import parsed
 from iree_lnbwd.launches import LaunchPlans
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.raw_interface import DECLARATION
@@ -101,15 +101,15 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
         )
     launches = reflection.get("iree_lnbwd.launches")
     try:
-        spec = NormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
+        spec = NormSpec.from_dict(parsed(reflection["iree_lnbwd.spec"]))
         if spec.op != entries[0]:
             raise ValueError(f"it computes {spec.op} in a function {entries[0]}")
         target = find_target(reflection["iree_lnbwd.target"])
         description = Description(
             spec,
             target,
-            schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
-            None if launches is None else LaunchPlans.from_dict(json.loads(launches)),
+            schedule_from_dict(parsed(reflection["iree_lnbwd.schedule"])),
+            None if launches is None else LaunchPlans.from_dict(parsed(launches), spec),
             reflection["iree_lnbwd.host_cpu"] if target.is_this_cpu else None,
             module.name,
             reflection.get(DECLARATION, ""),

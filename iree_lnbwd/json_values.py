@@ -62,11 +62,13 @@ def of_type(kind: type[_T], value: Any, place: str) -> _T:
     return value
 
 
-def int_of(value: Any, place: str, *, least: int) -> int:
+def int_of(value: Any, place: str, *, least: int, most: int | None = None) -> int:
     """An int."""
-    if type(value) is not int or value < least:  # a bool is an int, too
-        raise wrong(place, f"an int of at least {least}", value)
-    return value
+    is_int = type(value) is int  # a bool is an int, too
+    if not is_int or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise wrong(place, f"an int {bounds}", value)
+    return int(value)
 
 
 def positive_of(value: Any, place: str) -> float:
