@@ -44,7 +44,7 @@ from iree_lnbwd.errors import (
     DeviceError,
     counted,
     one_line,
-    printable,
+    plain,
 )
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
@@ -72,6 +72,7 @@ _CALLS = ("through IREE's device, waiting for the result", "on the caller's stre
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_LONGEST_LINE = 1 << 16  # characters of what is asked for, such as the flags of a module
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,13 +146,13 @@ def _expect_streams() -> None:
 
 def _say(line: str, stream: TextIO | None = None) -> None:
     """Writes a line to a stream, standard output by default, as plain text for a terminal."""
-    _put(f"{printable(line)}\n", sys.stdout if stream is None else stream)
+    _put(f"{plain(line, _LONGEST_LINE)}\n", sys.stdout if stream is None else stream)
 
 
 def _tell(line: str) -> None:
     """Writes a line to standard error, if that can be written."""
     with contextlib.suppress(OSError):
-        _say(f"iree-lnbwd: {line}", sys.stderr)
+        _say(f"iree-lnbwd: {plain(line)}", sys.stderr)
 
 
 def _put(text: str, stream: TextIO) -> None:
@@ -202,7 +203,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong with the words, and exits."""
-        super().error(printable(message))
+        super().error(plain(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Prints the help or a message; argparse's own loses errors, or not, by its version."""
@@ -703,7 +704,7 @@ def _random_case(member: Member, rows: int) -> str:
 def _judge(judged_rows: Iterable[verify.Row], cases: Collection[str]) -> int:
     """Shows what comes of the cases of these names; returns the exit status."""
     start = time.perf_counter()
-    width = max(len(printable(name)) for name in cases)
+    width = max(len(verify.shown_case(name)) for name in cases)
     rows: list[verify.Row] = []
     fault = ""
     try:
@@ -740,7 +741,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
         if (value := getattr(options, name)) not in (None, False):
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
-        captured, name = npz.read_cases(options.data), str(options.data)
+        captured, name = npz.read_cases(options.data), plain(options.data)
     else:
         source = resources.files("iree_lnbwd") / "data" / "training_step.npz"
         with resources.as_file(source) as path:
@@ -748,7 +749,8 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
     if not captured:
         raise ValueError(f"{name}: expected one case or more, got none")
     calls = {
-        case: verify.bind_case(arrays, source=case or name) for case, arrays in captured.items()
+        case: verify.bind_case(arrays, source=verify.shown_case(case) or name)
+        for case, arrays in captured.items()
     }
     return calls, name
 
@@ -845,7 +847,7 @@ def _show_launch(launch: emulator.Launch) -> None:
     """Shows the current launch on a terminal's line, which the table's next line overwrites."""
     if sys.stderr.isatty():
         said = f"{launch.kernel}: {launch.workgroups} workgroups of {launch.threads} threads"
-        print(f"\x1b[2K{printable(said)}\r", end="", file=sys.stderr, flush=True)
+        print(f"\x1b[2K{plain(said)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
@@ -867,7 +869,7 @@ def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
 def _run(options: argparse.Namespace) -> int:
     arrays = npz.read(options.input)
     op = runtime.load(options.artifact, options.device)
-    verify.check_names(arrays, str(options.input), op.spec.family)
+    verify.check_names(arrays, plain(options.input), op.spec.family)
     named = {k: v for k, v in op(**arrays)._asdict().items() if v is not None}
     output = Path("/dev/fd/1" if options.output == "-" else options.output)
     summary = sys.stderr if files.is_stdout(output) else sys.stdout
@@ -964,7 +966,7 @@ def _show_progress(line: str) -> None:
     Lines that only count are left out then.
     """
     if sys.stderr.isatty():
-        print(f"\x1b[2K{printable(line)}\r", end="", file=sys.stderr, flush=True)
+        print(f"\x1b[2K{plain(line)}\r", end="", file=sys.stderr, flush=True)
     elif ": compiled " not in line:
         _tell(line)
 

@@ -7,9 +7,10 @@ import json
 import math
 from typing import Any, TypeVar
 
-from iree_lnbwd.errors import shown
+from iree_lnbwd.errors import plain, shown
 
 _T = TypeVar("_T")
+_LONGEST_NUMBER = 80  # characters of it in a message
 _WORDS = {str: "a string", bool: "a bool", list: "a list", dict: "an object"}
 
 
@@ -28,7 +29,7 @@ def parsed(text: str) -> Any:
 
     def finite(literal: str) -> float:
         if not math.isfinite(number := float(literal)):
-            raise ValueError(f"expected finite numbers, got {literal}")
+            raise ValueError(f"expected finite numbers, got {plain(literal, _LONGEST_NUMBER)}")
         return number
 
     return json.loads(text, object_pairs_hook=members, parse_float=finite, parse_constant=finite)

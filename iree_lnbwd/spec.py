@@ -339,7 +339,9 @@ class NormSpec:
         """
         known = {field.name for field in fields(cls)}
         if unknown := set(values) - known:
-            raise ValueError(f"spec: unknown fields {sorted(unknown)}, expected {sorted(known)}")
+            raise ValueError(
+                f"spec: unknown fields {shown(sorted(unknown, key=str))}, expected {sorted(known)}"
+            )
         if "normalized_shape" not in values:
             raise ValueError("spec: normalized_shape is missing")
         return cls(**values)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from iree_lnbwd.errors import printable
+from iree_lnbwd.errors import plain
 from iree_lnbwd.graph.attributes import NormFwdPhase
 from iree_lnbwd.graph.tensors import DataType, TensorAttributes
 from iree_lnbwd.operands import (
@@ -23,7 +23,7 @@ _LONGEST_NAME = 80  # characters of it in a message
 
 def short(name: str) -> str:
     """The name of a node or tensor for a message, on one line."""
-    return printable(name)[:_LONGEST_NAME]
+    return plain(name, _LONGEST_NAME)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import names
+from iree_lnbwd.verification import matrix
 
 ROWS = 7
 
@@ -151,6 +154,45 @@ def test_batches(axes: tuple[int | None, ...]) -> None:
         for mine, other in zip(*map(jax.tree.leaves, (together, one)), strict=True):
             scale = np.abs(other).max()
             np.testing.assert_allclose(mine[k] / scale, other / scale, atol=1e-5)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@pytest.mark.parametrize("spec", MEMORY_EFFICIENT[:5], ids=lambda spec: spec.name)
+def test_strict_promotion(spec: NormSpec, memory_efficient: bool) -> None:
+    """JAX adds no dimension and widens no type by itself: where users forbid that, nothing fails."""
+    dims = (4, COLUMNS // 4)
+    call = matrix.random_call(replace(spec, normalized_shape=dims), 6, random_generator())
+    has_residual = spec.residual_dtype is not None
+    with jax.enable_x64(spec.dtype == "f64"):
+        given = {
+            name: jnp.asarray(call.arrays[name]).reshape(
+                (2, 3, *dims) if name in ("input", "residual") else dims
+            )
+            for name in names(spec.inputs)
+        }
+
+        def norm(given: Any) -> Any:
+            return FUNCTIONS[spec.op, has_residual](
+                **given,
+                normalized_shape=dims,
+                memory_efficient=memory_efficient,
+                weight_offset=spec.weight_offset,
+            )
+
+        def loss(given: Any) -> Any:
+            return sum((out.astype(jnp.float32) ** 2).sum() for out in jax.tree.leaves(norm(given)))
+
+        def pushed(given: Any) -> Any:
+            return jax.jvp(jax.grad(loss), (given,), (given,))
+
+        axes = ({name: None if array.shape == dims else 0 for name, array in given.items()},)
+        gradient = jax.grad(loss)
+        for way in (norm, jax.jit(norm), jax.vmap(norm, axes), jax.vmap(gradient, axes), pushed):
+            expected = way(given)
+            with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+                found = way(given)
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_within_scan_and_checkpoint() -> None:
