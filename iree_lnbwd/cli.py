@@ -37,7 +37,7 @@ from iree_lnbwd.bundles.index import Member
 from iree_lnbwd.bundles.making import bundle
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.dtypes import DTYPES, unknown
 from iree_lnbwd.errors import (
     ArtifactError,
     CompileError,
@@ -68,6 +68,7 @@ from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
 
 _MASK_LENGTHS = {len(op.masked) for op in OPS.values() if op.is_backward}
+_DTYPES = f"{{{','.join(DTYPES)}}}"  # in the help
 _CALLS = ("through IREE's device, waiting for the result", "on the caller's stream, not waiting")
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
@@ -278,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument(
         "--dtype",
-        type=_known_words(DTYPES),
+        type=_dtypes,
         default=("f32",),
         help="of input and its gradient, with commas (default: f32)",
     )
@@ -318,7 +319,9 @@ def _parser() -> argparse.ArgumentParser:
         "--normalized-shape", type=_ints, help="take random rows of this shape, not captured ones"
     )
     sub.add_argument("--op", choices=OPS, help="of the random rows (default: layer_norm_backward)")
-    sub.add_argument("--dtype", choices=DTYPES, help="of the random rows (default: f32)")
+    sub.add_argument(
+        "--dtype", type=_dtype, metavar=_DTYPES, help="of the random rows (default: f32)"
+    )
     sub.add_argument(
         "--from-output", action="store_true", help="random outputs of a backward, not inputs"
     )
@@ -395,7 +398,8 @@ def _add_spec_options(parser: argparse.ArgumentParser, *, several: bool = False)
     parser.add_argument(
         "--dtype",
         default=[dtype] if several else dtype,
-        choices=tuple(DTYPES),
+        type=_dtype,
+        metavar=_DTYPES,
         help="of input and its gradient (default: f32)",
         **many,
     )
@@ -404,10 +408,10 @@ def _add_spec_options(parser: argparse.ArgumentParser, *, several: bool = False)
 
 def _add_option_options(parser: argparse.ArgumentParser) -> None:
     """The options of a spec besides its op, shape and type."""
-    types = tuple(DTYPES)
-    parser.add_argument("--grad-output-dtype", choices=types, help="default: --dtype")
-    parser.add_argument("--weight-dtype", choices=types, help="default: --dtype")
-    parser.add_argument("--bias-dtype", choices=types, help="default: --weight-dtype")
+    types: dict[str, Any] = {"type": _dtype, "metavar": _DTYPES}
+    parser.add_argument("--grad-output-dtype", **types, help="default: --dtype")
+    parser.add_argument("--weight-dtype", **types, help="default: --dtype")
+    parser.add_argument("--bias-dtype", **types, help="default: --weight-dtype")
     parser.add_argument("--no-weight", action="store_true", help="gamma is 1")
     parser.add_argument(
         "--no-bias", action="store_true", help="layer_norm adds no bias, or none is in the output"
@@ -418,7 +422,7 @@ def _add_option_options(parser: argparse.ArgumentParser) -> None:
         help="a backward takes the forward's output in place of its input and mean",
     )
     parser.add_argument(
-        "--residual-dtype", choices=types, help="of residual or grad_residual (default: none)"
+        "--residual-dtype", **types, help="of residual or grad_residual (default: none)"
     )
     parser.add_argument(
         "--weight-offset",
@@ -456,6 +460,16 @@ def _path(text: str) -> Path:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
+
+
+def _dtype(text: str) -> str:
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(unknown(text))
+    return text
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    return tuple(map(_dtype, _words(text)))
 
 
 def _known_words(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
@@ -862,7 +876,8 @@ def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
     try:
         runtime.probe(uri)
     except DeviceError as error:
-        raise DeviceError(f"{found.name}: nothing was run here: {error}") from error
+        software = "" if found.backend == "cpu" else "; --emulate runs its code in software"
+        raise DeviceError(f"{found.name}: nothing was run here: {error}{software}") from error
     return found, uri
 
 

@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,11 +148,15 @@ def load() -> ctypes.CDLL:
     kept = NativeLibrary.of("jax", _LIBRARY, (*texts, *_FLAGS, jaxlib.__version__))
     if (path := kept.kept()) is not None:
         return _loaded(path)
-    notices.log(_log, "compiling %s for JAX %s", _SOURCE.name, jax.__version__)
+    message = "compiling %s for JAX %s: once, and usually for a few seconds"
+    notices.log(_log, message, _SOURCE.name, jax.__version__)
+    start = time.perf_counter()
     with folders.temporary() as folder:
         path = Path(folder) / _LIBRARY
         _build(path)
         library = _loaded(path)
+        seconds = time.perf_counter() - start
+        notices.log(_log, "compiling %s took %.0f s", _SOURCE.name, seconds)
         try:
             kept.keep(path.read_bytes())
         except UnusableError as error:

@@ -14,6 +14,7 @@ import io
 import logging
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -57,7 +58,7 @@ _loading, _remembering = threading.Lock(), threading.Lock()
 def load() -> bool:
     """Loads the C++ operators, which from then on run in place of the Python ones.
 
-    The first time on a machine they are compiled. This takes ten to twenty seconds and is logged;
+    The first time on a machine they are compiled. This takes ten to forty seconds and is logged;
     the result is kept in the cache on disk. If the cache cannot be used, there is a warning, and
     the next process compiles them again.
 
@@ -82,8 +83,11 @@ def _loaded() -> tuple[bool, UnusableError | None]:
             torch.ops.load_library(kept)
             return True, None
         sources = " and ".join(path.name for path in _SOURCES)
-        notices.log(_log, "compiling %s for PyTorch %s", sources, torch.__version__)
+        message = "compiling %s for PyTorch %s: once, and usually for ten to forty seconds"
+        notices.log(_log, message, sources, torch.__version__)
+        start = time.perf_counter()
         content = _build_and_load()
+        notices.log(_log, "compiling %s took %.0f s", sources, time.perf_counter() - start)
     except Exception as error:  # tools that are not ours may raise anything
         message = "the operators run in Python, for those in C++ cannot be had: %s"
         notices.log(_log, message, error)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
+from iree_lnbwd.errors import one_line
 from iree_lnbwd.json_values import date_of, int_of, object_of, of_type, parsed, positive_of, wrong
 from iree_lnbwd.schedules import schedule_from_dict, schedule_to_dict
 from iree_lnbwd.schedules.rules import MOST_NUMBER
@@ -39,7 +40,7 @@ def from_text(text: str, source: str) -> tuple[Tuned, ...]:
     try:
         values = parsed(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{source}: expected JSON: {error}") from error
+        raise ValueError(f"{source}: expected JSON: {one_line(error)}") from error
     try:
         return _entries(values, source)
     except RecursionError as error:
