@@ -194,7 +194,8 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "settled":
         return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
     if function == "zero_first":
-        return function if linking.bits(types[0]) >= _WORD_BITS else f"{function}_without_words"
+        in_whole_words = linking.bits(types[0]) % _WORD_BITS == 0
+        return function if in_whole_words else f"{function}_without_words"
     if function == "load_lasting":
         return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
     if function in ("set_ieee_rules", "restore_rules"):
