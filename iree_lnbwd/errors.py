@@ -26,7 +26,7 @@ def plain(text: object, most: int = LONGEST_MESSAGE) -> str:
 
 def _cut(text: str, most: int) -> str:
     end = most // 4
-    return text if len(text) <= most else f"{text[: most - end]}...{text[-end:]}"
+    return text if len(text) <= most else f"{text[: most - end]}...{text[len(text) - end :]}"
 
 
 def _escaped(text: str) -> str:
