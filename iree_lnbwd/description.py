@@ -87,9 +87,7 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
             f"{source}: truncated, altered or not a .vmfb: {one_line(error)}"
         ) from error
     if damaged is not None:
-        raise ArtifactError(
-            f"{source}: altered: the checksum of {shown(damaged)} does not match"
-        )
+        raise ArtifactError(f"{source}: altered: the checksum of {shown(damaged)} does not match")
     instance = rt.VmInstance()
     module = vm_module(instance, vmfb, source=source)
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import functools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.spec import MOST_ROWS, NormSpec
@@ -75,11 +75,11 @@ def out_of_bounds(form: Any) -> str | None:
 
 
 @functools.cache
-def least_numbers(form: type[Any]) -> Mapping[str, int]:
+def least_numbers(form: Hashable) -> Mapping[str, int]:
     """The fields of a schedule that are numbers, and the least that each can be."""
     return {
         field.name: 0 if field.name in _MAY_BE_ZERO else 1
-        for field in fields(form)
+        for field in fields(cast("Any", form))
         if field.type == "int"
     }
 

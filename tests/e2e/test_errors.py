@@ -205,6 +205,8 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"output_mask": None}, ValueError, "output_mask: expected 3 bools, got None"),
     ({"eps": "tiny"}, TypeError, "eps: expected a float, got str"),
     ({"eps": float("inf")}, ValueError, "eps: expected a finite number, got inf"),
+    ({"eps": 1e39}, ValueError, r"eps: expected 0, or a number from .*, got 1e\+39"),
+    ({"eps": 7e-46}, ValueError, "eps: expected 0, or a number from .*, got 7e-46"),
     ({"device": "gpu"}, ValueError, "device: expected one of local-task, .*, got 'gpu'"),
     ({"device": 0.5}, TypeError, "device: expected a string, got float"),
 ]
@@ -301,7 +303,11 @@ BAD_COMPILATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"output_dir": ["out"]}, TypeError, r"output_dir: expected a path, got \['out'\]"),
     ({"output_dir": "a\0b"}, ValueError, r"output_dir: expected a path, got 'a\\x00b'"),
     ({"output_dir": "\ud800"}, ValueError, r"output_dir: expected a path, got '\\ud800'"),
-    ({"output_dir": "x" * 5000}, ArtifactError, "output_dir: cannot write to x*\\.{3}x*: .* name too long"),
+    (
+        {"output_dir": "x" * 5000},
+        ArtifactError,
+        "output_dir: cannot write to x*\\.{3}x*: .* name too long",
+    ),
     ({"how": "best"}, TypeError, "how: expected a schedule or None, got str"),
     ({"how": OnePass}, TypeError, "how: expected a schedule or None, got type"),
     ({"how": 5}, TypeError, "how: expected a schedule or None, got int"),

@@ -165,7 +165,9 @@ def test_parts_as_many_as_a_row_of_the_text_has_threads(target: str, dtype: str)
         assert_matches_reference(op.run(arguments.call()), arguments)
 
 
-@pytest.mark.parametrize("target", [t for t in targets() if t.backend != "cpu"], ids=str)
+@pytest.mark.parametrize(
+    "target", [t for t in targets() if t.backend != "cpu"], ids=lambda target: target.name
+)
 def test_threads_that_share_a_sum(target: Target) -> None:
     """The text of every legal form has the parts of a tile once, and a row's threads twice."""
     spec, tried = NormSpec((256,), "f32"), 0

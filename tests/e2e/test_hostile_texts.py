@@ -86,7 +86,9 @@ def written(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_STO
 
 # --- each kind of file -------------------------------------------------------------------------
 
-NAMES = pytest.mark.parametrize("text", [ODD.replace("\ud800", ""), LONG[:60_000]], ids=["odd", "long"])
+NAMES = pytest.mark.parametrize(
+    "text", [ODD.replace("\ud800", ""), LONG[:60_000]], ids=["odd", "long"]
+)
 
 
 @NAMES
@@ -108,7 +110,7 @@ def test_what_a_module_says_of_itself(name: str) -> None:
     changed = said.sub(lambda _: f"iree_lnbwd.{name} = {json.dumps(value)}", text, count=1)
     assert changed != text
     vmfb = iree_compile.run(changed, "none", manifest.flags, "a module")
-    with pytest.raises(ArtifactError, match="^x: no module of iree-lnbwd: ") as refused:
+    with pytest.raises(ArtifactError, match=r"^x: no module of iree-lnbwd: ") as refused:
         describe(vmfb, source="x")
     expect_plain(str(refused.value))
 
@@ -172,12 +174,12 @@ def test_arrays(text: str, tmp_path: Path) -> None:
         {f"{text}:bf16.npy": of_other_types.getvalue()},
     )
     for members in cases:
-        with pytest.raises(ValueError, match="npz: ") as refused:
+        with pytest.raises(ValueError, match=r"npz: ") as refused:
             npz.read(written(path, members))
         expect_plain(str(refused.value))
     written(path, {f"{text}/{text[:5000]}.npy": array.getvalue()})
     for case, arrays in npz.read_cases(path).items():
-        with pytest.raises(ValueError, match="unknown arrays") as refused:
+        with pytest.raises(ValueError, match=r"unknown arrays") as refused:
             verify.bind_case(arrays, source=verify.shown_case(case))
         expect_plain(str(refused.value))
 
@@ -206,7 +208,7 @@ def test_graphs(text: str) -> None:
 
 def test_schedules() -> None:
     for values in ({ODD: 1}, {"form": ODD}, {"form": "WholeTensors", LONG: 1}, LONG, None):
-        with pytest.raises(ValueError, match="^schedule") as refused:
+        with pytest.raises(ValueError, match=r"^schedule") as refused:
             schedule_from_dict(values)
         expect_plain(str(refused.value))
 

@@ -160,7 +160,7 @@ def test_batches(axes: tuple[int | None, ...]) -> None:
 @pytest.mark.parametrize("memory_efficient", [False, True])
 @pytest.mark.parametrize("spec", MEMORY_EFFICIENT[:5], ids=lambda spec: spec.name)
 def test_strict_promotion(spec: NormSpec, memory_efficient: bool) -> None:
-    """JAX adds no dimension and widens no type by itself: where users forbid that, nothing fails."""
+    """JAX adds no dimension and widens no type by itself, which users may forbid."""
     dims = (4, COLUMNS // 4)
     call = matrix.random_call(replace(spec, normalized_shape=dims), 6, random_generator())
     has_residual = spec.residual_dtype is not None
@@ -228,6 +228,8 @@ def test_no_rows() -> None:
         ({"weight": jnp.ones(3)}, r"weight: expected shape \(4,\), got \(3,\)"),
         ({"bias": jnp.ones(4, int)}, "bias: expected an element type of .*, got int32"),
         ({"eps": "1"}, "eps: expected a float, got str"),
+        ({"eps": 1e-40}, "eps: expected 0, or a number from .*, got 1e-40"),
+        ({"eps": 1e39}, r"eps: expected 0, or a number from .*, got 1e\+39"),
         ({"memory_efficient": 1}, "memory_efficient: expected a bool, got 1"),
         ({"weight_offset": float("inf")}, "weight_offset: expected a finite number, got inf"),
     ],

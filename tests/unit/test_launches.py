@@ -164,11 +164,12 @@ def test_numbers_of_a_file_are_bounded_before_anything_is_computed(name: str) ->
     planned = launches(SPECS[0], SM_90, schedules.choose(SPECS[0], SM_90))
     assert planned is not None
     values = json.loads(json.dumps(planned.to_dict()))
-    place, step = values, "plans"
+    place: Any = values
+    step: str | int = "plans"
     for following in path:
         place, step = place[step], following
     place[step] = bad
-    with pytest.raises(ValueError, match="^plans") as refused:
+    with pytest.raises(ValueError, match=r"^plans") as refused:
         LaunchPlans.from_dict(values, SPECS[0])
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -17,7 +17,15 @@ from support import assert_right, random_generator
 from iree_lnbwd import NormSpec, compiler, schedules
 from iree_lnbwd.devices import DeviceUri, Gpu
 from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.schedules import FewRows, Forward, OnePass, RowBlocks, Schedule, TwoPass, WholeTensors
+from iree_lnbwd.schedules import (
+    FewRows,
+    Forward,
+    OnePass,
+    RowBlocks,
+    Schedule,
+    TwoPass,
+    WholeTensors,
+)
 from iree_lnbwd.targets import Target, find_target
 from iree_lnbwd.tuning import folder, found
 from iree_lnbwd.tuning.tuned import Tuned, code_sha256
@@ -70,7 +78,9 @@ def test_compile_answers_at_once_and_in_one_line(name: str) -> None:
     assert why_illegal(how, spec, target) is None
     for one in changed(how, NUMBERS):
         if why_illegal(one, spec, target) is not None:
-            with pytest.raises(ValueError, match=f"^schedule: illegal for {spec.name} on {on}: ") as e:
+            with pytest.raises(
+                ValueError, match=f"^schedule: illegal for {spec.name} on {on}: "
+            ) as e:
                 compiler.source_text(spec, target, how=one)
             assert str(e.value).isprintable()
             assert len(str(e.value)) < _LONGEST
@@ -129,7 +139,7 @@ def test_a_file_with_any_number_stops_no_compilation(tuned: Tuned, tmp_path: Pat
     assert found.for_device(tuned.spec, target, uri) == tuned
     few = tuned.chosen.few_rows if isinstance(tuned.chosen, OnePass) else None
     assert few is not None
-    paths = [(f.name,) for f in fields(OnePass)]
+    paths: list[tuple[str, ...]] = [(f.name,) for f in fields(OnePass)]
     paths += [("few_rows", f.name) for f in fields(FewRows)]
     given = tmp_path / "given.json"
     refused = 0

@@ -132,7 +132,10 @@ HOSTILE: dict[str, tuple[Callable[[Any], object], str]] = {
     "no number": (_set(*FIRST, "schedule", "few_rows", to=1), "few_rows: expected an object"),
     "no tile": (_set(*FIRST, "schedule", "few_rows", "tile", to=0), "tile: expected an int from 1"),
     "illegal": (_set(*FIRST, "schedule", "warps", to=64), "schedule: illegal for layer_norm_"),
-    "zero": (_set(*FIRST, "schedule", "vector", to=0), "schedule.vector: expected an int from 1 to"),
+    "zero": (
+        _set(*FIRST, "schedule", "vector", to=0),
+        "schedule.vector: expected an int from 1 to",
+    ),
     "other sums": (
         _set(*SECOND, "schedule", "threads", to=128),
         "it shares a row out in another way than the choice without tuning",
