@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.spec import MOST_ROWS, NormSpec
@@ -65,7 +65,8 @@ def first_broken(rules: Iterable[Rule]) -> str | None:
 
 def out_of_bounds(form: Any) -> str | None:
     """Why a number of a schedule is none that the rules can compute with; None if all are."""
-    for name, least in least_numbers(type(form)).items():
+    kind: Any = type(form)
+    for name, least in least_numbers(kind).items():
         number = getattr(form, name)
         if number < least:
             return f"a number below {least}"
@@ -75,11 +76,11 @@ def out_of_bounds(form: Any) -> str | None:
 
 
 @functools.cache
-def least_numbers(form: Hashable) -> Mapping[str, int]:
+def least_numbers(form: Any) -> Mapping[str, int]:
     """The fields of a schedule that are numbers, and the least that each can be."""
     return {
         field.name: 0 if field.name in _MAY_BE_ZERO else 1
-        for field in fields(cast("Any", form))
+        for field in fields(form)
         if field.type == "int"
     }
 

@@ -94,7 +94,7 @@ def schedule_from_dict(values: Any, place: str = "schedule") -> Schedule:
     return schedule
 
 
-def _form(form: type[Any], values: Any, place: str) -> Any:
+def _form(form: Any, values: Any, place: str) -> Any:
     given = of_type(dict, values, place)
     known = {field.name: field for field in fields(form)}
     for name in given:
