@@ -73,7 +73,7 @@ _CALLS = ("through IREE's device, waiting for the result", "on the caller's stre
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-_LONGEST_LINE = 1 << 16  # characters of what is asked for, such as the flags of a module
+_LONGEST_LINE = 1 << 14  # characters of what is asked for, such as the flags of a module
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -1063,7 +1063,7 @@ def _on_paper(described: Description, kernels: Sequence[KernelReport]) -> list[s
     if target.backend == "cpu" or not isinstance(schedule, OnePass | TwoPass | Forward):
         return []
     product = standing_for(target.name)
-    if not model.knows(product):
+    if not model.knows(product) or schedule.illegal(spec, target) is not None:
         return []
     registers = {kernel.name: kernel.registers for kernel in kernels}
     paper = model.estimate(

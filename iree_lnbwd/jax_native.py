@@ -29,7 +29,7 @@ from iree_lnbwd import folders, functional, notices
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import CompileError, DeviceError
+from iree_lnbwd.errors import CompileError, DeviceError, plain
 from iree_lnbwd.native_calls import native_call
 from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
 from iree_lnbwd.operands import WEIGHT, names
@@ -256,7 +256,7 @@ class _Told:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
         if error is not None:
-            what = f"{type(error).__name__}: {error}".encode()[: self._size - 1]
+            what = plain(f"{type(error).__name__}: {error}").encode()[: self._size - 1]
             ctypes.memmove(self._message, what + b"\0", len(what) + 1)
             self.failed = 1
         return True

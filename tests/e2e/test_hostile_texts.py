@@ -27,7 +27,7 @@ from iree_lnbwd.notices import warn
 from iree_lnbwd.schedules import schedule_from_dict
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.tuning import folder
-from iree_lnbwd.verification import verify
+from iree_lnbwd.verification import evidence, verify
 
 # A color, a line's end, a mark that has letters in reverse order, and half of a pair.
 ODD = "é\x1b[31m\n\u202e\ud800"
@@ -211,6 +211,13 @@ def test_schedules() -> None:
         with pytest.raises(ValueError, match=r"^schedule") as refused:
             schedule_from_dict(values)
         expect_plain(str(refused.value))
+
+
+def test_evidence() -> None:
+    for text in (ODD, LONG):
+        for passed, missed in (({"x"}, set[str]()), (set[str](), {"x"})):
+            record = evidence.Record("sm_90", text, frozenset(passed), frozenset(missed))
+            expect_plain(evidence.of_module("x", [record]))
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
