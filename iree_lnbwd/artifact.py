@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from iree_lnbwd import files
-from iree_lnbwd.errors import ArtifactError, one_line
+from iree_lnbwd.errors import ArtifactError, one_line, shown
 from iree_lnbwd.json_values import parsed
 from iree_lnbwd.schedules import Schedule, schedule_from_dict, schedule_to_dict
 from iree_lnbwd.spec import NormSpec
@@ -137,7 +136,9 @@ def write(directory: Path, vmfb: bytes, manifest: Manifest) -> Artifact:
         directory.mkdir(parents=True, exist_ok=True)
         files.write({artifact.path: vmfb, artifact.manifest_path: text})
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"output_dir: cannot write to {directory}: {error}") from error
+        raise ArtifactError(
+            f"output_dir: cannot write to {directory}: {one_line(error)}"
+        ) from error
     return artifact
 
 
@@ -208,7 +209,7 @@ def _manifest(values: Any, path: Path) -> Manifest:
     version = values["schema_version"]
     if version != SCHEMA_VERSION:
         raise ArtifactError(
-            f"{path}: expected schema_version {SCHEMA_VERSION}, got {reprlib.repr(version)}"
+            f"{path}: expected schema_version {SCHEMA_VERSION}, got {shown(version)}"
         )
     if values.pop("manifest_sha256", None) != _digest_of_values(values):
         raise ArtifactError(f"{path}: altered: its manifest_sha256 does not match its content")

@@ -37,14 +37,14 @@ from iree_lnbwd.bundles.index import Member
 from iree_lnbwd.bundles.making import bundle
 from iree_lnbwd.description import Description, describe
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.dtypes import DTYPES, unknown
 from iree_lnbwd.errors import (
     ArtifactError,
     CompileError,
     DeviceError,
     counted,
     one_line,
-    printable,
+    plain,
 )
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
@@ -68,10 +68,12 @@ from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
 
 _MASK_LENGTHS = {len(op.masked) for op in OPS.values() if op.is_backward}
+_DTYPES = f"{{{','.join(DTYPES)}}}"  # in the help
 _CALLS = ("through IREE's device, waiting for the result", "on the caller's stream, not waiting")
 
 _EXIT_OK, _EXIT_MISS, _EXIT_ERROR = 0, 1, 2
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_LONGEST_LINE = 1 << 14  # characters of what is asked for, such as the flags of a module
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,13 +147,13 @@ def _expect_streams() -> None:
 
 def _say(line: str, stream: TextIO | None = None) -> None:
     """Writes a line to a stream, standard output by default, as plain text for a terminal."""
-    _put(f"{printable(line)}\n", sys.stdout if stream is None else stream)
+    _put(f"{plain(line, _LONGEST_LINE)}\n", sys.stdout if stream is None else stream)
 
 
 def _tell(line: str) -> None:
     """Writes a line to standard error, if that can be written."""
     with contextlib.suppress(OSError):
-        _say(f"iree-lnbwd: {line}", sys.stderr)
+        _say(f"iree-lnbwd: {plain(line)}", sys.stderr)
 
 
 def _put(text: str, stream: TextIO) -> None:
@@ -202,7 +204,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong with the words, and exits."""
-        super().error(printable(message))
+        super().error(plain(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Prints the help or a message; argparse's own loses errors, or not, by its version."""
@@ -277,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument(
         "--dtype",
-        type=_known_words(DTYPES),
+        type=_dtypes,
         default=("f32",),
         help="of input and its gradient, with commas (default: f32)",
     )
@@ -317,7 +319,9 @@ def _parser() -> argparse.ArgumentParser:
         "--normalized-shape", type=_ints, help="take random rows of this shape, not captured ones"
     )
     sub.add_argument("--op", choices=OPS, help="of the random rows (default: layer_norm_backward)")
-    sub.add_argument("--dtype", choices=DTYPES, help="of the random rows (default: f32)")
+    sub.add_argument(
+        "--dtype", type=_dtype, metavar=_DTYPES, help="of the random rows (default: f32)"
+    )
     sub.add_argument(
         "--from-output", action="store_true", help="random outputs of a backward, not inputs"
     )
@@ -394,7 +398,8 @@ def _add_spec_options(parser: argparse.ArgumentParser, *, several: bool = False)
     parser.add_argument(
         "--dtype",
         default=[dtype] if several else dtype,
-        choices=tuple(DTYPES),
+        type=_dtype,
+        metavar=_DTYPES,
         help="of input and its gradient (default: f32)",
         **many,
     )
@@ -403,10 +408,10 @@ def _add_spec_options(parser: argparse.ArgumentParser, *, several: bool = False)
 
 def _add_option_options(parser: argparse.ArgumentParser) -> None:
     """The options of a spec besides its op, shape and type."""
-    types = tuple(DTYPES)
-    parser.add_argument("--grad-output-dtype", choices=types, help="default: --dtype")
-    parser.add_argument("--weight-dtype", choices=types, help="default: --dtype")
-    parser.add_argument("--bias-dtype", choices=types, help="default: --weight-dtype")
+    types: dict[str, Any] = {"type": _dtype, "metavar": _DTYPES}
+    parser.add_argument("--grad-output-dtype", **types, help="default: --dtype")
+    parser.add_argument("--weight-dtype", **types, help="default: --dtype")
+    parser.add_argument("--bias-dtype", **types, help="default: --weight-dtype")
     parser.add_argument("--no-weight", action="store_true", help="gamma is 1")
     parser.add_argument(
         "--no-bias", action="store_true", help="layer_norm adds no bias, or none is in the output"
@@ -417,7 +422,7 @@ def _add_option_options(parser: argparse.ArgumentParser) -> None:
         help="a backward takes the forward's output in place of its input and mean",
     )
     parser.add_argument(
-        "--residual-dtype", choices=types, help="of residual or grad_residual (default: none)"
+        "--residual-dtype", **types, help="of residual or grad_residual (default: none)"
     )
     parser.add_argument(
         "--weight-offset",
@@ -455,6 +460,16 @@ def _path(text: str) -> Path:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
+
+
+def _dtype(text: str) -> str:
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(unknown(text))
+    return text
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    return tuple(map(_dtype, _words(text)))
 
 
 def _known_words(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
@@ -703,7 +718,7 @@ def _random_case(member: Member, rows: int) -> str:
 def _judge(judged_rows: Iterable[verify.Row], cases: Collection[str]) -> int:
     """Shows what comes of the cases of these names; returns the exit status."""
     start = time.perf_counter()
-    width = max(len(printable(name)) for name in cases)
+    width = max(len(verify.shown_case(name)) for name in cases)
     rows: list[verify.Row] = []
     fault = ""
     try:
@@ -740,7 +755,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
         if (value := getattr(options, name)) not in (None, False):
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
-        captured, name = npz.read_cases(options.data), str(options.data)
+        captured, name = npz.read_cases(options.data), plain(options.data)
     else:
         source = resources.files("iree_lnbwd") / "data" / "training_step.npz"
         with resources.as_file(source) as path:
@@ -748,7 +763,8 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
     if not captured:
         raise ValueError(f"{name}: expected one case or more, got none")
     calls = {
-        case: verify.bind_case(arrays, source=case or name) for case, arrays in captured.items()
+        case: verify.bind_case(arrays, source=verify.shown_case(case) or name)
+        for case, arrays in captured.items()
     }
     return calls, name
 
@@ -845,7 +861,7 @@ def _show_launch(launch: emulator.Launch) -> None:
     """Shows the current launch on a terminal's line, which the table's next line overwrites."""
     if sys.stderr.isatty():
         said = f"{launch.kernel}: {launch.workgroups} workgroups of {launch.threads} threads"
-        print(f"\x1b[2K{printable(said)}\r", end="", file=sys.stderr, flush=True)
+        print(f"\x1b[2K{plain(said)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
@@ -860,14 +876,15 @@ def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:
     try:
         runtime.probe(uri)
     except DeviceError as error:
-        raise DeviceError(f"{found.name}: nothing was run here: {error}") from error
+        software = "" if found.backend == "cpu" else "; --emulate runs its code in software"
+        raise DeviceError(f"{found.name}: nothing was run here: {error}{software}") from error
     return found, uri
 
 
 def _run(options: argparse.Namespace) -> int:
     arrays = npz.read(options.input)
     op = runtime.load(options.artifact, options.device)
-    verify.check_names(arrays, str(options.input), op.spec.family)
+    verify.check_names(arrays, plain(options.input), op.spec.family)
     named = {k: v for k, v in op(**arrays)._asdict().items() if v is not None}
     output = Path("/dev/fd/1" if options.output == "-" else options.output)
     summary = sys.stderr if files.is_stdout(output) else sys.stdout
@@ -964,7 +981,7 @@ def _show_progress(line: str) -> None:
     Lines that only count are left out then.
     """
     if sys.stderr.isatty():
-        print(f"\x1b[2K{printable(line)}\r", end="", file=sys.stderr, flush=True)
+        print(f"\x1b[2K{plain(line)}\r", end="", file=sys.stderr, flush=True)
     elif ": compiled " not in line:
         _tell(line)
 
@@ -1046,7 +1063,7 @@ def _on_paper(described: Description, kernels: Sequence[KernelReport]) -> list[s
     if target.backend == "cpu" or not isinstance(schedule, OnePass | TwoPass | Forward):
         return []
     product = standing_for(target.name)
-    if not model.knows(product):
+    if not model.knows(product) or schedule.illegal(spec, target) is not None:
         return []
     registers = {kernel.name: kernel.registers for kernel in kernels}
     paper = model.estimate(

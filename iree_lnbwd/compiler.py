@@ -191,7 +191,9 @@ def source_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) 
         _check_schedule(how)
     how = schedules.choose(spec, target) if how is None else how
     if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
-        raise ValueError(f"schedule: illegal for {spec.name} on {target.name}: {why}; got {how}")
+        raise ValueError(
+            f"schedule: illegal for {spec.name} on {target.name}: {why}; got {shown(how)}"
+        )
     texts = {name: read_ir(name) for name in ir.sources(spec, how)}
     return _module(texts, spec, target, how)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import iree.runtime as rt
 
-from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason
+from iree_lnbwd.errors import IREE_ERRORS, ArtifactError, one_line, reason, shown
+from iree_lnbwd.json_values import parsed
 from iree_lnbwd.launches import LaunchPlans
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.raw_interface import DECLARATION
@@ -78,13 +78,16 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:  # a .vmfb is a ZIP with checksums
+            for info in archive.infolist():  # IREE maps its members, and compresses none
+                if info.compress_type != zipfile.ZIP_STORED or info.file_size > len(vmfb):
+                    raise ValueError(f"{shown(info.filename)} is compressed")
             damaged = archive.testzip()
     except Exception as error:  # zipfile may raise anything on damaged files
         raise ArtifactError(
             f"{source}: truncated, altered or not a .vmfb: {one_line(error)}"
         ) from error
     if damaged is not None:
-        raise ArtifactError(f"{source}: altered: the checksum of {damaged} does not match")
+        raise ArtifactError(f"{source}: altered: the checksum of {shown(damaged)} does not match")
     instance = rt.VmInstance()
     module = vm_module(instance, vmfb, source=source)
     try:
@@ -101,21 +104,21 @@ def open_module(vmfb: bytes, *, source: str) -> OpenedModule:
         )
     launches = reflection.get("iree_lnbwd.launches")
     try:
-        spec = NormSpec.from_dict(json.loads(reflection["iree_lnbwd.spec"]))
+        spec = NormSpec.from_dict(parsed(reflection["iree_lnbwd.spec"]))
         if spec.op != entries[0]:
             raise ValueError(f"it computes {spec.op} in a function {entries[0]}")
         target = find_target(reflection["iree_lnbwd.target"])
         description = Description(
             spec,
             target,
-            schedule_from_dict(json.loads(reflection["iree_lnbwd.schedule"])),
-            None if launches is None else LaunchPlans.from_dict(json.loads(launches)),
+            schedule_from_dict(parsed(reflection["iree_lnbwd.schedule"])),
+            None if launches is None else LaunchPlans.from_dict(parsed(launches), spec),
             reflection["iree_lnbwd.host_cpu"] if target.is_this_cpu else None,
             module.name,
             reflection.get(DECLARATION, ""),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{source}: no module of iree-lnbwd: {error}") from error
+        raise ArtifactError(f"{source}: no module of iree-lnbwd: {one_line(error)}") from error
     return OpenedModule(description, vmfb, instance, module)
 
 

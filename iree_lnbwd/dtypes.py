@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from iree_lnbwd.errors import shown
+
 
 @dataclass(frozen=True)
 class DType:
@@ -65,6 +67,23 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 )
 
 _NAMES = {dtype.numpy: dtype.name for dtype in DTYPES.values()}
+
+
+# What others call them.
+_OTHER_NAMES = {
+    "bfloat16": "bf16",
+    **dict.fromkeys(("fp16", "float16", "half"), "f16"),
+    **dict.fromkeys(("fp32", "float32", "float"), "f32"),
+    **dict.fromkeys(("fp64", "float64", "double"), "f64"),
+}
+
+
+def unknown(value: object) -> str:
+    """What is wrong with a value that is no name of a type, and which name may be meant."""
+    named = str(getattr(value, "__name__", value)).rpartition(".")[-1].lower()
+    meant = named if named in DTYPES else _OTHER_NAMES.get(named)
+    hint = "" if meant is None else f". Did you mean {meant}?"
+    return f"expected one of {', '.join(DTYPES)}, got {shown(value)}{hint}"
 
 
 def name_of(dtype: npt.DTypeLike) -> str | None:

@@ -60,6 +60,19 @@ _HEADER = re.compile(
 )
 # An alias of a file's own, with the comment above it. MLIR takes none inside a module.
 _ALIAS = re.compile(r"(?:^//.*\n)*^[#!]\w+ += .*\n(?:(?:  .*|[\])}>]+)\n)*", re.MULTILINE)
+# How many threads share a sum: of a row, or of a tile of few rows.
+_SHARING = re.compile(r"cluster\(size = (\d+)\)")
+_OF_A_ROW, _OF_A_TILE = "32", "8"  # as the files have it
+# Names in the forward's kernel, and in its copy for few rows.
+_OF_FEW_ROWS = {
+    "#forward_weights_early": "#few_weights_early",
+    "#forward_lasts": "#few_lasts",
+    "#forward_packs": "#few_packs",
+    "#forward_resident": "#few_resident",
+    "#normalize_": "#normalize_few_",
+    "@normalize": "@normalize_few",
+}
+_OF_MANY_ROWS = re.compile("|".join(_OF_FEW_ROWS))
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
@@ -181,7 +194,8 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "settled":
         return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
     if function == "zero_first":
-        return function if linking.bits(types[0]) >= _WORD_BITS else f"{function}_without_words"
+        in_whole_words = linking.bits(types[0]) % _WORD_BITS == 0
+        return function if in_whole_words else f"{function}_without_words"
     if function == "load_lasting":
         return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
     if function in ("set_ieee_rules", "restore_rules"):
@@ -201,19 +215,20 @@ def _literals(
     name: str, text: str, spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forward
 ) -> str:
     """A file of kernels with its literals that MLIR takes no alias for."""
-    of_a_row = target.subgroup_size
+    sharing = {_OF_A_ROW: target.subgroup_size}
     if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
-        text = text.replace("cluster(size = 8)", f"cluster(size = {few.parts(target)})")
+        sharing[_OF_A_TILE] = few.parts(target)
     if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _past_l1(text, spec, schedule)
         text = _clustered(text, "rows", schedule.cluster)
-        of_a_row = schedule.lanes(target)
+        sharing[_OF_A_ROW] = schedule.lanes(target)
     if name == FORWARD:
         how = _forward(spec, target, schedule)
-        of_a_row = how.lanes(target)
+        sharing[_OF_A_ROW] = how.lanes(target)
         text = _clustered(text, "normalize", how.cluster)
         text += "\n" + _of_few_rows(text)
-    text = text.replace("cluster(size = 32)", f"cluster(size = {of_a_row})")
+    # All at once: a number that was put in may be one that stands for another.
+    text = _SHARING.sub(lambda found: f"cluster(size = {sharing[found[1]]})", text)
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
 
 
@@ -228,16 +243,7 @@ def _clustered(text: str, kernel: str, cluster: int) -> str:
 def _of_few_rows(text: str) -> str:
     """The forward's kernel once more, for few rows, under a name of its own."""
     text = text[text.index("hal.executable.source") :]
-    for one, few in (
-        ("#forward_weights_early", "#few_weights_early"),
-        ("#forward_lasts", "#few_lasts"),
-        ("#forward_packs", "#few_packs"),
-        ("#forward_resident", "#few_resident"),
-        ("#normalize_", "#normalize_few_"),
-        ("@normalize", "@normalize_few"),
-    ):
-        text = text.replace(one, few)
-    return text
+    return _OF_MANY_ROWS.sub(lambda found: _OF_FEW_ROWS[found[0]], text)
 
 
 def _spec_aliases(spec: NormSpec) -> dict[str, str]:

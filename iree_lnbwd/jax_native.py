@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from iree_lnbwd import folders, functional, notices
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import CompileError, DeviceError
+from iree_lnbwd.errors import CompileError, DeviceError, plain
 from iree_lnbwd.native_calls import native_call
 from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
 from iree_lnbwd.operands import WEIGHT, names
@@ -147,6 +148,7 @@ def load() -> ctypes.CDLL:
     kept = NativeLibrary.of("jax", _LIBRARY, (*texts, *_FLAGS, jaxlib.__version__))
     if (path := kept.kept()) is not None:
         return _loaded(path)
+<<<<<<< HEAD
     what = f"{_SOURCE.name} for JAX {jax.__version__}"
     with kept.locked(lambda: notices.log(_log, "another process compiles %s", what)) as waited:
         if (path := kept.kept()) is not None:
@@ -163,6 +165,17 @@ def _built(library: NativeLibrary, what: str) -> ctypes.CDLL:
         path = Path(folder) / _LIBRARY
         _build(path)
         loaded = _loaded(path)
+=======
+    message = "compiling %s for JAX %s: once, and usually for a few seconds"
+    notices.log(_log, message, _SOURCE.name, jax.__version__)
+    start = time.perf_counter()
+    with folders.temporary() as folder:
+        path = Path(folder) / _LIBRARY
+        _build(path)
+        library = _loaded(path)
+        seconds = time.perf_counter() - start
+        notices.log(_log, "compiling %s took %.0f s", _SOURCE.name, seconds)
+>>>>>>> elsewhere
         try:
             library.keep(path.read_bytes())
         except UnusableError as error:
@@ -262,7 +275,7 @@ class _Told:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
         if error is not None:
-            what = f"{type(error).__name__}: {error}".encode()[: self._size - 1]
+            what = plain(f"{type(error).__name__}: {error}").encode()[: self._size - 1]
             ctypes.memmove(self._message, what + b"\0", len(what) + 1)
             self.failed = 1
         return True

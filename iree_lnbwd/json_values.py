@@ -7,9 +7,10 @@ import json
 import math
 from typing import Any, TypeVar
 
-from iree_lnbwd.errors import shown
+from iree_lnbwd.errors import plain, shown
 
 _T = TypeVar("_T")
+_LONGEST_NUMBER = 80  # characters of it in a message
 _WORDS = {str: "a string", bool: "a bool", list: "a list", dict: "an object"}
 
 
@@ -28,7 +29,7 @@ def parsed(text: str) -> Any:
 
     def finite(literal: str) -> float:
         if not math.isfinite(number := float(literal)):
-            raise ValueError(f"expected finite numbers, got {literal}")
+            raise ValueError(f"expected finite numbers, got {plain(literal, _LONGEST_NUMBER)}")
         return number
 
     return json.loads(text, object_pairs_hook=members, parse_float=finite, parse_constant=finite)
@@ -62,11 +63,13 @@ def of_type(kind: type[_T], value: Any, place: str) -> _T:
     return value
 
 
-def int_of(value: Any, place: str, *, least: int) -> int:
+def int_of(value: Any, place: str, *, least: int, most: int | None = None) -> int:
     """An int."""
-    if type(value) is not int or value < least:  # a bool is an int, too
-        raise wrong(place, f"an int of at least {least}", value)
-    return value
+    is_int = type(value) is int  # a bool is an int, too
+    if not is_int or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise wrong(place, f"an int {bounds}", value)
+    return int(value)
 
 
 def positive_of(value: Any, place: str) -> float:

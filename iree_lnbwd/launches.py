@@ -8,12 +8,13 @@ its spec, for callers who launch the kernels on a stream of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
+from iree_lnbwd.json_values import int_of, object_of, of_type, wrong
 from iree_lnbwd.operands import (
     ADDED_BIAS,
     GRAD_BIAS,
@@ -46,7 +47,7 @@ from iree_lnbwd.schedules import (
     forms,
     most_few_rows,
 )
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.spec import MOST_COLUMNS, NormSpec
 from iree_lnbwd.targets import Target
 
 
@@ -203,13 +204,18 @@ class LaunchPlans:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LaunchPlans:
-        """The inverse of `to_dict`.
+    def from_dict(cls, values: Any, spec: NormSpec) -> LaunchPlans:
+        """The inverse of `to_dict`, of values from a file.
+
+        Args:
+            values: What was parsed.
+            spec: What the module computes.
 
         Raises:
-            KeyError, TypeError, ValueError: A field is unknown, missing or has a bad value.
+            ValueError: A field is unknown, missing or has a bad value; the message names it.
         """
-        plans = tuple(map(_plan, values["plans"]))
+        given = of_type(list, object_of(values, "launches", ("plans",))["plans"], "plans")
+        plans = tuple(_plan(value, f"plans[{i}]", spec) for i, value in enumerate(given))
         most = [plan.most_rows for plan in plans]
         few = [rows for rows in most if type(rows) is int]
         if most != [*few, None] or few != sorted(set(few)):
@@ -348,20 +354,71 @@ def _unasked(spec: NormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
     )
 
 
-def _plan(values: Mapping[str, Any]) -> Plan:
-    scratch = tuple(
-        Scratch(one["name"], one["bytes"], _count(one["count"])) for one in values["scratch"]
+# Of numbers in files. A row of scratch has N elements of at most 8 bytes.
+_MOST_COUNT = 2**31 - 1
+_MOST_BYTES = 8 * MOST_COLUMNS
+_AXES = 3  # of workgroups
+
+
+def _plan(values: Any, place: str, spec: NormSpec) -> Plan:
+    given = object_of(values, place, _names_of(Plan))
+    pieces, launches = (of_type(list, given[n], f"{place}.{n}") for n in ("scratch", "kernels"))
+    scratch = tuple(_piece(one, f"{place}.scratch[{i}]") for i, one in enumerate(pieces))
+    # Kernels of a backward multiply by gamma even if the op has none.
+    bound = {*(a.name for a in spec.arguments), *(piece.name for piece in scratch), WEIGHT.name}
+    kernels = tuple(_kernel(one, f"{place}.kernels[{i}]", bound) for i, one in enumerate(launches))
+    most = given["most_rows"]
+    if most is not None:
+        int_of(most, f"{place}.most_rows", least=1, most=_MOST_COUNT)
+    return Plan(scratch, kernels, most)
+
+
+def _piece(values: Any, place: str) -> Scratch:
+    given = object_of(values, place, _names_of(Scratch))
+    return Scratch(
+        of_type(str, given["name"], f"{place}.name"),
+        int_of(given["bytes"], f"{place}.bytes", least=0, most=_MOST_BYTES),
+        _count(given["count"], f"{place}.count"),
     )
-    kernels = []
-    for one in values["kernels"]:
-        x, y, z = map(_count, one["workgroups"])
-        named = {key: tuple(one[key]) for key in ("reads", "writes", "ahead")}
-        constants = tuple(map(_count, one["constants"]))
-        kernels.append(
-            PlannedLaunch(one["kernel"], workgroups=(x, y, z), constants=constants, **named)
-        )
-    return Plan(scratch, tuple(kernels), values["most_rows"])
 
 
-def _count(value: Any) -> Count:
-    return value if isinstance(value, int) else RowCount(**value)
+def _kernel(values: Any, place: str, bound: Collection[str]) -> PlannedLaunch:
+    given = object_of(values, place, _names_of(PlannedLaunch))
+
+    def listed(name: str) -> list[Any]:
+        return of_type(list, given[name], f"{place}.{name}")
+
+    def named(name: str) -> tuple[str, ...]:
+        for value in listed(name):
+            if not isinstance(value, str) or value not in bound:
+                raise wrong(f"{place}.{name}", f"some of {', '.join(sorted(bound))}", value)
+        return tuple(listed(name))
+
+    if len(axes := listed("workgroups")) != _AXES:
+        raise wrong(f"{place}.workgroups", f"{_AXES} counts", axes)
+    x, y, z = (_count(value, f"{place}.workgroups") for value in axes)
+    return PlannedLaunch(
+        kernel=of_type(str, given["kernel"], f"{place}.kernel"),
+        workgroups=(x, y, z),
+        reads=named("reads"),
+        writes=named("writes"),
+        constants=tuple(_count(value, f"{place}.constants") for value in listed("constants")),
+        ahead=named("ahead"),
+    )
+
+
+def _count(value: Any, place: str) -> Count:
+    if not isinstance(value, dict):
+        return int_of(value, place, least=1, most=_MOST_COUNT)
+    given = object_of(value, place, _names_of(RowCount))
+    return RowCount(
+        int_of(given["per"], f"{place}.per", least=1, most=_MOST_COUNT),
+        None
+        if given["most"] is None
+        else int_of(given["most"], f"{place}.most", least=1, most=_MOST_COUNT),
+        int_of(given["more"], f"{place}.more", least=0, most=_MOST_COUNT),
+    )
+
+
+def _names_of(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -7,6 +7,8 @@ import logging
 import sys
 import warnings
 
+from iree_lnbwd.errors import plain
+
 # Python's own functions tolerate a standard error that is None or full, but not a closed one.
 _BORNE = contextlib.suppress(OSError, ValueError)
 
@@ -14,7 +16,7 @@ _BORNE = contextlib.suppress(OSError, ValueError)
 def warn(message: str) -> None:
     """A RuntimeWarning."""
     with _BORNE:
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warnings.warn(plain(message), RuntimeWarning, stacklevel=3)
 
 
 def log(logger: logging.Logger, message: str, *values: object) -> None:

@@ -17,9 +17,14 @@ import numpy as np
 
 from iree_lnbwd import dtypes, files
 from iree_lnbwd.arguments import Array
-from iree_lnbwd.errors import one_line
+from iree_lnbwd.errors import one_line, plain
 
 _BF16_SUFFIX = ":bf16"
+_LONGEST_KEY = 120  # characters of it in a message
+# What a file may inflate to: so many bytes, and as many times its own size. Numbers that were
+# computed compress to half; zeros to a thousandth.
+_MOST_INFLATED = 1 << 26
+_MOST_TIMES = 16
 _PROVENANCE = "provenance"  # a text that says where a file comes from
 _LOST = np.dtype("V2")  # what np.savez makes of bf16
 _BF16 = dtypes.DTYPES["bf16"].numpy
@@ -36,18 +41,25 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
         with files.opened(Path(path)) as file:
             stored = list(_members(file))
     except Exception as error:  # NumPy and zipfile may raise anything on hostile files
-        raise ValueError(f"{path}: expected a readable .npz file: {one_line(error)}") from error
+        raise ValueError(
+            f"{plain(path)}: expected a readable .npz file: {one_line(error)}"
+        ) from error
     arrays: dict[str, Array] = {}
     for key, array in stored:
         name = key.removesuffix(_BF16_SUFFIX)
+        called = plain(key, _LONGEST_KEY)
+        place = f"{plain(path)}: {called}"
         if name in arrays:
-            raise ValueError(f"{path}: {name}: expected one array of that name, got several")
+            shared = plain(name, _LONGEST_KEY)
+            raise ValueError(
+                f"{plain(path)}: {shared}: expected one array of that name, got several"
+            )
         if name != key and array.dtype != np.uint16:
-            raise ValueError(f"{path}: {key}: expected uint16 bits of bf16, got {array.dtype}")
+            raise ValueError(f"{place}: expected uint16 bits of bf16, got {plain(array.dtype)}")
         if array.dtype == _LOST:
             raise ValueError(
-                f"{path}: {key}: expected an element type, got {array.dtype.str}, NumPy's stand-in "
-                f"for bf16: store {key}.view(np.uint16) under the key {key + _BF16_SUFFIX!r}"
+                f"{place}: expected an element type, got {array.dtype.str}, NumPy's stand-in "
+                f"for bf16: store {called}.view(np.uint16) under the key {called + _BF16_SUFFIX!r}"
             )
         arrays[name] = array if name == key else array.view(_BF16)
     return arrays
@@ -66,7 +78,8 @@ def read_cases(path: str | os.PathLike[str]) -> dict[str, dict[str, Array]]:
             continue
         arguments = cases.setdefault(case, {})
         if argument in arguments:  # "/input" and "input"
-            raise ValueError(f"{path}: {key}: expected one array of that name, got several")
+            place = f"{plain(path)}: {plain(key, _LONGEST_KEY)}"
+            raise ValueError(f"{place}: expected one array of that name, got several")
         arguments[argument] = array
     return cases
 
@@ -77,6 +90,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, Array]]:
     if file.read(len(magic)) == magic:
         raise ValueError("it is an .npy file, a single array")
     with zipfile.ZipFile(file) as archive:
+        _expect_no_bomb(archive, os.fstat(file.fileno()).st_size)
         for info in archive.infolist():
             key = info.filename.removesuffix(".npy")
             try:
@@ -85,8 +99,20 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, Array]]:
                     if member.read(1):  # the checksum is compared only at the end
                         raise ValueError("more bytes than its array has")
             except Exception as error:
-                raise ValueError(f"{info.filename}: no array: {one_line(error)}") from error
+                name = plain(info.filename, _LONGEST_KEY)
+                raise ValueError(f"{name}: no array: {one_line(error)}") from error
             yield key, array
+
+
+def _expect_no_bomb(archive: zipfile.ZipFile, size: int) -> None:
+    """Expects arrays that are not many times as large as the file; no member gives more bytes."""
+    inflated = sum(info.file_size for info in archive.infolist())
+    most = _MOST_INFLATED + _MOST_TIMES * size
+    if inflated > most:
+        raise ValueError(
+            f"its arrays have {inflated} bytes, at most {most} may be compressed into {size}; "
+            "np.savez stores them uncompressed"
+        )
 
 
 def write(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:

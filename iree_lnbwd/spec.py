@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.dtypes import DTYPES, unknown
 from iree_lnbwd.errors import counted, shown
 from iree_lnbwd.operands import (
     FROM_OUTPUT,
@@ -25,6 +25,7 @@ from iree_lnbwd.operands import (
     When,
 )
 
+MOST_DIMENSIONS = 64  # NumPy's, and PyTorch's
 _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
@@ -76,7 +77,8 @@ class NormSpec:
             ``grad_bias``), as far as the op has them. () means all of them; a forward has none.
         rows: M, at least 1, if it is fixed; None leaves it dynamic.
         eps: The number that is added to the biased variance, or to the mean square, where a module
-            computes statistics. A forward has one. None in a backward whose statistics are
+            computes statistics: 0, or one that is normal and finite in the type of sums. A forward
+            has one. None in a backward whose statistics are
             arguments; a number if they are recomputed from ``input``.
         op: A name of ``operands.OPS``.
         has_bias: Whether there is a bias whose values count: one that ``layer_norm`` adds, or that
@@ -138,7 +140,7 @@ class NormSpec:
                 )
             set_field(self, "rows", int(self.rows))
         if self.eps is not None:
-            set_field(self, "eps", check_number(self.eps, "eps"))
+            set_field(self, "eps", check_eps(self.eps, self.acc_dtype))
             if self.from_output:
                 raise ValueError(
                     "eps: expected None with from_output, because statistics cannot be recomputed "
@@ -339,7 +341,9 @@ class NormSpec:
         """
         known = {field.name for field in fields(cls)}
         if unknown := set(values) - known:
-            raise ValueError(f"spec: unknown fields {sorted(unknown)}, expected {sorted(known)}")
+            raise ValueError(
+                f"spec: unknown fields {shown(sorted(unknown, key=str))}, expected {sorted(known)}"
+            )
         if "normalized_shape" not in values:
             raise ValueError("spec: normalized_shape is missing")
         return cls(**values)
@@ -370,6 +374,10 @@ def check_normalized_shape(shape: object) -> tuple[int, ...]:
     else:
         raise TypeError(
             f"normalized_shape: expected an int or a sequence of ints, got {type(shape).__name__}"
+        )
+    if len(dims) > MOST_DIMENSIONS:
+        raise ValueError(
+            f"normalized_shape: expected at most {MOST_DIMENSIONS} ints, got {len(dims)}"
         )
     checked = tuple(int(dim) for dim in dims if _is_int(dim) and int(dim) >= 1)  # type: ignore[call-overload]
     if math.prod(checked) > MOST_COLUMNS:
@@ -406,6 +414,21 @@ def check_number(value: object, name: str = "eps") -> float:
     return number + 0.0  # -0.0 means 0.0
 
 
+def check_eps(value: object, accumulator: str, name: str = "eps") -> float:
+    """A number that statistics of a type can add: zero, or one that this type has as it is.
+
+    Below its normal numbers it would lose its digits, and XLA takes it for zero: then constant rows
+    are NaN.
+    """
+    number, kind = check_number(value, name), DTYPES[accumulator]
+    if number and not kind.smallest_normal <= abs(number) <= kind.largest:
+        raise ValueError(
+            f"{name}: expected 0, or a number from {kind.smallest_normal:.3g} to "
+            f"{kind.largest:.3g} in magnitude, for sums of {accumulator}, got {number!r}"
+        )
+    return number
+
+
 def _is_int(value: object) -> bool:
     try:
         operator.index(value)  # type: ignore[arg-type]
@@ -418,4 +441,4 @@ def _check_dtype(field: str, value: object, *, required: bool) -> None:
     if value is None and not required:
         return
     if not isinstance(value, str) or value not in DTYPES:
-        raise ValueError(f"{field}: expected one of {', '.join(DTYPES)}, got {shown(value)}")
+        raise ValueError(f"{field}: {unknown(value)}")

@@ -446,12 +446,22 @@ def draw_schedule(case: Case, spec: NormSpec, target: Target) -> Schedule:
     drawn = _schedules(case, spec, target) if spec.family.is_backward else _forwards(case, spec)
     for one in drawn:
         if one.illegal(spec, target) is None:
-            few = schedules.forms(chosen, spec)[0]
-            if isinstance(one, OnePass) and isinstance(few, FewRows) and case.chance(0.3):
-                with_few = dataclasses.replace(one, few_rows=few)
-                return with_few if with_few.illegal(spec, target) is None else one
+            if isinstance(one, OnePass) and case.chance(0.5):
+                forms = (dataclasses.replace(one, few_rows=few) for few in _few_rows(case))
+                return next((f for f in forms if f.illegal(spec, target) is None), one)
             return one
     return chosen
+
+
+def _few_rows(case: Case) -> Iterator[FewRows]:
+    """Of random numbers; many are not legal."""
+    for _ in range(20):
+        yield FewRows(
+            rows=case.pick(1, 16, 500),
+            warps=case.pick(1, 2, 4, 8, 16),
+            tile=case.pick(1, 2, 4, 8, 16, 32, 64, 128),
+            tile_vector=case.pick(1, 2, 4, 8),
+        )
 
 
 def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass | TwoPass]:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from iree_lnbwd.errors import one_line
 from iree_lnbwd.graph.attributes import NormFwdPhase
 from iree_lnbwd.graph.nodes import KINDS, RMSNORM, GraphAttributes, Node, NodeKind, Port
 from iree_lnbwd.graph.tensors import (
@@ -19,6 +20,7 @@ from iree_lnbwd.graph.tensors import (
     rounded,
 )
 from iree_lnbwd.json_values import int_of, object_of, of_type, parsed, wrong
+from iree_lnbwd.spec import MOST_DIMENSIONS
 
 _TYPES = ("compute_data_type", "io_data_type", "intermediate_data_type")
 _UNSET = "unset"
@@ -56,7 +58,7 @@ def from_text(text: str) -> GraphAttributes:
     try:
         values = parsed(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"graph: expected JSON, got {error}") from None
+        raise ValueError(f"graph: expected JSON, got {one_line(error)}") from None
     optional = {**_ONLY_GRAPH, **dict.fromkeys(_IGNORED_GRAPH)}
     given = _object(values, "graph", ("name", *_TYPES, "nodes", "tensors"), optional)
     _expect_only(given, "graph", _ONLY_GRAPH)
@@ -99,7 +101,7 @@ def _tensor(values: Any, place: str) -> TensorAttributes:
     optional = {**_ONLY_TENSOR, "alignment": _ALIGNMENT, "value_type": None, "value": None}
     given = _object(values, place, names, optional)
     _expect_only(given, place, _ONLY_TENSOR)
-    int_of(given["alignment"], f"{place}.alignment", least=1)
+    int_of(given["alignment"], f"{place}.alignment", least=1, most=MOST_UID)
     data_type = _type(given["data_type"], f"{place}.data_type")
     value = given["value"]
     if (value is None) != (given["value_type"] is None):
@@ -163,7 +165,7 @@ def _node(values: Any, place: str, uids: set[int | None]) -> Node:
         of_type(str, given["name"], f"{place}.name"),
         _uids(given["inputs"], f"{place}.inputs", kind.inputs, uids),
         _uids(given["outputs"], f"{place}.outputs", kind.outputs, uids),
-        int_of(count, f"{place}.normalized_dim_count", least=0),
+        int_of(count, f"{place}.normalized_dim_count", least=0, most=MOST_UID),
         _phase(given.get("forward_phase"), f"{place}.forward_phase"),
         _type(given["compute_data_type"], f"{place}.compute_data_type"),
     )
@@ -217,14 +219,15 @@ def _type_name(data_type: DataType | None) -> str:
 
 def _sizes(values: Any, place: str) -> tuple[int, ...]:
     found = of_type(list, values, place)
-    return tuple(int_of(size, f"{place}[{i}]", least=1) for i, size in enumerate(found))
+    if len(found) > MOST_DIMENSIONS:
+        raise wrong(place, f"at most {MOST_DIMENSIONS} ints", found)
+    return tuple(
+        int_of(size, f"{place}[{i}]", least=1, most=MOST_UID) for i, size in enumerate(found)
+    )
 
 
 def _uid(value: Any, place: str) -> int:
-    uid = int_of(value, place, least=LEAST_UID)
-    if uid > MOST_UID:
-        raise wrong(place, f"an int of at most {MOST_UID}", value)
-    return uid
+    return int_of(value, place, least=LEAST_UID, most=MOST_UID)
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import ordering
 from iree_lnbwd.graph.attributes import NormFwdPhase
-from iree_lnbwd.graph.nodes import RMSNORM, GraphAttributes, Node, Port
+from iree_lnbwd.graph.nodes import RMSNORM, GraphAttributes, Node, Port, listed
 from iree_lnbwd.graph.tensors import (
     DataType,
     TensorAttributes,
@@ -24,7 +24,7 @@ from iree_lnbwd.graph.tensors import (
     packed_stride,
 )
 from iree_lnbwd.operands import Kind
-from iree_lnbwd.spec import MOST_COLUMNS, MOST_ROWS
+from iree_lnbwd.spec import MOST_COLUMNS, MOST_ROWS, check_eps
 
 _Tensors = dict[int, TensorAttributes]
 
@@ -126,7 +126,7 @@ class _Inference:
             if port.name in ("X", "SCALE") or port.name not in node.uids:
                 continue
             if port.kind is None:
-                self._check_epsilon(port.name)
+                self._check_epsilon(port.name, x)
             elif port.kind is Kind.ROWS:
                 self._infer_statistic(port.name, x, count)
             elif port.name in node.inputs:
@@ -139,7 +139,8 @@ class _Inference:
         return self._tensors[self._node.uids[port]]
 
     def _fail(self, port: str, expected: str, got: object) -> NoReturn:
-        raise ValueError(f"{self._node.place(port)}: expected {expected}, got {got}")
+        place, wanted = self._node.place(port), listed(expected)
+        raise ValueError(f"{place}: expected {wanted}, got {listed(str(got))}")
 
     def _check_ports(self) -> None:
         """Expects a tensor wherever one is required, and none where it means nothing."""
@@ -255,7 +256,7 @@ class _Inference:
             names = " or ".join(map(str, expected))
             self._fail(port, f"{names} beside X of {x.data_type}", tensor.data_type)
 
-    def _check_epsilon(self, port: str) -> None:
+    def _check_epsilon(self, port: str, x: TensorAttributes) -> None:
         tensor = self._get(port)
         if tensor.value is None or math.prod(tensor.dim) != 1:
             self._fail(
@@ -263,6 +264,7 @@ class _Inference:
                 "one number passed by value, for it is compiled into the code",
                 f"a tensor of {tensor.dim}" + ("" if tensor.value is None else " with a value"),
             )
+        check_eps(tensor.value, _type(x).statistics.dtype, self._node.place(port))
 
     def _infer_input(self, port: Port, like: TensorAttributes, x: TensorAttributes) -> None:
         """DY, which may have the dimensions of X, or BIAS, which has those of SCALE."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from iree_lnbwd.errors import printable
+from iree_lnbwd.errors import plain
 from iree_lnbwd.graph.attributes import NormFwdPhase
 from iree_lnbwd.graph.tensors import DataType, TensorAttributes
 from iree_lnbwd.operands import (
@@ -18,12 +18,19 @@ from iree_lnbwd.operands import (
     Op,
 )
 
-_LONGEST_NAME = 80  # characters of it in a message
+# Characters in a message: of a name, and of names, dimensions or uids, which may be many.
+_LONGEST_NAME = 80
+_LONGEST_LIST = 300
 
 
 def short(name: str) -> str:
     """The name of a node or tensor for a message, on one line."""
-    return printable(name)[:_LONGEST_NAME]
+    return plain(name, _LONGEST_NAME)
+
+
+def listed(text: str) -> str:
+    """Names, dimensions or uids for a message, on one line."""
+    return plain(text, _LONGEST_LIST)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from iree_lnbwd.graph.nodes import GraphAttributes, Node, short
+from iree_lnbwd.graph.nodes import GraphAttributes, Node, listed, short
 
 
 def producers(nodes: Sequence[Node]) -> dict[int, Node]:
@@ -43,7 +43,7 @@ def executed(graph: GraphAttributes) -> tuple[Node, ...]:
         order = tuple(sorter.static_order())
     except CycleError as error:
         names = " -> ".join(short(graph.nodes[place].name) for place in reversed(error.args[1]))
-        raise ValueError(f"graph: expected no cycle, got {names}") from None
+        raise ValueError(f"graph: expected no cycle, got {listed(names)}") from None
     return tuple(graph.nodes[place] for place in order)
 
 

@@ -14,7 +14,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import arrays
 from iree_lnbwd.graph.calls import Call, calls_of
-from iree_lnbwd.graph.nodes import GraphAttributes, short
+from iree_lnbwd.graph.nodes import GraphAttributes, listed, short
 from iree_lnbwd.graph.ordering import producers
 from iree_lnbwd.graph.tensors import TensorAttributes
 from iree_lnbwd.runtime import Norm
@@ -84,7 +84,7 @@ class Plan:
                 continue
             tensor = self._tensors.get(uid)
             if tensor is None:
-                uids = ", ".join(map(str, self._given))
+                uids = listed(", ".join(map(str, self._given)))
                 raise ValueError(f"variant_pack: expected the uids {uids}, got {shown(uid)}, too")
             why = "is virtual" if tensor.is_virtual else "has its value in the graph"
             raise ValueError(f"{_name(tensor)}: expected no array, for it {why}, got one")

@@ -12,7 +12,7 @@ import numpy as np
 
 from iree_lnbwd import dtypes
 from iree_lnbwd.errors import shown
-from iree_lnbwd.spec import check_number
+from iree_lnbwd.spec import MOST_DIMENSIONS, check_number
 
 LEAST_UID, MOST_UID = -(2**63), 2**63 - 1  # they are int64 there
 
@@ -106,6 +106,8 @@ def check_sizes(value: object, place: str) -> tuple[int, ...]:
     """
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(f"{place}: expected a sequence of ints, got {type(value).__name__}")
+    if len(value) > MOST_DIMENSIONS:
+        raise ValueError(f"{place}: expected at most {MOST_DIMENSIONS} ints, got {len(value)}")
     return tuple(check_int(size, f"{place}[{i}]", least=1) for i, size in enumerate(value))
 
 

@@ -50,9 +50,9 @@ def _outputs(spec: NormSpec, given: dict[str, jax.Array]) -> dict[str, jax.Array
     computed["rstd"] = rstd.squeeze(axes)
     y = x * rstd
     if spec.has_weight:
-        y = y * _gamma(spec, given)
+        y = y * _beside(y, _gamma(spec, given))
     if spec.has_bias:
-        y = y + _wide(spec, given["bias"])
+        y = y + _beside(y, _wide(spec, given["bias"]))
     return computed | {"output": y}
 
 
@@ -62,7 +62,7 @@ def _gradients(spec: NormSpec, given: dict[str, jax.Array]) -> dict[str, jax.Arr
     rows = tuple(range(dy.ndim - len(axes)))
     rstd = jnp.expand_dims(given["rstd"], axes)
     xhat = _from_output(spec, given) if spec.from_output else _from_input(spec, given)
-    h = dy * _gamma(spec, given) if spec.has_weight else dy
+    h = dy * _beside(dy, _gamma(spec, given)) if spec.has_weight else dy
     inner = h - xhat * (h * xhat).mean(axes, keepdims=True)
     if spec.family.centres:
         inner = inner - h.mean(axes, keepdims=True)
@@ -89,10 +89,10 @@ def _from_output(spec: NormSpec, given: dict[str, jax.Array]) -> jax.Array:
     """``xhat`` of a backward that has the output instead."""
     y = _wide(spec, given["output"])
     if spec.has_bias:
-        y = y - _wide(spec, given["bias"])
+        y = y - _beside(y, _wide(spec, given["bias"]))
     if not spec.has_weight:
         return y
-    gamma = _gamma(spec, given)
+    gamma = _beside(y, _gamma(spec, given))
     least = jnp.copysign(jnp.asarray(LEAST_WEIGHT, gamma.dtype), gamma)
     return y / jnp.where(jnp.abs(gamma) < LEAST_WEIGHT, least, gamma)
 
@@ -105,6 +105,11 @@ def _normalized(spec: NormSpec) -> tuple[int, ...]:
 def _wide(spec: NormSpec, array: jax.Array) -> jax.Array:
     """In the type of sums."""
     return array.astype(DTYPES[spec.acc_dtype].numpy)
+
+
+def _beside(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """An array of N with the dimensions of one of M x N: users may forbid JAX to add them."""
+    return jnp.expand_dims(columns, tuple(range(rows.ndim - columns.ndim)))
 
 
 def _gamma(spec: NormSpec, given: dict[str, jax.Array]) -> jax.Array:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import counted
 from iree_lnbwd.schedules.elements import most_elements
-from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
+from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -80,8 +80,8 @@ class FewRows:
             target: Where.
             vector: Neighbouring elements of a row that a thread handles together.
         """
-        if min(astuple(self)) < 1:
-            return BELOW_ONE
+        if why := out_of_bounds(self):
+            return why
         threads = self.threads(target)
         powers = (self.warps, self.tile, self.tile_vector)
         rules = (
@@ -99,10 +99,9 @@ class FewRows:
                 f"more than {most_elements(spec)} elements of a row to a thread",
             ),
         )
-        why = first_broken(rules)
-        if why is not None:
+        if (why := first_broken(rules)) is not None:
             return why
         shared = self.shared_bytes(spec, target)
         if shared > target.shared_bytes:
             return f"{shared} bytes of shared memory, at most {target.shared_bytes}"
-        return None
+        return first_broken([terms_rule(-(-self.rows // self.slices(target)))])

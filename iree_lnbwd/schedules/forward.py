@@ -11,13 +11,14 @@ from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
 from iree_lnbwd.products import Product
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.rules import (
-    BELOW_ONE,
     FEWEST_THREADS,
     MOST_BUSY,
     cluster_rules,
     first_broken,
+    out_of_bounds,
     own_columns,
     registers_of_thread,
+    resident_rule,
 )
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
@@ -192,9 +193,8 @@ class Forward:
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        numbers = (self.rows, self.threads, self.vector, self.chunks, self.resident, self.cluster)
-        if min(numbers) < 1 or self.most_few_rows < 0:
-            return BELOW_ONE
+        if why := out_of_bounds(self):
+            return why
         lanes, threads = target.subgroup_size, self.rows * self.threads
         shared = self.shared_bytes(spec, target)
         rules = (
@@ -209,6 +209,7 @@ class Forward:
             ),
             (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
             *cluster_rules(spec, target, self.cluster, self.vector, self.rows),
+            resident_rule(self.resident, threads),
             (
                 self.chunks * self.vector > most_elements(spec),
                 f"more than {most_elements(spec)} elements of a row to a thread at once",

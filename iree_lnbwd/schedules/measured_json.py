@@ -6,6 +6,7 @@ import json
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+from iree_lnbwd.errors import one_line
 from iree_lnbwd.json_values import date_of, int_of, object_of, of_type, positive_of, wrong
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules.measured import Key, Measurement, Run
@@ -63,7 +64,7 @@ def from_text(text: str, product: str, source: str) -> tuple[Run, ...]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{source}: expected JSON: {error}") from error
+        raise ValueError(f"{source}: expected JSON: {one_line(error)}") from error
     top = object_of(values, f"{source}: $", ("product", "runs"))
     if top["product"] != product:
         raise wrong(f"{source}: $.product", repr(product), top["product"])

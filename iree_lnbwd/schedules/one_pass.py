@@ -10,15 +10,17 @@ from iree_lnbwd.errors import counted
 from iree_lnbwd.schedules.elements import WHOLE_LINES, words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.rules import (
-    BELOW_ONE,
     FEWEST_THREADS,
     RESERVED_BYTES,
+    Rule,
     cluster_rules,
+    elements_rule,
     first_broken,
     gpu_rules,
-    least,
+    out_of_bounds,
     own_columns,
     registers_of_thread,
+    stride_rule,
     touched_columns,
     wait_by_themselves,
 )
@@ -426,19 +428,19 @@ class OnePass:
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if least(self, self.groups, self.cluster, self.subgroup_rows, self.refills) < 1:
-            return BELOW_ONE
+        # The other rules divide by what these are about.
+        if why := out_of_bounds(self) or first_broken(self._rules_of_threads(spec, target)):
+            return why
         shared = self.shared_bytes(spec, target)
         most_ahead = self.slots if self.slots else 1
         copies_weight = self.stages_weight and not self.widens_weight
         by_vector = not self.bulk  # what each thread copies
         copied = [
             DTYPES[name].numpy.itemsize
-            for name in self.slots * by_vector * [spec.dy_dtype, spec.dtype]
+            for name in (self.slots > 0) * by_vector * [spec.dy_dtype, spec.dtype]
             + copies_weight * by_vector * [spec.gamma_dtype]
         ]
         rules = (
-            *gpu_rules(spec, target, self, self.groups * self.threads(target)),
             (
                 self.shifted(spec) and not self.slots,
                 f"N is no multiple of {self.vector}, and rows are not copied",
@@ -483,18 +485,6 @@ class OnePass:
                 f"{_MOST_MBARRIERS}",
             ),
             (
-                self.subgroup_rows > 1
-                and (
-                    self.warps > 1
-                    or self.cluster > 1
-                    or target.subgroup_size % self.subgroup_rows != 0
-                    or self.lanes(target) < FEWEST_THREADS
-                    or self.groups % self.subgroup_rows != 0
-                ),
-                f"{self.groups} groups, {self.subgroup_rows} to a subgroup of "
-                f"{target.subgroup_size}",
-            ),
-            (
                 not wait_by_themselves(self.groups, self.warps, target),
                 f"{self.groups} groups of several subgroups, at most {target.group_barriers} "
                 "can wait by themselves",
@@ -518,9 +508,28 @@ class OnePass:
             (copies_weight and not self.slots, "the weight is copied with the first row"),
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
             (self.widens_weight and not self.ahead, "the weight is widened before the first row"),
+            elements_rule(spec, self.chunks(spec, target) * self.vector),
+            stride_rule(self.workgroups * self.groups * (self.ahead + 1)),
         )
         why = first_broken(rules)
         if why is None and self.few_rows:
             why = self.few_rows.illegal(spec, target, self.few_vector(spec))
             return why and f"few rows: {why}"
         return why
+
+    def _rules_of_threads(self, spec: NormSpec, target: Target) -> tuple[Rule, ...]:
+        lanes = target.subgroup_size
+        return (
+            *gpu_rules(spec, target, self, self.groups * self.threads(target)),
+            (
+                self.subgroup_rows > 1
+                and (
+                    self.warps > 1
+                    or self.cluster > 1
+                    or lanes % self.subgroup_rows != 0
+                    or self.lanes(target) < FEWEST_THREADS
+                    or self.groups % self.subgroup_rows != 0
+                ),
+                f"{self.groups} groups, {self.subgroup_rows} to a subgroup of {lanes}",
+            ),
+        )

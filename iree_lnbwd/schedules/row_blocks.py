@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
-from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken
+from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
+
+# More than was ever the fastest: of elements at a time, which the compiler writes out, of rows that
+# a cache can keep, and of workgroups, each of which leaves a partial row.
+_MOST_VECTOR = 256
+_MOST_BLOCK = 256
+_MOST_WORKGROUPS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -54,18 +60,15 @@ class RowBlocks:
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        least = min(
-            self.workgroups,
-            self.block,
-            self.vector,
-            self.share,
-            self.most_workgroups,
-            self.span_chunks,
-        )
-        if least < 1:
-            return BELOW_ONE
+        if why := out_of_bounds(self):
+            return why
+        workgroups = max(self.workgroups, self.most_workgroups)
         rules = (
             (target.backend != "cpu", "it is for a CPU's threads and caches"),
             (self.vector > spec.columns, f"{self.vector} elements, a row has {spec.columns}"),
+            (self.vector > _MOST_VECTOR, f"{self.vector} elements, at most {_MOST_VECTOR}"),
+            (self.block > _MOST_BLOCK, f"blocks of {self.block} rows, at most {_MOST_BLOCK}"),
+            (workgroups > _MOST_WORKGROUPS, f"{workgroups} workgroups, at most {_MOST_WORKGROUPS}"),
+            terms_rule(max(self.share, self.span_chunks)),
         )
         return first_broken(rules)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Protocol
 
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.schedules.elements import words
+from iree_lnbwd.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.targets import Target
 
-BELOW_ONE = "a number below 1"
+MOST_NUMBER = 2**31 - 1  # of a schedule: kernels count in 32 bits
+_MAY_BE_ZERO = ("ahead", "slots", "most_few_rows")
+# Some loops are written out. These bounds keep a kernel's text, and the time to compile it, small;
+# they are several times what was ever the fastest.
+_MOST_VECTOR = 16  # elements of an access
+_MOST_WORDS = 128  # 32-bit words of sums, for the elements that a thread has at once
+_MOST_FINALIZE_ROWS = 64  # partial rows that a thread reads at once
+_MOST_ALONG_Y = 65535  # workgroups (CUDA C++ Programming Guide, "Technical Specifications")
+# Terms that are added one after the other: the rounding errors of equal ones accumulate.
+MOST_TERMS = 1024
 
 FEWEST_THREADS = 2  # of a row: a sum over one thread is none
 RESERVED_BYTES = 1024  # of shared memory, of each workgroup (CUDA C++ Programming Guide)
@@ -51,18 +63,26 @@ def first_broken(rules: Iterable[Rule]) -> str | None:
     return next((why for broken, why in rules if broken), None)
 
 
-def least(schedule: _WritesPartialRows, *own: int) -> int:
-    """The least values of the numbers of every such schedule, and of its own numbers."""
-    return min(
-        schedule.workgroups,
-        schedule.warps,
-        schedule.vector,
-        schedule.resident,
-        schedule.finalize_slices,
-        schedule.finalize_rows,
-        schedule.finalize_columns,
-        *own,
-    )
+def out_of_bounds(form: Any) -> str | None:
+    """Why a number of a schedule is none that the rules can compute with; None if all are."""
+    kind: Any = type(form)
+    for name, least in least_numbers(kind).items():
+        number = getattr(form, name)
+        if number < least:
+            return f"a number below {least}"
+        if number > MOST_NUMBER:
+            return f"a number above {MOST_NUMBER}"
+    return None
+
+
+@functools.cache
+def least_numbers(form: Any) -> Mapping[str, int]:
+    """The fields of a schedule that are numbers, and the least that each can be."""
+    return {
+        field.name: 0 if field.name in _MAY_BE_ZERO else 1
+        for field in fields(form)
+        if field.type == "int"
+    }
 
 
 def gpu_rules(
@@ -77,6 +97,7 @@ def gpu_rules(
         threads: Of a workgroup.
     """
     finalize_threads = schedule.finalize_columns * schedule.finalize_slices
+    most_vector, most_rows = _MOST_VECTOR, _MOST_FINALIZE_ROWS
     return (
         (target.backend == "cpu", "workgroups of threads need a GPU"),
         (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
@@ -90,7 +111,40 @@ def gpu_rules(
             f"{target.subgroup_size}",
         ),
         (schedule.warps > target.subgroup_size, "more subgroups than lanes"),
+        (schedule.vector > most_vector, f"accesses of at most {most_vector} elements"),
+        (schedule.finalize_rows > most_rows, f"at most {most_rows} partial rows at once"),
+        resident_rule(schedule.resident, threads),
     )
+
+
+def resident_rule(resident: int, threads: int) -> Rule:
+    """The rule for workgroups of so many threads that a multiprocessor must hold at once."""
+    return (
+        resident > 1 and resident * threads > MOST_BUSY,
+        f"{resident} workgroups of {threads} threads at once, at most {MOST_BUSY} threads",
+    )
+
+
+def elements_rule(spec: NormSpec, elements: int) -> Rule:
+    """The rule for so many elements of a row, or of several, that a thread has at once."""
+    most = _MOST_WORDS // words(spec)
+    return elements > most, f"{elements} elements to a thread at once, at most {most}"
+
+
+def stride_rule(rows: int) -> Rule:
+    """The rule for so many rows that a kernel may count past M, in 32 bits."""
+    most = MOST_NUMBER - MOST_ROWS
+    return rows > most, f"steps of {rows} rows, at most {most}"
+
+
+def grid_rule(workgroups: int) -> Rule:
+    """The rule for workgroups along y."""
+    return workgroups > _MOST_ALONG_Y, f"{workgroups} workgroups, at most {_MOST_ALONG_Y}"
+
+
+def terms_rule(terms: int) -> Rule:
+    """The rule for a sum that adds so many terms one after the other."""
+    return terms > MOST_TERMS, f"sums of {terms} terms, at most {MOST_TERMS}"
 
 
 def cluster_rules(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
 from typing import Any, get_type_hints
 
 from iree_lnbwd.errors import shown
+from iree_lnbwd.json_values import of_type, wrong
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
+from iree_lnbwd.schedules.rules import MOST_NUMBER, least_numbers
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.schedules.whole_tensors import WholeTensors
 from iree_lnbwd.spec import NormSpec
@@ -20,6 +23,9 @@ _IREE_ALIGNMENT = 64
 
 Schedule = WholeTensors | OnePass | TwoPass | RowBlocks | Forward
 Form = Schedule | FewRows
+_FORMS: Mapping[str, type[Any]] = {
+    form.__name__: form for form in (WholeTensors, OnePass, TwoPass, RowBlocks, Forward)
+}
 
 
 def forms(schedule: Schedule, spec: NormSpec) -> tuple[Form, ...]:
@@ -67,14 +73,45 @@ def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
     return {"form": type(schedule).__name__, **asdict(schedule)}
 
 
-def schedule_from_dict(values: dict[str, Any]) -> Schedule:
-    """The inverse of `schedule_to_dict`."""
-    forms = {form.__name__: form for form in (WholeTensors, OnePass, TwoPass, RowBlocks, Forward)}
-    fields = dict(values)
-    if few_rows := fields.get("few_rows"):
-        fields["few_rows"] = FewRows(**few_rows)
-    schedule: Schedule = forms[fields.pop("form")](**fields)
+def schedule_from_dict(values: Any, place: str = "schedule") -> Schedule:
+    """The inverse of `schedule_to_dict`, of values from a file; not yet a legal schedule.
+
+    Args:
+        values: What was parsed.
+        place: Where it is from, for messages.
+
+    Raises:
+        ValueError: It is no schedule, or a number in it is none that can be computed with. The
+            message names the place.
+    """
+    given = dict(of_type(dict, values, place))
+    name = given.pop("form", None)
+    if not isinstance(name, str) or name not in _FORMS:
+        raise wrong(place, f"a known form of a schedule ({', '.join(_FORMS)})", name)
+    if given.get("few_rows") is not None:
+        given["few_rows"] = _form(FewRows, given["few_rows"], f"{place}.few_rows")
+    schedule: Schedule = _form(_FORMS[name], given, place)
     return schedule
+
+
+def _form(form: Any, values: Any, place: str) -> Any:
+    given = of_type(dict, values, place)
+    known = {field.name: field for field in fields(form)}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{place}: unknown field {shown(name)} of {form.__name__}")
+    for name, field in known.items():
+        if field.default is MISSING and name not in given:
+            raise ValueError(f"{place}.{name}: missing")
+    made = form(**given)
+    try:
+        check_numbers(made, place)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    for name, least in least_numbers(form).items():
+        if not least <= (number := getattr(made, name)) <= MOST_NUMBER:
+            raise wrong(f"{place}.{name}", f"an int from {least} to {MOST_NUMBER}", number)
+    return made
 
 
 def check_numbers(form: Form, name: str) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
-from iree_lnbwd.schedules.rules import BELOW_ONE, first_broken, gpu_rules, least
+from iree_lnbwd.schedules.rules import (
+    elements_rule,
+    first_broken,
+    gpu_rules,
+    grid_rule,
+    out_of_bounds,
+    terms_rule,
+)
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 
@@ -61,10 +68,13 @@ class TwoPass:
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
-        if least(self, self.chunks, self.rows, self.span_steps) < 1:
-            return BELOW_ONE
+        if why := out_of_bounds(self):
+            return why
         rules = (
             *gpu_rules(spec, target, self, self.threads(target)),
             (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
+            elements_rule(spec, max(self.chunks, self.rows) * self.vector),
+            grid_rule(self.workgroups),
+            terms_rule(self.rows * self.span_steps),
         )
         return first_broken(rules)

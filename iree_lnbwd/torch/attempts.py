@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from iree_lnbwd import notices
-from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError, one_line, printable
+from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError, one_line, plain
 from iree_lnbwd.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
@@ -180,7 +180,7 @@ def _attempt(op: Op, *arguments: Any) -> tuple[Tensor | None, ...]:
         except _NotTakenError as error:
             reason = str(error)
         except Exception as error:  # tools that are not ours may raise anything
-            reason = printable(f"{type(error).__name__}: {one_line(error)}")
+            reason = plain(f"{type(error).__name__}: {one_line(error)}")
             if isinstance(error, _LASTING):
                 RECORD.refuse(kind, reason)
     RECORD.add(Fallback(op, call.data.device.type, reason))

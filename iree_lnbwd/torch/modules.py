@@ -18,6 +18,11 @@ class _WithOptions(nn.Module):
     memory_efficient: bool = False
     weight_offset: float = 0.0
 
+    def _set_options(self, memory_efficient: bool, weight_offset: object) -> None:
+        self.memory_efficient = memory_efficient
+        self.weight_offset = check_number(weight_offset, "weight_offset")
+        self.reset_parameters()
+
     def reset_parameters(self) -> None:
         """As PyTorch's norms: what the weight and its offset add up to, is one."""
         super().reset_parameters()
@@ -43,26 +48,7 @@ class _WithOptions(nn.Module):
         return ", ".join((super().extra_repr(), *said))
 
 
-class _LayerNorm(_WithOptions, nn.LayerNorm):
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = DEFAULT_EPS,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        memory_efficient: bool = False,
-        weight_offset: float = 0.0,
-    ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        self.memory_efficient = memory_efficient
-        self.weight_offset = check_number(weight_offset, "weight_offset")
-        self.reset_parameters()
-
-
-class LayerNorm(_LayerNorm):
+class LayerNorm(_WithOptions, nn.LayerNorm):
     """``torch.nn.LayerNorm`` whose backward is this package's: same arguments, same state_dict.
 
     ``memory_efficient``, ``weight_offset`` and ``own_forward`` are those of `layer_norm`.
@@ -83,16 +69,8 @@ class LayerNorm(_LayerNorm):
         weight_offset: float = 0.0,
         own_forward: bool = False,
     ) -> None:
-        super().__init__(
-            normalized_shape,
-            eps,
-            elementwise_affine,
-            bias,
-            device,
-            dtype,
-            memory_efficient=memory_efficient,
-            weight_offset=weight_offset,
-        )
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self._set_options(memory_efficient, weight_offset)
         self.own_forward = own_forward
 
     def forward(self, input: Tensor) -> Tensor:
@@ -109,11 +87,26 @@ class LayerNorm(_LayerNorm):
         )
 
 
-class AddLayerNorm(_LayerNorm):
+class AddLayerNorm(_WithOptions, nn.LayerNorm):
     """`add_layer_norm` with the parameters, arguments and state_dict of ``torch.nn.LayerNorm``.
 
     ``memory_efficient`` and ``weight_offset`` are those of `add_layer_norm`.
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = DEFAULT_EPS,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        memory_efficient: bool = False,
+        weight_offset: float = 0.0,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self._set_options(memory_efficient, weight_offset)
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Two of [..., *normalized_shape] to the normalized sum and the sum."""
@@ -129,7 +122,12 @@ class AddLayerNorm(_LayerNorm):
         )
 
 
-class _RMSNorm(_WithOptions, nn.RMSNorm):
+class RMSNorm(_WithOptions, nn.RMSNorm):
+    """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
+
+    ``memory_efficient`` and ``weight_offset`` are those of `rms_norm`.
+    """
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -142,16 +140,7 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-        self.memory_efficient = memory_efficient
-        self.weight_offset = check_number(weight_offset, "weight_offset")
-        self.reset_parameters()
-
-
-class RMSNorm(_RMSNorm):
-    """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
-
-    ``memory_efficient`` and ``weight_offset`` are those of `rms_norm`.
-    """
+        self._set_options(memory_efficient, weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
@@ -165,11 +154,25 @@ class RMSNorm(_RMSNorm):
         )
 
 
-class AddRMSNorm(_RMSNorm):
+class AddRMSNorm(_WithOptions, nn.RMSNorm):
     """`add_rms_norm` with the parameters, arguments and state_dict of ``torch.nn.RMSNorm``.
 
     ``memory_efficient`` and ``weight_offset`` are those of `add_rms_norm`.
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        memory_efficient: bool = False,
+        weight_offset: float = 0.0,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        self._set_options(memory_efficient, weight_offset)
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Two of [..., *normalized_shape] to the normalized sum and the sum."""

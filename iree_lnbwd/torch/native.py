@@ -14,7 +14,12 @@ import io
 import logging
 import sys
 import threading
+<<<<<<< HEAD:iree_lnbwd/torch/native.py
 from collections.abc import Iterator, Sequence
+=======
+import time
+from collections.abc import Iterator
+>>>>>>> elsewhere:iree_lnbwd/torch_native.py
 from pathlib import Path
 
 import torch
@@ -54,7 +59,7 @@ _loading, _remembering = threading.Lock(), threading.Lock()
 def load() -> bool:
     """Loads the C++ operators, which from then on run in place of the Python ones.
 
-    The first time on a machine they are compiled. This takes ten to twenty seconds and is logged;
+    The first time on a machine they are compiled. This takes ten to forty seconds and is logged;
     the result is kept in the cache on disk. If the cache cannot be used, there is a warning, and
     the next process compiles them again.
 
@@ -78,12 +83,21 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     try:
         if _load_kept(library):
             return True, None
+<<<<<<< HEAD:iree_lnbwd/torch/native.py
         with library.locked(lambda: notices.log(_log, "another process compiles %s", what)) as late:
             if _load_kept(library):
                 return True, None
             if not late:
                 return True, _build_and_keep(library, what)
         return True, _build_and_keep(library, what)
+=======
+        sources = " and ".join(path.name for path in _SOURCES)
+        message = "compiling %s for PyTorch %s: once, and usually for ten to forty seconds"
+        notices.log(_log, message, sources, torch.__version__)
+        start = time.perf_counter()
+        content = _build_and_load()
+        notices.log(_log, "compiling %s took %.0f s", sources, time.perf_counter() - start)
+>>>>>>> elsewhere:iree_lnbwd/torch_native.py
     except Exception as error:  # tools that are not ours may raise anything
         message = "the operators run in Python, for those in C++ cannot be had: %s"
         notices.log(_log, message, error)

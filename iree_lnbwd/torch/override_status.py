@@ -81,7 +81,14 @@ class Status:
                 )
                 for each in found
             )
-        return "\n".join((f"enabled: {'yes' if self.enabled else 'no'}", *_aligned(rows)))
+        return "\n".join((f"enabled: {self._enabled}", *_aligned(rows)))
+
+    @property
+    def _enabled(self) -> str:
+        if not self.enabled:
+            return "no"
+        has_ours = any(operator.kept is None for operator in self.operators)
+        return "yes" if has_ours else "yes, but no kernel is iree-lnbwd's"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from iree_lnbwd import files
 from iree_lnbwd.artifact import digest, stem
 from iree_lnbwd.devices import Gpu
-from iree_lnbwd.errors import one_line
+from iree_lnbwd.errors import one_line, plain
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
 from iree_lnbwd.tuning.tuned import Tuned
@@ -123,13 +123,14 @@ def take(path: Path) -> tuple[Tuned, ...]:
         ValueError: It is no such file, or a schedule in it is illegal.
         OSError: The file cannot be read.
     """
+    name = plain(path)
     try:
         text = files.read(path, most=MOST_BYTES).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from error
+        raise ValueError(f"{name}: expected JSON: {one_line(error)}") from error
     except OSError as error:
-        raise OSError(f"{path}: cannot be read: {one_line(error)}") from error
-    found = from_text(text, str(path))
+        raise OSError(f"{name}: cannot be read: {one_line(error)}") from error
+    found = from_text(text, name)
     _FOLDER.write(_ITSELF, {_name(*t.key): to_text((t,)).encode() for t in found})
     return found
 
@@ -138,12 +139,12 @@ def _read(name: str) -> Tuned | None:
     content = _FOLDER.read(_ITSELF, name)
     if content is None:
         return None
-    path = directory() / name
+    path = plain(directory() / name)
     try:
         text = content[0].decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from error
-    found = from_text(text, str(path))
+        raise ValueError(f"{path}: expected JSON: {one_line(error)}") from error
+    found = from_text(text, path)
     if len(found) != 1:
         raise ValueError(f"{path}: $.tuned: expected one entry, got {len(found)}")
     return found[0]

@@ -7,13 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
+from iree_lnbwd.errors import one_line
 from iree_lnbwd.json_values import date_of, int_of, object_of, of_type, parsed, positive_of, wrong
-from iree_lnbwd.schedules import (
-    Schedule,
-    check_numbers,
-    schedule_from_dict,
-    schedule_to_dict,
-)
+from iree_lnbwd.schedules import schedule_from_dict, schedule_to_dict
+from iree_lnbwd.schedules.rules import MOST_NUMBER
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import TARGETS
 from iree_lnbwd.tuning.tuned import GpuSchedule, Tuned, subject, why_illegal
@@ -21,7 +18,6 @@ from iree_lnbwd.tuning.tuned import GpuSchedule, Tuned, subject, why_illegal
 SCHEMA_VERSION = 1
 
 MOST_BYTES = 1 << 24  # of a file: thousands of entries
-_MOST = 2**31 - 1  # of a number in a schedule: kernels count in 32 bits
 _LONGEST = 256  # letters of a text, such as a GPU's name
 
 
@@ -44,7 +40,7 @@ def from_text(text: str, source: str) -> tuple[Tuned, ...]:
     try:
         values = parsed(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{source}: expected JSON: {error}") from error
+        raise ValueError(f"{source}: expected JSON: {one_line(error)}") from error
     try:
         return _entries(values, source)
     except RecursionError as error:
@@ -84,6 +80,9 @@ def _tuned(values: Any, place: str) -> Tuned:
             raise wrong(f"{place}.{name}", f"1 to {_LONGEST} printable letters", found)
         return found
 
+    def number(name: str) -> int:
+        return int_of(given[name], f"{place}.{name}", least=1, most=MOST_NUMBER)
+
     spec = _spec(given["spec"], f"{place}.spec")
     target = TARGETS.get(text("target"))
     if target is None or target.backend == "cpu":
@@ -95,12 +94,12 @@ def _tuned(values: Any, place: str) -> Tuned:
         spec=spec,
         target=target.name,
         gpu=text("gpu"),
-        processors=int_of(given["processors"], f"{place}.processors", least=1),
+        processors=number("processors"),
         compiler=text("compiler"),
         code_sha256=text("code_sha256"),
         date=date_of(given["date"], f"{place}.date"),
-        rows=int_of(given["rows"], f"{place}.rows", least=1),
-        candidates=int_of(given["candidates"], f"{place}.candidates", least=1),
+        rows=number("rows"),
+        candidates=number("candidates"),
         microseconds=positive_of(given["microseconds"], f"{place}.microseconds"),
         chosen_microseconds=positive_of(
             given["chosen_microseconds"], f"{place}.chosen_microseconds"
@@ -121,23 +120,8 @@ def _spec(values: Any, place: str) -> NormSpec:
 
 
 def _schedule(values: Any, place: str) -> GpuSchedule:
-    """A schedule of a GPU whose numbers are ints of 32 bits; not yet a legal one."""
-    _expect_small(of_type(dict, values, place), place)
-    try:
-        schedule: Schedule = schedule_from_dict(values)
-        check_numbers(schedule, place)
-    except KeyError as error:
-        raise ValueError(f"{place}: expected a known form of a schedule, got {error}") from error
-    except TypeError as error:
-        raise ValueError(f"{place}: {error}") from error
+    """A schedule of a GPU; not yet a legal one."""
+    schedule = schedule_from_dict(values, place)
     if not isinstance(schedule, GpuSchedule):
         raise wrong(place, "a schedule of a GPU", type(schedule).__name__)
     return schedule
-
-
-def _expect_small(values: dict[str, Any], place: str) -> None:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            _expect_small(value, f"{place}.{name}")
-        elif isinstance(value, int) and not 0 <= value <= _MOST:
-            raise wrong(f"{place}.{name}", f"an int from 0 to {_MOST}", value)

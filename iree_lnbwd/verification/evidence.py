@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from iree_lnbwd.errors import plain
+
 _FOLDER = "data/evidence"
+_LONGEST_DEVICE = 200  # characters of its name and its driver
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,13 @@ def of_module(fingerprint: str, among: Sequence[Record] | None = None) -> str:
         if fingerprint in record.passed:
             said.append(_how(record))
         elif fingerprint in record.missed:
-            said.append(f"FAILED on {record.device}" if record.device else "FAILED in emulation")
+            said.append(f"FAILED on {_device(record)}" if record.device else "FAILED in emulation")
     return "; ".join(said) or "compiled only: this very module was never run"
 
 
 def _how(record: Record) -> str:
-    return f"verified on {record.device}" if record.device else "emulated"
+    return f"verified on {_device(record)}" if record.device else "emulated"
+
+
+def _device(record: Record) -> str:
+    return plain(record.device, _LONGEST_DEVICE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind, variant_of
-from iree_lnbwd.errors import printable
+from iree_lnbwd.errors import plain, shown
 from iree_lnbwd.operands import (
     LAYER_NORM_BACKWARD,
     OPS,
@@ -27,6 +27,8 @@ tolerance  what is allowed at the element that comes closest to missing it (err/
            the magnitudes they act on: a few for each product, 4*sqrt(length) for each sum
            (random walk of rounding errors: Higham and Mary, SISC 41(5), 2019);
            residual_output has to be right to the bit"""
+
+_LONGEST_CASE = 120  # characters of its name
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _op_of(arrays: Mapping[str, Array], source: str) -> tuple[Op, Mapping[str, A
         return LAYER_NORM_BACKWARD, arrays
     name = str(arrays["op"])
     if name not in OPS:
-        raise ValueError(f"{source}: op: expected one of {', '.join(OPS)}, got {name[:80]!r}")
+        raise ValueError(f"{source}: op: expected one of {', '.join(OPS)}, got {shown(name)}")
     return OPS[name], {key: array for key, array in arrays.items() if key != "op"}
 
 
@@ -114,10 +116,10 @@ def check_names(arrays: Mapping[str, Array], source: str, op: Op) -> None:
     """
     known = names(op.arguments)
     if unknown := set(arrays) - set(known):
-        raise ValueError(f"{source}: unknown arrays {sorted(unknown)}, expected {known}")
+        raise ValueError(f"{source}: unknown arrays {shown(sorted(unknown))}, expected {known}")
     for operand in op.arguments:
         if operand.when is When.ALWAYS and operand.name not in arrays:
-            raise ValueError(f"{source}: {operand.name} is missing; got {sorted(arrays)}")
+            raise ValueError(f"{source}: {operand.name} is missing; got {shown(sorted(arrays))}")
 
 
 def verify(cases: Mapping[str, BoundCall], load: Callable[[NormSpec], Runs]) -> Iterator[Row]:
@@ -140,6 +142,11 @@ def verify(cases: Mapping[str, BoundCall], load: Callable[[NormSpec], Runs]) -> 
             yield Row(case, call.spec, call.shape, name, comparison)
 
 
+def shown_case(name: str) -> str:
+    """The name of a case, which a file may have, for people."""
+    return plain(name, _LONGEST_CASE)
+
+
 def table_header(case_width: int) -> tuple[str, str]:
     """The line above the rows, and one below it."""
     header = _line(
@@ -152,7 +159,7 @@ def table_line(row: Row, case_width: int) -> str:
     """One row for a person to read."""
     return _line(
         case_width,
-        printable(row.case),
+        shown_case(row.case),
         "x".join(map(str, row.shape)),
         _types(row.spec),
         row.result,

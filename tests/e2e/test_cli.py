@@ -285,7 +285,9 @@ def test_compile_refuses_in_one_line(
     [
         ([], "--normalized-shape"),
         (["--normalized-shape=8x8"], "expected ints such as 4096 or 16,64, got '8x8'"),
-        (["--normalized-shape=8", "--dtype=f8"], "invalid choice: 'f8'"),
+        (["--normalized-shape=8", "--dtype=f8"], "expected one of bf16, f16, f32, f64, got 'f8'"),
+        (["--normalized-shape=8", "--dtype=fp16"], r"got 'fp16'\. Did you mean f16\?"),
+        (["--normalized-shape=8", "--weight-dtype=bfloat16"], r"Did you mean bf16\?"),
         (["--normalized-shape=8", "--output-mask=1100"], "expected a 0 or 1 for each gradient"),
         (["--normalized-shape=8", "--print-ir", "--print-command"], "not allowed with"),
         (["--normalized-shape=8", "-o", ""], "expected a path, got ''"),
@@ -505,6 +507,13 @@ def test_verify_without_the_device(target: str, device: str) -> None:
     said = refused("verify", f"--target={target}")
     assert said.startswith(f"{find_target(target).name}: nothing was run here: device: {device}")
     assert " is absent: " in said
+    assert said.endswith("; --emulate runs its code in software")
+
+
+@pytest.mark.parametrize("eps", ["1e39", "7e-46", "-1e-40"])
+def test_an_eps_that_sums_cannot_hold(eps: str) -> None:
+    said = refused("compile", "--op=rms_norm", "--normalized-shape=8", f"--eps={eps}", "--print-ir")
+    assert said.startswith("eps: expected 0, or a number from 1.18e-38 to 3.4e+38 in magnitude")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from iree_lnbwd import (
     cache,
     compiler,
     npz,
+    reference,
     runtime,
 )
 from iree_lnbwd.operands import OPS
@@ -301,7 +302,11 @@ BAD_COMPILATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"output_dir": ["out"]}, TypeError, r"output_dir: expected a path, got \['out'\]"),
     ({"output_dir": "a\0b"}, ValueError, r"output_dir: expected a path, got 'a\\x00b'"),
     ({"output_dir": "\ud800"}, ValueError, r"output_dir: expected a path, got '\\ud800'"),
-    ({"output_dir": "x" * 5000}, ArtifactError, "output_dir: cannot write to x*: .* name too long"),
+    (
+        {"output_dir": "x" * 5000},
+        ArtifactError,
+        "output_dir: cannot write to x*\\.{3}x*: .* name too long",
+    ),
     ({"how": "best"}, TypeError, "how: expected a schedule or None, got str"),
     ({"how": OnePass}, TypeError, "how: expected a schedule or None, got type"),
     ({"how": 5}, TypeError, "how: expected a schedule or None, got int"),
@@ -964,3 +969,19 @@ def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_pat
     for other in (manifest.replace("host", "generic"), "{", "\ud800"):
         made.manifest_path.write_text(other, encoding="utf-8", errors="surrogatepass")
         assert python_with(runtime_only, CALL + call, **environment).returncode == 1
+
+
+@pytest.mark.parametrize("eps", [1e39, 7e-46, -1e-40])
+@pytest.mark.parametrize("functions", [lnbwd, reference], ids=["ours", "reference"])
+def test_an_eps_that_sums_cannot_hold(functions: Any, eps: float) -> None:
+    """It is refused wherever statistics are computed, and counts for nothing where they are not."""
+    x, ones = np.full((2, 8), 3.0, np.float32), np.ones(8, np.float32)
+    said = "^eps: expected 0, or a number from 1.18e-38 to .* in magnitude, for sums of f32, got "
+    for op in OPS:
+        given = {"grad_output": x, "input": x} if "backward" in op else {"input": x}
+        given |= {"normalized_shape": 8, "weight": ones, "eps": eps}
+        with pytest.raises(ValueError, match=said):
+            getattr(functions, op)(**given)
+        if "backward" in op:
+            statistics = {"rstd": ones[:2]} | ({"mean": ones[:2]} if "layer" in op else {})
+            getattr(functions, op)(**given, **statistics)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,11 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd import NormSpec, compiler, schedules
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.launches import count_of, launches
 from iree_lnbwd.schedules import FewRows, OnePass
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verification import matrix, verify
 
 TARGETS = ("sm_90", "gfx942", "gfx1100")
@@ -148,6 +149,38 @@ def test_other_tiles(few: FewRows, target: str) -> None:
         arguments = random_arguments(random_generator(), spec, (rows,))
         assert_matches_reference(op.run(arguments.call()), arguments)
         assert [launch.kernel for launch in op.launches] == ["few_rows"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f64"])
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942"])
+def test_parts_as_many_as_a_row_of_the_text_has_threads(target: str, dtype: str) -> None:
+    """32 threads share a sum over the slices, and 64 one over a row: each number stays its own."""
+    spec, found = NormSpec((100,), dtype), find_target(target)
+    few = FewRows(rows=500, warps=4, tile=4, tile_vector=1)
+    assert (few.parts(found), found.subgroup_size) == (32, 64)
+    how = OnePass(4, groups=1, warps=2, vector=1, few_rows=few)
+    op = EmulatedNorm(built(spec, found, how)[0])
+    for rows in (1, 37):
+        arguments = random_arguments(random_generator(), spec, (rows,))
+        assert_matches_reference(op.run(arguments.call()), arguments)
+
+
+@pytest.mark.parametrize(
+    "target", [t for t in targets() if t.backend != "cpu"], ids=lambda target: target.name
+)
+def test_threads_that_share_a_sum(target: Target) -> None:
+    """The text of every legal form has the parts of a tile once, and a row's threads twice."""
+    spec, tried = NormSpec((256,), "f32"), 0
+    for warps, tile in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64)):
+        few = FewRows(rows=8, warps=warps, tile=tile, tile_vector=1)
+        how = OnePass(4, groups=1, warps=1, vector=4, few_rows=few)
+        if how.illegal(replace(spec, rows=8), target) is not None:
+            continue
+        text = compiler.source_text(replace(spec, rows=8), target, how=how)
+        expected = [few.parts(target), target.subgroup_size, target.subgroup_size]
+        assert sorted(map(int, re.findall(r"cluster\(size = (\d+)\)", text))) == sorted(expected)
+        tried += 1
+    assert tried > 5
 
 
 @pytest.mark.drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import names
+from iree_lnbwd.verification import matrix
 
 ROWS = 7
 
@@ -153,6 +156,45 @@ def test_batches(axes: tuple[int | None, ...]) -> None:
             np.testing.assert_allclose(mine[k] / scale, other / scale, atol=1e-5)
 
 
+@pytest.mark.drawn
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@pytest.mark.parametrize("spec", MEMORY_EFFICIENT[:5], ids=lambda spec: spec.name)
+def test_strict_promotion(spec: NormSpec, memory_efficient: bool) -> None:
+    """JAX adds no dimension and widens no type by itself, which users may forbid."""
+    dims = (4, COLUMNS // 4)
+    call = matrix.random_call(replace(spec, normalized_shape=dims), 6, random_generator())
+    has_residual = spec.residual_dtype is not None
+    with jax.enable_x64(spec.dtype == "f64"):
+        given = {
+            name: jnp.asarray(call.arrays[name]).reshape(
+                (2, 3, *dims) if name in ("input", "residual") else dims
+            )
+            for name in names(spec.inputs)
+        }
+
+        def norm(given: Any) -> Any:
+            return FUNCTIONS[spec.op, has_residual](
+                **given,
+                normalized_shape=dims,
+                memory_efficient=memory_efficient,
+                weight_offset=spec.weight_offset,
+            )
+
+        def loss(given: Any) -> Any:
+            return sum((out.astype(jnp.float32) ** 2).sum() for out in jax.tree.leaves(norm(given)))
+
+        def pushed(given: Any) -> Any:
+            return jax.jvp(jax.grad(loss), (given,), (given,))
+
+        axes = ({name: None if array.shape == dims else 0 for name, array in given.items()},)
+        gradient = jax.grad(loss)
+        for way in (norm, jax.jit(norm), jax.vmap(norm, axes), jax.vmap(gradient, axes), pushed):
+            expected = way(given)
+            with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+                found = way(given)
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_within_scan_and_checkpoint() -> None:
     x, weight, bias = _given(random_generator(), 4)
 
@@ -186,6 +228,8 @@ def test_no_rows() -> None:
         ({"weight": jnp.ones(3)}, r"weight: expected shape \(4,\), got \(3,\)"),
         ({"bias": jnp.ones(4, int)}, "bias: expected an element type of .*, got int32"),
         ({"eps": "1"}, "eps: expected a float, got str"),
+        ({"eps": 1e-40}, "eps: expected 0, or a number from .*, got 1e-40"),
+        ({"eps": 1e39}, r"eps: expected 0, or a number from .*, got 1e\+39"),
         ({"memory_efficient": 1}, "memory_efficient: expected a bool, got 1"),
         ({"weight_offset": float("inf")}, "weight_offset: expected a finite number, got inf"),
     ],

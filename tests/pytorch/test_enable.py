@@ -27,7 +27,7 @@ from torch_support import assert_right, random_operands, to_array
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import CompileError, LayerNormGrads, NormSpec, functional
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS
-from iree_lnbwd.torch import Status, attempts, overrides
+from iree_lnbwd.torch import Status, attempts, override_status, overrides
 
 NAME = "aten::native_layer_norm_backward"
 BACKWARD = torch.ops.aten.native_layer_norm_backward.default
@@ -610,3 +610,11 @@ def test_status_is_a_table() -> None:
     assert [NAME, "cpu", "PyTorch", "1", why] in lines
     lnbwd.disable()
     assert str(lnbwd.status()).startswith("enabled: no\n")
+
+
+def test_status_says_if_no_kernel_is_ours() -> None:
+    kept = override_status.Operator(NAME, "cpu", "without a C++ compiler")
+    said = override_status.Status(True, (kept, kept._replace(device="cuda")), ())
+    assert str(said).startswith("enabled: yes, but no kernel is iree-lnbwd's\n")
+    said = override_status.Status(True, (kept, kept._replace(kept=None)), ())
+    assert str(said).startswith("enabled: yes\n")

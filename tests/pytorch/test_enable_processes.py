@@ -96,7 +96,7 @@ def test_without_a_cpp_compiler(tmp_path: Path) -> None:
         IREE_LNBWD_CACHE=str(tmp_path / "cache"),
         TMPDIR=str(tmp_path / "tmp"),
     )
-    assert ended.stdout.startswith("True\nTrue\nenabled: yes\n")
+    assert ended.stdout.startswith("True\nTrue\nenabled: yes, but no kernel is iree-lnbwd's\n")
     assert ended.stdout.count("the kernels in C++ cannot be had; the log says why") == 1
     assert ended.stderr.count("PyTorch's own kernels of norms stay, for ours cannot be had") == 1
 

@@ -98,6 +98,14 @@ def test_a_weight_around_zero(module: type[nn.Module]) -> None:
         applied(module(24, elementwise_affine=False, weight_offset=1.0), x)
 
 
+@every_module
+def test_errors_about_arguments_name_the_class(module: type[nn.Module]) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^{module.__name__}\.__init__\(\) got an unexpected .*'x'"
+    ):
+        module(24, x=1)
+
+
 def test_options_are_shown() -> None:
     """Those that are not the default, after what PyTorch shows."""
     shown = repr(nn.LayerNorm(24)).removesuffix(")")

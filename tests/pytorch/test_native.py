@@ -7,7 +7,9 @@ wherever there is a GPU.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -20,7 +22,11 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
+<<<<<<< HEAD
 from iree_lnbwd import artifact
+=======
+from iree_lnbwd import NormSpec, artifact, torch_native
+>>>>>>> elsewhere
 
 WITHOUT_COMPILER = """
 import logging, torch
@@ -112,6 +118,21 @@ def test_without_a_compiler_they_stay_in_python(tmp_path: Path) -> None:
     assert "the operators run in Python, for those in C++ cannot be had: " in ended.stderr
     assert not (tmp_path / "cache" / "torch").exists()
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_build_says_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it begins, about, and when it is done."""
+    monkeypatch.setenv("IREE_LNBWD_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch_native, "_build_and_load", lambda: b"a library")
+    with caplog.at_level(logging.WARNING):
+        assert torch_native._loaded.__wrapped__() == (True, None)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.endswith(
+        f"for PyTorch {torch.__version__}: once, and usually for ten to forty seconds"
+    )
+    assert re.fullmatch(r"compiling torch_native\.cpp and torch_overrides\.cpp took \d+ s", last)
 
 
 @pytest.fixture(scope="module")

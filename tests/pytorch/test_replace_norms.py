@@ -158,8 +158,8 @@ NOT_PLAIN: dict[type[nn.Module], str] = {
     TakesAGate: "its forward takes 2 arguments, expected 1",
     OfImagesAlone: "it normalizes another dimension of sequences than of images",
     CentresByMedian: "its output in f32 is ",
-    nn.BatchNorm1d: "it has buffers",
-    nn.GroupNorm: "its output in f32 is ",
+    nn.BatchNorm1d: "there is no kernel for BatchNorm1d",
+    nn.GroupNorm: "there is no kernel for GroupNorm",
 }
 
 
@@ -296,6 +296,19 @@ def test_replaces_those_of_a_model() -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("eps", [1e-40, 1e39])
+def test_an_eps_that_sums_cannot_hold(eps: float) -> None:
+    """The norm stays PyTorch's; sums of f64 hold it."""
+    norms = (nn.RMSNorm(COLUMNS, eps=eps), nn.RMSNorm(COLUMNS, eps=eps, dtype=torch.float64))
+    report = replace_norms(nn.ModuleList(norms))
+    assert [entry.names for entry in report.replaced] == [("1",)]
+    assert (report.kept[0].reason or "").startswith("eps: expected 0, or a number from ")
+    x = torch.randn(3, COLUMNS, dtype=torch.float64)
+    expected = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+    torch.testing.assert_close(norms[1](x), expected)
+    norms[0](x.float())
+
+
 def test_the_report_says_what_was_kept_and_why() -> None:
     model = nn.Sequential(
         nn.LayerNorm(COLUMNS),
@@ -314,7 +327,7 @@ def test_the_report_says_what_was_kept_and_why() -> None:
         ("1", "LayerNorm", "layer norm", "0 = 6"),
         ("1", "TwiceRoundedNorm", asked, "1"),
         ("1", "RMSNorm", "kept: it is one of iree-lnbwd already", "2"),
-        ("1", "BatchNorm1d", asked, "4"),
+        ("1", "BatchNorm1d", "kept: there is no kernel for BatchNorm1d", "4"),
         ("1", "RMSNorm", "kept: its forward is set on the module itself", "5"),
         ("1 of 5 norms replaced",),
     ]

@@ -369,7 +369,7 @@ def test_lists_mean_each_with_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert options.target == ("sm_90", "h200")
     for word, said in {
         "--op=rms_norm,": "expected some of layer_norm,",
-        "--dtype=f8": "expected some of bf16, f16, f32, f64, got 'f8'",
+        "--dtype=f8": "expected one of bf16, f16, f32, f64, got 'f8'",
         "--normalized-shape=8;9": "expected shapes such as 1024,4096 or 16x64, got '8;9'",
     }.items():
         assert cli.main(["bundle", word, "-o", "x.lnb"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_every_pointer_has_a_source_and_json_keeps_all(spec: NormSpec, target: s
             assert set(launch.bindings) <= given | set(scratch)
         written = {name for launch in plan.kernels for name in launch.bindings}
         assert {result.name for result in spec.results} <= written
-    assert LaunchPlans.from_dict(json.loads(json.dumps(planned.to_dict()))) == planned
+    assert LaunchPlans.from_dict(json.loads(json.dumps(planned.to_dict())), spec) == planned
 
 
 def test_only_iree_knows_the_kernels_that_it_made() -> None:
@@ -125,13 +126,50 @@ def test_fixed_rows_have_one_plan(rows: int, kernels: int) -> None:
     assert plan.most_rows is None
 
 
-@pytest.mark.parametrize(
-    "most", [[], [None, None], [64], [64, 32, None], [True, None], ["x", None]]
-)
+@pytest.mark.parametrize("most", [[], [None, None], [64], [64, 32, None]])
 def test_plans_that_leave_a_number_of_rows_without_one(most: list[object]) -> None:
     planned = launches(SPECS[0], SM_90, schedules.choose(SPECS[0], SM_90))
     assert planned is not None
-    (plan, *_) = planned.to_dict()["plans"]
+    (plan, *_) = json.loads(json.dumps(planned.to_dict()))["plans"]
     values = {"plans": [plan | {"most_rows": rows} for rows in most]}
     with pytest.raises(ValueError, match=r"^plans: expected one or more, .* got \["):
-        LaunchPlans.from_dict(values)
+        LaunchPlans.from_dict(values, SPECS[0])
+
+
+HOSTILE: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "no list": ((), 7, "plans: expected a list, got 7"),
+    "no plan": ((0,), None, "plans[0]: expected an object, got None"),
+    "another field": ((0, "x"), 1, "plans[0]: unknown field 'x'"),
+    "a bool": ((0, "most_rows"), True, "plans[0].most_rows: expected an int from 1 to"),
+    "a word": ((0, "most_rows"), "x", "plans[0].most_rows: expected an int from 1 to"),
+    "all memory": ((1, "scratch", 0, "bytes"), 10**18, "scratch[0].bytes: expected an int from 0"),
+    "less than none": ((1, "scratch", 0, "bytes"), -1, "scratch[0].bytes: expected an int from 0"),
+    "a fraction": ((1, "scratch", 0, "bytes"), 0.5, "scratch[0].bytes: expected an int from 0"),
+    "a name": ((1, "scratch", 0, "name"), 1, "scratch[0].name: expected a string, got 1"),
+    "by none": ((1, "kernels", 0, "workgroups", 0, "per"), 0, "workgroups.per: expected an int"),
+    "2**63": ((1, "kernels", 0, "workgroups", 0, "most"), 2**63, "workgroups.most: expected an"),
+    "none": ((1, "kernels", 0, "workgroups", 1), 0, "workgroups: expected an int from 1"),
+    "two axes": ((1, "kernels", 0, "workgroups"), [1, 1], "workgroups: expected 3 counts"),
+    "constants": ((1, "kernels", 0, "constants"), [None], "constants: expected an int from 1"),
+    "unknown memory": ((1, "kernels", 0, "reads", 0), "x", "reads: expected some of"),
+    "no name": ((1, "kernels", 0, "writes", 0), [], "writes: expected some of"),
+    "letters": ((1, "kernels", 0, "ahead"), "input", "ahead: expected a list"),
+    "no kernel": ((1, "kernels", 0, "kernel"), 3, "kernels[0].kernel: expected a string, got 3"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_numbers_of_a_file_are_bounded_before_anything_is_computed(name: str) -> None:
+    path, bad, said = HOSTILE[name]
+    planned = launches(SPECS[0], SM_90, schedules.choose(SPECS[0], SM_90))
+    assert planned is not None
+    values = json.loads(json.dumps(planned.to_dict()))
+    place: Any = values
+    step: str | int = "plans"
+    for following in path:
+        place, step = place[step], following
+    place[step] = bad
+    with pytest.raises(ValueError, match=r"^plans") as refused:
+        LaunchPlans.from_dict(values, SPECS[0])
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -10,11 +10,16 @@ from torch import nn
 
 from iree_lnbwd.errors import shown
 from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
+from iree_lnbwd.spec import check_eps
 from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
 from iree_lnbwd.torch.replacement.form import Form
 from iree_lnbwd.torch.replacement.report import Entry, Report
 
+_WITHOUT_KERNEL = (
+    *(nn.GroupNorm, nn.BatchNorm1d, nn.InstanceNorm1d, nn.SyncBatchNorm),
+    *(nn.LocalResponseNorm, nn.CrossMapLRN2d),
+)
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -90,6 +95,19 @@ def _kind(module: nn.Module, own: type[nn.Module]) -> Hashable:
     return own, tuple(attributes), tuple(shapes)
 
 
+def _without_kernel(module: nn.Module, own: type[nn.Module]) -> str | None:
+    """Why there is no kernel for a norm of PyTorch's; None if there is, or if it is another's."""
+    if any(own.forward is theirs.forward for theirs in _WITHOUT_KERNEL):
+        return f"there is no kernel for {own.__name__}"
+    if own.forward is nn.RMSNorm.forward and module.eps is not None:
+        is_wide = module.weight is not None and module.weight.dtype == torch.float64
+        try:
+            check_eps(module.eps, "f64" if is_wide else "f32")
+        except (TypeError, ValueError) as error:
+            return str(error)
+    return None
+
+
 def _form_or_reason(
     module: nn.Module, tried: tuple[type[nn.Module], ...], found: dict[Hashable, Form | str]
 ) -> Form | str:
@@ -101,6 +119,8 @@ def _form_or_reason(
     if "forward" in vars(module):
         return "its forward is set on the module itself"
     own = classes.own_class(module)
+    if (why := _without_kernel(module, own)) is not None:
+        return why
     if own.forward is nn.LayerNorm.forward:
         return Form(
             LAYER_NORM, module.normalized_shape, None, "eps", "weight", "bias", argument="input"
