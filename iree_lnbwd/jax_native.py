@@ -148,7 +148,6 @@ def load() -> ctypes.CDLL:
     kept = NativeLibrary.of("jax", _LIBRARY, (*texts, *_FLAGS, jaxlib.__version__))
     if (path := kept.kept()) is not None:
         return _loaded(path)
-<<<<<<< HEAD
     what = f"{_SOURCE.name} for JAX {jax.__version__}"
     with kept.locked(lambda: notices.log(_log, "another process compiles %s", what)) as waited:
         if (path := kept.kept()) is not None:
@@ -160,22 +159,13 @@ def load() -> ctypes.CDLL:
 
 def _built(library: NativeLibrary, what: str) -> ctypes.CDLL:
     """Compiles the library, loads it and keeps it."""
-    notices.log(_log, "compiling %s", what)
-    with folders.temporary() as folder:
-        path = Path(folder) / _LIBRARY
-        _build(path)
-        loaded = _loaded(path)
-=======
-    message = "compiling %s for JAX %s: once, and usually for a few seconds"
-    notices.log(_log, message, _SOURCE.name, jax.__version__)
+    notices.log(_log, "compiling %s: once, and usually for a few seconds", what)
     start = time.perf_counter()
     with folders.temporary() as folder:
         path = Path(folder) / _LIBRARY
         _build(path)
-        library = _loaded(path)
-        seconds = time.perf_counter() - start
-        notices.log(_log, "compiling %s took %.0f s", _SOURCE.name, seconds)
->>>>>>> elsewhere
+        loaded = _loaded(path)
+        notices.log(_log, "compiling %s took %.0f s", what, time.perf_counter() - start)
         try:
             library.keep(path.read_bytes())
         except UnusableError as error:

@@ -14,12 +14,8 @@ import io
 import logging
 import sys
 import threading
-<<<<<<< HEAD:iree_lnbwd/torch/native.py
-from collections.abc import Iterator, Sequence
-=======
 import time
-from collections.abc import Iterator
->>>>>>> elsewhere:iree_lnbwd/torch_native.py
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -83,21 +79,12 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     try:
         if _load_kept(library):
             return True, None
-<<<<<<< HEAD:iree_lnbwd/torch/native.py
         with library.locked(lambda: notices.log(_log, "another process compiles %s", what)) as late:
             if _load_kept(library):
                 return True, None
             if not late:
                 return True, _build_and_keep(library, what)
         return True, _build_and_keep(library, what)
-=======
-        sources = " and ".join(path.name for path in _SOURCES)
-        message = "compiling %s for PyTorch %s: once, and usually for ten to forty seconds"
-        notices.log(_log, message, sources, torch.__version__)
-        start = time.perf_counter()
-        content = _build_and_load()
-        notices.log(_log, "compiling %s took %.0f s", sources, time.perf_counter() - start)
->>>>>>> elsewhere:iree_lnbwd/torch_native.py
     except Exception as error:  # tools that are not ours may raise anything
         message = "the operators run in Python, for those in C++ cannot be had: %s"
         notices.log(_log, message, error)
@@ -115,8 +102,10 @@ def _load_kept(library: NativeLibrary) -> bool:
 
 def _build_and_keep(library: NativeLibrary, what: str) -> UnusableError | None:
     """Builds and loads the operators; why they were not kept."""
-    notices.log(_log, "compiling %s", what)
+    notices.log(_log, "compiling %s: once, and usually for ten to forty seconds", what)
+    start = time.perf_counter()
     content = _build_and_load()
+    notices.log(_log, "compiling %s took %.0f s", what, time.perf_counter() - start)
     _put_in_place()
     try:
         library.keep(content)

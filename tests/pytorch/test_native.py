@@ -22,11 +22,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
-<<<<<<< HEAD
 from iree_lnbwd import artifact
-=======
-from iree_lnbwd import NormSpec, artifact, torch_native
->>>>>>> elsewhere
 
 WITHOUT_COMPILER = """
 import logging, torch
