@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,6 +20,7 @@ from iree_lnbwd.arguments import (
     results_of,
 )
 from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.errors import CompileError
 from iree_lnbwd.operands import (
     LAYER_NORM_BACKWARD,
     RESIDUAL_OUTPUT,
@@ -31,7 +33,8 @@ from iree_lnbwd.operands import (
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
-from iree_lnbwd.torch import kinds
+from iree_lnbwd.torch import aten, kinds
+from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.tuning import tuner
 
 _log = logging.getLogger(__package__)
@@ -44,7 +47,7 @@ def forward(
     eps: float | None,
     weight_offset: float,
 ) -> NormOutput:
-    """A forward of ours.
+    """A forward of ours, or PyTorch's operators where no module can be had.
 
     Args:
         op: The op.
@@ -55,7 +58,12 @@ def forward(
     """
     if 0 in normalized_shape:  # PyTorch takes rows of no columns
         return fake_forward(op, tensors, normalized_shape, eps, weight_offset)
-    return known_forward(op, tensors, normalized_shape, eps, weight_offset)[0]
+    given = (op, tensors, normalized_shape, eps, weight_offset)
+    try:
+        return known_forward(*given, modules=_OR_REFUSED)[0]
+    except CompileError as error:
+        REFUSALS.count(error)
+        return aten.norm(*given)
 
 
 def known_forward(
@@ -64,11 +72,16 @@ def known_forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    modules: functional.Modules | None = None,
 ) -> tuple[NormOutput, KnownCall | None]:
-    """As `forward`, and the kind of the call where `functional.call` has one."""
+    """A forward by ours alone, and the kind of the call where `functional.call` has one.
+
+    Raises:
+        CompileError: No module can be had.
+    """
     kinds.given(op, tensors)
     options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
-    return functional.call(tensors, options, modules=_MODULES)  # type: ignore[return-value]
+    return functional.call(tensors, options, modules=modules or _MODULES)  # type: ignore[return-value]
 
 
 def fake_forward(
@@ -99,6 +112,8 @@ def backward(
 ) -> tuple[Results, KnownCall | None]:
     """The gradients, and the kind of the call where `functional.call` has one.
 
+    PyTorch's operators compute them where no module can be had.
+
     Args:
         op: The op.
         tensors: In the order of its table.
@@ -107,13 +122,35 @@ def backward(
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
     """
+    given = (op, tensors, normalized_shape, output_mask, eps, weight_offset)
+    try:
+        return known_backward(*given, modules=_OR_REFUSED)
+    except CompileError as error:
+        REFUSALS.count(error)
+        return aten.gradients(*given), None
+
+
+def known_backward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+    eps: float | None,
+    weight_offset: float,
+    modules: functional.Modules | None = None,
+) -> tuple[Results, KnownCall | None]:
+    """As `backward`, by ours alone.
+
+    Raises:
+        CompileError: No module can be had.
+    """
     given = kinds.given(op, tensors)
     if given[op.data.name].numel() == 0:  # an empty sum is zero
         zeros = fake_backward(op, tensors, normalized_shape, output_mask)
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = tuple(_asked(op, given, output_mask))
     options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
-    return functional.call(tensors, options, modules=_MODULES)
+    return functional.call(tensors, options, modules=modules or _MODULES)
 
 
 def fake_backward(
@@ -259,6 +296,7 @@ def _say_compiling(spec: NormSpec, target: Target) -> None:
 
 
 _MODULES = functional.modules(_say_compiling)
+_OR_REFUSED = _MODULES._replace(load=functools.partial(REFUSALS.load, compiling=_say_compiling))
 
 
 # PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.

@@ -47,6 +47,21 @@ def given(op: Op, tensors: Iterable[Tensor | None]) -> dict[str, Tensor]:
     return there
 
 
+def are_taken(*tensors: Tensor | None) -> bool:
+    """Whether an op takes tensors of such devices, element types and layouts together."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    dtypes = {tensor.dtype for tensor in there}
+    return (
+        dtypes <= {*DTYPES}
+        and (len(dtypes) == 1 or torch.float64 not in dtypes)
+        and all(
+            tensor.device.type in _DEVICE_TYPES
+            and tensor.layout is (torch.jagged if tensor.is_nested else torch.strided)
+            for tensor in there
+        )
+    )
+
+
 @functools.lru_cache
 def check(first: str, /, **kinds: TensorKind) -> None:
     """Expects kinds of tensors that the op has a module for.
