@@ -85,7 +85,7 @@ def replace(module: nn.Module, form: Form) -> None:
     Raises:
         TypeError: Its class cannot have a subclass.
     """
-    own: type = own_class(module)
+    own = own_class(module)
     replaced = _replaced(own)
     rebased = _rebased(type(module), own, replaced)
     setattr(module, _FORM, form)
@@ -227,14 +227,14 @@ def _differs(attributes: Mapping[str, Any], name: str, value: object) -> bool:
         return True
 
 
-def _replaced_in(cls: type) -> type:
+def _replaced_in(cls: type) -> type[nn.Module]:
     """The class that `_replaced` made, of those that a class derives from."""
     (replaced,) = (c for c in cls.__mro__ if c.__bases__[:1] == (ReplacedNorm,))
     return replaced
 
 
-def _before(replaced: type) -> type:
-    own: type
+def _before(replaced: type) -> type[nn.Module]:
+    own: type[nn.Module]
     _, own = replaced.__bases__
     return own
 

@@ -39,11 +39,12 @@ class Order(enum.Enum):
     def strides(self, input: Tensor, channels_first: bool) -> tuple[int, ...]:
         """Those of an output for an input."""
         if self is Order.INPUTS:
-            return torch.empty_like(input, device="meta").stride()
-        if self is Order.ROWS and channels_first:
-            rows = torch.empty(input.movedim(1, -1).shape, device="meta")
-            return rows.movedim(-1, 1).stride()
-        return torch.empty(input.shape, device="meta").stride()
+            output = torch.empty_like(input, device="meta")
+        elif self is Order.ROWS and channels_first:
+            output = torch.empty(input.movedim(1, -1).shape, device="meta").movedim(-1, 1)
+        else:
+            output = torch.empty(input.shape, device="meta")
+        return tuple(output.stride())
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from iree_lnbwd.arguments import bind
@@ -166,7 +166,7 @@ def check(module: nn.Module) -> Mapping[str, tuple[int, ...] | None]:
     arguments = _arguments(module)
     if len(arguments) != 1:
         raise NotPlainError(f"its forward takes {len(arguments)} arguments, expected 1")
-    if any(isinstance(p, UninitializedTensorMixin) for p in module.parameters()):
+    if any(map(is_lazy, module.parameters())):
         raise NotPlainError("its parameters are not initialized yet")
     with torch.no_grad():
         parameters = {name: getattr(module, name) for name in parameter_names(module)}

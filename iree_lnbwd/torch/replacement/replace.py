@@ -14,6 +14,7 @@ from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
 from iree_lnbwd.torch.replacement.form import Form
 from iree_lnbwd.torch.replacement.report import Entry, Report
+from iree_lnbwd.torch.replacement.watched import NotPlainError
 
 
 def replace_norms(model: nn.Module, *, also: Collection[type[nn.Module]] = ()) -> Report:
@@ -107,7 +108,7 @@ def _form_or_reason(
         return "its class has its own forward; name it in `also` to have it tried"
     try:
         shapes = probe.check(module)
-    except probe.NotPlainError as error:
+    except NotPlainError as error:
         return str(error)
     outcomes = found.setdefault((own, tuple(shapes.items())), [])
     outcome = next((each for each in outcomes if each.holds_of(module)), None)
