@@ -74,6 +74,11 @@ class Entry:
         except UnusableError as error:
             self._unusable = error
 
+    @property
+    def can_be_compiled(self) -> bool:
+        """Whether it is not there yet, and a compiler is."""
+        return self.kept is None and not isinstance(self._planned, CompileError)
+
     def build(self) -> tuple[bytes, Manifest]:
         """As `build`."""
         if self.kept is not None:
