@@ -304,7 +304,7 @@ def test_a_later_change_of_what_the_forward_reads(
     with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
         model[0].scale = 3.0
     assert caplog.messages[-1] == (
-        "IreeScaled computes by its own forward again, because scale was set to another value"
+        "IreeScaled computes by its own forward again, because scale has changed"
     )
     assert type(model[0]) is Scaled
     torch.testing.assert_close(run(x), Scaled.forward(model[0], x))
@@ -320,6 +320,27 @@ def test_an_attribute_that_comes_later() -> None:
     for each in (model, copied):
         each[0].extra = torch.zeros(COLUMNS)
         assert not each(torch.randn(3, COLUMNS)).any()
+
+
+class ScaledIfAsked(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if hasattr(self, "scale") else torch.zeros_like(x)
+
+
+def test_an_attribute_that_is_deleted() -> None:
+    model = nn.Sequential(ScaledIfAsked())
+    assert replace_norms(model, also=[Norm]).replaced
+    del model[0].scale
+    assert not model(torch.randn(3, COLUMNS)).any()
+
+
+def test_a_weight_that_is_taken_away() -> None:
+    model = nn.Sequential(Norm(), nn.LayerNorm(COLUMNS))
+    replace_norms(model, also=[Norm])
+    for norm in model:
+        norm.weight = None
+        x = torch.randn(3, COLUMNS)
+        torch.testing.assert_close(norm(x), super(ReplacedNorm, norm).forward(x))
 
 
 class WithoutWeight(nn.Module):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import random_generator
@@ -88,7 +89,7 @@ def test_values_and_gradients_are_right(name: str, dtype: str, columns: int) -> 
 @pytest.mark.parametrize("name", FORMS)
 def test_mixed_types_and_missing_parameters(name: str, columns: int) -> None:
     form = FORMS[name]
-    plain = {"memory_efficient": False, "weight_offset": 0.0}
+    plain: dict[str, Any] = {"memory_efficient": False, "weight_offset": 0.0}
     check(form, random_tensors(form, (5,), (columns,), "bf16", residual="f32", parameters="f32"),
           columns, **plain)  # fmt: skip
     check(form, random_tensors(form, (5,), (columns,), without=("weight", "bias")),

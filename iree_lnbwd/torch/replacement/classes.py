@@ -57,14 +57,19 @@ class ReplacedNorm(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Another value may make it another norm; then it is what it was before."""
-        form = vars(self).get(_FORM)
-        if form is not None and name in form.fixed and _differs(vars(self), name, value):
-            message = "%s computes by its own forward again, because %s was set to another value"
-            notices.log(_log, message, type(self).__name__, name)
-            restore(self)
+        if _makes_another(self, name, value):
+            _restore_for_a_change(self, name)
             setattr(self, name, value)
         else:
             super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """As `__setattr__`."""
+        if _makes_another(self, name, constants.ABSENT):
+            _restore_for_a_change(self, name)
+            delattr(self, name)
+        else:
+            super().__delattr__(name)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """By the module's own class: pickle finds no class that was made in a running process."""
@@ -216,15 +221,30 @@ def _forward_in_place_of(own: Callable[..., Any]) -> Callable[..., Any]:
     if cells := getattr(own, "__closure__", None):
         closed_over = zip(own.__code__.co_freevars, cells, strict=True)
         names = {**names, **{name: cell.cell_contents for name, cell in closed_over}}
-    return functools.update_wrapper(types.FunctionType(forward.__code__, names), own)
+    made = types.FunctionType(forward.__code__, names)
+    # Without the own one's attributes: torch.compile has put its own into those that it compiled.
+    return functools.update_wrapper(made, own, updated=())
 
 
-def _differs(attributes: Mapping[str, Any], name: str, value: object) -> bool:
-    """Whether a value is another than that of an attribute."""
+def _makes_another(module: nn.Module, name: str, value: object) -> bool:
+    """Whether an attribute decides what a replaced module computes, and is to have another value.
+
+    `constants.ABSENT` is the value of one that is not there.
+    """
+    form = vars(module).get(_FORM)
+    if form is None or name not in form.fixed:
+        return False
     try:
-        return constants.key(value) != constants.key(attributes.get(name, constants.ABSENT))
+        before = vars(module).get(name, constants.ABSENT)
+        return constants.key(value) != constants.key(before)
     except constants.NotConstantError:
         return True
+
+
+def _restore_for_a_change(module: nn.Module, name: str) -> None:
+    message = "%s computes by its own forward again, because %s has changed"
+    notices.log(_log, message, type(module).__name__, name)
+    restore(module)
 
 
 def _replaced_in(cls: type) -> type[nn.Module]:

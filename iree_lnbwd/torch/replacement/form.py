@@ -119,7 +119,13 @@ class Form:
 
     def takes(self, module: nn.Module, input: object) -> bool:
         """Whether our functions take an input and the parameters that a module has now."""
-        return isinstance(input, Tensor) and kinds.are_taken(input, *self.parameters(module))
+        if not isinstance(input, Tensor):
+            return False
+        weight, bias = self.parameters(module)
+        is_plain = self.shape_name is not None and not self.weight_offset  # as PyTorch's own norms
+        if weight is None and self.weight_name is not None and not is_plain:
+            return False
+        return kinds.are_taken(input, weight, bias)
 
     def __call__(self, module: nn.Module, input: Tensor) -> Tensor:
         """The output of a module of this form, by this package's functions.

@@ -30,11 +30,14 @@ def replace_norms(model: nn.Module, *, also: Collection[type[nn.Module]] = ()) -
     A module stays the same object, with the same parameters, hooks, mode and keys in
     ``state_dict``; it may be shared, parametrized, sharded by FSDP2 (before or after), or on the
     meta device. Its class becomes a subclass of its own, so that ``repr(model)`` shows what was
-    replaced. Call this before functions that capture modules' methods.
+    replaced. Call this before functions that capture modules' methods, and before FSDP1 or ZeRO-3
+    take parameters apart. Parameters, eps and dimensions are read at each call; if another
+    attribute that a tried module's forward reads changes, the module is what it was before.
 
     Layer norms have PyTorch's forward, and this package's backward. Of RMS norms, both directions
     are this package's, and are rounded once, after the weight. The element type of the output is
-    what it was, under autocast too.
+    what it was, under autocast too, and so is its order in memory. What this package's functions do
+    not take, and what there is neither a module nor a compiler for, the own forward computes.
 
     Args:
         model: Its modules are changed.
