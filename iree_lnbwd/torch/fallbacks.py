@@ -15,13 +15,17 @@ from iree_lnbwd.spec import NormSpec
 _log = logging.getLogger(__package__)
 
 
+class _Calls(threading.local):
+    number = 0
+
+
 class Refusals:
     """The modules of this process that could not be had. Any number of threads may call."""
 
     def __init__(self) -> None:
         self._reasons: dict[tuple[NormSpec, DeviceUri], str] = {}
         self._told: set[str] = set()
-        self._of_thread = threading.local()
+        self._computed = _Calls()
 
     def load(self, spec: NormSpec, uri: DeviceUri, compiling: Compiling) -> Norm:
         """`functional.loaded`, which is not asked again for what it did not have.
@@ -40,7 +44,7 @@ class Refusals:
 
     def count(self, error: CompileError) -> None:
         """Counts a call that PyTorch's operators compute; a new reason is told."""
-        self._of_thread.number = self.number + 1
+        self._computed.number += 1
         reason = printable(one_line(error))
         if reason not in self._told:
             self._told.add(reason)
@@ -49,8 +53,7 @@ class Refusals:
     @property
     def number(self) -> int:
         """How many calls of this thread PyTorch's operators have computed."""
-        number: int = getattr(self._of_thread, "number", 0)
-        return number
+        return self._computed.number
 
     @property
     def reasons(self) -> tuple[str, ...]:

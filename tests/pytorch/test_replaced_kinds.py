@@ -265,6 +265,25 @@ def test_what_does_more_than_a_norm_is_kept(cls: type[Norm], reason: str) -> Non
     assert type(norm) is cls
 
 
+def test_a_forward_that_is_compiled_by_itself() -> None:
+    """It is tried as it is written, and ours is what a compiled model runs."""
+
+    class Compiled(Norm):
+        forward = torch.compile(Norm.forward, backend="aot_eager")
+
+    torch._dynamo.reset()
+    model = nn.Sequential(Compiled())
+    assert replace_norms(model, also=[Norm]).replaced
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.randn(3, COLUMNS)
+    for run in (model, compiled, compiled):
+        with torch.profiler.profile() as profiled:
+            output = run(x)
+        torch.testing.assert_close(output, Norm.forward(model[0], x))
+    assert any(event.name == "iree_lnbwd::rms_norm" for event in profiled.events())
+    torch._dynamo.reset()
+
+
 def test_large_and_unfinished_modules_are_kept() -> None:
     """An embedding of a language model would take gigabytes of samples."""
     model = nn.Sequential(

@@ -43,17 +43,12 @@ class ReplacedNorm(nn.Module):
         TorchScript and torch.fx trace, and what there is no module for.
         """
         form = form_of(self)
+        output = None
         if len(inputs) + len(named) == 1 and named.keys() <= {form.argument}:
-            (input,) = (*inputs, *named.values())
-            if form.takes(self, input):
-                if torch.compiler.is_compiling():
-                    return form(self, input)
-                before = REFUSALS.number
-                output = None if torch.jit.is_tracing() else form(self, input)
-                if output is not None and REFUSALS.number == before:
-                    return output
-        own: Tensor = super().forward(*inputs, **named)
-        return own
+            output = _computed(form, self, *inputs, *named.values())
+        if output is None:
+            output = super().forward(*inputs, **named)
+        return output
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Another value may make it another norm; then it is what it was before."""
@@ -76,6 +71,17 @@ class ReplacedNorm(nn.Module):
         get_state = getattr(self, "__getstate__", None)  # Python 3.10 has none by default
         state = vars(self) if get_state is None else get_state()
         return _new_replaced, (_before(_replaced_in(type(self))),), state
+
+
+def _computed(form: Form, module: nn.Module, input: Tensor) -> Tensor | None:
+    """The output by our kernels; None where the own forward has to compute it."""
+    if torch.compiler.is_compiling():
+        return form(module, input)
+    if torch.jit.is_tracing():
+        return None
+    before = REFUSALS.number
+    output = form(module, input)
+    return output if REFUSALS.number == before else None
 
 
 def form_of(module: nn.Module) -> Form:

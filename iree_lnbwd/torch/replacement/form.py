@@ -106,43 +106,44 @@ class Form:
         bias = None if self.bias_name is None else getattr(module, self.bias_name)
         return weight, bias
 
-    def dims(self, module: nn.Module, input: Tensor) -> Sequence[int]:
+    def _dims(self, module: nn.Module, input: Tensor, weight: Tensor | None) -> Sequence[int]:
         """The dimensions that a module of this form normalizes now."""
         if self.shape_name is not None:
             shape = getattr(module, self.shape_name)
             return (shape,) if isinstance(shape, int) else shape
-        if self.weight_name is not None:
-            return tuple(getattr(module, self.weight_name).shape)
+        if weight is not None:
+            return tuple(weight.shape)
         if self.channels_first:
             return (input.shape[1],)
         return tuple(input.shape[-len(self.normalized_shape) :])
 
-    def takes(self, module: nn.Module, input: object) -> bool:
-        """Whether our functions take an input and the parameters that a module has now."""
-        if not isinstance(input, Tensor):
-            return False
-        weight, bias = self.parameters(module)
-        is_plain = self.shape_name is not None and not self.weight_offset  # as PyTorch's own norms
-        if weight is None and self.weight_name is not None and not is_plain:
-            return False
-        return kinds.are_taken(input, weight, bias)
-
-    def __call__(self, module: nn.Module, input: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, input: Tensor) -> Tensor | None:
         """The output of a module of this form, by this package's functions.
 
         A layer norm without an offset has PyTorch's forward, and so its bits. An RMS norm is
         rounded once, after the weight.
+
+        Returns:
+            None where the functions do not take the input, with the parameters that the module has.
         """
+        weight, bias = self.parameters(module)
+        # PyTorch's own norms take None as ones; a class that had a weight may do anything then.
+        is_plain = self.shape_name is not None and not self.weight_offset
+        if weight is None and self.weight_name is not None and not is_plain:
+            return None
+        if not isinstance(input, Tensor) or not kinds.are_taken(input, weight, bias):
+            return None
         device = input.device.type
         if not self.is_cast_by_autocast and device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return self._computed(module, input)
-        return self._computed(module, input)
+                return self._computed(module, input, weight, bias)
+        return self._computed(module, input, weight, bias)
 
-    def _computed(self, module: nn.Module, input: Tensor) -> Tensor:
-        weight, bias = self.parameters(module)
+    def _computed(
+        self, module: nn.Module, input: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
-        dims, offset = self.dims(module, input), self.weight_offset
+        dims, offset = self._dims(module, input, weight), self.weight_offset
         of_weight = None if weight is None else weight.dtype
         wanted = self.output_type.of(input.dtype, of_weight)
         rows = input

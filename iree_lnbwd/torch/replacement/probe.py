@@ -96,6 +96,7 @@ def find(module: nn.Module, shapes: Mapping[str, tuple[int, ...] | None]) -> Out
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
+        torch.compiler.set_stance("force_eager"),  # compilers read what the forward does not
     ):
         form, reason, read = None, None, set[str]()
         try:
