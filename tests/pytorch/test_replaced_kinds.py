@@ -266,21 +266,15 @@ def test_what_does_more_than_a_norm_is_kept(cls: type[Norm], reason: str) -> Non
 
 
 def test_a_forward_that_is_compiled_by_itself() -> None:
-    """It is tried as it is written, and ours is what a compiled model runs."""
+    """torch.compile reads more than the forward does."""
 
     class Compiled(Norm):
         forward = torch.compile(Norm.forward, backend="aot_eager")
 
     torch._dynamo.reset()
-    model = nn.Sequential(Compiled())
-    assert replace_norms(model, also=[Norm]).replaced
-    compiled = torch.compile(model, backend="aot_eager")
-    x = torch.randn(3, COLUMNS)
-    for run in (model, compiled, compiled):
-        with torch.profiler.profile() as profiled:
-            output = run(x)
-        torch.testing.assert_close(output, Norm.forward(model[0], x))
-    assert any(event.name == "iree_lnbwd::rms_norm" for event in profiled.events())
+    norm = Compiled()
+    (entry,) = replace_norms(norm, also=[Norm]).entries
+    assert entry.reason == "its forward reads all of its attributes"
     torch._dynamo.reset()
 
 

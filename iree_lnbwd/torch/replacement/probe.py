@@ -96,7 +96,6 @@ def find(module: nn.Module, shapes: Mapping[str, tuple[int, ...] | None]) -> Out
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
-        torch.compiler.set_stance("force_eager"),  # compilers read what the forward does not
     ):
         form, reason, read = None, None, set[str]()
         try:
@@ -344,9 +343,11 @@ def _run(module: nn.Module, input: Tensor) -> Tensor:
         ):
             warnings.simplefilter("ignore")  # of types that are slow together
             output = forward(input)
-    except NotPlainError:
-        raise
     except Exception as error:  # code that is not ours
+        # torch.compile puts another error around ours, or adds lines to it.
+        notes = (e for e in (error, error.__context__) if isinstance(e, NotPlainError))
+        if (noted := next(notes, None)) is not None:
+            raise NotPlainError(str(noted).splitlines()[0]) from error
         said = str(error).strip().splitlines() or [""]
         raise NotPlainError(f"{_RAISED} {type(error).__name__}: {said[0][:120]}") from error
     if not isinstance(output, Tensor) or output.shape != input.shape:
