@@ -168,6 +168,20 @@ def test_what_may_change_later_is_kept() -> None:
     assert not model[0](torch.randn(3, COLUMNS)).any()
 
 
+def test_what_a_class_shares_is_no_constant_either() -> None:
+    class OfClass(Masked):
+        extra = torch.ones(COLUMNS)
+
+    class Namespace:
+        factor = 1.0
+
+    model = nn.Sequential(OfClass(), OfField(extra=Namespace))
+    assert [entry.reason for entry in replace_norms(model, also=[Norm]).entries] == [
+        "its forward reads extra, which may change: it is of type Tensor",
+        "its forward reads extra, which may change: it is of type type",
+    ]
+
+
 @pytest.mark.parametrize("cls", [Norm, Masked])
 def test_freed_memory_is_not_read(cls: type[Norm]) -> None:
     """FSDP1 leaves such attributes; what a forward does not read does not matter."""
@@ -478,10 +492,13 @@ def test_equal_values_of_one_type_have_one_key() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [[1], {1}, {1: 1}, (1, [1]), torch.ones(()), np.ones(1), Scaler(1.0), [].append, lambda y=1: y,
-     Scaler(1.0).scaled, closure(1.0), functools.partial(len), nn.Identity(), bytearray(1)],
+    [
+        *([1], {1}, {1: 1}, (1, [1]), bytearray(1), torch.ones(()), np.ones(1), nn.Identity()),
+        *(Scaler, Scaler(1.0), Scaler(1.0).scaled, [].append, closure(1.0), functools.partial(len)),
+        lambda y=1: y,
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_what_may_change_has_no_key(value: object) -> None:
     with pytest.raises(constants.NotConstantError):
         constants.key(value)

@@ -45,15 +45,18 @@ def key(value: object) -> Hashable:
         return cls, tuple(key(item) for item in value)
     if isinstance(value, frozenset) and cls is frozenset:
         return cls, frozenset(key(item) for item in value)
-    if isinstance(value, (type, enum.Enum, np.dtype, *_OPERATORS)) or _is_code(value):
+    if isinstance(value, (enum.Enum, np.dtype, *_OPERATORS)) or _is_code(value):
         return cls, id(value)  # there is one of each
     raise NotConstantError(cls.__name__)
 
 
 def _is_code(value: object) -> bool:
-    """Whether it is a function that keeps nothing from one call to the next."""
+    """Whether it is a function, or a type of Python's, that keeps nothing between its calls."""
+    if isinstance(value, type):
+        return value.__module__ == "builtins"
     if isinstance(value, types.FunctionType):
-        return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+        kept = (value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value))
+        return not any(kept)
     return isinstance(value, types.BuiltinFunctionType) and (
         value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,20 +40,19 @@ class Notes:
         finally:
             self._is_on = before
 
-    def add_read(self, name: str, attributes: dict[str, Any]) -> None:
-        """Raises `NotPlainError` if the attribute can change without notice."""
+    def add_read(self, cls: type, attributes: dict[str, Any], name: str) -> None:
+        """Raises `NotPlainError` if an attribute of a module can change without notice."""
         if not self._is_on or name in OF_ANY_MODULE:
             return
         if name == "__dict__":
             raise NotPlainError("its forward reads all of its attributes")
         self.read.add(name)
-        if name in attributes:
-            try:
-                constants.key(attributes[name])
-            except constants.NotConstantError as error:
-                raise NotPlainError(
-                    f"its forward reads {name}, which may change: it is of type {error}"
-                ) from error
+        try:
+            constants.key(attributes.get(name, _of_class(cls, name)))
+        except constants.NotConstantError as error:
+            raise NotPlainError(
+                f"its forward reads {name}, which may change: it is of type {error}"
+            ) from error
 
     def add_written(self, name: str) -> None:
         """Raises `NotPlainError`: a norm has no state."""
@@ -70,7 +70,7 @@ class Watched(nn.Module):
         """Notes the name."""
         attributes = object.__getattribute__(self, "__dict__")
         if (notes := attributes.get(_NOTES)) is not None:
-            notes.add_read(name, attributes)
+            notes.add_read(type(self), attributes, name)
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -89,6 +89,12 @@ class Watched(nn.Module):
         notes_of(self).add_written(name)
         with notes_of(self).taken(False):
             super().__delattr__(name)
+
+
+def _of_class(cls: type, name: str) -> object:
+    """The value that a class has of an attribute; `ABSENT` for methods, properties and the like."""
+    value = inspect.getattr_static(cls, name, constants.ABSENT)
+    return constants.ABSENT if hasattr(value, "__get__") else value
 
 
 def watched_class(own: type[nn.Module]) -> type[nn.Module]:
