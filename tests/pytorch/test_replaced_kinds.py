@@ -361,6 +361,11 @@ def test_an_attribute_that_is_deleted() -> None:
     assert not model(torch.randn(3, COLUMNS)).any()
 
 
+class AroundZero(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], 1.0 + self.weight, self.eps)
+
+
 def test_a_weight_that_is_taken_away() -> None:
     model = nn.Sequential(Norm(), nn.LayerNorm(COLUMNS))
     replace_norms(model, also=[Norm])
@@ -368,6 +373,11 @@ def test_a_weight_that_is_taken_away() -> None:
         norm.weight = None
         x = torch.randn(3, COLUMNS)
         torch.testing.assert_close(norm(x), super(ReplacedNorm, norm).forward(x))
+    norm = AroundZero()
+    assert replace_norms(norm, also=[Norm]).replaced
+    norm.weight = None
+    with pytest.raises(TypeError, match="NoneType"):
+        norm(torch.randn(3, COLUMNS))
 
 
 class WithoutWeight(nn.Module):
