@@ -76,6 +76,11 @@ class Entry:
         except UnusableError as error:
             self._unusable = error
 
+    @property
+    def can_be_compiled(self) -> bool:
+        """Whether it is not there yet, and a compiler is."""
+        return self.kept is None and not isinstance(self._planned, CompileError)
+
     def build(self) -> tuple[bytes, Manifest]:
         """As `build`; of processes that need the same module at once, one compiles it."""
         if self.kept is not None:

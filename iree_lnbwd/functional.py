@@ -354,7 +354,7 @@ def _compiled(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None) -> No
 
     target = target_of(uri)
     entry = cache.Entry(spec, target, found.for_device(spec, target, uri))
-    if entry.kept is None and compiling is not None:
+    if entry.can_be_compiled and compiling is not None:
         compiling(spec, target)
     vmfb, _ = entry.build()
     return runtime.load_built(vmfb, str(uri))

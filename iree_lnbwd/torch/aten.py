@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from iree_lnbwd.arguments import NormOutput
+from iree_lnbwd.arguments import NormOutput, Results, results_of
 from iree_lnbwd.operands import Op
+from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.torch import kinds
 from iree_lnbwd.torch.kinds import TensorKind, kind
 
@@ -101,3 +102,82 @@ def normalized(
     added = torch.finfo(sums).eps if eps is None else eps
     rstd = torch.rsqrt(x.square().mean(dims, keepdim=True) + added)
     return x * rstd if gamma is None else x * rstd * gamma, None, rstd
+
+
+def gradients(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+    eps: float | None,
+    weight_offset: float,
+) -> Results:
+    """What a backward of ours computes, but for rounding; the arguments are checked.
+
+    Args:
+        op: The op.
+        tensors: In the order of its table.
+        normalized_shape: The trailing dimensions.
+        output_mask: Which gradients to compute.
+        eps: Used if the statistics are recomputed; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+    """
+    given = kinds.given(op, tensors)
+    data, weight, residual = given[op.data.name], given.get("weight"), given.get("grad_residual")
+    sums, dims = kinds.wide(data.dtype), tuple(range(-len(normalized_shape), 0))
+    dy = given["grad_output"].to(sums)
+    gamma = None if weight is None else weight.to(sums) + weight_offset
+    if op.from_output:
+        xhat, rstd = _of_output(data.to(sums), gamma, given.get("bias")), given["rstd"]
+    else:
+        xhat, rstd = _of_input(op, data.to(sums), given, dims, eps)
+    h = dy if gamma is None else dy * gamma
+    inner = h - xhat * (h * xhat).mean(dims, keepdim=True)
+    if op.centres:
+        inner = inner - h.mean(dims, keepdim=True)
+    dx = _of_rows(rstd, data, dims) * inner
+    if residual is not None:
+        dx = dx + residual.to(sums)
+
+    def summed(cells: Tensor) -> Tensor:
+        return cells.reshape(-1, *normalized_shape).sum(0)
+
+    of_weight = data.dtype if weight is None else weight.dtype
+    computed = {
+        "grad_input": (dx, data.dtype),
+        "grad_weight": None if weight is None else (summed(dy * xhat), of_weight),
+        "grad_bias": (summed(dy), given["bias"].dtype if "bias" in given else of_weight),
+    }
+    asked = (r.name for r, wanted in zip(op.masked, output_mask, strict=True) if wanted)
+    found = {name: result for name in asked if (result := computed[name]) is not None}
+    return results_of(op, {name: wide.to(dtype) for name, (wide, dtype) in found.items()})
+
+
+def _of_input(
+    op: Op, x: Tensor, given: Mapping[str, Tensor], dims: tuple[int, ...], eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """``xhat`` and ``rstd``, from the statistics where they are given."""
+    mean, rstd = given.get("mean"), given.get("rstd")
+    if op.centres:
+        centre = x.mean(dims, keepdim=True) if mean is None else _of_rows(mean, x, dims)
+        x = x - centre
+    if rstd is None:
+        added = torch.finfo(x.dtype).eps if eps is None else eps
+        rstd = torch.rsqrt(x.square().mean(dims, keepdim=True) + added)
+    rstd = _of_rows(rstd, x, dims)
+    return x * rstd, rstd
+
+
+def _of_output(y: Tensor, gamma: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``xhat``, as ``layer_norm_backward`` says."""
+    y = y if bias is None else y - bias.to(y.dtype)
+    if gamma is None:
+        return y
+    least = torch.full_like(gamma, LEAST_WEIGHT).copysign(gamma)
+    return y / torch.where(gamma.abs() < LEAST_WEIGHT, least, gamma)
+
+
+def _of_rows(statistic: Tensor, data: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """A statistic, with or without trailing dimensions of 1, for all elements of its row."""
+    leading = data.shape[: data.ndim - len(dims)]
+    return statistic.reshape(*leading, *(1 for _ in dims))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
@@ -17,6 +18,7 @@ from iree_lnbwd.arguments import (
     results_of,
 )
 from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.errors import CompileError
 from iree_lnbwd.operands import (
     RESIDUAL_OUTPUT,
     Element,
@@ -27,7 +29,8 @@ from iree_lnbwd.operands import (
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.targets import Target
-from iree_lnbwd.torch import kinds, native
+from iree_lnbwd.torch import aten, kinds, native
+from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.tuning import tuner
 
 _log = logging.getLogger(__package__)
@@ -40,7 +43,7 @@ def forward(
     eps: float | None,
     weight_offset: float,
 ) -> NormOutput:
-    """A forward of ours.
+    """A forward of ours, or PyTorch's operators where no module can be had.
 
     Args:
         op: The op.
@@ -51,7 +54,12 @@ def forward(
     """
     if 0 in normalized_shape:  # PyTorch takes rows of no columns
         return fake_forward(op, tensors, normalized_shape, eps, weight_offset)
-    return known_forward(op, tensors, normalized_shape, eps, weight_offset)[0]
+    given = (op, tensors, normalized_shape, eps, weight_offset)
+    try:
+        return known_forward(*given, modules=_OR_REFUSED)[0]
+    except CompileError as error:
+        REFUSALS.count(error)
+        return aten.norm(*given)
 
 
 def known_forward(
@@ -60,11 +68,16 @@ def known_forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    modules: functional.Modules | None = None,
 ) -> tuple[NormOutput, KnownCall | None]:
-    """As `forward`, and the kind of the call where `functional.call` has one."""
+    """A forward by ours alone, and the kind of the call where `functional.call` has one.
+
+    Raises:
+        CompileError: No module can be had.
+    """
     kinds.given(op, tensors)
     options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
-    return _call(tensors, options)  # type: ignore[return-value]
+    return _call(tensors, options, modules)  # type: ignore[return-value]
 
 
 def fake_forward(
@@ -95,6 +108,8 @@ def backward(
 ) -> Results:
     """The gradients.
 
+    PyTorch's operators compute them where no module can be had.
+
     Args:
         op: The op.
         tensors: In the order of its table.
@@ -103,7 +118,12 @@ def backward(
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
     """
-    return known_backward(op, tensors, normalized_shape, output_mask, eps, weight_offset)[0]
+    given = (op, tensors, normalized_shape, output_mask, eps, weight_offset)
+    try:
+        return known_backward(*given, modules=_OR_REFUSED)[0]
+    except CompileError as error:
+        REFUSALS.count(error)
+        return aten.gradients(*given)
 
 
 def known_backward(
@@ -113,19 +133,27 @@ def known_backward(
     output_mask: Sequence[bool],
     eps: float | None,
     weight_offset: float,
+    modules: functional.Modules | None = None,
 ) -> tuple[Results, KnownCall | None]:
-    """As `backward`, and the kind of the call where `functional.call` has one."""
+    """Gradients by ours alone, and the kind of the call where `functional.call` has one.
+
+    Raises:
+        CompileError: No module can be had.
+    """
     given = kinds.given(op, tensors)
     if given[op.data.name].numel() == 0:  # an empty sum is zero
         zeros = fake_backward(op, tensors, normalized_shape, output_mask)
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = tuple(_asked(op, given, output_mask))
-    return _call(tensors, Options(op, tuple(normalized_shape), asked, weight_offset, eps))
+    options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
+    return _call(tensors, options, modules)
 
 
-def _call(tensors: Sequence[Tensor | None], options: Options) -> tuple[Results, KnownCall | None]:
+def _call(
+    tensors: Sequence[Tensor | None], options: Options, modules: functional.Modules | None
+) -> tuple[Results, KnownCall | None]:
     """A call; C++ is told of one on a GPU, and launches the next of its kind itself."""
-    results, known = functional.call(tensors, options, modules=_MODULES)
+    results, known = functional.call(tensors, options, modules=modules or _MODULES)
     if known is not None and native.load():
         native.remember(tensors, options, known)
     return results, known
@@ -214,6 +242,7 @@ def _say_compiling(spec: NormSpec, target: Target) -> None:
 
 
 _MODULES = functional.modules(_say_compiling)
+_OR_REFUSED = _MODULES._replace(load=functools.partial(REFUSALS.load, compiling=_say_compiling))
 
 
 # PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.

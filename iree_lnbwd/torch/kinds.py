@@ -47,6 +47,24 @@ def given(op: Op, tensors: Iterable[Tensor | None]) -> dict[str, Tensor]:
     return there
 
 
+def are_taken(input: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether an op takes tensors of such element types, and an input of its device and layout.
+
+    It is asked in each call of a replaced norm, and torch.compile reads it.
+    """
+    dtype = input.dtype
+    if dtype not in DTYPES or input.device.type not in _DEVICE_TYPES:
+        return False
+    if input.layout is not (torch.jagged if input.is_nested else torch.strided):
+        return False
+    for parameter in parameters:
+        if parameter is not None and parameter.dtype != dtype:
+            other = parameter.dtype
+            if other not in DTYPES or torch.float64 in (other, dtype):
+                return False
+    return True
+
+
 @functools.lru_cache
 def check(first: str, /, **kinds: TensorKind) -> None:
     """Expects kinds of tensors that the op has a module for.

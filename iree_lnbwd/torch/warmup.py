@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd.errors import shown
+from iree_lnbwd.errors import CompileError, shown
 from iree_lnbwd.torch import kernels, overrides
+from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.modules import NORMS, AddLayerNorm, AddRMSNorm, check_model
 from iree_lnbwd.torch.override_warmup import InPlace
+from iree_lnbwd.torch.replacement import shards
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of, own_class, stand_in
 
 _PLAIN: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
@@ -32,8 +34,9 @@ def warmup(
     The norms are those of the classes of this package, those that `replace_norms` replaced, and
     while `enable` is in force, ``nn.LayerNorm``, ``nn.RMSNorm`` and their subclasses. Each is run
     on a row of zeros, forward and backward, with zeros in place of its parameters: these may be
-    sharded, or on the meta device. Norms that take a residual are run backward with and without a
-    gradient of the sum. Under ``torch.autocast``, the modules for autocast are compiled.
+    sharded (by FSDP1 and ZeRO-3, too), pruned, parametrized, or on the meta device. Norms that take
+    a residual are run backward with and without a gradient of the sum. Under ``torch.autocast``,
+    the modules for autocast are compiled; ``no_grad`` and inference mode change nothing.
 
     Args:
         model: With norms, or one itself.
@@ -50,23 +53,74 @@ def warmup(
     Raises:
         TypeError, ValueError: Naming the argument; also with ``tune``, if a norm is on no GPU, and
             without ``device``, if one is on the meta device.
-        CompileError, DeviceError: As `layer_norm`, also where `enable` would go to PyTorch's.
+        CompileError, DeviceError: As `iree_lnbwd.layer_norm`: a call would go to PyTorch's
+            operators. What else there is to load, is loaded.
         OSError: As `iree_lnbwd.tune`.
     """
     check_model(model)
     if not isinstance(tune, bool):
         raise TypeError(f"tune: expected a bool, got {shown(tune)}")
-    zeros = functools.partial(_zeros, dtype=weight_dtype, device=device)
-    norms = [
-        stand_in(norm, cls, zeros)
-        for norm in model.modules()
-        if (cls := _class_of(norm)) is not None
-    ]
+    REFUSALS.forget()
+    with torch.inference_mode(False), torch.enable_grad():
+        _warm_up(model, dtype, residual_dtype, _Like(weight_dtype, device), tune)
+    if reasons := REFUSALS.reasons:
+        raise CompileError(reasons[0])
+
+
+class _Like(NamedTuple):
+    """What parameters will be.
+
+    Attributes:
+        dtype: Their element type; None takes the one that they have.
+        device: As ``dtype``.
+    """
+
+    dtype: torch.dtype | None
+    device: torch.device | str | int | None
+
+    def zeros(self, parameter: Tensor, shape: Sequence[int]) -> Tensor:
+        """In place of a parameter, of which the memory is not read.
+
+        Raises:
+            ValueError: It is on the meta device, and nobody said where it will be.
+        """
+        if self.device is None and parameter.is_meta:
+            raise ValueError(
+                "device: expected the one that the model will be on, for a model on the meta "
+                "device, got None"
+            )
+        return torch.zeros(
+            tuple(shape),
+            dtype=self.dtype or parameter.dtype,
+            device=parameter.device if self.device is None else self.device,
+        )
+
+
+class _Norm(NamedTuple):
+    """A norm of the model, and its dimensions."""
+
+    module: nn.Module
+    shape: tuple[int, ...]
+
+
+def _warm_up(
+    model: nn.Module,
+    dtype: torch.dtype | None,
+    residual_dtype: torch.dtype | None,
+    like: _Like,
+    tune: bool,
+) -> None:
+    norms = []
+    for module in model.modules():
+        if (cls := _class_of(module)) is not None:
+            shape = _shape(module)
+            norms.append(_Norm(stand_in(module, cls, _parameters(module, shape, like)), shape))
 
     def first() -> Tensor:
         """As the model's first parameter, but empty."""
         floating = (p for p in model.parameters() if p.is_floating_point())
-        return next((zeros(p.new_empty(0)) for p in floating), torch.empty(0, device=device))
+        empty = (like.zeros(parameter, (0,)) for parameter in floating)
+        return next(empty, torch.empty(0, device=like.device))
 
     rows = [_rows(norm, first, dtype, residual_dtype) for norm in norms]
     for inputs in rows:
@@ -75,11 +129,11 @@ def warmup(
                 f"tune: expected False for norms on no GPU, got True and one on {inputs[0].device}"
             )
     for norm, inputs in zip(norms, rows, strict=True):
-        _run_once(norm, inputs)
+        _run_once(norm.module, inputs)
     if tune:
-        kernels.tune({_shape(norm) for norm in norms})
+        kernels.tune({norm.shape for norm in norms})
         for norm, inputs in zip(norms, rows, strict=True):
-            _run_once(norm, inputs)
+            _run_once(norm.module, inputs)
 
 
 def _class_of(module: nn.Module) -> type[nn.Module] | None:
@@ -94,29 +148,44 @@ def _class_of(module: nn.Module) -> type[nn.Module] | None:
     return next((cls for cls in _PLAIN if isinstance(module, cls)), None)
 
 
-def _zeros(
-    parameter: Tensor, dtype: torch.dtype | None, device: torch.device | str | int | None
-) -> Tensor:
-    """In place of a parameter, on one device."""
-    if device is None and parameter.is_meta:
-        raise ValueError(
-            "device: expected the one that the model will be on, for a model on the meta device, "
-            "got None"
-        )
-    return torch.zeros(
-        parameter.shape,
-        dtype=dtype or parameter.dtype,
-        device=parameter.device if device is None else device,
-    )
-
-
 def _shape(norm: nn.Module) -> tuple[int, ...]:
-    of = form_of(norm) if isinstance(norm, ReplacedNorm) else norm
-    return tuple(of.normalized_shape)
+    """The dimensions that a norm will normalize in a forward."""
+    form = form_of(norm) if isinstance(norm, ReplacedNorm) else None
+    if form is None or form.shape_name is not None:
+        shape = getattr(norm, "normalized_shape" if form is None else form.shape_name or "")
+    elif form.weight_name is None or shards.holder(norm) is not None:
+        shape = form.normalized_shape
+    else:
+        shape = _tensor(norm, form.weight_name).shape
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+def _parameters(
+    norm: nn.Module, shape: Sequence[int], like: _Like
+) -> dict[str, nn.Parameter | None]:
+    """Zeros in place of a norm's weight and bias, whatever computes these."""
+    names: tuple[str | None, ...] = ("weight", "bias")
+    if isinstance(norm, ReplacedNorm):
+        names = (form_of(norm).weight_name, form_of(norm).bias_name)
+    # What is computed has a gradient if anything does that it is computed from.
+    others = any(p.requires_grad for p in norm.parameters()) or not list(norm.parameters())
+    made: dict[str, nn.Parameter | None] = {}
+    for name in filter(None, names):
+        tensor, own = _tensor(norm, name), norm._parameters.get(name)
+        made[name] = None if tensor is None else nn.Parameter(
+            like.zeros(tensor, shape), requires_grad=others if own is None else own.requires_grad
+        )  # fmt: skip
+    return made
+
+
+def _tensor(norm: nn.Module, name: str) -> Any:
+    """A norm's weight or bias; parametrized ones are computed."""
+    with torch.no_grad():
+        return getattr(norm, name, None)
 
 
 def _rows(
-    norm: nn.Module,
+    norm: _Norm,
     first: Callable[[], Tensor],
     dtype: torch.dtype | None,
     residual_dtype: torch.dtype | None,
@@ -125,10 +194,11 @@ def _rows(
 
     ``first`` returns a tensor of the type and device of what has no weight.
     """
-    weight = form_of(norm).parameters(norm)[0] if isinstance(norm, ReplacedNorm) else norm.weight
+    module, shape = norm
+    is_replaced = isinstance(module, ReplacedNorm)
+    weight = form_of(module).parameters(module)[0] if is_replaced else module.weight
     like = first() if weight is None else weight
-    shape = _shape(norm)
-    if isinstance(norm, ReplacedNorm) and form_of(norm).channels_first:
+    if is_replaced and form_of(module).channels_first:
         shape = (*shape, 1, 1)
     dtypes = (dtype, dtype if residual_dtype is None else residual_dtype)
     return [
@@ -139,7 +209,7 @@ def _rows(
             device=like.device,
             requires_grad=True,
         )
-        for dtype in dtypes[: 2 if isinstance(norm, AddLayerNorm | AddRMSNorm) else 1]
+        for dtype in dtypes[: 2 if isinstance(module, AddLayerNorm | AddRMSNorm) else 1]
     ]
 
 

@@ -978,7 +978,7 @@ def test_an_eps_that_sums_cannot_hold(functions: Any, eps: float) -> None:
     x, ones = np.full((2, 8), 3.0, np.float32), np.ones(8, np.float32)
     said = "^eps: expected 0, or a number from 1.18e-38 to .* in magnitude, for sums of f32, got "
     for op in OPS:
-        given = {"grad_output": x, "input": x} if "backward" in op else {"input": x}
+        given: dict[str, Any] = {"input": x, "grad_output": x} if "backward" in op else {"input": x}
         given |= {"normalized_shape": 8, "weight": ones, "eps": eps}
         with pytest.raises(ValueError, match=said):
             getattr(functions, op)(**given)

@@ -221,7 +221,8 @@ def test_a_wrong_replaced_norm_is_found(wrong: str, monkeypatch: pytest.MonkeyPa
 
     def call(self: Form, module: Any, input: Any) -> Any:
         if wrong == "output":
-            return right(self, module, input) * 1.01
+            output: Any = right(self, module, input)
+            return output * 1.01
         now, module.eps = module.eps, first.setdefault(id(module), module.eps)
         try:
             return right(self, module, input)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from support import random_generator
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import CompileError
@@ -127,6 +130,94 @@ def test_warmup_of_a_model_on_the_meta_device(caplog: pytest.LogCaptureFixture) 
         x = torch.randn(3, columns, dtype=torch.bfloat16, requires_grad=True)
         torch.autograd.backward(model(x), torch.ones_like(x))
         assert len(caplog.records) == 1
+
+
+def trained(model: nn.Module, columns: int) -> None:
+    """One step."""
+    x = torch.randn(3, columns, requires_grad=True)
+    torch.autograd.backward(model(x).square().sum())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_warmup_where_autograd_is_off(
+    mode: Callable[[], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is of what a training step needs, also if the model was made there."""
+    columns = int(random_generator().integers(17000, 18000))
+    outside = nn.Sequential(LayerNorm(columns), nn.RMSNorm(columns))
+    with mode(), caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        inside = nn.Sequential(LayerNorm(columns), nn.RMSNorm(columns))
+        for model in (inside, outside):
+            replace_norms(model)
+            warmup(model)
+            assert len(caplog.records) == 3  # nothing is compiled twice
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        trained(outside, columns)
+    assert len(caplog.records) == 3
+
+
+def pruned(norm: nn.Module) -> nn.Module:
+    prune.l1_unstructured(norm, "weight", 3)
+    return norm
+
+
+def pruned_while_autograd_is_off(norm: nn.Module) -> nn.Module:
+    """Then the weight, which a hook computes anew in each call, needs no gradient for now."""
+    with torch.no_grad():
+        pruned(norm)
+        norm(torch.zeros(1, *norm.weight.shape))
+    return norm
+
+
+def normed(norm: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of what is old
+        found: nn.Module = torch.nn.utils.weight_norm(norm)
+    return found
+
+
+def parametrized(norm: nn.Module) -> nn.Module:
+    parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    return norm
+
+
+def weight_normed(norm: nn.Module) -> nn.Module:
+    found: nn.Module = torch.nn.utils.parametrizations.weight_norm(norm)
+    return found
+
+
+@pytest.mark.parametrize(
+    "changed", [pruned, pruned_while_autograd_is_off, normed, parametrized, weight_normed]
+)
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_warmup_of_weights_that_are_computed(
+    changed: Callable[[nn.Module], nn.Module], is_replaced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By hooks and parametrizations, on ours and on what was replaced."""
+    columns = int(random_generator().integers(18000, 19000))
+    norm = changed(nn.RMSNorm(columns) if is_replaced else RMSNorm(columns))
+    assert len(replace_norms(norm).replaced) == int(is_replaced)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode():
+                warmup(norm)
+        assert len(caplog.records) == 2
+        assert all(parameter.grad is None for parameter in norm.parameters())
+        trained(norm, columns)
+    assert len(caplog.records) == 2
+
+
+def test_warmup_of_frozen_weights(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a gradient that nobody asks for, whatever computes them."""
+    columns = int(random_generator().integers(19000, 20000))
+    norms = [changed(RMSNorm(columns)).requires_grad_(False) for changed in (pruned, parametrized)]
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        warmup(nn.Sequential(*norms))
+        said = list(caplog.messages)
+        for norm in norms:
+            trained(norm, columns)
+    assert caplog.messages == said
+    assert sum("backward" in message for message in said) == 1
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")

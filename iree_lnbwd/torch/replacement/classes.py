@@ -8,29 +8,63 @@ because PyTorch looks for the module's own class right below them.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from iree_lnbwd import notices
+from iree_lnbwd.torch.fallbacks import REFUSALS
+from iree_lnbwd.torch.replacement import constants
 from iree_lnbwd.torch.replacement.form import Form
 
 _FORM = "_iree_lnbwd_form"  # the attribute of a module; it is copied and pickled with it
+# Attributes of a module that hold its own forward: accelerate puts its hooks around it.
+_FORWARDS = ("forward", "_old_forward")
+
+_log = logging.getLogger("iree_lnbwd.torch")
 
 
 class ReplacedNorm(nn.Module):
     """What is ours of a replaced module's class; the module's own class comes after it."""
 
-    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """The module's own output, but for rounding: see `Form`."""
+    def __init_subclass__(cls) -> None:
+        """The own class, which may keep a register of its subclasses, is not told."""
+
+    def _iree_lnbwd_forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        """The module's own output, but for rounding: see `Form`.
+
+        What our functions do not take is the own forward's, in results and in errors. So is what
+        TorchScript and torch.fx trace, and what there is no module for.
+        """
         form = form_of(self)
-        if len(inputs) + len(named) != 1 or not named.keys() <= {form.argument}:
-            output: Tensor = super().forward(*inputs, **named)  # it refuses this, in its own words
-            return output
-        (input,) = (*inputs, *named.values())
-        return form(self, input)
+        output = None
+        if len(inputs) + len(named) == 1 and named.keys() <= {form.argument}:
+            output = _computed(form, self, *inputs, *named.values())
+        if output is None:
+            output = super().forward(*inputs, **named)
+        return output
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Another value may make it another norm; then it is what it was before."""
+        if _makes_another(self, name, value):
+            _restore_for_a_change(self, name)
+            setattr(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """As `__setattr__`."""
+        if _makes_another(self, name, constants.ABSENT):
+            _restore_for_a_change(self, name)
+            delattr(self, name)
+        else:
+            super().__delattr__(name)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """By the module's own class: pickle finds no class that was made in a running process."""
@@ -38,11 +72,16 @@ class ReplacedNorm(nn.Module):
         state = vars(self) if get_state is None else get_state()
         return _new_replaced, (_before(_replaced_in(type(self))),), state
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        """What ``torch.jit.script`` takes in place of the module: one of the module's own class."""
-        own: nn.Module = object.__new__(_before(_replaced_in(type(self))))
-        vars(own).update({name: value for name, value in vars(self).items() if name != _FORM})
-        return own
+
+def _computed(form: Form, module: nn.Module, input: Tensor) -> Tensor | None:
+    """The output by our kernels; None where the own forward has to compute it."""
+    if torch.compiler.is_compiling():
+        return form(module, input)
+    if torch.jit.is_tracing():
+        return None
+    before = REFUSALS.number
+    output = form(module, input)
+    return output if REFUSALS.number == before else None
 
 
 def form_of(module: nn.Module) -> Form:
@@ -52,10 +91,17 @@ def form_of(module: nn.Module) -> Form:
 
 
 def replace(module: nn.Module, form: Form) -> None:
-    """Makes a module compute its form by our functions."""
-    own: type = own_class(module)
+    """Makes a module compute its form by our functions.
+
+    Raises:
+        TypeError: Its class cannot have a subclass.
+    """
+    own = own_class(module)
+    replaced = _replaced(own)
+    rebased = _rebased(type(module), own, replaced)
     setattr(module, _FORM, form)
-    module.__class__ = _rebased(type(module), own, _replaced(own))
+    module.__class__ = rebased
+    _exchange_forwards(module, own.forward, replaced.forward)
 
 
 def restore(module: nn.Module) -> None:
@@ -72,8 +118,39 @@ def restore(module: nn.Module) -> None:
             f"module: expected a class of PyTorch's around {replaced.__name__}, if any, got "
             f"{own_class(module).__name__}"
         )
-    module.__class__ = _rebased(type(module), replaced, _before(replaced))
+    before = _before(replaced)
+    module.__class__ = _rebased(type(module), replaced, before)
     delattr(module, _FORM)
+    _exchange_forwards(module, replaced.forward, before.forward)
+
+
+def sets_its_forward(module: nn.Module) -> bool:
+    """Whether another forward than that of its class is set on a module itself.
+
+    That of its class may be, and accelerate's, which calls it, too.
+    """
+    kept = vars(module)
+    if "forward" not in kept or _is_method(kept["forward"], module, own_class(module).forward):
+        return False
+    is_accelerates = "_hf_hook" in kept and isinstance(kept["forward"], functools.partial)
+    return not (
+        is_accelerates and _is_method(kept.get("_old_forward"), module, own_class(module).forward)
+    )
+
+
+def _exchange_forwards(module: nn.Module, old: Any, new: Any) -> None:
+    """Among the attributes of a module itself."""
+    for name in _FORWARDS:
+        if _is_method(vars(module).get(name), module, old):
+            vars(module)[name] = types.MethodType(new, module)
+
+
+def _is_method(value: object, module: nn.Module, function: object) -> bool:
+    return (
+        isinstance(value, types.MethodType)
+        and value.__self__ is module
+        and value.__func__ is function
+    )
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:
@@ -91,27 +168,25 @@ def own_class(module: nn.Module) -> type[nn.Module]:
             return cls
 
 
-def stand_in(module: nn.Module, cls: type, make: Callable[[Tensor], Tensor]) -> nn.Module:
+def stand_in(
+    module: nn.Module, cls: type, parameters: Mapping[str, nn.Parameter | None]
+) -> nn.Module:
     """A module of a class with the attributes of another, but with parameters of its own.
 
-    It has no hooks, buffers or modules: a parametrized parameter is a parameter here.
+    It has no hooks, buffers or modules, and no other forward than its class's.
 
     Args:
         module: The other.
         cls: The class.
-        make: A parameter for one of the other's.
+        parameters: By name.
     """
     copied: nn.Module = object.__new__(cls)
     nn.Module.__init__(copied)
-    fresh = vars(copied).keys() - {"training"}
-    vars(copied).update({name: v for name, v in vars(module).items() if name not in fresh})
-    for name in parameter_names(module):
-        parameter = getattr(module, name)
-        if parameter is None:
-            copied.register_parameter(name, None)
-        else:
-            made = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
-            copied.register_parameter(name, made)
+    left_out = (vars(copied).keys() | parameters.keys() | {*_FORWARDS}) - {"training"}
+    attributes = object.__getattribute__(module, "__dict__")
+    vars(copied).update({name: v for name, v in attributes.items() if name not in left_out})
+    # Not by `register_parameter`: libraries exchange that, to make models on the meta device.
+    copied._parameters.update(parameters)
     return copied
 
 
@@ -121,20 +196,71 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
     return (*module._parameters, *parametrized)
 
 
-@functools.cache
-def _replaced(own: type) -> type[nn.Module]:
-    """The class of replaced modules of a class."""
-    return type(f"Iree{own.__name__}", (ReplacedNorm, own), {"__doc__": own.__doc__})
+def _replaced(own: type[nn.Module]) -> type[nn.Module]:
+    """The class of replaced modules of a class; it lives as long as it has any.
+
+    Its module is that of the class: so torch.fx takes PyTorch's norms for what they are.
+    """
+    bases = (ReplacedNorm, own)
+    there = (cls for cls in own.__subclasses__() if cls.__bases__ == bases)
+    if (found := next(there, None)) is not None:
+        return found
+    content = {
+        "__doc__": own.__doc__,
+        "__module__": own.__module__,
+        "forward": _forward_in_place_of(own.forward),
+    }
+    return type(f"Iree{own.__name__}", bases, content)
 
 
-def _replaced_in(cls: type) -> type:
+def _forward_in_place_of(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward that calls ours.
+
+    TorchScript reads a function's source, by ``__wrapped__``, and finds the names in it by its
+    globals: so it takes this one for the own one.
+    """
+
+    def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+        return self._iree_lnbwd_forward(*inputs, **named)
+
+    names = getattr(own, "__globals__", {})
+    if cells := getattr(own, "__closure__", None):
+        closed_over = zip(own.__code__.co_freevars, cells, strict=True)
+        names = {**names, **{name: cell.cell_contents for name, cell in closed_over}}
+    made = types.FunctionType(forward.__code__, names)
+    # Without the own one's attributes: torch.compile has put its own into those that it compiled.
+    return functools.update_wrapper(made, own, updated=())
+
+
+def _makes_another(module: nn.Module, name: str, value: object) -> bool:
+    """Whether an attribute decides what a replaced module computes, and is to have another value.
+
+    `constants.ABSENT` is the value of one that is not there.
+    """
+    form = vars(module).get(_FORM)
+    if form is None or name not in form.fixed:
+        return False
+    try:
+        before = vars(module).get(name, constants.ABSENT)
+        return constants.key(value) != constants.key(before)
+    except constants.NotConstantError:
+        return True
+
+
+def _restore_for_a_change(module: nn.Module, name: str) -> None:
+    message = "%s computes by its own forward again, because %s has changed"
+    notices.log(_log, message, type(module).__name__, name)
+    restore(module)
+
+
+def _replaced_in(cls: type) -> type[nn.Module]:
     """The class that `_replaced` made, of those that a class derives from."""
     (replaced,) = (c for c in cls.__mro__ if c.__bases__[:1] == (ReplacedNorm,))
     return replaced
 
 
-def _before(replaced: type) -> type:
-    own: type
+def _before(replaced: type) -> type[nn.Module]:
+    own: type[nn.Module]
     _, own = replaced.__bases__
     return own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.operands import Op
+from iree_lnbwd.torch import kinds
 from iree_lnbwd.torch.functions import layer_norm, rms_norm
 
 
@@ -27,13 +29,33 @@ class OutputType(enum.Enum):
         return weight if self is OutputType.WEIGHTS else torch.promote_types(input, weight)
 
 
+class Order(enum.Enum):
+    """The order of a norm's output in memory."""
+
+    ROWS = "the normalized dimensions lie innermost"
+    INPUTS = "the input's, as `torch.preserve_format` has it"
+    CONTIGUOUS = "the dimensions lie in their own order"
+
+    def strides(self, input: Tensor, channels_first: bool) -> tuple[int, ...]:
+        """Those of an output for an input."""
+        if self is Order.INPUTS:
+            output = torch.empty_like(input, device="meta")
+        elif self is Order.ROWS and channels_first:
+            output = torch.empty(input.movedim(1, -1).shape, device="meta").movedim(-1, 1)
+        else:
+            output = torch.empty(input.shape, device="meta")
+        return tuple(output.stride())
+
+
 @dataclass(frozen=True)
 class Form:
     """A norm of one tensor.
 
+    Parameters, eps and dimensions are read from the module at each call.
+
     Attributes:
         op: What it computes.
-        normalized_shape: The dimensions that are normalized.
+        normalized_shape: The dimensions that were normalized when the form was found.
         eps: Added to the variance; None as in ``rms_norm``.
         eps_name: The module's attribute that holds it; None if it is written in the code.
         weight_name: The module's attribute that holds the weight; None if there is none.
@@ -44,6 +66,11 @@ class Form:
         output_type: Outside of autocast.
         is_cast_by_autocast: Whether autocast on GPUs widens the output to f32, as that of PyTorch's
             own norms. If not, autocast changes nothing.
+        shape_name: The module's attribute that holds the dimensions. None if they are those of the
+            weight, or without one, as many of the input's last dimensions.
+        order: Of the output in memory.
+        fixed: The names of the module's other attributes that its forward reads. With other values
+            it may be another norm.
     """
 
     op: Op
@@ -57,6 +84,9 @@ class Form:
     argument: str = "input"
     output_type: OutputType = OutputType.INPUTS
     is_cast_by_autocast: bool = True
+    shape_name: str | None = None
+    order: Order = Order.ROWS
+    fixed: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         parts = ["layer norm" if self.op.centres else "RMS norm"]
@@ -76,32 +106,66 @@ class Form:
         bias = None if self.bias_name is None else getattr(module, self.bias_name)
         return weight, bias
 
-    def __call__(self, module: nn.Module, input: Tensor) -> Tensor:
+    def _dims(self, module: nn.Module, input: Tensor, weight: Tensor | None) -> Sequence[int]:
+        """The dimensions that a module of this form normalizes now."""
+        if self.shape_name is not None:
+            shape = getattr(module, self.shape_name)
+            return (shape,) if isinstance(shape, int) else shape
+        if weight is not None:
+            return tuple(weight.shape)
+        if self.channels_first:
+            return (input.shape[1],)
+        return tuple(input.shape[-len(self.normalized_shape) :])
+
+    def __call__(self, module: nn.Module, input: Tensor) -> Tensor | None:
         """The output of a module of this form, by this package's functions.
 
         A layer norm without an offset has PyTorch's forward, and so its bits. An RMS norm is
         rounded once, after the weight.
+
+        Returns:
+            None where the functions do not take the input, with the parameters that the module has.
         """
+        weight, bias = self.parameters(module)
+        # PyTorch's own norms take None as ones; a class that had a weight may do anything then.
+        is_plain = self.shape_name is not None and not self.weight_offset
+        if weight is None and self.weight_name is not None and not is_plain:
+            return None
+        if not isinstance(input, Tensor) or not kinds.are_taken(input, weight, bias):
+            return None
         device = input.device.type
         if not self.is_cast_by_autocast and device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return self._computed(module, input)
-        return self._computed(module, input)
+                return self._computed(module, input, weight, bias)
+        return self._computed(module, input, weight, bias)
 
-    def _computed(self, module: nn.Module, input: Tensor) -> Tensor:
-        weight, bias = self.parameters(module)
+    def _computed(
+        self, module: nn.Module, input: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
-        dims, offset = self.normalized_shape, self.weight_offset
+        dims, offset = self._dims(module, input, weight), self.weight_offset
         of_weight = None if weight is None else weight.dtype
         wanted = self.output_type.of(input.dtype, of_weight)
+        rows = input
         if self.output_type is not OutputType.INPUTS:
-            input = input.to(torch.promote_types(input.dtype, wanted))
+            rows = rows.to(torch.promote_types(input.dtype, wanted))
         if self.channels_first:
-            input = input.movedim(1, -1)
+            rows = rows.movedim(1, -1)
         if self.op.centres:
-            output = layer_norm(input, dims, weight, bias, eps, weight_offset=offset)
+            output = layer_norm(rows, dims, weight, bias, eps, weight_offset=offset)
         else:
-            output = rms_norm(input, dims, weight, eps, weight_offset=offset)
+            output = rms_norm(rows, dims, weight, eps, weight_offset=offset)
         if self.channels_first:
             output = output.movedim(-1, 1)
-        return output if self.output_type is OutputType.INPUTS else output.to(wanted)
+        if self.output_type is not OutputType.INPUTS:
+            output = output.to(wanted)
+        return output if self.order is Order.ROWS else self._in_order(output, input)
+
+    def _in_order(self, output: Tensor, input: Tensor) -> Tensor:
+        """An output in the order in memory that the module's own forward has it in."""
+        if self.order is Order.CONTIGUOUS:
+            return output.contiguous()
+        if input.is_nested or (input.is_contiguous() and not self.channels_first):
+            return output
+        like = torch.empty_like(input, dtype=output.dtype)
+        return output if output.stride() == like.stride() else like.copy_(output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
 from iree_lnbwd.torch.replacement.form import Form
 from iree_lnbwd.torch.replacement.report import Entry, Report
+from iree_lnbwd.torch.replacement.watched import NotPlainError
 
 _WITHOUT_KERNEL = (
     *(nn.GroupNorm, nn.BatchNorm1d, nn.InstanceNorm1d, nn.SyncBatchNorm),
@@ -36,11 +37,14 @@ def replace_norms(model: nn.Module, *, also: Collection[type[nn.Module]] = ()) -
     A module stays the same object, with the same parameters, hooks, mode and keys in
     ``state_dict``; it may be shared, parametrized, sharded by FSDP2 (before or after), or on the
     meta device. Its class becomes a subclass of its own, so that ``repr(model)`` shows what was
-    replaced. Call this before functions that capture modules' methods.
+    replaced. Call this before functions that capture modules' methods, and before FSDP1 or ZeRO-3
+    take parameters apart. Parameters, eps and dimensions are read at each call; if another
+    attribute that a tried module's forward reads changes, the module is what it was before.
 
     Layer norms have PyTorch's forward, and this package's backward. Of RMS norms, both directions
     are this package's, and are rounded once, after the weight. The element type of the output is
-    what it was, under autocast too.
+    what it was, under autocast too, and so is its order in memory. What this package's functions do
+    not take, and what there is neither a module nor a compiler for, the own forward computes.
 
     Args:
         model: Its modules are changed.
@@ -57,7 +61,7 @@ def replace_norms(model: nn.Module, *, also: Collection[type[nn.Module]] = ()) -
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    found: dict[Hashable, Form | str] = {}
+    found: dict[_Kind, list[probe.Outcome]] = {}
     entries, replaced = [], []
     for module, its_names in names.items():
         outcome = _form_or_reason(module, tried, found)
@@ -87,12 +91,8 @@ def _is_of_interest(module: nn.Module, tried: tuple[type[nn.Module], ...]) -> bo
     return is_one or (is_leaf and "norm" in classes.own_class(module).__name__.lower())
 
 
-def _kind(module: nn.Module, own: type[nn.Module]) -> Hashable:
-    """The facts that modules have in common if one may be run in place of another."""
-    attributes = ((name, repr(v)) for name, v in vars(module).items() if name not in _OF_ANY_MODULE)
-    parameters = ((n, getattr(module, n)) for n in classes.parameter_names(module))
-    shapes = ((name, None if p is None else tuple(p.shape)) for name, p in parameters)
-    return own, tuple(attributes), tuple(shapes)
+# Of a class, and of the shapes of its modules' parameters.
+_Kind = tuple[type[nn.Module], tuple[tuple[str, tuple[int, ...] | None], ...]]
 
 
 def _without_kernel(module: nn.Module, own: type[nn.Module]) -> str | None:
@@ -109,34 +109,35 @@ def _without_kernel(module: nn.Module, own: type[nn.Module]) -> str | None:
 
 
 def _form_or_reason(
-    module: nn.Module, tried: tuple[type[nn.Module], ...], found: dict[Hashable, Form | str]
+    module: nn.Module, tried: tuple[type[nn.Module], ...], found: dict[_Kind, list[probe.Outcome]]
 ) -> Form | str:
     """A module's form, or why it is not replaced."""
     if isinstance(module, (*NORMS, classes.ReplacedNorm)):
         return "it is one of iree-lnbwd already"
     if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript compiled it"
-    if "forward" in vars(module):
+    if classes.sets_its_forward(module):
         return "its forward is set on the module itself"
     own = classes.own_class(module)
     if (why := _without_kernel(module, own)) is not None:
         return why
     if own.forward is nn.LayerNorm.forward:
-        return Form(
-            LAYER_NORM, module.normalized_shape, None, "eps", "weight", "bias", argument="input"
-        )
+        dims = module.normalized_shape
+        return Form(LAYER_NORM, dims, None, "eps", "weight", "bias", shape_name="normalized_shape")
     if own.forward is nn.RMSNorm.forward:
-        return Form(RMS_NORM, module.normalized_shape, None, "eps", "weight", argument="x")
+        dims = module.normalized_shape
+        return Form(
+            RMS_NORM, dims, None, "eps", "weight", argument="x", shape_name="normalized_shape"
+        )
     if not issubclass(own, tried):
         return "its class has its own forward; name it in `also` to have it tried"
     try:
-        probe.check(module)
-    except probe.NotPlainError as error:
+        shapes = probe.check(module)
+    except NotPlainError as error:
         return str(error)
-    kind = _kind(module, own)
-    if kind not in found:
-        try:
-            found[kind] = probe.find(module)
-        except probe.NotPlainError as error:
-            found[kind] = str(error)
-    return found[kind]
+    outcomes = found.setdefault((own, tuple(shapes.items())), [])
+    outcome = next((each for each in outcomes if each.holds_of(module)), None)
+    if outcome is None:
+        outcome = probe.find(module, shapes)
+        outcomes.append(outcome)
+    return outcome.form or outcome.reason or ""

@@ -1,0 +1,69 @@
+"""Modules that cannot be had: PyTorch's operators compute in their place, which is logged."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from iree_lnbwd import functional, notices
+from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.errors import CompileError, one_line
+from iree_lnbwd.functional import Compiling
+from iree_lnbwd.runtime import Norm
+from iree_lnbwd.spec import NormSpec
+
+_log = logging.getLogger(__package__)
+
+
+class _Calls(threading.local):
+    number = 0
+
+
+class Refusals:
+    """The modules of this process that could not be had. Any number of threads may call."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[tuple[NormSpec, DeviceUri], str] = {}
+        self._told: set[str] = set()
+        self._computed = _Calls()
+
+    def load(self, spec: NormSpec, uri: DeviceUri, compiling: Compiling) -> Norm:
+        """`functional.loaded`, which is not asked again for what it did not have.
+
+        Raises:
+            CompileError: There is no such module.
+        """
+        key = (spec, uri)
+        if (reason := self._reasons.get(key)) is not None:
+            raise CompileError(reason)
+        try:
+            return functional.loaded(spec, uri, compiling)
+        except CompileError as error:
+            self._reasons[key] = str(error)
+            raise
+
+    def count(self, error: CompileError) -> None:
+        """Counts a call that PyTorch's operators compute; a new reason is told."""
+        self._computed.number += 1
+        reason = one_line(error)
+        if reason not in self._told:
+            self._told.add(reason)
+            notices.log(_log, "PyTorch's operators compute norms without a module: %s", reason)
+
+    @property
+    def number(self) -> int:
+        """How many calls of this thread PyTorch's operators have computed."""
+        return self._computed.number
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why modules could not be had."""
+        return tuple(self._reasons.values())
+
+    def forget(self) -> None:
+        """Modules are asked for again, and reasons told again."""
+        self._reasons.clear()
+        self._told.clear()
+
+
+REFUSALS = Refusals()
