@@ -380,6 +380,25 @@ def test_a_weight_that_is_taken_away() -> None:
         norm(torch.randn(3, COLUMNS))
 
 
+class OfOptionalWeight(nn.Module):
+    """timm's RmsNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps = (COLUMNS,), 1e-6
+        self.register_parameter("weight", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+def test_a_weight_that_comes_later() -> None:
+    norm = OfOptionalWeight()
+    assert replace_norms(norm, also=[nn.Module]).replaced
+    norm.weight = nn.Parameter(torch.zeros(COLUMNS))
+    assert not norm(torch.randn(3, COLUMNS)).any()
+
+
 class WithoutWeight(nn.Module):
     def __init__(self, columns: int) -> None:
         super().__init__()

@@ -107,7 +107,8 @@ def find(module: nn.Module, shapes: Mapping[str, tuple[int, ...] | None]) -> Out
             try:
                 form = _find(watched)
             finally:
-                read = notes_of(watched).read - shapes.keys()
+                there = {name for name, shape in shapes.items() if shape is not None}
+                read = notes_of(watched).read - there
         except NotPlainError as error:
             reason = str(error)
     if form is not None:
