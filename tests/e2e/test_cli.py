@@ -286,8 +286,8 @@ def test_compile_refuses_in_one_line(
         ([], "--normalized-shape"),
         (["--normalized-shape=8x8"], "expected ints such as 4096 or 16,64, got '8x8'"),
         (["--normalized-shape=8", "--dtype=f8"], "expected one of bf16, f16, f32, f64, got 'f8'"),
-        (["--normalized-shape=8", "--dtype=fp16"], r"got 'fp16'\. Did you mean f16\?"),
-        (["--normalized-shape=8", "--weight-dtype=bfloat16"], r"Did you mean bf16\?"),
+        (["--normalized-shape=8", "--dtype=fp16"], "got 'fp16'. Did you mean f16?"),
+        (["--normalized-shape=8", "--weight-dtype=bfloat16"], "Did you mean bf16?"),
         (["--normalized-shape=8", "--output-mask=1100"], "expected a 0 or 1 for each gradient"),
         (["--normalized-shape=8", "--print-ir", "--print-command"], "not allowed with"),
         (["--normalized-shape=8", "-o", ""], "expected a path, got ''"),
@@ -318,8 +318,8 @@ def test_a_flag_that_iree_compile_does_not_know(tmp_path: Path) -> None:
 
 def test_a_compiler_that_ends_before_it_has_read_everything(tmp_path: Path) -> None:
     """More text than a pipe holds, and a flag that ends iree-compile at once."""
-    shape = ",".join(["1"] * 30_000)
-    words = ("compile", f"--normalized-shape={shape}", "-o", tmp_path / "out")
+    assert len(compiler.source_text(NormSpec((4096,)), find_target("sm_90"))) > 1 << 16
+    words = ("compile", "--target=sm_90", "--normalized-shape=4096", "-o", tmp_path / "out")
     said = refused(*words, "--", "--no-such-flag")
     assert "--no-such-flag" in said
     assert not (tmp_path / "out").exists()
