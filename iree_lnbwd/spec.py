@@ -77,8 +77,8 @@ class NormSpec:
             ``grad_bias``), as far as the op has them. () means all of them; a forward has none.
         rows: M, at least 1, if it is fixed; None leaves it dynamic.
         eps: The number that is added to the biased variance, or to the mean square, where a module
-            computes statistics: 0, or one that is normal and finite in the type of sums. A forward
-            has one. None in a backward whose statistics are
+            computes statistics: 0, or one that is neither zero nor infinite in the type of sums. A
+            forward has one. None in a backward whose statistics are
             arguments; a number if they are recomputed from ``input``.
         op: A name of ``operands.OPS``.
         has_bias: Whether there is a bias whose values count: one that ``layer_norm`` adds, or that
@@ -415,15 +415,11 @@ def check_number(value: object, name: str = "eps") -> float:
 
 
 def check_eps(value: object, accumulator: str, name: str = "eps") -> float:
-    """A number that statistics of a type can add: zero, or one that this type has as it is.
-
-    Below its normal numbers it would lose its digits, and XLA takes it for zero: then constant rows
-    are NaN.
-    """
+    """A number that statistics of a type can add: zero, or one that is not zero in this type."""
     number, kind = check_number(value, name), DTYPES[accumulator]
-    if number and not kind.smallest_normal <= abs(number) <= kind.largest:
+    if number and not kind.smallest_subnormal <= abs(number) <= kind.largest:
         raise ValueError(
-            f"{name}: expected 0, or a number from {kind.smallest_normal:.3g} to "
+            f"{name}: expected 0, or a number from {kind.smallest_subnormal:.3g} to "
             f"{kind.largest:.3g} in magnitude, for sums of {accumulator}, got {number!r}"
         )
     return number

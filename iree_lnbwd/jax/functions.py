@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from iree_lnbwd.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options
+from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
 from iree_lnbwd.jax.norms import normalize
 from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, Op, names
@@ -199,6 +200,12 @@ def _normalized(
     }
     spec = bind_arrays(facts, check_options(op, normalized_shape, (), eps, weight_offset)).spec
     assert spec is not None  # of a forward
+    assert spec.eps is not None
+    if 0 < abs(spec.eps) < (least := DTYPES[spec.acc_dtype].smallest_normal):
+        raise ValueError(
+            f"eps: expected 0, or a number from {least:.3g} in magnitude for sums of "
+            f"{spec.acc_dtype}, because XLA takes others for 0, got {spec.eps}"
+        )
     if memory_efficient and spec.residual_dtype not in (None, spec.dtype):
         raise TypeError(
             f"residual: expected {spec.dtype} like input with memory_efficient, whose gradients "

@@ -286,8 +286,8 @@ def test_compile_refuses_in_one_line(
         ([], "--normalized-shape"),
         (["--normalized-shape=8x8"], "expected ints such as 4096 or 16,64, got '8x8'"),
         (["--normalized-shape=8", "--dtype=f8"], "expected one of bf16, f16, f32, f64, got 'f8'"),
-        (["--normalized-shape=8", "--dtype=fp16"], r"got 'fp16'\. Did you mean f16\?"),
-        (["--normalized-shape=8", "--weight-dtype=bfloat16"], r"Did you mean bf16\?"),
+        (["--normalized-shape=8", "--dtype=fp16"], "got 'fp16'. Did you mean f16?"),
+        (["--normalized-shape=8", "--weight-dtype=bfloat16"], "Did you mean bf16?"),
         (["--normalized-shape=8", "--output-mask=1100"], "expected a 0 or 1 for each gradient"),
         (["--normalized-shape=8", "--print-ir", "--print-command"], "not allowed with"),
         (["--normalized-shape=8", "-o", ""], "expected a path, got ''"),
@@ -318,8 +318,8 @@ def test_a_flag_that_iree_compile_does_not_know(tmp_path: Path) -> None:
 
 def test_a_compiler_that_ends_before_it_has_read_everything(tmp_path: Path) -> None:
     """More text than a pipe holds, and a flag that ends iree-compile at once."""
-    shape = ",".join(["1"] * 30_000)
-    words = ("compile", f"--normalized-shape={shape}", "-o", tmp_path / "out")
+    assert len(compiler.source_text(NormSpec((4096,)), find_target("sm_90"))) > 1 << 16
+    words = ("compile", "--target=sm_90", "--normalized-shape=4096", "-o", tmp_path / "out")
     said = refused(*words, "--", "--no-such-flag")
     assert "--no-such-flag" in said
     assert not (tmp_path / "out").exists()
@@ -510,10 +510,10 @@ def test_verify_without_the_device(target: str, device: str) -> None:
     assert said.endswith("; --emulate runs its code in software")
 
 
-@pytest.mark.parametrize("eps", ["1e39", "7e-46", "-1e-40"])
+@pytest.mark.parametrize("eps", ["1e39", "7e-46", "-1e-46"])
 def test_an_eps_that_sums_cannot_hold(eps: str) -> None:
     said = refused("compile", "--op=rms_norm", "--normalized-shape=8", f"--eps={eps}", "--print-ir")
-    assert said.startswith("eps: expected 0, or a number from 1.18e-38 to 3.4e+38 in magnitude")
+    assert said.startswith("eps: expected 0, or a number from 1.4e-45 to 3.4e+38 in magnitude")
 
 
 @pytest.mark.parametrize(

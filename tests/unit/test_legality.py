@@ -81,7 +81,7 @@ BORDERS: dict[str, Border] = {
         *("workgroups", "block", "vector", "share", "most_workgroups", "span_chunks"),
     ),
     "a forward's few rows": Border(
-        FORWARD, {"most_few_rows": 0}, {"most_few_rows": -1}, BELOW_ONE, OF_FORWARD
+        FORWARD, {"most_few_rows": 0}, {"most_few_rows": -1}, "a number below 0", OF_FORWARD
     ),
     # --- every kernel of ours on a GPU
     "threads of a row": Border(READ, {"warps": 32}, {"warps": 33}, "1056 threads, at most 1024"),
@@ -269,7 +269,7 @@ BORDERS: dict[str, Border] = {
         READ, {"ahead": 1}, {"ahead": 2}, "2 rows ahead do not go with 0 slots"
     ),
     "rows less than none ahead": Border(
-        READ, {"ahead": 0}, {"ahead": -1}, "-1 rows ahead do not go with 0 slots"
+        READ, {"ahead": 0}, {"ahead": -1}, "a number below 0"
     ),
     "clusters": Border(CLUSTER, {"cluster": 1}, {}, "clusters", SPEC, "sm_80"),
     "workgroups of a cluster": Border(

@@ -157,7 +157,7 @@ BAD_CASES: dict[str, tuple[dict[str, Array], type[Exception], str]] = {
     "an unknown op": (
         {"op": np.array("x" * 99)},
         ValueError,
-        f"op: expected one of {', '.join(OPS)}, got {'x' * 80!r}",
+        f"op: expected one of {', '.join(OPS)}, got {'x' * 99!r}",
     ),
     "an unknown array": (
         {"grad_output": X, "input": X, "gamma": X, "beta": X},
