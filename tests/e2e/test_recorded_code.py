@@ -11,6 +11,8 @@ from support import built
 from iree_lnbwd import NormSpec
 from iree_lnbwd.artifact import digest
 from iree_lnbwd.description import describe
+from iree_lnbwd.emulator import Fault
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import evidence, fingerprint, host_calls
 
@@ -55,3 +57,30 @@ def test_what_a_host_asks_for_fixed_rows() -> None:
     vmfb, _ = built(NormSpec((64,), "f32", rows=5), find_target("sm_90"))
     assert list(host_calls.asked(vmfb, describe(vmfb, source="it"))) == ["5"]
     assert len(fingerprint.of(vmfb, source="it")) == len(digest(b""))
+
+
+def test_a_module_without_a_plan_has_a_fingerprint() -> None:
+    """IREE's device runs it; the host program tells what."""
+    vmfb, _ = built(NormSpec((8,)), find_target("sm_90"), WholeTensors("asked for"))
+    assert describe(vmfb, source="it").launches is None
+    assert len(fingerprint.of(vmfb, source="it")) == len(digest(b""))
+
+
+def test_of_ptx_comments_and_locations_are_left_out() -> None:
+    said = b'.version 8.7\n// a\n\t.file 1 "x"\n  .loc 1 2 3\n mov.b32 a, b; // b\n\n.local x;\n'
+    assert fingerprint._instructions(said) == b".version 8.7\nmov.b32 a, b;\n.local x;"
+
+
+def test_addresses_of_what_a_host_asks_for() -> None:
+    """Buffers lie apart, so that each address is a place in one of them, its end too."""
+    ledger = host_calls._Ledger()
+    first, second = ledger.allocate("a", 10), ledger.allocate("b", 600, write_once=True)
+    assert (first.write_once, second.write_once) == (False, True)
+    assert second.address == first.address + 256
+    assert ledger.allocate("c", 0).address == second.address + 3 * 256
+    assert ledger._place(first.address) == ("a", 0)
+    assert ledger._place(first.address + 10) == ("a", 10)
+    assert ledger._place(second.address + 599) == ("b", 599)
+    lost = first.address + 11
+    with pytest.raises(Fault, match=f"^no buffer at {lost:#x}$"):
+        ledger._place(lost)

@@ -45,6 +45,9 @@ class Known:
     def run(self, framework: Framework, given: Sequence[Any], out: Any = None) -> Results:
         """As `KnownCall.run`."""
         assert framework is self.framework
+        there = {name for name, view in self.views.items() if view is not None}
+        arguments = names(self.spec.family.arguments)
+        assert there == {n for n, a in zip(arguments, given, strict=True) if a is not None}
         return results_of(self.spec.family, dict.fromkeys(("output", "grad_input"), self.spec))
 
 

@@ -422,7 +422,13 @@ def test_beyond_the_types_range_infinity_is_right(actual: float, passes: bool) -
 
 @pytest.mark.parametrize(
     ("expected", "tolerance", "passes"),
-    [(65500.0, 10.0, True), (65500.0, 4.0, False), (-65500.0, 10.0, True), (65600.0, 1.0, True)],
+    [
+        (65500.0, 10.0, True),
+        (65500.0, 4.0, False),
+        (-65500.0, 10.0, True),
+        (65600.0, 1.0, True),
+        (-65600.0, 1.0, True),
+    ],
 )
 def test_within_the_tolerance_of_the_types_range_infinity_is_right(
     expected: float, tolerance: float, passes: bool
