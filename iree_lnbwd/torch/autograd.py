@@ -162,9 +162,12 @@ def differentiable(
         operands: What was normalized, the weight, and the bias.
         mask: Which gradients of these to compute, in this order.
     """
-    input, weight, bias = operands
+    # Of aliases: the input may depend on the weight, and this gradient is not to go through it.
+    aliases = [None if tensor is None else tensor.view_as(tensor) for tensor in operands]
+    input, weight, bias = aliases
+    assert input is not None
     output, _, _ = aten.normalized(op, input, weight, bias, *options[:3])
-    asked = [tensor for tensor, wanted in zip(operands, mask, strict=False) if wanted]
+    asked = [alias for alias, wanted in zip(aliases, mask, strict=False) if wanted]
     grads = torch.autograd.grad(output, asked, grad_output.to(output.dtype), create_graph=True)
     computed = iter(grads)
     found = [next(computed) if wanted else None for wanted in mask]

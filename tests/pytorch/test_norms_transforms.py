@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -100,6 +100,40 @@ def test_gradients_of_gradients_are_pytorchs() -> None:
         penalties.append(torch.autograd.grad(slope.square().sum(), (x, weight)))
     for ours, theirs in zip(*penalties, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@every_form
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_an_input_that_depends_on_the_weight(form: Form, create_graph: bool) -> None:
+    """The weight's gradient goes through the norm once, and once through the input."""
+    tensors = random_tensors(form, (5,), (24,), "f64")
+    asked = list(tensors.values())
+    gradients = []
+    for function in (form, by_formula(form)):
+        given = {**tensors, "input": tensors["input"] * tensors["weight"].sin()}
+        loss = torch.stack([o.square().sum() for o in function(given, (24,))]).sum()
+        gradients.append(torch.autograd.grad(loss, asked, create_graph=create_graph))
+        if create_graph:
+            slope = torch.stack([g.square().sum() for g in gradients[-1]]).sum()
+            gradients[-1] += torch.autograd.grad(slope, asked)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def by_formula(form: Form) -> Callable[..., tuple[Tensor, ...]]:
+    """The same by PyTorch's functions alone."""
+
+    def function(given: dict[str, Tensor], dims: tuple[int, ...]) -> tuple[Tensor, ...]:
+        total, weight = given["input"], given["weight"]
+        if form.takes_residual:
+            total = total + given["residual"]
+        if form.op.centres:
+            y = torch.nn.functional.layer_norm(total, dims, weight, given["bias"], EPS)
+        else:
+            y = torch.nn.functional.rms_norm(total, dims, weight, EPS)
+        return (y, total) if form.takes_residual else (y,)
+
+    return function
 
 
 @every_form

@@ -268,9 +268,7 @@ BORDERS: dict[str, Border] = {
     "rows ahead of registers": Border(
         READ, {"ahead": 1}, {"ahead": 2}, "2 rows ahead do not go with 0 slots"
     ),
-    "rows less than none ahead": Border(
-        READ, {"ahead": 0}, {"ahead": -1}, "a number below 0"
-    ),
+    "rows less than none ahead": Border(READ, {"ahead": 0}, {"ahead": -1}, "a number below 0"),
     "clusters": Border(CLUSTER, {"cluster": 1}, {}, "clusters", SPEC, "sm_80"),
     "workgroups of a cluster": Border(
         replace(READ, warps=2), {"cluster": 8}, {"cluster": 9}, "clusters of at most 8 workgroups"
