@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/library.h>
 
+#include <mutex>
 #include <sstream>
 
 #include "torch_norms.h"
@@ -126,16 +127,22 @@ void forget() { calls().clear(); }
 
 // --- the operators -----------------------------------------------------------------------------
 
-// An operator by its name in our namespace. Python has defined all of them.
+// An operator by its name in our namespace. It is looked up when it is first called, for C++ may be
+// loaded before Python has defined it.
 class Named {
  public:
-  explicit Named(const std::string& name)
-      : found_(c10::Dispatcher::singleton().findSchemaOrThrow(("iree_lnbwd::" + name).c_str(), "")) {
+  explicit Named(const std::string& name) : name_("iree_lnbwd::" + name) {}
+  void call(Stack* stack) const {
+    std::call_once(once_, [this] {
+      found_ = c10::Dispatcher::singleton().findSchemaOrThrow(name_.c_str(), "");
+    });
+    found_->callBoxed(stack);
   }
-  void call(Stack* stack) const { found_.callBoxed(stack); }
 
  private:
-  OperatorHandle found_;
+  const std::string name_;
+  mutable std::once_flag once_;
+  mutable std::optional<OperatorHandle> found_;
 };
 
 // The place of a result among those of an op, or of some of them.

@@ -127,6 +127,7 @@ def _differentiable(
 _library.impl(DIFFERENTIABLE, _differentiable, "CompositeImplicitAutograd")
 
 for _norm in AUTOCAST:
-    torch.library.register_autocast(
-        f"{NAMESPACE}::{_norm.name}", "cuda", torch.float32, lib=_library
-    )
+    _name = f"{NAMESPACE}::{_norm.name}"
+    # C++ may be there already: PyTorch's import may end in `enable`, while this package is imported.
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(_name, "AutocastCUDA"):
+        torch.library.register_autocast(_name, "cuda", torch.float32, lib=_library)
