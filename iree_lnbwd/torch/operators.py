@@ -128,6 +128,6 @@ _library.impl(DIFFERENTIABLE, _differentiable, "CompositeImplicitAutograd")
 
 for _norm in AUTOCAST:
     _name = f"{NAMESPACE}::{_norm.name}"
-    # C++ may be there already: PyTorch's import may end in `enable`, while this package is imported.
+    # C++ may be there already, if PyTorch's import has ended in `enable`.
     if not torch._C._dispatch_has_kernel_for_dispatch_key(_name, "AutocastCUDA"):
         torch.library.register_autocast(_name, "cuda", torch.float32, lib=_library)

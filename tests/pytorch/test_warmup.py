@@ -186,7 +186,9 @@ def weight_normed(norm: nn.Module) -> nn.Module:
     return found
 
 
-COMPUTED = [pruned, pruned_while_autograd_is_off, normed, parametrized, weight_normed]
+COMPUTED: list[Callable[[nn.Module], nn.Module]] = [
+    *(pruned, pruned_while_autograd_is_off, normed, parametrized, weight_normed)
+]
 
 
 @pytest.mark.parametrize("changed", COMPUTED)
