@@ -85,13 +85,10 @@ def least_numbers(form: Any) -> Mapping[str, int]:
     }
 
 
-def gpu_rules(
-    spec: NormSpec, target: Target, schedule: _WritesPartialRows, threads: int
-) -> tuple[Rule, ...]:
+def gpu_rules(target: Target, schedule: _WritesPartialRows, threads: int) -> tuple[Rule, ...]:
     """The rules for every such schedule.
 
     Args:
-        spec: What is computed.
         target: Where.
         schedule: How.
         threads: Of a workgroup.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,9 @@ def test_modules_without_evidence(target: str) -> None:
         if record.target == target:
             without = {name for name, code in codes.items() if code not in record.passed}
             assert not without, f"{target} {record.device}: evidence lacks {without}"
+
+
+def test_a_long_name_of_a_device_is_cut() -> None:
+    names = ("d" * 200, "d" * 201)
+    said = [evidence.of_module("a", [replace(_H200, device=name)]) for name in names]
+    assert said == [f"verified on {'d' * 200}", f"verified on {'d' * 150}...{'d' * 50}"]

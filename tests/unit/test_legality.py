@@ -438,6 +438,60 @@ BORDERS: dict[str, Border] = {
         SPEC,
         "sm_75",
     ),
+    "few rows: terms of a sum": Border(
+        STAGED,
+        {"few_rows": replace(FEW, rows=32768)},
+        {"few_rows": replace(FEW, rows=32769)},
+        "few rows: sums of 1025 terms, at most 1024",
+    ),
+    "a copy into one slot": Border(
+        replace(READ, groups=1, warps=16, rereads=True),
+        {"slots": 0, "ahead": 0, "vector": 1, "rereads": False},
+        {"slots": 1, "ahead": 1, "vector": 1},
+        "cp.async copies (4, 8, 16) bytes",
+    ),
+    # --- so that nothing that the rules compute, or that a kernel does, is too large
+    "partial rows at once": Border(
+        READ, {"finalize_rows": 64}, {"finalize_rows": 65}, "at most 64 partial rows at once"
+    ),
+    "threads at once": Border(
+        READ,
+        {"resident": 8},
+        {"resident": 9},
+        "9 workgroups of 256 threads at once, at most 2048 threads",
+    ),
+    "elements at once": Border(
+        READ,
+        {"warps": 2},
+        {"warps": 1},
+        "256 elements to a thread at once, at most 128",
+        NormSpec((8192,), "bf16"),
+    ),
+    "rows of a step": Border(
+        STAGED,
+        {"workgroups": 174762},
+        {"workgroups": 174763},
+        "steps of 1048578 rows, at most 1048575",
+    ),
+    "two passes: elements at once": Border(
+        TWO, {"chunks": 16}, {"chunks": 17}, "136 elements to a thread at once, at most 128"
+    ),
+    "two passes: terms of a sum": Border(
+        TWO, {"span_steps": 256}, {"span_steps": 257}, "sums of 1028 terms, at most 1024"
+    ),
+    **{
+        f"a CPU's {name}": Border(
+            BLOCKS, {name: most}, {name: most + 1}, f"{why}, at most {most}", SPEC, "host"
+        )
+        for name, most, why in (
+            ("vector", 256, "257 elements"),
+            ("block", 256, "blocks of 257 rows"),
+            ("workgroups", 65536, "65537 workgroups"),
+            ("most_workgroups", 65536, "65537 workgroups"),
+            ("share", 1024, "sums of 1025 terms"),
+            ("span_chunks", 1024, "sums of 1025 terms"),
+        )
+    },
     # --- forwards
     "a forward's threads": Border(
         FORWARD, {"rows": 4}, {"rows": 5}, "1280 threads, at most 1024", OF_FORWARD
@@ -735,3 +789,25 @@ STANDS_FOR: dict[str, tuple[NormSpec, Schedule, Schedule, str | None]] = {
 def test_what_may_stand_for_the_choice(name: str) -> None:
     spec, chosen, schedule, why = STANDS_FOR[name]
     assert why_illegal(spec, find_target("sm_90"), chosen, schedule) == why
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "broken"),
+    [
+        ("resident_rule", (1, 4096), (2, 1025)),
+        ("resident_rule", (2, 1024), (3, 683)),
+        ("stride_rule", (1048575,), (1048576,)),
+        ("grid_rule", (65535,), (65536,)),
+        ("terms_rule", (1024,), (1025,)),
+    ],
+)
+def test_a_rule_of_numbers_from_both_sides(
+    rule: str, kept: tuple[int, ...], broken: tuple[int, ...]
+) -> None:
+    assert not getattr(rules, rule)(*kept)[0]
+    assert getattr(rules, rule)(*broken)[0]
+
+
+def test_the_largest_number() -> None:
+    assert rules.out_of_bounds(replace(READ, workgroups=2**31 - 1)) is None
+    assert rules.out_of_bounds(replace(READ, workgroups=2**31)) == "a number above 2147483647"

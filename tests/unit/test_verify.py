@@ -262,3 +262,8 @@ def test_the_explanation_is_about_the_tables_columns() -> None:
     told = [line.split()[0] for line in verify.EXPLANATION.splitlines() if line[0] != " "]
     assert told == ["error", "tolerance"]
     assert set(told) < set(verify.table_header(4)[0].split())
+
+
+def test_a_long_name_of_a_case_is_cut() -> None:
+    assert verify.shown_case("x" * 120) == "x" * 120
+    assert verify.shown_case("x" * 121) == "x" * 90 + "..." + "x" * 30
