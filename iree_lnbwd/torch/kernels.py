@@ -190,6 +190,7 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
             if outcome.is_new and outcome.tuned is not None:
                 notices.log(_log, "tuned %s: %s", outcome.spec.name, outcome.tuned.gain)
         functional.forget(specs, uri)
+        native.forget()
 
 
 def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> list[bool]:

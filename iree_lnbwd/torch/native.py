@@ -189,8 +189,7 @@ def remember(tensors: Sequence[Tensor | None], options: Options, known: KnownCal
         if known in _remembered:
             return
         if len(_remembered) >= _KINDS_KEPT:  # another thread may be in such a call: modules stay
-            torch.ops.iree_lnbwd.forget()
-            _remembered.clear()
+            _forget_calls()
         _remembered.add(known)
         _modules.add(known.module)
         if (sequence := known.sequence) is None:
@@ -207,10 +206,21 @@ def remember(tensors: Sequence[Tensor | None], options: Options, known: KnownCal
         )
 
 
+def forget() -> None:
+    """Lets C++ ask Python again for calls of all kinds: their modules may be others now."""
+    with _remembering:
+        _forget_calls()
+
+
+def _forget_calls() -> None:
+    if _remembered:
+        torch.ops.iree_lnbwd.forget()
+        _remembered.clear()
+
+
 @atexit.register
 def _forget() -> None:
     """Releases the modules; PyTorch no longer calls an operator."""
-    if _remembered:
-        torch.ops.iree_lnbwd.forget()
+    _forget_calls()
     _graphs.clear()
     _modules.clear()
