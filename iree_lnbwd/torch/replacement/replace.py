@@ -11,6 +11,7 @@ from torch import nn
 from iree_lnbwd.errors import shown
 from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
 from iree_lnbwd.spec import check_eps
+from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
 from iree_lnbwd.torch.replacement.form import Form
@@ -57,6 +58,7 @@ def replace_norms(model: nn.Module, *, also: Collection[type[nn.Module]] = ()) -
         TypeError: Naming the argument.
     """
     check_model(model)
+    switch.place()
     tried = _checked(also)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
