@@ -129,17 +129,21 @@ def optimizer_of(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batch: Tensor,
+    batch: Any,
     step: int,
     config: Config,
     autocast: torch.dtype | None = None,
-    loss_of: Callable[[nn.Module, Tensor], Tensor] = next_byte_loss,
+    loss_of: Callable[[nn.Module, Any], Tensor] = next_byte_loss,
 ) -> Tensor:
-    """Trains the model in place by one batch and returns its loss; ``step`` counts from 1."""
+    """Trains the model in place by one batch and returns its loss; ``step`` counts from 1.
+
+    A batch is what ``loss_of`` takes.
+    """
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate * min(1.0, step / config.warmup_steps)
     optimizer.zero_grad()
-    with torch.autocast(batch.device.type, autocast, enabled=autocast is not None):
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, autocast, enabled=autocast is not None):
         loss = loss_of(model, batch)
     torch.autograd.backward(loss)
     nn.utils.clip_grad_norm_(list(model.parameters()), config.max_grad_norm)

@@ -1,0 +1,223 @@
+"""The models whose whole training steps `scripts/steps` times: of transformers and timm.
+
+Their weights are random, and there is no dropout. A library is imported when its model is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
+from torch import Tensor, nn
+
+FULL, SHORT, TINY = SIZES = ("full", "short", "tiny")
+_VOCABULARY = 8192
+_HEAD = 128  # the width of Qwen3's heads
+_PATCH = 16  # pixels on a side
+
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a model and of its batches.
+
+    Attributes:
+        layers: How many.
+        width: Of the residual stream.
+        heads: Of the attention.
+        inner: The width of the MLP.
+        batch: Sequences, or images.
+        length: Tokens of a sequence, or pixels on an image's side.
+        classes: Tokens of the vocabulary, or kinds of images.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    inner: int
+    batch: int
+    length: int
+    classes: int = _VOCABULARY
+
+    def reduced(self, share: float) -> Shape:
+        """With this part of the batch, and at least one of it."""
+        return replace(self, batch=max(1, int(self.batch * share)))
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """A model, and how a step trains it.
+
+    Attributes:
+        said: What it is.
+        make: Makes one; raises ImportError if its library is not there.
+        draw: A batch, on the CPU, of a shape and a seed.
+        loss: Of a model on a batch: the mean cross entropy, in nats.
+        full: Its shape where it is timed.
+        tiny: A shape for tests.
+    """
+
+    said: str
+    make: Callable[[Shape], nn.Module]
+    draw: Callable[[Shape, int], Batch]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    full: Shape
+    tiny: Shape
+
+    def shape(self, size: str) -> Shape:
+        """The one of this size, of `SIZES`. A short model has the full width, and two layers."""
+        if size == SHORT:
+            images = self.draw is _images
+            length = self.full.length if images else min(self.full.length, 256)
+            return replace(self.full, layers=2, batch=2, length=length)
+        return {FULL: self.full, TINY: self.tiny}[size]
+
+
+# --- batches and losses ----------------------------------------------------------------------
+
+
+def _tokens(shape: Shape, seed: int) -> Batch:
+    """Int64 [batch, length]."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(shape.classes, (shape.batch, shape.length), generator=generator),)
+
+
+def _images(shape: Shape, seed: int) -> Batch:
+    """Images, f32 [batch, 3, length, length], and what they show, int64 [batch]."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(shape.batch, 3, shape.length, shape.length, generator=generator)
+    return images, torch.randint(shape.classes, (shape.batch,), generator=generator)
+
+
+def _token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    (tokens,) = batch
+    loss: Tensor = model(input_ids=tokens, labels=tokens).loss
+    return loss
+
+
+def _image_loss(model: nn.Module, batch: Batch) -> Tensor:
+    images, kinds = batch
+    logits: Tensor = model(images.to(next(model.parameters()).dtype))
+    return F.cross_entropy(logits.float(), kinds)
+
+
+# --- the models ------------------------------------------------------------------------------
+
+
+def _of_transformers(name: str, **settings: object) -> nn.Module:
+    cls = getattr(importlib.import_module("transformers"), name)
+    model: nn.Module = cls(cls.config_class(**settings))
+    return model
+
+
+def _llama_like(name: str, shape: Shape, **settings: object) -> nn.Module:
+    return _of_transformers(
+        name,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads // 2,
+        vocab_size=shape.classes,
+        max_position_embeddings=4096,
+        attn_implementation="sdpa",
+        use_cache=False,
+        **settings,
+    )
+
+
+def _llama(shape: Shape) -> nn.Module:
+    return _llama_like("LlamaForCausalLM", shape, rms_norm_eps=1e-5)
+
+
+def _qwen3(shape: Shape) -> nn.Module:
+    return _llama_like("Qwen3ForCausalLM", shape, head_dim=_HEAD)
+
+
+def _gpt2(shape: Shape) -> nn.Module:
+    return _of_transformers(
+        "GPT2LMHeadModel",
+        n_embd=shape.width,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_inner=shape.inner,
+        vocab_size=shape.classes,
+        n_positions=1024,
+        use_cache=False,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
+
+
+def _bert(shape: Shape) -> nn.Module:
+    return _of_transformers(
+        "BertForMaskedLM",
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        vocab_size=shape.classes,
+        max_position_embeddings=512,
+        attn_implementation="sdpa",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=None,  # or an eager step waits for the GPU, to warn of padding
+    )
+
+
+def _vit(shape: Shape) -> nn.Module:
+    model: nn.Module = importlib.import_module("timm").create_model(
+        f"vit_base_patch{_PATCH}_224",
+        embed_dim=shape.width,
+        depth=shape.layers,
+        num_heads=shape.heads,
+        mlp_ratio=shape.inner / shape.width,
+        img_size=shape.length,
+        num_classes=shape.classes,
+    )
+    return model
+
+
+_TINY = Shape(layers=2, width=64, heads=2, inner=128, batch=2, length=32, classes=64)
+MODELS: Mapping[str, StepModel] = MappingProxyType(
+    {
+        "llama": StepModel(
+            "Llama, 8 layers of 2048, grouped queries, 4 x 2048 tokens",
+            *(_llama, _tokens, _token_loss),
+            full=Shape(layers=8, width=2048, heads=16, inner=5632, batch=4, length=2048),
+            tiny=_TINY,
+        ),
+        "gpt2": StepModel(
+            "GPT-2, 12 layers of 1024, 8 x 1024 tokens",
+            *(_gpt2, _tokens, _token_loss),
+            full=Shape(layers=12, width=1024, heads=16, inner=4096, batch=8, length=1024),
+            tiny=_TINY,
+        ),
+        "vit": StepModel(
+            "ViT-B/16, 12 layers of 768, 64 images of 224 x 224",
+            *(_vit, _images, _image_loss),
+            full=Shape(
+                layers=12, width=768, heads=12, inner=3072, batch=64, length=224, classes=1000
+            ),
+            tiny=replace(_TINY, length=2 * _PATCH, classes=8),
+        ),
+        "bert": StepModel(
+            "BERT, 12 layers of 768, norms after additions, 32 x 512 tokens",
+            *(_bert, _tokens, _token_loss),
+            full=Shape(layers=12, width=768, heads=12, inner=3072, batch=32, length=512),
+            tiny=_TINY,
+        ),
+        "qwen3": StepModel(
+            "Qwen3, 14 layers of 1024, norms of queries and keys, 4 x 2048 tokens",
+            *(_qwen3, _tokens, _token_loss),
+            full=Shape(layers=14, width=1024, heads=16, inner=3072, batch=4, length=2048),
+            tiny=_TINY,
+        ),
+    }
+)

@@ -1,0 +1,145 @@
+"""The processes of `scripts/steps`: one for each contender, which waits until it is asked.
+
+What a contender compiles, enables and allocates stays in its process. A process ends when it is no
+longer asked.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from step_contenders import Task, Trainee
+
+_SECONDS_TO_END = 20.0
+_CONTEXT = multiprocessing.get_context("spawn")  # PyTorch's threads and GPUs do not survive a fork
+
+
+class WorkerError(Exception):
+    """A contender failed, or was late."""
+
+
+class Worker:
+    """A contender in its process; it is there once its first `answer` is."""
+
+    def __init__(self, task: Task, alone: AbstractContextManager[object]) -> None:
+        self.task = task
+        self._connection, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, task, alone))
+        self._process.start()
+        theirs.close()  # so that the process's end is noticed
+
+    def ask(self, method: str, *arguments: object) -> None:
+        """Has the contender's method of this name called."""
+        self._connection.send((method, arguments))
+
+    def answer(self, deadline: float) -> Any:
+        """What the last call returned, or None if the contender was made; waits for it.
+
+        Raises:
+            WorkerError: The contender failed, or did not answer by this time.
+        """
+        if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+            raise WorkerError("out of time")
+        try:
+            failure, found = self._connection.recv()
+        except EOFError:
+            self._process.join()
+            raise WorkerError(f"its process ended with {self._process.exitcode}") from None
+        if failure is not None:
+            raise WorkerError(failure)
+        return found
+
+    def close(self) -> None:
+        """Ends the process; it gives back its memory."""
+        self._connection.close()
+        self._process.join(_SECONDS_TO_END)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class Group:
+    """Contenders that are compared; one that fails or is late is told, ended and left out."""
+
+    def __init__(
+        self, tasks: Mapping[str, Task], deadline: float, alone: AbstractContextManager[object]
+    ) -> None:
+        """Starts them.
+
+        Args:
+            tasks: By the contenders' names.
+            deadline: When an answer is too late, by `time.monotonic`.
+            alone: As `Trainee`'s.
+        """
+        self._deadline = deadline
+        self._workers = {name: Worker(task, alone) for name, task in tasks.items()}
+        self.is_whole = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the contenders that are left."""
+        return tuple(self._workers)
+
+    def get_ready(self) -> None:
+        """Waits for all."""
+        self._answers(self.names)
+
+    def all(self, method: str, *arguments: object) -> dict[str, Any]:
+        """What each returns, by its name; all at once."""
+        return self._asked(self.names, method, *arguments)
+
+    def one(self, name: str, method: str, *arguments: object) -> Any:
+        """What the contender of this name returns; None if it is left out now."""
+        return self._asked((name,), method, *arguments).get(name)
+
+    def close(self) -> None:
+        """Ends all."""
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _asked(self, names: Iterable[str], method: str, *arguments: object) -> dict[str, Any]:
+        for name in names:
+            self._workers[name].ask(method, *arguments)
+        return self._answers(names)
+
+    def _answers(self, names: Iterable[str]) -> dict[str, Any]:
+        found = {}
+        for name in names:
+            worker = self._workers[name]
+            try:
+                found[name] = worker.answer(self._deadline)
+            except WorkerError as error:
+                task = worker.task
+                print(f"{task.model} {task.precision} {name} is left out: {error}", flush=True)
+                self.is_whole = False
+                self._workers.pop(name).close()
+        return found
+
+
+def one_at_a_time() -> AbstractContextManager[object]:
+    """A lock for the processes of `Group`s."""
+    return _CONTEXT.Lock()
+
+
+def _serve(connection: Connection, task: Task, alone: AbstractContextManager[object]) -> None:
+    """Makes a contender, then calls its methods, until nobody asks."""
+    try:
+        trainee = Trainee(task, alone)
+        connection.send((None, None))
+        while True:
+            method, arguments = connection.recv()
+            connection.send((None, getattr(trainee, method)(*arguments)))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return
+    except Exception as error:  # whatever it is, the others go on
+        traceback.print_exc(limit=-5, file=sys.stderr)
+        text = str(error).strip().partition("\n")[0]
+        connection.send((f"{type(error).__name__}: {text}", None))
