@@ -9,14 +9,17 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+import torch._functorch.config
 import torch._inductor.config
 from gpu_timing import kernel_events
+from one_at_a_time import OneAtATime
 from processes import take_all_sizes
 from small_gpt import Config, optimizer_of, train_step
 from step_models import MODELS, Batch
@@ -74,7 +77,7 @@ class Task:
         seed: Of weights and batches.
         mode: Of ``torch.compile``; None is its default.
         updates: Whether AdamW updates the weights in each step.
-        folder: For inductor's files.
+        folder: For what the processes share: inductor's kernels, and a lock.
         threads: That compile Triton's kernels.
     """
 
@@ -136,20 +139,18 @@ class Distances(NamedTuple):
 class Trainee:
     """A contender in training. Its process has no other."""
 
-    def __init__(self, task: Task, alone: AbstractContextManager[object]) -> None:
+    def __init__(self, task: Task) -> None:
         """Makes it, and takes its first steps.
-
-        Args:
-            task: What it is.
-            alone: Held by what is not compiled during its first steps, which need much memory.
 
         Raises:
             ImportError: The model's library is not there.
         """
-        # Another contender's graphs are not to be found in the cache.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.folder
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of a small vocabulary
         torch._inductor.config.compile_threads = task.threads
+        # A kernel's name is its code's, but another contender's graph is not to be found.
+        torch._inductor.config.fx_graph_cache = False
+        torch._functorch.config.enable_autograd_cache = False
         torch.set_float32_matmul_precision("high")
         self._task, self._contender = task, CONTENDERS[task.contender]
         self._described = MODELS[task.model]
@@ -170,11 +171,10 @@ class Trainee:
         )
         self._optimizer = optimizer_of(self._model, _TRAINING) if task.updates else None
         self._batch = self._drawn(0)
-        if self._contender.compiled:
-            self._warm_up()
-        else:
-            with alone:
-                self._warm_up()
+        self._alone = OneAtATime(Path(task.folder) / "gpu.lock")
+        if self._on_gpu:
+            _tune_under(self._alone)
+        self._warm_up()
 
     def steps(self, count: int) -> Turn:
         """Takes one step that does not count, since another's came before it, and then so many."""
@@ -189,6 +189,12 @@ class Trainee:
         on_gpu = self._on_gpu
         peak = torch.cuda.max_memory_allocated(self._device) / _MIB if on_gpu else None
         return Turn(milliseconds, host if on_gpu else (), peak, loss.item())
+
+    def begin_profiling(self) -> None:
+        """Has `kernels` ready, which takes a second, and makes later calls slower."""
+        with profile(activities=[ProfilerActivity.CUDA]):
+            self._step()
+            self._synchronize()
 
     def kernels(self, count: int) -> list[KernelUse]:
         """The kernels of a step on a GPU, over so many steps; copies and fills count."""
@@ -308,17 +314,21 @@ class Trainee:
         """Takes the first steps; if others have the memory at the time, again."""
         for number in itertools.count(1):
             try:
-                for _ in range(_WARMING):
+                # What compiles takes long, and has the GPU in between.
+                with nullcontext() if self._contender.compiled else self._alone:
                     self._step()
-                self._synchronize()
-                break
+                with self._alone:
+                    for _ in range(_WARMING):
+                        self._step()
+                    self._synchronize()
+                    self._release()
+                return
             except RuntimeError as error:
                 if number == _TRIES or not _OUT_OF_MEMORY.search(str(error)):
                     raise
             self._model.zero_grad(set_to_none=True)
             self._release()
             time.sleep(_SECONDS_BETWEEN)
-        self._release()
 
     def _release(self) -> None:
         """Gives back what others need to take their first steps."""
@@ -341,3 +351,16 @@ class Trainee:
     def _synchronize(self) -> None:
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
+
+
+def _tune_under(alone: OneAtATime) -> None:
+    """Has inductor time the variants of a kernel while no other process has the GPU."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    time_all = CachingAutotuner.benchmark_all_configs
+
+    def time_them_alone(self: object, *arguments: object, **options: object) -> object:
+        with alone:
+            return time_all(self, *arguments, **options)
+
+    CachingAutotuner.benchmark_all_configs = time_them_alone

@@ -11,13 +11,12 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import Any
 
 from step_contenders import Task, Trainee
 
-_SECONDS_TO_END = 20.0
+_SECONDS_TO_END = 5.0
 _CONTEXT = multiprocessing.get_context("spawn")  # PyTorch's threads and GPUs do not survive a fork
 
 
@@ -28,10 +27,10 @@ class WorkerError(Exception):
 class Worker:
     """A contender in its process; it is there once its first `answer` is."""
 
-    def __init__(self, task: Task, alone: AbstractContextManager[object]) -> None:
+    def __init__(self, task: Task) -> None:
         self.task = task
         self._connection, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs, task, alone))
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, task))
         self._process.start()
         theirs.close()  # so that the process's end is noticed
 
@@ -56,9 +55,12 @@ class Worker:
             raise WorkerError(failure)
         return found
 
-    def close(self) -> None:
-        """Ends the process; it gives back its memory."""
+    def hang_up(self) -> None:
+        """Asks no more."""
         self._connection.close()
+
+    def end(self) -> None:
+        """Waits for the process's end, for some seconds at most."""
         self._process.join(_SECONDS_TO_END)
         if self._process.is_alive():
             self._process.kill()
@@ -68,18 +70,15 @@ class Worker:
 class Group:
     """Contenders that are compared; one that fails or is late is told, ended and left out."""
 
-    def __init__(
-        self, tasks: Mapping[str, Task], deadline: float, alone: AbstractContextManager[object]
-    ) -> None:
+    def __init__(self, tasks: Mapping[str, Task], deadline: float) -> None:
         """Starts them.
 
         Args:
             tasks: By the contenders' names.
             deadline: When an answer is too late, by `time.monotonic`.
-            alone: As `Trainee`'s.
         """
         self._deadline = deadline
-        self._workers = {name: Worker(task, alone) for name, task in tasks.items()}
+        self._workers = {name: Worker(task) for name, task in tasks.items()}
         self.is_whole = True
 
     @property
@@ -87,9 +86,9 @@ class Group:
         """Of the contenders that are left."""
         return tuple(self._workers)
 
-    def get_ready(self) -> None:
-        """Waits for all."""
-        self._answers(self.names)
+    def get_ready(self, deadline: float) -> None:
+        """Waits for all until then."""
+        self._answers(self.names, deadline)
 
     def all(self, method: str, *arguments: object) -> dict[str, Any]:
         """What each returns, by its name; all at once."""
@@ -102,37 +101,36 @@ class Group:
     def close(self) -> None:
         """Ends all."""
         for worker in self._workers.values():
-            worker.close()
+            worker.hang_up()
+        for worker in self._workers.values():
+            worker.end()
         self._workers.clear()
 
     def _asked(self, names: Iterable[str], method: str, *arguments: object) -> dict[str, Any]:
         for name in names:
             self._workers[name].ask(method, *arguments)
-        return self._answers(names)
+        return self._answers(names, self._deadline)
 
-    def _answers(self, names: Iterable[str]) -> dict[str, Any]:
+    def _answers(self, names: Iterable[str], deadline: float) -> dict[str, Any]:
         found = {}
         for name in names:
             worker = self._workers[name]
             try:
-                found[name] = worker.answer(self._deadline)
+                found[name] = worker.answer(deadline)
             except WorkerError as error:
                 task = worker.task
                 print(f"{task.model} {task.precision} {name} is left out: {error}", flush=True)
                 self.is_whole = False
-                self._workers.pop(name).close()
+                worker = self._workers.pop(name)
+                worker.hang_up()
+                worker.end()
         return found
 
 
-def one_at_a_time() -> AbstractContextManager[object]:
-    """A lock for the processes of `Group`s."""
-    return _CONTEXT.Lock()
-
-
-def _serve(connection: Connection, task: Task, alone: AbstractContextManager[object]) -> None:
+def _serve(connection: Connection, task: Task) -> None:
     """Makes a contender, then calls its methods, until nobody asks."""
     try:
-        trainee = Trainee(task, alone)
+        trainee = Trainee(task)
         connection.send((None, None))
         while True:
             method, arguments = connection.recv()
