@@ -224,20 +224,21 @@ class Trainee:
             if type(module).__name__.endswith("Norm")
             for parameter, _ in module.named_parameters()
         }
+        drawn = [self._drawn(number) for number in range(batches)]
+        ours.disable()
+        loss = self._described.loss
+        expected = [self._gradients(reference, loss(reference, batch)) for batch in drawn]
+        if self._contender.enabled:
+            ours.enable()
         squares: dict[bool, list[Tensor]] = {False: [], True: []}  # of an error and of a gradient
-        for number in range(batches):
-            batch = self._drawn(number)
-            ours.disable()
-            expected = self._gradients(reference, self._described.loss(reference, batch))
-            if self._contender.enabled:
-                ours.enable()
+        for batch, exact in zip(drawn, expected, strict=True):
+            self._begin()
             with self._autocast():
-                loss = self._loss(self._model, batch)
-            found = self._gradients(self._model, loss)
-            for name, gradient in expected.items():
-                parts = torch.stack(
-                    ((found[name] - gradient).square().sum(), gradient.square().sum())
-                )
+                found = self._loss(self._model, batch)
+            gradients = self._gradients(self._model, found)
+            for name, right in exact.items():
+                error = gradients[name] - right
+                parts = torch.stack((error.square().sum(), right.square().sum()))
                 squares[name in of_norms].append(parts)
         norms = torch.stack(squares[True]).sum(0)
         both = norms + torch.stack(squares[False]).sum(0)

@@ -56,12 +56,13 @@ class Worker:
         return found
 
     def hang_up(self) -> None:
-        """Asks no more."""
+        """Asks no more, at which the process ends."""
         self._connection.close()
 
-    def end(self) -> None:
-        """Waits for the process's end, for some seconds at most."""
-        self._process.join(_SECONDS_TO_END)
+    def end(self, seconds: float = _SECONDS_TO_END) -> None:
+        """Ends the process, at the latest after these seconds."""
+        self.hang_up()
+        self._process.join(seconds)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -121,9 +122,7 @@ class Group:
                 task = worker.task
                 print(f"{task.model} {task.precision} {name} is left out: {error}", flush=True)
                 self.is_whole = False
-                worker = self._workers.pop(name)
-                worker.hang_up()
-                worker.end()
+                self._workers.pop(name).end(0)
         return found
 
 

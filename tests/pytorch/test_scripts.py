@@ -12,26 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-def run(*words: object, **environment: object) -> str:
-    """What a script prints."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        # One thread each, so that processes do not wait for each other's.
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            **{name: str(value) for name, value in environment.items()},
-        },
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from script_support import SCRIPTS, run
 
 
 @pytest.fixture
