@@ -49,6 +49,11 @@ class Contender(NamedTuple):
     enabled: bool = False
     replaced: bool = False
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether kernels of ours are to run."""
+        return self.enabled or self.replaced
+
 
 BASELINE = "eager"
 CONTENDERS: Mapping[str, Contender] = MappingProxyType(
@@ -76,6 +81,7 @@ class Task:
         device: PyTorch's name of it.
         seed: Of weights and batches.
         mode: Of ``torch.compile``; None is its default.
+        passes: Whether our pass over inductor's graphs may change them.
         updates: Whether AdamW updates the weights in each step.
         folder: For what the processes share: inductor's kernels, and a lock.
         threads: That compile Triton's kernels.
@@ -89,6 +95,7 @@ class Task:
     device: str
     seed: int
     mode: str | None
+    passes: bool
     updates: bool
     folder: str
     threads: int
@@ -159,6 +166,7 @@ class Trainee:
         self._precision = PRECISIONS[task.precision]
         if self._device.type == "cpu":
             take_all_sizes()
+        ours.use_inductor_pass(task.passes)
         self._model = self._made()
         self._model.to(torch.bfloat16 if self._precision.stream == "bf16" else torch.float32)
         if self._contender.replaced:
@@ -210,6 +218,10 @@ class Trainee:
             KernelUse(name, time_ / count / 1e3, calls[name] / count)
             for name, time_ in times.most_common()
         ]
+
+    def inductor(self) -> str:
+        """What became of norms in inductor's graphs."""
+        return str(ours.status().inductor)
 
     def distances(self, batches: int) -> Distances:
         """Of the gradients to those of the unreplaced model with these weights in f64.
