@@ -54,7 +54,8 @@ class StepModel:
     """A model, and how a step trains it.
 
     Attributes:
-        said: What it is.
+        name: Its own.
+        said: Its size, and that of a batch.
         make: Makes one; raises ImportError if its library is not there.
         draw: A batch, on the CPU, of a shape and a seed.
         loss: Of a model on a batch: the mean cross entropy, in nats.
@@ -62,6 +63,7 @@ class StepModel:
         tiny: A shape for tests.
     """
 
+    name: str
     said: str
     make: Callable[[Shape], nn.Module]
     draw: Callable[[Shape, int], Batch]
@@ -188,19 +190,22 @@ _TINY = Shape(layers=2, width=64, heads=2, inner=128, batch=2, length=32, classe
 MODELS: Mapping[str, StepModel] = MappingProxyType(
     {
         "llama": StepModel(
-            "Llama, 8 layers of 2048, grouped queries, 4 x 2048 tokens",
+            "Llama",
+            "8 layers of 2048, grouped queries, 4 x 2048 tokens",
             *(_llama, _tokens, _token_loss),
             full=Shape(layers=8, width=2048, heads=16, inner=5632, batch=4, length=2048),
             tiny=_TINY,
         ),
         "gpt2": StepModel(
-            "GPT-2, 12 layers of 1024, 8 x 1024 tokens",
+            "GPT-2",
+            "12 layers of 1024, 8 x 1024 tokens",
             *(_gpt2, _tokens, _token_loss),
             full=Shape(layers=12, width=1024, heads=16, inner=4096, batch=8, length=1024),
             tiny=_TINY,
         ),
         "vit": StepModel(
-            "ViT-B/16, 12 layers of 768, 64 images of 224 x 224",
+            "ViT-B/16",
+            "12 layers of 768, 64 images of 224 x 224",
             *(_vit, _images, _image_loss),
             full=Shape(
                 layers=12, width=768, heads=12, inner=3072, batch=64, length=224, classes=1000
@@ -208,13 +213,15 @@ MODELS: Mapping[str, StepModel] = MappingProxyType(
             tiny=replace(_TINY, length=2 * _PATCH, classes=8),
         ),
         "bert": StepModel(
-            "BERT, 12 layers of 768, norms after additions, 32 x 512 tokens",
+            "BERT",
+            "12 layers of 768, norms after additions, 32 x 512 tokens",
             *(_bert, _tokens, _token_loss),
             full=Shape(layers=12, width=768, heads=12, inner=3072, batch=32, length=512),
             tiny=_TINY,
         ),
         "qwen3": StepModel(
-            "Qwen3, 14 layers of 1024, norms of queries and keys, 4 x 2048 tokens",
+            "Qwen3",
+            "14 layers of 1024, norms of queries and keys, 4 x 2048 tokens",
             *(_qwen3, _tokens, _token_loss),
             full=Shape(layers=14, width=1024, heads=16, inner=3072, batch=4, length=2048),
             tiny=_TINY,

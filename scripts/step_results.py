@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
+import commented_csv
 from kernel_classes import ATTENTION, CLASSES, MATMUL, OPTIMIZER
 
-COMMENT = "# "
 LOSS_FIELDS = ("model", "precision", "contender", "step", "loss")
 
 
@@ -85,30 +84,13 @@ def _cell(value: str | float | None) -> str:
     return "" if value is None else value
 
 
-def begin(file: IO[str], comments: Sequence[str], names: Sequence[str]) -> Any:
-    """A writer of rows, behind the comments and the fields' names."""
-    for comment in comments:
-        print(f"{COMMENT}{comment}", file=file)
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    return writer
-
-
-def _lines(path: Path) -> tuple[str, csv.DictReader[str]]:
-    """The first comment of a CSV, and its rows."""
-    with path.open(newline="") as file:
-        lines = file.read().splitlines()
-    data = [line for line in lines if not line.startswith(COMMENT)]
-    return lines[0].removeprefix(COMMENT), csv.DictReader(data)
-
-
 def read(path: Path) -> tuple[str, list[Row]]:
     """What was run, and the rows of a CSV of steps.
 
     Raises:
         ValueError: It is not one.
     """
-    what, found = _lines(path)
+    what, found = commented_csv.read(path)
     if tuple(found.fieldnames or ()) != FIELDS:
         raise ValueError(f"{path}: expected the fields {', '.join(FIELDS)}")
 
@@ -128,7 +110,7 @@ def read_losses(path: Path) -> tuple[str, Losses]:
     Raises:
         ValueError: It is not one.
     """
-    what, found = _lines(path)
+    what, found = commented_csv.read(path)
     if tuple(found.fieldnames or ()) != LOSS_FIELDS:
         raise ValueError(f"{path}: expected the fields {', '.join(LOSS_FIELDS)}")
     curves: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -171,8 +153,14 @@ def line(row: Row) -> str:
     )
 
 
-def markdown(rows: Sequence[Row], figure: str) -> str:
-    """A table of one of `FIGURES`, the least of each model in bold."""
+def markdown(rows: Sequence[Row], figure: str, names_of: Mapping[str, str]) -> str:
+    """A table of one of `FIGURES`, the least of each model in bold.
+
+    Args:
+        rows: What it is of.
+        figure: Which one.
+        names_of: What models are called there.
+    """
     of_row = FIGURES[figure]
     names = list(dict.fromkeys(row.contender for row in rows))
     text = [f"| {figure} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
@@ -183,7 +171,7 @@ def markdown(rows: Sequence[Row], figure: str) -> str:
         said = {name: _rounded(value) for name, value in found.items() if value is not None}
         least = min(said.values(), key=float, default="")
         marked = (f"**{s}**" if (s := said.get(name, "")) and s == least else s for name in names)
-        text.append(f"| {model} {precision} | {' | '.join(marked)} |")
+        text.append(f"| {names_of.get(model, model)} {precision} | {' | '.join(marked)} |")
     return "\n".join(text)
 
 

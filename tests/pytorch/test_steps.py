@@ -165,14 +165,16 @@ def test_tables_and_plot_of_steps(tmp_path: Path) -> None:
     said = run(STEPS, "table", f"--csv={path}")
     assert said == (
         "a GPU; torch 2; full size\n"
+        "- Llama: 8 layers of 2048, grouped queries, 4 x 2048 tokens\n"
+        "- GPT-2: 12 layers of 1024, 8 x 1024 tokens\n"
         "\n| step, ms | eager | replaced |\n|---|---|---|\n"
-        "| llama bf16 | 57.60 | **46.60** |\n| gpt2 autocast | **50.00** |  |\n"
+        "| Llama bf16 | 57.60 | **46.60** |\n| GPT-2 autocast | **50.00** |  |\n"
         "\n| rest, ms | eager | replaced |\n|---|---|---|\n"
-        "| llama bf16 | 25.12 | **13.60** |\n| gpt2 autocast | **30.70** |  |\n"
+        "| Llama bf16 | 25.12 | **13.60** |\n| GPT-2 autocast | **30.70** |  |\n"
         "\n| host, ms | eager | replaced |\n|---|---|---|\n"
-        "| llama bf16 | 20.00 | **15.00** |\n| gpt2 autocast | **12.00** |  |\n"
+        "| Llama bf16 | 20.00 | **15.00** |\n| GPT-2 autocast | **12.00** |  |\n"
         "\n| peak, MiB | eager | replaced |\n|---|---|---|\n"
-        "| llama bf16 | 20480 | **18432** |\n| gpt2 autocast | **8000** |  |\n"
+        "| Llama bf16 | 20480 | **18432** |\n| GPT-2 autocast | **8000** |  |\n"
     )
     need("matplotlib")
     run(STEPS, "plot", f"--csv={path}", f"--plot={image}")
