@@ -269,6 +269,7 @@ class Trainee:
                     *(self._model, optimizer, batch, number, _TRAINING, autocast, self._loss)
                 ).clone()
             )
+        self._model.zero_grad(set_to_none=True)
         return [loss.item() for loss in found]
 
     @property
