@@ -222,7 +222,7 @@ def plot(path: Path, image: Path) -> None:
             axis.set_xticklabels(models)
             axis.margins(y=0.12)
     axes[0][0].legend(fontsize=8)
-    figure.suptitle(what, fontsize=9)
+    figure.suptitle(what, fontsize=9, wrap=True)
     figure.savefig(image, dpi=110)
     print(image)
 
@@ -252,6 +252,6 @@ def plot_losses(path: Path, image: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("cross entropy, nats")
     axes[0][0].legend(fontsize=8)
-    figure.suptitle(what, fontsize=9)
+    figure.suptitle(what, fontsize=9, wrap=True)
     figure.savefig(image, dpi=110)
     print(image)
