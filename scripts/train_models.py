@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from digits_vit import digit_loss, digits, vit
-from small_gpt import Config, Gpt, batches, corpus, next_byte_loss
+from small_gpt import Config, Gpt
 from small_llama import AddRMSNorm, Llama
 from torch import Tensor, nn
 
@@ -93,15 +92,11 @@ class Preset:
         kind: What it is called.
         config: Its size and that of its batches.
         recipes: The contenders by name.
-        batches: Of its size and a seed, without end; raises ImportError if a library is missing.
-        loss: Of a model on a batch, in nats.
     """
 
     kind: str
     config: Config
     recipes: Mapping[str, Recipe]
-    batches: Callable[[Config, int], Iterator[Tensor]]
-    loss: Callable[[nn.Module, Tensor], Tensor]
 
 
 def _replaced(model: nn.Module) -> nn.Module:
@@ -118,16 +113,6 @@ def _gpt(run: Run) -> nn.Module:
 
 def _our_gpt(run: Run) -> nn.Module:
     return _replaced(Gpt(run.config))
-
-
-def _vit(run: Run) -> nn.Module:
-    return vit(run.config)
-
-
-def _our_vit(run: Run) -> nn.Module:
-    model = vit(run.config)
-    ours.replace_norms(model, also=[nn.Module])  # timm has a class of its own
-    return model
 
 
 def _of_layer_norms(run: Run) -> tuple[NormSpec, ...]:
@@ -246,20 +231,15 @@ def _memory_efficient(run: Run) -> tuple[NormSpec, ...]:
     return (_apart if run.precision.is_autocast else _fused)(run, from_output=True)
 
 
-def _with_layer_norms(
-    theirs: Callable[[Run], nn.Module], replaced: Callable[[Run], nn.Module]
-) -> Mapping[str, Recipe]:
-    return MappingProxyType(
-        {
-            BASELINE: Recipe(theirs),
-            "torch.compile": Recipe(theirs, compiled=True),
-            OURS: Recipe(replaced, _of_layer_norms),
-            f"{OURS} compiled": Recipe(replaced, _of_layer_norms, compiled=True),
-            IN_PLACE: Recipe(theirs, _in_place_of_layer_norms, around=ours.enabled),
-        }
-    )
-
-
+_OF_GPT: Mapping[str, Recipe] = MappingProxyType(
+    {
+        BASELINE: Recipe(_gpt),
+        "torch.compile": Recipe(_gpt, compiled=True),
+        OURS: Recipe(_our_gpt, _of_layer_norms),
+        f"{OURS} compiled": Recipe(_our_gpt, _of_layer_norms, compiled=True),
+        IN_PLACE: Recipe(_gpt, _in_place_of_layer_norms, around=ours.enabled),
+    }
+)
 _OF_LLAMA: Mapping[str, Recipe] = MappingProxyType(
     {
         BASELINE: Recipe(_llama),
@@ -274,30 +254,13 @@ _OF_LLAMA: Mapping[str, Recipe] = MappingProxyType(
     }
 )
 _LARGE = Config(n_layer=12, n_head=12, d_model=768, context=1024, batch_size=16)
-_READER = Config(vocab_size=10, n_layer=2, n_head=2, d_model=64, context=16, layer_norm_eps=1e-6)
-_LARGE_READER = replace(_READER, n_layer=12, n_head=12, d_model=768, context=196, batch_size=64)
-
-
-def _text(config: Config, seed: int) -> Iterator[Tensor]:
-    return batches(corpus(), config, seed)
-
-
-_OF_TEXT = (_text, next_byte_loss)
-_OF_DIGITS = (digits, digit_loss)
-_OF_GPT = _with_layer_norms(_gpt, _our_gpt)
-_OF_VIT = _with_layer_norms(_vit, _our_vit)
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "small": Preset("GPT", Config(), _OF_GPT, *_OF_TEXT),
-        "gpt2": Preset("GPT", _LARGE, _OF_GPT, *_OF_TEXT),
-        "small-vit": Preset("ViT", _READER, _OF_VIT, *_OF_DIGITS),
-        "vit": Preset("ViT", _LARGE_READER, _OF_VIT, *_OF_DIGITS),
+        "small": Preset("GPT", Config(), _OF_GPT),
+        "gpt2": Preset("GPT", _LARGE, _OF_GPT),
         "small-llama": Preset(
-            "Llama",
-            Config(n_layer=2, n_head=2, d_model=64, context=32, batch_size=4),
-            _OF_LLAMA,
-            *_OF_TEXT,
+            "Llama", Config(n_layer=2, n_head=2, d_model=64, context=32, batch_size=4), _OF_LLAMA
         ),
-        "llama": Preset("Llama", _LARGE, _OF_LLAMA, *_OF_TEXT),
+        "llama": Preset("Llama", _LARGE, _OF_LLAMA),
     }
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,36 +96,6 @@ def test_training(tmp_path: Path, device: str, can_enable: bool) -> None:
         assert len(of_one) == 3
         assert of_one[0] == losses["PyTorch"][0]  # the forward is PyTorch's
         assert of_one[2] < of_one[0]
-
-
-def test_training_of_a_vit(tmp_path: Path, device: str, can_enable: bool) -> None:
-    for library in ("timm", "sklearn"):
-        pytest.importorskip(library, reason=f"{library} is not installed")
-    path = tmp_path / "out.csv"
-    names = ("PyTorch", "iree-lnbwd", "iree-lnbwd enable()")[: 3 if can_enable else 2]
-    what = ("--preset=small-vit", f"--contenders={','.join(names)}")
-    run(SCRIPTS / "train", "run", f"--csv={path}", "--steps=12", f"--device={device}", *what)
-    losses = losses_of(path)
-    assert tuple(losses) == names
-    for of_one in losses.values():
-        assert of_one == pytest.approx(losses["PyTorch"], abs=12 * 2**-21, rel=0)
-        assert of_one[-1] < of_one[0]
-
-
-def test_training_without_a_library_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "timm").mkdir()
-    (tmp_path / "timm" / "__init__.py").write_text("raise ImportError('no timm')\n")
-    path = tmp_path / "out.csv"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "train"), "run", "--preset=small-vit", f"--csv={path}"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.endswith("error: --preset=small-vit: no timm\n")
-    assert not path.exists()
 
 
 def test_training_of_a_llama_with_modules_compiled_before(tmp_path: Path) -> None:
