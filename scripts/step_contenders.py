@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import re
 import time
 from collections import Counter
@@ -16,8 +15,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-import torch._functorch.config
-import torch._inductor.config
 from gpu_timing import kernel_events
 from one_at_a_time import OneAtATime
 from processes import take_all_sizes
@@ -83,8 +80,7 @@ class Task:
         mode: Of ``torch.compile``; None is its default.
         passes: Whether our pass over inductor's graphs may change them.
         updates: Whether AdamW updates the weights in each step.
-        folder: For what the processes share: inductor's kernels, and a lock.
-        threads: That compile Triton's kernels.
+        lock: The file of the processes' `OneAtATime`.
     """
 
     model: str
@@ -97,8 +93,7 @@ class Task:
     mode: str | None
     passes: bool
     updates: bool
-    folder: str
-    threads: int
+    lock: Path
 
 
 class Turn(NamedTuple):
@@ -152,12 +147,6 @@ class Trainee:
         Raises:
             ImportError: The model's library is not there.
         """
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.folder
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of a small vocabulary
-        torch._inductor.config.compile_threads = task.threads
-        # A kernel's name is its code's, but another contender's graph is not to be found.
-        torch._inductor.config.fx_graph_cache = False
-        torch._functorch.config.enable_autograd_cache = False
         torch.set_float32_matmul_precision("high")
         self._task, self._contender = task, CONTENDERS[task.contender]
         self._described = MODELS[task.model]
@@ -179,7 +168,7 @@ class Trainee:
         )
         self._optimizer = optimizer_of(self._model, _TRAINING) if task.updates else None
         self._batch = self._drawn(0)
-        self._alone = OneAtATime(Path(task.folder) / "gpu.lock")
+        self._alone = OneAtATime(task.lock)
         if self._on_gpu:
             _tune_under(self._alone)
         self._warm_up()

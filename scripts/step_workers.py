@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,8 +36,9 @@ class Worker:
         theirs.close()  # so that the process's end is noticed
 
     def ask(self, method: str, *arguments: object) -> None:
-        """Has the contender's method of this name called."""
-        self._connection.send((method, arguments))
+        """Has the contender's method of this name called; if it has ended, `answer` says so."""
+        with suppress(OSError):
+            self._connection.send((method, arguments))
 
     def answer(self, deadline: float) -> Any:
         """What the last call returned, or None if the contender was made; waits for it.
@@ -48,7 +50,7 @@ class Worker:
             raise WorkerError("out of time")
         try:
             failure, found = self._connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join()
             raise WorkerError(f"its process ended with {self._process.exitcode}") from None
         if failure is not None:

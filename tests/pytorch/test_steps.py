@@ -137,14 +137,22 @@ def test_a_contender_that_is_late_is_left_out(tmp_path: Path) -> None:
     assert rows_of(path) == []
 
 
-def test_an_unknown_contender_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "--contenders=eager,Liger",
+            "expected names of eager, enable, replaced, compiled, compiled+enable, "
+            "compiled+replaced, apart by commas, got 'Liger'\n",
+        ),
+        ("--rounds=0", "expected a number from 1 on, got '0'\n"),
+        ("--device=toaster", "expected cpu, or cuda where there is one, got 'toaster'\n"),
+    ],
+)
+def test_a_wrong_option_is_refused(word: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    words = ("--device=cpu", "--contenders=eager,Liger", f"--csv={path}")
-    said = run(STEPS, "run", *words, status=2)
-    assert said.endswith(
-        "argument --contenders: expected names of eager, enable, replaced, compiled, "
-        "compiled+enable, compiled+replaced, apart by commas, got 'Liger'\n"
-    )
+    heard = run(STEPS, "run", "--device=cpu", f"--csv={path}", word, status=2)
+    assert heard.endswith(f"argument {word.partition('=')[0]}: {said}")
     assert not path.exists()
 
 
