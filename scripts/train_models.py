@@ -126,7 +126,7 @@ def _vit(run: Run) -> nn.Module:
 
 def _our_vit(run: Run) -> nn.Module:
     model = vit(run.config)
-    ours.replace_norms(model, also=[nn.Module])  # timm has a class of its own
+    ours.replace_norms(model)  # timm has a class of its own
     return model
 
 
