@@ -34,9 +34,11 @@ def warmup(
     The norms are those of the classes of this package, those that `replace_norms` replaced, and
     while `enable` is in force, ``nn.LayerNorm``, ``nn.RMSNorm`` and their subclasses. Each is run
     on a row of zeros, forward and backward, with zeros in place of its parameters: these may be
-    sharded (by FSDP1 and ZeRO-3, too), pruned, parametrized, or on the meta device. Norms that take
-    a residual are run backward with and without a gradient of the sum. Under ``torch.autocast``,
-    the modules for autocast are compiled; ``no_grad`` and inference mode change nothing.
+    sharded (by FSDP1 and ZeRO-3, too), pruned, parametrized, or on the meta device. Norms of
+    which the input alone says how long rows are (weightless RMS norms are such) are left out. Norms
+    that take a residual are run backward with and without a gradient of the sum. Under
+    ``torch.autocast``, the modules for autocast are compiled; ``no_grad`` and inference mode change
+    nothing.
 
     Args:
         model: With norms, or one itself.
@@ -113,7 +115,8 @@ def _warm_up(
     norms = []
     for module in model.modules():
         if (cls := _class_of(module)) is not None:
-            shape = _shape(module)
+            if (shape := _shape(module)) is None:
+                continue
             norms.append(_Norm(stand_in(module, cls, _parameters(module, shape, like)), shape))
 
     def first() -> Tensor:
@@ -148,15 +151,18 @@ def _class_of(module: nn.Module) -> type[nn.Module] | None:
     return next((cls for cls in _PLAIN if isinstance(module, cls)), None)
 
 
-def _shape(norm: nn.Module) -> tuple[int, ...]:
-    """The dimensions that a norm will normalize in a forward."""
+def _shape(norm: nn.Module) -> tuple[int, ...] | None:
+    """The dimensions that a norm will normalize in a forward; None if its input alone knows."""
     form = form_of(norm) if isinstance(norm, ReplacedNorm) else None
+    if form is not None and form.any_width:
+        return None
     if form is None or form.shape_name is not None:
         shape = getattr(norm, "normalized_shape" if form is None else form.shape_name or "")
-    elif form.weight_name is None or shards.holder(norm) is not None:
+    elif (name := form.weight_name or form.bias_name) is None or shards.holder(norm) is not None:
         shape = form.normalized_shape
     else:
-        shape = _tensor(norm, form.weight_name).shape
+        vector = _tensor(norm, name)
+        shape = (vector.numel(),) if form.is_flattened else vector.shape
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
@@ -172,8 +178,9 @@ def _parameters(
     made: dict[str, nn.Parameter | None] = {}
     for name in filter(None, names):
         tensor, own = _tensor(norm, name), norm._parameters.get(name)
+        learns = name not in norm._buffers and (others if own is None else own.requires_grad)
         made[name] = None if tensor is None else nn.Parameter(
-            like.zeros(tensor, shape), requires_grad=others if own is None else own.requires_grad
+            like.zeros(tensor, shape), requires_grad=learns
         )  # fmt: skip
     return made
 

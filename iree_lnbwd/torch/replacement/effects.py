@@ -74,6 +74,11 @@ class Observed(TorchDispatchMode):
         self._calls_pytorchs |= func._schema.name in _PYTORCHS
         return output
 
+    def begin(self) -> None:
+        """What there is now was given; only what is made from now on may be changed."""
+        self._made.clear()
+        self._roundings = 0
+
     @property
     def trace(self) -> Trace:
         """What was called until now."""

@@ -89,10 +89,12 @@ class Form:
         is_l2: Whether squares are added up, in place of their mean: eps is added to that sum.
         is_flattened: Whether the weight and the bias have further dimensions of one element, as
             those of images do.
-        any_width: Whether the input alone says which dimension is normalized: a weight is one
-            number.
+        any_width: Whether the input alone says how long rows are: a weight is one number, and
+            ``normalized_shape`` is that of a sample.
         pairs: The element types that it holds for; others are the own forward's. None means all
             that our functions take.
+        ranks: The numbers of dimensions of inputs that it holds for; others are the own forward's.
+            None means any.
     """
 
     op: Op
@@ -114,6 +116,7 @@ class Form:
     is_flattened: bool = False
     any_width: bool = False
     pairs: tuple[Pair, ...] | None = None
+    ranks: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         parts = ["L2 norm" if self.is_l2 else "layer norm" if self.op.centres else "RMS norm"]
@@ -179,7 +182,9 @@ class Form:
         return eps / math.prod(dims) if self.is_l2 else eps
 
     def _holds_for(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-        """Whether this form was found with such element types."""
+        """Whether this form was found with such inputs."""
+        if self.ranks is not None and input.dim() not in self.ranks:
+            return False
         if self.pairs is None:
             return True
         vector = bias if weight is None else weight

@@ -9,9 +9,10 @@ evaluation.
 
 That tolerance allows for one rounding to the output's type. Classes of models round more often:
 Llama's rounds the normalized row, and some round before they add the bias. So each element may
-differ by two units of roundoff of ``xhat * weight`` more, and that of an RMS norm, whose formula
-only multiplies, by one for each operator that returns a half type. A replaced module may thus
-differ from what it was in the last bits of half types, and is the one with fewer roundings.
+differ by two units of roundoff of ``xhat * weight`` more, and in half types by one for each
+operator that returns such a type; by as many of ``mean * rstd * weight``, where a mean is
+subtracted. A replaced module may thus differ from what it was in the last bits of half types, and
+is the one with fewer roundings.
 
 The gradients must be the form's, too. No derivative is missing if they agree to half the digits of
 f32: rounding, in whatever order sums are added, is far below that, and a term of the formula far
@@ -30,7 +31,7 @@ import math
 import warnings
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ _ZEROS = len(_SCALES) - 1  # the row that is zero
 _OUTLIER = 10  # the row that has one
 _FAR = 1000.0  # an outlier, in units of its row
 _LEADING = (2, 3, 2)  # as images have
-_OTHER_LEADING = ((12,), (3, 4), (12, 1), (1, 1, 12), (1, 2, 3, 2))
+_OTHER_LEADING = ((), (12,), (3, 4), (12, 1), (12, 1, 1), (1, 3, 4), (1, 2, 3, 2))
 _AROUND_EPS = (0.03, 0.3, 1.0, 3.0, 30.0)  # of a row, in units of the root of eps
 _ANY_WIDTHS = (48, 7, 64)  # of samples for modules without a width: the first, and others
 _HALF_THE_DIGITS = 2.0**-12  # of f32
@@ -166,15 +167,14 @@ def _find(module: nn.Module, dtypes: Collection[torch.dtype]) -> Form:
 def _completed(module: nn.Module, found: Form, dtypes: Collection[torch.dtype]) -> Form:
     """A form that f32 outputs are near to, with all that is to be known of it."""
     found = replace(found, shape_name=_shape_name(module, found))
-    is_free = {found.weight_name, found.bias_name, found.shape_name} == {None}
-    if is_free and len(found.normalized_shape) == 1:
-        found = replace(found, any_width=True)
     _check_outputs(module, found, torch.float32)
+    found = replace(found, ranks=_ranks(module, found))
     _check_eps(module, found)
     _check_nan(module, found)
     for training in (True, False):
         _check_gradients(module, found, training)
-    if found.any_width:
+    is_free = {found.weight_name, found.bias_name, found.shape_name} == {None}
+    if found.any_width or (is_free and len(found.normalized_shape) == 1):
         _check_widths(module, found)
     outputs = _output_types(module, found, dtypes)
     output_type, pairs = _output_type(outputs, dtypes)
@@ -384,8 +384,9 @@ class _Sample:
             leading: These dimensions.
             turned: Whether they lie in another order in memory: those of images channels last.
         """
-        x = self.rows.reshape(*leading, *self._form.normalized_shape)
-        if self._form.channels_first:
+        dims = self._form.normalized_shape
+        x = self.rows.reshape(*leading, *dims) if leading else self.rows[0]
+        if self._form.channels_first and leading:
             x = x.movedim(-1, 1)
             return x.clone() if turned else x.contiguous()
         return x.transpose(0, 1).contiguous().transpose(0, 1) if turned else x.clone()
@@ -454,6 +455,7 @@ def _traced(
         made = _empty_vectors(module, other, "cpu")
         sample = stand_in(module, type(module), made).train(training)
         x = torch.empty(_shape(form), dtype=dtype).requires_grad_()
+        mode.begin()
         output = _run(sample, x)
         trace = mode.trace
         if output.requires_grad:
@@ -493,8 +495,10 @@ def _calls_pytorchs(module: nn.Module) -> bool:
         form = replace(first, channels_first=channels_first)
         with contextlib.suppress(NotPlainError), effects.observed() as mode:
             sample = stand_in(module, type(module), _empty_vectors(module, None, "cuda"))
+            x = torch.empty(_shape(form), device="cuda")
+            mode.begin()
             with torch.no_grad():
-                _run(sample, torch.empty(_shape(form), device="cuda"))
+                _run(sample, x)
             return mode.trace.calls_pytorchs
     return False
 
@@ -506,20 +510,41 @@ def _check_outputs(module: nn.Module, form: Form, dtype: torch.dtype) -> torch.d
     for training, turned in itertools.product((True, False), (False, True)):
         output = sample.output(training=training, turned=turned)
         _check(sample, form, output, roundings)
-    if form.channels_first and _takes_sequences(sample, form):
+    if form.channels_first and _vectors(module) and _takes_sequences(sample, form):
         raise NotPlainError("it normalizes another dimension of sequences than of images")
     for leading in _OTHER_LEADING:
         try:
             other = sample.output(leading)
         except NotPlainError:
-            continue  # it does not take so few dimensions
-        _check(sample, form, other, roundings)
+            continue  # it does not take such dimensions
+        if not leading:
+            other = torch.cat((other[None], _as_rows(output, form)[1:]))
+            _check(sample, replace(form, channels_first=False), other, roundings)
+        else:
+            _check(sample, form, other, roundings)
     return output.dtype
 
 
+def _ranks(module: nn.Module, form: Form) -> tuple[int, ...]:
+    """The numbers of dimensions that a module takes, whatever their sizes are."""
+    sample = _Sample(module, form, torch.float32)
+    taken, refused = {sample.input().dim()}, set[int]()
+    for leading in _OTHER_LEADING:
+        x = sample.input(leading)
+        try:
+            sample.output(leading)
+            taken.add(x.dim())
+        except NotPlainError:
+            refused.add(x.dim())
+    return tuple(sorted(taken - refused))
+
+
 def _roundings(module: nn.Module, form: Form, dtype: torch.dtype, other: torch.dtype) -> int:
-    """How many more roundings than one an output may have, in units of ``xhat * weight``."""
-    if form.op.centres or torch.float32 == dtype == other:
+    """How many more roundings than one an output may have, in units of ``xhat * weight``.
+
+    Those of a mean are in units of the mean itself.
+    """
+    if torch.float32 == dtype == other:
         return 2
     return max(2, _traced(module, form, dtype, other).roundings)
 
@@ -584,12 +609,26 @@ def _check(sample: _Sample, form: Form, output: Tensor, roundings: int = 2) -> N
                        for a in given.values() if a is not None)  # fmt: skip
     with np.errstate(all="ignore"):
         more = roundings * (roundoff * np.abs(scaled) + DTYPES[name].smallest_subnormal)
+        if form.op.centres and roundings > 2:
+            more = more + roundings * roundoff * _off_centre(given, eps or 0.0)
     compared = compare(got, expected, tolerance + more)
     if not compared.passed:
         what = "a layer norm" if form.op.centres else "an L2 norm" if form.is_l2 else "an RMS norm"
         raise NotPlainError(
             f"its output in {name} is {compared.ratio:.3g} times its tolerance from {what}'s"
         )
+
+
+def _off_centre(given: Mapping[str, np.ndarray | None], eps: float) -> Any:
+    """How large the mean of each row is, as what the output gets of it."""
+    rows = np.asarray(given["input"], np.float64)
+    axes = tuple(range(1, rows.ndim))
+    mean, variance = rows.mean(axes, keepdims=True), rows.var(axes, keepdims=True)
+    weight = given["weight"]
+    return (
+        np.abs(mean) / np.sqrt(variance + eps)
+        * (1.0 if weight is None else np.abs(np.asarray(weight, np.float64)))
+    )  # fmt: skip
 
 
 def _check_gradients(module: nn.Module, form: Form, training: bool) -> None:

@@ -29,7 +29,7 @@ _WITHOUT_KERNEL = (
 _NAMED_WITHOUT_KERNEL = re.compile(
     r"(group|batch|instance|response|spectral|weight)_?norm|grn$|evonorm", re.IGNORECASE
 )
-_CALLED_NORMS = re.compile(r"norm\w{0,8}$|grn$", re.IGNORECASE)
+_CALLED_NORMS = re.compile(r"norm(?!\w*(mlp|head|block|layer|embed))\w{0,8}$|grn$", re.IGNORECASE)
 _KNOWN = (nn.LayerNorm.forward, nn.RMSNorm.forward)
 _NOT_NORMS = (nn.Identity, nn.modules.dropout._DropoutNd)
 
