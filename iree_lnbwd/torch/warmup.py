@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.errors import CompileError, shown
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.torch import kernels, overrides
 from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.modules import NORMS, AddLayerNorm, AddRMSNorm, check_model
@@ -69,6 +72,41 @@ def warmup(
         raise CompileError(reasons[0])
 
 
+def specs(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
+    weight_dtype: torch.dtype | None = None,
+) -> tuple[NormSpec, ...]:
+    """The modules that a model's norms need, forward and backward; none is compiled or loaded.
+
+    The norms are those of the classes of this package, and those that `replace_norms` replaced;
+    of the latter, not those of which the input alone says how long rows are. They are what
+    ``iree-lnbwd bundle --model`` puts into a file, and what `warmup` loads on one device: on CPUs,
+    the backward of a layer norm in half precision computes its statistics again, and on GPUs it
+    takes them.
+
+    Args:
+        model: As `warmup`; nothing of it is read but types and shapes.
+        dtype: As `warmup`.
+        residual_dtype: As `warmup`.
+        weight_dtype: As `warmup`.
+
+    Returns:
+        Each once, for CPUs and GPUs.
+
+    Raises:
+        TypeError, ValueError: Naming the argument.
+    """
+    check_model(model)
+    on_cpu = _Like(weight_dtype, "cpu")
+    with torch.inference_mode(False), torch.enable_grad(), REFUSALS.asked() as asked:
+        _warm_up(model, dtype, residual_dtype, on_cpu, tune=False, plain=False)
+    both = ((spec, replace(spec, eps=None) if spec.family.is_backward else spec) for spec in asked)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(both)))
+
+
 class _Like(NamedTuple):
     """What parameters will be.
 
@@ -111,10 +149,12 @@ def _warm_up(
     residual_dtype: torch.dtype | None,
     like: _Like,
     tune: bool,
+    plain: bool = True,
 ) -> None:
+    """As `warmup`; ``plain`` says whether PyTorch's own norms count, while `enable` serves them."""
     norms = []
     for module in model.modules():
-        if (cls := _class_of(module)) is not None:
+        if (cls := _class_of(module)) is not None and (plain or cls not in _PLAIN):
             if (shape := _shape(module)) is None:
                 continue
             norms.append(_Norm(stand_in(module, cls, _parameters(module, shape, like)), shape))
