@@ -90,7 +90,7 @@ def replace_norms(
     for module, its_names in names.items():
         own = classes.own_class(module)
         outcome = _outcome(module, own, asked, used, found)
-        if outcome.form is None and not _is_of_interest(own, its_names, asked):
+        if outcome.form is None and not _is_of_interest(module, its_names, asked):
             continue
         norm, reason = (None, outcome.reason) if outcome.form is None else (str(outcome.form), None)
         by_enable = outcome.calls_pytorchs
@@ -133,17 +133,18 @@ def _used(model: nn.Module) -> frozenset[torch.dtype]:
 
 
 def _is_of_interest(
-    own: type[nn.Module], names: Collection[str], asked: tuple[type[nn.Module], ...]
+    module: nn.Module, names: Collection[str], asked: tuple[type[nn.Module], ...]
 ) -> bool:
     """Whether the report says why a module was not replaced: a user would take it for a norm."""
+    own = classes.own_class(module)
     if issubclass(own, _NOT_NORMS):
         return False
     named = tuple(cls for cls in asked if cls is not nn.Module)
     if issubclass(own, (nn.LayerNorm, nn.RMSNorm, *named)) or _CALLED_NORMS.search(own.__name__):
         return True
-    return not _is_pytorchs(own) and any(
-        "norm" in name.rpartition(".")[2].lower() for name in names
-    )
+    is_leaf = not any(True for _ in module.children())
+    called = any("norm" in name.rpartition(".")[2].lower() for name in names)
+    return called and is_leaf and not _is_pytorchs(own)
 
 
 def _is_pytorchs(own: type[nn.Module]) -> bool:
