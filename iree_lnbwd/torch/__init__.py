@@ -1,8 +1,8 @@
 """The norms in PyTorch: its own kernels replaced, drop-ins, and forms with a fused residual.
 
 ``enable`` runs this package's kernels in place of PyTorch's own, in the whole process and without a
-change to a model; ``status`` says what ran. Under ``torch.compile``'s inductor, which takes
-PyTorch's operators apart, there are the operators of this package.
+change to a model; ``status`` says what ran. Under ``torch.compile`` with inductor, a pass folds
+what is around a norm into its kernel; ``use_inductor_pass(False)`` switches it off.
 
 ``layer_norm`` and ``rms_norm`` are drop-ins for the functions of ``torch.nn.functional``,
 ``LayerNorm`` and ``RMSNorm`` for the modules of ``torch.nn``. ``replace_norms`` makes the norms of
@@ -18,6 +18,8 @@ compiled: ``native``.
 
 from iree_lnbwd.torch import operators  # noqa: F401  (registers them)
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from iree_lnbwd.torch.inductor import switch
+from iree_lnbwd.torch.inductor.switch import InductorStatus, use_inductor_pass
 from iree_lnbwd.torch.modules import (
     AddLayerNorm,
     AddRMSNorm,
@@ -33,6 +35,7 @@ from iree_lnbwd.torch.warmup import specs, warmup
 __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
+    "InductorStatus",
     "LayerNorm",
     "RMSNorm",
     "Report",
@@ -47,5 +50,8 @@ __all__ = [
     "rms_norm",
     "specs",
     "status",
+    "use_inductor_pass",
     "warmup",
 ]
+
+switch.place()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.spec import check_number
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from iree_lnbwd.torch.inductor import switch
 
 
 class _WithOptions(nn.Module):
@@ -19,6 +20,7 @@ class _WithOptions(nn.Module):
     weight_offset: float = 0.0
 
     def _set_options(self, memory_efficient: bool, weight_offset: object) -> None:
+        switch.place()
         self.memory_efficient = memory_efficient
         self.weight_offset = check_number(weight_offset, "weight_offset")
         self.reset_parameters()

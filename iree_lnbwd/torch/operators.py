@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from iree_lnbwd.arguments import Results
 from iree_lnbwd.torch import aten, kernels
 from iree_lnbwd.torch.autograd import NormFunction, Options, differentiable
+from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.norms import (
     AUTOCAST,
     BY_ATEN,
@@ -50,6 +51,7 @@ def _register(norm: Norm) -> None:
         return run(kernels.forward if norm.own_forward else aten.pytorchs, arguments)
 
     def fake(*arguments: Any) -> tuple[Tensor, ...]:
+        switch.observe()
         return run(kernels.fake_forward if norm.own_forward else aten.pytorchs, arguments)
 
     def by_aten(*arguments: Any) -> tuple[Tensor, ...]:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from iree_lnbwd.torch.inductor.switch import InductorStatus
+
 _TITLES = ("operator", "device", "kernel", "calls", "why")
+_UNREACHED = (
+    "not reached: norms that models compute themselves, as Llama's and T5's do; "
+    "replace_norms(model) takes them"
+)
 _OURS, _PYTORCHS = "iree-lnbwd", "PyTorch"
 
 
@@ -48,11 +54,13 @@ class Status:
         enabled: Whether `enable` is in force.
         operators: All that `enable` knows.
         calls: Since `enable`, those that there were.
+        inductor: What becomes of norms under ``torch.compile``.
     """
 
     enabled: bool
     operators: tuple[Operator, ...]
     calls: tuple[Calls, ...]
+    inductor: InductorStatus
 
     @property
     def ours(self) -> int:
@@ -81,7 +89,8 @@ class Status:
                 )
                 for each in found
             )
-        return "\n".join((f"enabled: {self._enabled}", *_aligned(rows)))
+        inductor = f"torch.compile's inductor: {self.inductor}"
+        return "\n".join((f"enabled: {self._enabled}", *_aligned(rows), inductor, _UNREACHED))
 
     @property
     def _enabled(self) -> str:

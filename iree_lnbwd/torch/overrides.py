@@ -16,6 +16,7 @@ from iree_lnbwd import notices
 from iree_lnbwd.operands import OPS, Op
 from iree_lnbwd.torch import native
 from iree_lnbwd.torch.attempts import ATENS, RECORD
+from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.override_status import Calls, Operator, Status
 
 _OURS = "torch_overrides.cpp"  # where PyTorch's dispatcher says that our kernels are from
@@ -24,13 +25,10 @@ _OFF = "not enabled"
 _NOT_ASKED = "enable(forwards=True) takes it, too"
 _NO_CPP = "the kernels in C++ cannot be had; the log says why"
 _NO_KERNEL = "this PyTorch has no such kernel"
-# In the order of Outcome in C++, after those that ours computed.
-_LEFT = ("PyTorch's kernel is faster at this size", "PyTorch's kernel alone takes such arguments")
-
 _log = logging.getLogger(__package__)
 
 
-class _Rule(NamedTuple):
+class Rule(NamedTuple):
     """Which calls ours computes: those that it is faster for.
 
     Attributes:
@@ -46,11 +44,18 @@ class _Rule(NamedTuple):
     least_threads: int
 
 
-_ALL = _Rule(0, 0, 0, 0)
+_ALL = Rule(0, 0, 0, 0)
 # Measured on two cores, with two threads (`scripts/benchmark_autograd`): a call of ours takes 0.1
 # ms before it begins, and few rows do not fill its threads. PyTorch's in f32 is as fast as ours
 # while all tensors are in the caches.
-_LARGE = _Rule(12 << 20, 3 << 20, 512, max(2, (os.cpu_count() or 1) // 2))
+_LARGE = Rule(12 << 20, 3 << 20, 512, max(2, (os.cpu_count() or 1) // 2))
+# In the order of Outcome in C++, after those that ours computed.
+_LEFT = (
+    f"PyTorch's kernel is faster below {_LARGE.least_elements} elements "
+    f"({_LARGE.least_elements_half} in f16 and bf16), {_LARGE.least_rows} rows and "
+    f"{_LARGE.least_threads} threads",
+    "PyTorch's kernel alone takes such arguments",
+)
 _RULES = {("cuda", op): _ALL for op in OPS.values()} | {
     ("cpu", op): _LARGE for op in OPS.values() if op.is_backward
 }
@@ -109,8 +114,11 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
 
     A call that ours does not take goes to PyTorch's kernel: of an element type or GPU that there is
     no module for, without IREE's compiler, or of a new kind inside the capture of a CUDA graph.
-    `status` counts such calls; each reason is logged once. Code that torch.compile's inductor makes
-    calls no such kernel.
+    `status` counts such calls; each reason is logged once.
+
+    Under ``torch.compile``, inductor keeps these backwards whole in graphs that it compiles from
+    then on, and `use_inductor_pass` says what goes into them. Such a graph stays as it was compiled
+    after `disable`.
 
     A first call compiles modules as `layer_norm` does. The kernels need a C++ compiler once, as
     ``native.load`` says; without one, PyTorch's stay, which is logged.
@@ -127,6 +135,7 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
         TypeError: Naming the argument.
     """
     _PROCESS.apply(_checked(forwards, override_others))
+    switch.place()
 
 
 def disable() -> None:
@@ -175,7 +184,8 @@ def status() -> Status:
             if (fallback.device_type, fallback.op) == (device_type, op)
         }
         calls += [Calls(*of_both, reason, count) for reason, count in reasons.items()]
-    return Status(is_enabled, tuple(operators), tuple(each for each in calls if each.number))
+    ran_or_not = tuple(each for each in calls if each.number)
+    return Status(is_enabled, tuple(operators), ran_or_not, switch.status())
 
 
 def is_in_place(device_type: str, op: Op) -> bool:
@@ -186,6 +196,16 @@ def is_in_place(device_type: str, op: Op) -> bool:
         op: What it computes.
     """
     return _PROCESS.kept.get((device_type, op), _OFF) is None
+
+
+def rule_in_place(device_type: str, op: Op) -> Rule | None:
+    """Which calls a kernel of ours computes; None if it is not in place.
+
+    Args:
+        device_type: PyTorch's name of it.
+        op: What it computes.
+    """
+    return _RULES[device_type, op] if is_in_place(device_type, op) else None
 
 
 def _checked(forwards: object, override_others: object) -> _Settings:
@@ -213,7 +233,7 @@ def _why_not(device_type: str, op: Op, wanted: _Settings | None) -> str | None:
     return None if native.load() else _NO_CPP
 
 
-def _override(device_type: str, op: Op, rule: _Rule) -> str | None:
+def _override(device_type: str, op: Op, rule: Rule) -> str | None:
     """Registers our kernel; why it could not be, if it could not."""
     is_pytorchs = len(_registered(device_type, op)) == 1
     try:

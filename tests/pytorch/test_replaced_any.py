@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
 from torch import Tensor, nn
 
-from iree_lnbwd.torch import replace_norms, warmup
+from iree_lnbwd.torch import replace_norms, status, warmup
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -375,3 +375,9 @@ def test_the_report_names_what_is_called_a_norm() -> None:
     first, *_, last = str(report).splitlines()
     assert first == "1 of 4 norms replaced; without that, enable() reaches 1 on a GPU"
     assert last == "undo() of this report gives the modules their own classes back"
+
+
+def test_status_names_what_enable_does_not_reach() -> None:
+    *_, last = str(status()).splitlines()
+    assert last.startswith("not reached: ")
+    assert "replace_norms(model)" in last

@@ -15,6 +15,7 @@ from iree_lnbwd.errors import shown
 from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
 from iree_lnbwd.spec import check_eps
 from iree_lnbwd.torch import kinds
+from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
 from iree_lnbwd.torch.replacement.form import Form
@@ -81,6 +82,7 @@ def replace_norms(
     of_weights = {inner for module in model.modules()
                   if isinstance(module, parametrize.ParametrizationList)
                   for inner in module.modules()}  # fmt: skip
+    switch.place()
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if module not in of_weights:  # such a module's input is a parameter

@@ -1,0 +1,15 @@
+"""A pass over inductor's graphs: what surrounds a norm of ours goes into its kernel.
+
+``torch.compile`` traces a model into a graph, and inductor makes kernels of it. An operator of ours
+stays whole there, so inductor could not fuse it with its neighbours. The pass does that:
+
+- `forwards`: a forward becomes inductor's own code, which it fuses with what is around it; rows
+  that are too wide for that keep ours, with the addition before it.
+- `backwards`: the addition of a skip connection's gradient goes into the backward, and so does the
+  cast of the gradient that arrives.
+- `pytorchs`: under `enable`, the backwards of PyTorch's own norms stay whole, too, and the pass
+  treats them as ours.
+- `placing`: puts the pass into inductor's configuration, beside the passes that are there.
+
+The pass leaves a graph without such operators as it is.
+"""

@@ -1,0 +1,154 @@
+"""Backwards: the skip's gradient is added in the kernel, and a cast before it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.torch import kinds
+from iree_lnbwd.torch.attempts import ATENS
+from iree_lnbwd.torch.inductor import graphs
+from iree_lnbwd.torch.norms import GRADIENTS, Gradients
+
+_EPS = DEFAULT_EPS  # not read where the statistics are given
+_CONVERSION = torch.ops.prims.convert_element_type.default
+_WIDENED = MappingProxyType(dict.fromkeys(kinds.HALF, torch.float32))
+
+
+def pytorchs_of(gradients: Gradients) -> Any:
+    """PyTorch's own operator that computes the same; None if it has none."""
+    name = ATENS.get(gradients.op)
+    return None if name is None else getattr(torch.ops.aten, name).default
+
+
+_OURS = MappingProxyType({gradients.operator: gradients for gradients in GRADIENTS})
+PYTORCHS = MappingProxyType(
+    {operator: each for each in GRADIENTS if (operator := pytorchs_of(each)) is not None}
+)
+
+
+class _Call(NamedTuple):
+    """A backward in a graph.
+
+    Attributes:
+        node: The call.
+        gradients: What it computes.
+        tensors: Its arguments in the order of the op's table.
+        options: The other arguments of our operator.
+    """
+
+    node: Node
+    gradients: Gradients
+    tensors: tuple[Node | None, ...]
+    options: tuple[Any, ...]
+
+    def tensor(self, name: str) -> Node | None:
+        """An argument."""
+        return self.tensors[self.gradients.arguments.index(name)]
+
+    def with_tensors(self, changed: Mapping[str, Node]) -> _Call:
+        """With other arguments, by our operator."""
+        graph, named = self.node.graph, zip(self.gradients.arguments, self.tensors, strict=True)
+        tensors = tuple(changed.get(name, tensor) for name, tensor in named)
+        given = (*tensors, *self.options)
+        if self.node.target is self.gradients.operator:
+            self.node.args, self.node.kwargs = given, {}
+            return self._replace(tensors=tensors)
+        with graph.inserting_before(self.node):
+            node = graphs.call(graph, self.gradients.operator, *given)
+        self.node.replace_all_uses_with(node)
+        graph.erase_node(self.node)
+        return self._replace(node=node, tensors=tensors)
+
+
+def fold(graph: Graph) -> tuple[int, int]:
+    """Folds additions and casts into the backwards of a graph, which may need sorting then.
+
+    Returns:
+        How many additions, and how many casts.
+    """
+    additions = casts = 0
+    for node in list(graph.nodes):
+        found = _call_of(node)
+        if found is not None:
+            found, has_cast = _without_cast(found)
+            casts += has_cast
+            additions += _with_addition(found)
+    return additions, casts
+
+
+def _call_of(node: Node) -> _Call | None:
+    """The call that a node is, if ours can be called in its place."""
+    gradients = _OURS.get(node.target)
+    if gradients is not None:
+        given = graphs.arguments(node)
+        tensors = tuple(given.pop(name) for name in gradients.arguments)
+        return _Call(node, gradients, tensors, tuple(given.values()))
+    gradients = PYTORCHS.get(node.target)
+    if gradients is None:
+        return None
+    dy, x, dims, *rest = graphs.arguments(node).values()
+    *others, mask = rest
+    rstd = graphs.value(others[1 if gradients.op.centres else 0])
+    if rstd is None or rstd.dtype in kinds.HALF:  # too coarse to be of use to ours
+        return None
+    return _Call(node, gradients, (dy, x, *others, None), (dims, mask, _EPS, 0.0))
+
+
+def _without_cast(call: _Call) -> tuple[_Call, bool]:
+    """The backward takes what was widened as it was before: the kernel widens it."""
+    dy, x = call.tensor("grad_output"), call.tensor(call.gradients.op.data.name)
+    assert dy is not None
+    assert x is not None
+    cast = graphs.below_views(dy)
+    if cast.target is not _CONVERSION:
+        return call, False
+    source = cast.args[0]
+    narrow, wide = graphs.value(source), graphs.value(cast)
+    assert isinstance(source, Node)
+    if (
+        narrow is None
+        or wide is None
+        or _WIDENED.get(narrow.dtype) != wide.dtype
+        or x.meta["val"].dtype != wide.dtype
+        or not graphs.is_dense(narrow)
+    ):
+        return call, False
+    graph = call.node.graph
+    with graph.inserting_before(call.node):
+        grad_output = graphs.like(graph, source, x)
+    changed = call.with_tensors({"grad_output": grad_output})
+    graphs.erase_unused(dy)
+    return changed, True
+
+
+def _with_addition(call: _Call) -> bool:
+    """Adds the gradient of the input to another in the kernel, if all that it does is that."""
+    dx = graphs.results(call.node).get(0, ())
+    if len(dx) != 1 or call.tensor("grad_residual") is not None:
+        return False
+    last = graphs.last_view(dx[0])
+    addition = next(iter(last.users), None)
+    if len(last.users) != 1 or not graphs.is_addition(addition):
+        return False
+    assert addition is not None
+    skips = [term for term in addition.args if term is not last]
+    if len(skips) != 1:  # it is added to itself
+        return False
+    (skip,) = skips
+    assert isinstance(skip, Node)
+    if graphs.depends(skip, call.node):
+        return False
+    graph, x = call.node.graph, call.tensor(call.gradients.op.data.name)
+    assert x is not None
+    with graph.inserting_before(addition):
+        residual = graphs.like(graph, skip, x)
+    call.with_tensors({"grad_residual": residual})
+    addition.replace_all_uses_with(last)
+    graph.erase_node(addition)
+    return True

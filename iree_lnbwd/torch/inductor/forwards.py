@@ -1,0 +1,111 @@
+"""Forwards: inductor's own code where it is as fast, and ours with the addition before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+from iree_lnbwd.operands import RESIDUAL, RESIDUAL_OUTPUT, names
+from iree_lnbwd.torch.inductor import graphs
+from iree_lnbwd.torch.norms import BY_ATEN, NORMS, Norm, operator
+
+# Measured on an H200: inductor's kernels run at the speed of a copy up to there, and ours beyond.
+_LEAST_COLUMNS_OF_OURS = 16384
+
+_NORMS = {norm.operator: norm for norm in NORMS}
+_SUMS_OF = {norm.op: norm for norm in NORMS if norm.takes_residual}
+
+
+def lower(graph: Graph, decompositions: Callable[[], Any]) -> tuple[int, int]:
+    """Takes the forwards of a graph apart that inductor is to compute.
+
+    Norms of sums stay ours: they promise the bits of an addition and a norm, and inductor
+    normalizes the sum before it is rounded.
+
+    Args:
+        graph: It may need sorting then.
+        decompositions: Inductor's, of PyTorch's operators.
+
+    Returns:
+        How many it took apart, and how many additions went into those that stay.
+    """
+    apart = additions = 0
+    for node in list(graph.nodes):
+        norm = _NORMS.get(node.target)
+        if norm is None or norm.takes_residual:
+            continue
+        if norm.own_forward and _is_wide(node):
+            additions += _with_addition(node, norm)
+        else:
+            _take_apart(node, norm, decompositions)
+            apart += 1
+    return apart, additions
+
+
+def _is_wide(node: Node) -> bool:
+    dims = graphs.arguments(node)["normalized_shape"]
+    has_numbers = all(isinstance(dim, int) for dim in dims)
+    return has_numbers and math.prod(dims) >= _LEAST_COLUMNS_OF_OURS
+
+
+def _take_apart(node: Node, norm: Norm, decompositions: Callable[[], Any]) -> None:
+    """Replaces a norm by what PyTorch's operators compute."""
+    graph, given = node.graph, tuple(graphs.arguments(node).values())
+    by_aten = operator(norm.name + BY_ATEN)
+    nodes = [each for each in given if isinstance(each, Node)]
+
+    def computed(*tensors: torch.Tensor) -> Any:
+        values = dict(zip(nodes, tensors, strict=True))
+        return by_aten(*map_arg(given, lambda each: values.get(each, each.meta.get("val"))))
+
+    values = (each.meta["val"] for each in nodes)
+    with torch._C._DisableAutocast():  # the caller's is no part of the graph
+        inner = make_fx(computed, decompositions(), tracing_mode="real")(*values).graph
+    placeholders = inner.find_nodes(op="placeholder")
+    with graph.inserting_before(node):
+        results = graph.graph_copy(inner, dict(zip(placeholders, nodes, strict=True)))
+    for place, takers in graphs.results(node).items():
+        for taker in takers:
+            taker.replace_all_uses_with(results[place])  # type: ignore[index]
+            graph.erase_node(taker)
+    graph.erase_node(node)
+
+
+def _with_addition(node: Node, norm: Norm) -> bool:
+    """The norm adds what was added before it."""
+    given = graphs.arguments(node)
+    normalized = given["input"]
+    addition = graphs.below_views(normalized)
+    if not graphs.is_addition(addition):
+        return False
+    others = [each for each in node.all_input_nodes if each is not normalized]
+    if any(graphs.depends(each, addition) for each in others):
+        return False
+    graph, of_sum = node.graph, _SUMS_OF[norm.op]
+    with graph.inserting_before(node):
+        terms = [graphs.like(graph, term, normalized) for term in addition.args]
+    given["input"], residual = terms
+    tensors = [
+        residual if argument is RESIDUAL else given[argument.name] for argument in of_sum.arguments
+    ]
+    options = list(given.values())[len(names(norm.arguments)) :]
+    with graph.inserting_before(node):
+        new = graphs.call(graph, of_sum.operator, *tensors, *options)
+        summed = graphs.call(graph, getitem, new, of_sum.results.index(RESIDUAL_OUTPUT.name))
+        total = graphs.like(graph, summed, addition.args[0])
+    places = [of_sum.results.index(name) for name in norm.results]
+    for place, takers in graphs.results(node).items():
+        for taker in takers:
+            taker.args = (new, places[place])
+    graph.erase_node(node)
+    graphs.erase_unused(normalized)
+    addition.replace_all_uses_with(total)
+    graphs.erase_unused(addition)
+    return True

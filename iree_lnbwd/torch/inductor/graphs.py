@@ -1,0 +1,126 @@
+"""What the pass needs of torch.fx's graphs: calls with their values, views, order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch._guards import detect_fake_mode
+from torch._prims_common import is_contiguous_or_false
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+from torch.fx.node import map_arg
+
+_ATEN = torch.ops.aten
+_VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default})
+
+
+def value(node: object) -> Tensor | None:
+    """The tensor without memory that stands for a node's value; None if it has none."""
+    found = node.meta.get("val") if isinstance(node, Node) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a call by the names of the operator's schema."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = {a.name: a.default_value if a.has_default_value() else None for a in schema.arguments}
+    given.update(zip(given, node.args, strict=False))
+    return {**given, **node.kwargs}
+
+
+def call(graph: Graph, operator: Callable[..., Any], *given: Any) -> Node:
+    """A call of an operator, where nodes are inserted now, with the value that it has."""
+    node = graph.call_function(operator, given)
+    values = map_arg(given, lambda each: each.meta["val"])
+    mode = detect_fake_mode(values)
+    with mode or nullcontext():
+        node.meta["val"] = operator(*values)
+    return node
+
+
+def like(graph: Graph, node: Node, other: Node) -> Node:
+    """A dense tensor in the shape of another."""
+    want = other.meta["val"]
+    if have_one_shape(node.meta["val"], want):
+        return node
+    sizes = (
+        call(graph, _ATEN.sym_size.int, other, dim) if isinstance(size, SymInt) else size
+        for dim, size in enumerate(want.shape)
+    )
+    return call(graph, _ATEN.view.default, node, list(sizes))
+
+
+def have_one_shape(one: Tensor, other: Tensor) -> bool:
+    """Whether two shapes are known to be the same."""
+    return len(one.shape) == len(other.shape) and statically_known_true(
+        sym_eq(tuple(one.shape), tuple(other.shape))
+    )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor is known to have its elements in order, without gaps."""
+    return bool(is_contiguous_or_false(tensor))
+
+
+def below_views(node: Node) -> Node:
+    """What a node is a view of, all elements in the same order."""
+    while node.target in _VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def last_view(node: Node) -> Node:
+    """The last of the views that are the only users of each other."""
+    while len(node.users) == 1 and (user := next(iter(node.users))).target in _VIEWS:
+        node = user
+    return node
+
+
+def results(node: Node) -> Mapping[int, Sequence[Node]]:
+    """The nodes that take one result of a call, by its place."""
+    found: dict[int, list[Node]] = {}
+    for user in node.users:
+        found.setdefault(user.args[1], []).append(user)  # type: ignore[arg-type]
+    return found
+
+
+def is_addition(node: object) -> bool:
+    """Whether a node adds two dense tensors of one shape and type, as they are."""
+    if not isinstance(node, Node) or node.target is not _ATEN.add.Tensor or node.kwargs:
+        return False
+    total, *terms = value(node), *map(value, node.args)
+    return total is not None and all(
+        term is not None
+        and term.dtype == total.dtype
+        and term.device == total.device
+        and have_one_shape(term, total)
+        and is_dense(term)
+        for term in terms
+    )
+
+
+def depends(node: Node, on: Node) -> bool:
+    """Whether a node cannot be computed before another."""
+    seen, ahead = {node}, [node]
+    while ahead:
+        each = ahead.pop()
+        if each is on:
+            return True
+        new = set(each.all_input_nodes) - seen
+        seen |= new
+        ahead += new
+    return False
+
+
+def erase_unused(node: Node) -> None:
+    """Removes a node that nothing uses, and what only it used."""
+    while not node.users and node.op == "call_function":
+        above = node.all_input_nodes
+        node.graph.erase_node(node)
+        if len(above) != 1:
+            return
+        (node,) = above
