@@ -191,7 +191,7 @@ class Form:
         if bias is not None and vector is not None and bias.dtype != vector.dtype:
             return False
         of_vector = None if vector is None else vector.dtype
-        return any(input.dtype == one and of_vector == other for one, other in self.pairs)
+        return (input.dtype, of_vector) in self.pairs
 
     def __call__(self, module: nn.Module, input: Tensor) -> Tensor | None:
         """The output of a module of this form, by this package's functions.
