@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import runpy
 import secrets
 import signal
 import sys
@@ -45,6 +46,7 @@ from iree_lnbwd.errors import (
     counted,
     one_line,
     plain,
+    shown,
 )
 from iree_lnbwd.inspection import KernelReport
 from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
@@ -271,11 +273,19 @@ def _parser() -> argparse.ArgumentParser:
         default=(LAYER_NORM_BACKWARD.name,),
         help="what to compute, with commas (default: layer_norm_backward)",
     )
-    sub.add_argument(
+    of_what = sub.add_mutually_exclusive_group(required=True)
+    of_what.add_argument(
         "--normalized-shape",
-        required=True,
         type=_shapes,
         help="shapes with commas, e.g. 1024,4096 or 16x64,8192",
+    )
+    of_what.add_argument(
+        "--model",
+        metavar="FILE:FUNCTION",
+        help=(
+            "all that the norms of a PyTorch model need: FILE is a Python file, which is run, and "
+            "FUNCTION returns the model; --dtype and --weight-dtype are those of calls"
+        ),
     )
     sub.add_argument(
         "--dtype",
@@ -576,6 +586,40 @@ def _specs(options: argparse.Namespace) -> list[NormSpec]:
     ]
 
 
+# What a model says itself; as argparse has them if nobody gave them.
+_SAID_BY_MODELS = {
+    "op": (LAYER_NORM_BACKWARD.name,),
+    **dict.fromkeys(("no_weight", "no_bias", "from_output"), False),
+    **dict.fromkeys(("grad_output_dtype", "bias_dtype", "residual_dtype", "output_mask"), None),
+    **dict.fromkeys(("rows", "recompute_statistics", "eps"), None),
+    "weight_offset": 0.0,
+}
+
+
+def _specs_of_model(options: argparse.Namespace) -> Sequence[NormSpec]:
+    """What the norms of a model need that a file's function returns."""
+    for name, default in _SAID_BY_MODELS.items():
+        if (value := getattr(options, name)) != default:
+            raise ValueError(f"{name}: expected none beside a model, which says it, got {value}")
+    place, _, function = options.model.rpartition(":")
+    if not (place and function.isidentifier()):
+        raise ValueError(f"model: expected FILE:FUNCTION, got {shown(options.model)}")
+    try:
+        import torch  # noqa: F401
+
+        from iree_lnbwd.torch import model_specs
+    except ImportError as error:
+        raise ValueError(f"model: expected PyTorch to be installed: {one_line(error)}") from error
+    try:
+        made = runpy.run_path(place)[function]()
+    except KeyError:
+        raise ValueError(f"model: expected a function {function} in {place}, got none") from None
+    except Exception as error:  # code that is not ours
+        said = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"model: {place}:{function} raised {said}") from error
+    return model_specs.of_model(made, options.dtype, options.weight_dtype)
+
+
 def _targets(options: argparse.Namespace) -> int:
     listed, counts = targets(), Counter[str]()
     if options.bundle is not None:
@@ -642,9 +686,10 @@ def _compile(options: argparse.Namespace) -> int:
 
 def _bundle(options: argparse.Namespace) -> int:
     start = time.perf_counter()
+    specs = _specs(options) if options.model is None else _specs_of_model(options)
     with _interrupted_by(signal.SIGTERM):
         made = bundle(
-            _specs(options),
+            specs,
             options.target,
             options.output,
             jobs=options.jobs,

@@ -30,7 +30,7 @@ from iree_lnbwd.torch.override_status import Status
 from iree_lnbwd.torch.overrides import disable, enable, enabled, status
 from iree_lnbwd.torch.replacement.replace import replace_norms
 from iree_lnbwd.torch.replacement.report import Report
-from iree_lnbwd.torch.warmup import warmup
+from iree_lnbwd.torch.warmup import specs, warmup
 
 __all__ = [
     "AddLayerNorm",
@@ -48,6 +48,7 @@ __all__ = [
     "layer_norm",
     "replace_norms",
     "rms_norm",
+    "specs",
     "status",
     "use_inductor_pass",
     "warmup",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 
 from iree_lnbwd import functional, notices
 from iree_lnbwd.devices import DeviceUri
@@ -17,6 +19,7 @@ _log = logging.getLogger(__package__)
 
 class _Calls(threading.local):
     number = 0
+    asked: list[NormSpec] | None = None  # while they are only recorded
 
 
 class Refusals:
@@ -33,6 +36,9 @@ class Refusals:
         Raises:
             CompileError: There is no such module.
         """
+        if self._computed.asked is not None:
+            self._computed.asked.append(spec)
+            raise CompileError("modules are only asked for")
         key = (spec, uri)
         if (reason := self._reasons.get(key)) is not None:
             raise CompileError(reason)
@@ -44,11 +50,23 @@ class Refusals:
 
     def count(self, error: CompileError) -> None:
         """Counts a call that PyTorch's operators compute; a new reason is told."""
+        if self._computed.asked is not None:
+            return
         self._computed.number += 1
         reason = one_line(error)
         if reason not in self._told:
             self._told.add(reason)
             notices.log(_log, "PyTorch's operators compute norms without a module: %s", reason)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[list[NormSpec]]:
+        """A block in which this thread loads no module; what it would load, in order."""
+        asked: list[NormSpec] = []
+        before, self._computed.asked = self._computed.asked, asked
+        try:
+            yield asked
+        finally:
+            self._computed.asked = before
 
     @property
     def number(self) -> int:

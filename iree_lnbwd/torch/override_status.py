@@ -9,6 +9,10 @@ from typing import NamedTuple
 from iree_lnbwd.torch.inductor.switch import InductorStatus
 
 _TITLES = ("operator", "device", "kernel", "calls", "why")
+_UNREACHED = (
+    "not reached: norms that models compute themselves, as Llama's and T5's do; "
+    "replace_norms(model) takes them"
+)
 _OURS, _PYTORCHS = "iree-lnbwd", "PyTorch"
 
 
@@ -86,7 +90,7 @@ class Status:
                 for each in found
             )
         inductor = f"torch.compile's inductor: {self.inductor}"
-        return "\n".join((f"enabled: {self._enabled}", *_aligned(rows), inductor))
+        return "\n".join((f"enabled: {self._enabled}", *_aligned(rows), inductor, _UNREACHED))
 
     @property
     def _enabled(self) -> str:

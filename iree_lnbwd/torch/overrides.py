@@ -25,9 +25,6 @@ _OFF = "not enabled"
 _NOT_ASKED = "enable(forwards=True) takes it, too"
 _NO_CPP = "the kernels in C++ cannot be had; the log says why"
 _NO_KERNEL = "this PyTorch has no such kernel"
-# In the order of Outcome in C++, after those that ours computed.
-_LEFT = ("PyTorch's kernel is faster at this size", "PyTorch's kernel alone takes such arguments")
-
 _log = logging.getLogger(__package__)
 
 
@@ -52,6 +49,13 @@ _ALL = Rule(0, 0, 0, 0)
 # ms before it begins, and few rows do not fill its threads. PyTorch's in f32 is as fast as ours
 # while all tensors are in the caches.
 _LARGE = Rule(12 << 20, 3 << 20, 512, max(2, (os.cpu_count() or 1) // 2))
+# In the order of Outcome in C++, after those that ours computed.
+_LEFT = (
+    f"PyTorch's kernel is faster below {_LARGE.least_elements} elements "
+    f"({_LARGE.least_elements_half} in f16 and bf16), {_LARGE.least_rows} rows and "
+    f"{_LARGE.least_threads} threads",
+    "PyTorch's kernel alone takes such arguments",
+)
 _RULES = {("cuda", op): _ALL for op in OPS.values()} | {
     ("cpu", op): _LARGE for op in OPS.values() if op.is_backward
 }

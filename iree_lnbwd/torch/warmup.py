@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.errors import CompileError, shown
+from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.torch import kernels, overrides
 from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.modules import NORMS, AddLayerNorm, AddRMSNorm, check_model
@@ -34,9 +37,11 @@ def warmup(
     The norms are those of the classes of this package, those that `replace_norms` replaced, and
     while `enable` is in force, ``nn.LayerNorm``, ``nn.RMSNorm`` and their subclasses. Each is run
     on a row of zeros, forward and backward, with zeros in place of its parameters: these may be
-    sharded (by FSDP1 and ZeRO-3, too), pruned, parametrized, or on the meta device. Norms that take
-    a residual are run backward with and without a gradient of the sum. Under ``torch.autocast``,
-    the modules for autocast are compiled; ``no_grad`` and inference mode change nothing.
+    sharded (by FSDP1 and ZeRO-3, too), pruned, parametrized, or on the meta device. Norms of
+    which the input alone says how long rows are (weightless RMS norms are such) are left out. Norms
+    that take a residual are run backward with and without a gradient of the sum. Under
+    ``torch.autocast``, the modules for autocast are compiled; ``no_grad`` and inference mode change
+    nothing.
 
     Args:
         model: With norms, or one itself.
@@ -65,6 +70,41 @@ def warmup(
         _warm_up(model, dtype, residual_dtype, _Like(weight_dtype, device), tune)
     if reasons := REFUSALS.reasons:
         raise CompileError(reasons[0])
+
+
+def specs(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
+    weight_dtype: torch.dtype | None = None,
+) -> tuple[NormSpec, ...]:
+    """The modules that a model's norms need, forward and backward; none is compiled or loaded.
+
+    The norms are those of the classes of this package, and those that `replace_norms` replaced;
+    of the latter, not those of which the input alone says how long rows are. They are what
+    ``iree-lnbwd bundle --model`` puts into a file, and what `warmup` loads on one device: on CPUs,
+    the backward of a layer norm in half precision computes its statistics again, and on GPUs it
+    takes them.
+
+    Args:
+        model: As `warmup`; nothing of it is read but types and shapes.
+        dtype: As `warmup`.
+        residual_dtype: As `warmup`.
+        weight_dtype: As `warmup`.
+
+    Returns:
+        Each once, for CPUs and GPUs.
+
+    Raises:
+        TypeError, ValueError: Naming the argument.
+    """
+    check_model(model)
+    on_cpu = _Like(weight_dtype, "cpu")
+    with torch.inference_mode(False), torch.enable_grad(), REFUSALS.asked() as asked:
+        _warm_up(model, dtype, residual_dtype, on_cpu, tune=False, plain=False)
+    both = ((spec, replace(spec, eps=None) if spec.family.is_backward else spec) for spec in asked)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(both)))
 
 
 class _Like(NamedTuple):
@@ -109,11 +149,14 @@ def _warm_up(
     residual_dtype: torch.dtype | None,
     like: _Like,
     tune: bool,
+    plain: bool = True,
 ) -> None:
+    """As `warmup`; ``plain`` says whether PyTorch's own norms count, while `enable` serves them."""
     norms = []
     for module in model.modules():
-        if (cls := _class_of(module)) is not None:
-            shape = _shape(module)
+        if (cls := _class_of(module)) is not None and (plain or cls not in _PLAIN):
+            if (shape := _shape(module)) is None:
+                continue
             norms.append(_Norm(stand_in(module, cls, _parameters(module, shape, like)), shape))
 
     def first() -> Tensor:
@@ -148,15 +191,18 @@ def _class_of(module: nn.Module) -> type[nn.Module] | None:
     return next((cls for cls in _PLAIN if isinstance(module, cls)), None)
 
 
-def _shape(norm: nn.Module) -> tuple[int, ...]:
-    """The dimensions that a norm will normalize in a forward."""
+def _shape(norm: nn.Module) -> tuple[int, ...] | None:
+    """The dimensions that a norm will normalize in a forward; None if its input alone knows."""
     form = form_of(norm) if isinstance(norm, ReplacedNorm) else None
+    if form is not None and form.any_width:
+        return None
     if form is None or form.shape_name is not None:
         shape = getattr(norm, "normalized_shape" if form is None else form.shape_name or "")
-    elif form.weight_name is None or shards.holder(norm) is not None:
+    elif (name := form.weight_name or form.bias_name) is None or shards.holder(norm) is not None:
         shape = form.normalized_shape
     else:
-        shape = _tensor(norm, form.weight_name).shape
+        vector = _tensor(norm, name)
+        shape = (vector.numel(),) if form.is_flattened else vector.shape
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
@@ -172,8 +218,9 @@ def _parameters(
     made: dict[str, nn.Parameter | None] = {}
     for name in filter(None, names):
         tensor, own = _tensor(norm, name), norm._parameters.get(name)
+        learns = name not in norm._buffers and (others if own is None else own.requires_grad)
         made[name] = None if tensor is None else nn.Parameter(
-            like.zeros(tensor, shape), requires_grad=others if own is None else own.requires_grad
+            like.zeros(tensor, shape), requires_grad=learns
         )  # fmt: skip
     return made
 

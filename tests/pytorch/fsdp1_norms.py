@@ -70,9 +70,9 @@ def tried(rank: int, use_orig_params: bool) -> dict[str, Any]:
     x = torch.randn(4, COLUMNS, generator=torch.Generator().manual_seed(rank))
     expected = step(sharded(model(), use_orig_params), x)
     after = sharded(model(), use_orig_params)
-    report = replace_norms(after, also=[Norm])
+    report = replace_norms(after)
     before = model()
-    assert len(replace_norms(before, also=[Norm]).replaced) == 4
+    assert len(replace_norms(before).replaced) == 4
     before = sharded(before, use_orig_params)
     compiled: list[str] = []
     handler = logging.Handler()

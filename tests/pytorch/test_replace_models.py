@@ -68,7 +68,7 @@ def assert_trains_alike(model: nn.Module, run: Run, norm: str) -> int:
         if parameter.ndim == 1:
             nn.init.normal_(parameter, float(parameter.detach().mean()), 0.2)
     replaced = copy.deepcopy(model)
-    report = replace_norms(replaced, also=[nn.Module])
+    report = replace_norms(replaced)
     assert {entry.norm for entry in report.entries} == {norm}, str(report)
     count = len(report.replaced)
     # An output of a norm differs by three units of roundoff; what follows may double that often.

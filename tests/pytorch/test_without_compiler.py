@@ -148,7 +148,7 @@ class Norm(nn.Module):
 def test_replaced_norms_compute_what_they_did(cls: type[nn.Module], columns: int) -> None:
     """To the bit, from the first call on; the backward of layer norm is the formula."""
     norm = nn.Sequential(cls(columns))[0]
-    replace_norms(norm, also=[Norm])
+    replace_norms(norm)
     for _ in range(2):
         x = torch.randn(3, columns, requires_grad=True)
         asked = (x, *norm.parameters())

@@ -168,25 +168,25 @@ def own_class(module: nn.Module) -> type[nn.Module]:
             return cls
 
 
-def stand_in(
-    module: nn.Module, cls: type, parameters: Mapping[str, nn.Parameter | None]
-) -> nn.Module:
-    """A module of a class with the attributes of another, but with parameters of its own.
+def stand_in(module: nn.Module, cls: type, vectors: Mapping[str, Tensor | None]) -> nn.Module:
+    """A module of a class with the attributes of another, but with tensors of its own.
 
-    It has no hooks, buffers or modules, and no other forward than its class's.
+    It has no hooks, other buffers or modules, and no other forward than its class's.
 
     Args:
         module: The other.
         cls: The class.
-        parameters: By name.
+        vectors: The parameters, and buffers which are none, by name.
     """
     copied: nn.Module = object.__new__(cls)
     nn.Module.__init__(copied)
-    left_out = (vars(copied).keys() | parameters.keys() | {*_FORWARDS}) - {"training"}
+    left_out = (vars(copied).keys() | vectors.keys() | {*_FORWARDS}) - {"training"}
     attributes = object.__getattribute__(module, "__dict__")
     vars(copied).update({name: v for name, v in attributes.items() if name not in left_out})
     # Not by `register_parameter`: libraries exchange that, to make models on the meta device.
-    copied._parameters.update(parameters)
+    for name, vector in vectors.items():
+        is_buffer = vector is not None and not isinstance(vector, nn.Parameter)
+        (copied._buffers if is_buffer else copied._parameters)[name] = vector
     return copied
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,20 @@ class Order(enum.Enum):
         return tuple(output.stride())
 
 
+class Autocast(enum.Enum):
+    """What autocast changes about a norm."""
+
+    NOTHING = "nothing"
+    OPERATORS = "what it changes about our operators"
+    WIDENS = "the norm of the widened input, in f32"
+    CASTS = "the norm of the input and the parameters, all cast to autocast's element type"
+    UNKNOWN = "nobody knows, so the own forward computes"
+
+
+# The element types of an input and of what it is scaled by; None without that.
+Pair = tuple[torch.dtype, torch.dtype | None]
+
+
 @dataclass(frozen=True)
 class Form:
     """A norm of one tensor.
@@ -64,13 +79,22 @@ class Form:
         channels_first: Whether dimension 1 is normalized, and not the last one.
         argument: The name of the input in the module's forward.
         output_type: Outside of autocast.
-        is_cast_by_autocast: Whether autocast on GPUs widens the output to f32, as that of PyTorch's
-            own norms. If not, autocast changes nothing.
+        on_gpus: What autocast changes there.
+        on_cpus: What autocast changes there.
         shape_name: The module's attribute that holds the dimensions. None if they are those of the
             weight, or without one, as many of the input's last dimensions.
         order: Of the output in memory.
         fixed: The names of the module's other attributes that its forward reads. With other values
             it may be another norm.
+        is_l2: Whether squares are added up, in place of their mean: eps is added to that sum.
+        is_flattened: Whether the weight and the bias have further dimensions of one element, as
+            those of images do.
+        any_width: Whether the input alone says how long rows are: a weight is one number, and
+            ``normalized_shape`` is that of a sample.
+        pairs: The element types that it holds for; others are the own forward's. None means all
+            that our functions take.
+        ranks: The numbers of dimensions of inputs that it holds for; others are the own forward's.
+            None means any.
     """
 
     op: Op
@@ -83,15 +107,23 @@ class Form:
     channels_first: bool = False
     argument: str = "input"
     output_type: OutputType = OutputType.INPUTS
-    is_cast_by_autocast: bool = True
+    on_gpus: Autocast = Autocast.OPERATORS
+    on_cpus: Autocast = Autocast.OPERATORS
     shape_name: str | None = None
     order: Order = Order.ROWS
     fixed: frozenset[str] = frozenset()
+    is_l2: bool = False
+    is_flattened: bool = False
+    any_width: bool = False
+    pairs: tuple[Pair, ...] | None = None
+    ranks: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        parts = ["layer norm" if self.op.centres else "RMS norm"]
+        parts = ["L2 norm" if self.is_l2 else "layer norm" if self.op.centres else "RMS norm"]
         if self.weight_name is None:
             parts.append("no weight")
+        elif self.any_width:
+            parts.append("one weight")
         if self.weight_offset:
             parts.append(f"{self.weight_offset:g} + {self.weight_name}")
         if self.channels_first:
@@ -106,16 +138,60 @@ class Form:
         bias = None if self.bias_name is None else getattr(module, self.bias_name)
         return weight, bias
 
-    def _dims(self, module: nn.Module, input: Tensor, weight: Tensor | None) -> Sequence[int]:
-        """The dimensions that a module of this form normalizes now."""
+    def dims(self, module: nn.Module, shape: Sequence[int]) -> Sequence[int]:
+        """The dimensions that a module of this form normalizes now, of an input of a shape."""
         if self.shape_name is not None:
-            shape = getattr(module, self.shape_name)
-            return (shape,) if isinstance(shape, int) else shape
-        if weight is not None:
-            return tuple(weight.shape)
+            found = getattr(module, self.shape_name)
+            return (found,) if isinstance(found, int) else found
+        weight, bias = self.parameters(module)
+        vector = bias if weight is None else weight
+        if vector is not None and not self.any_width:
+            return (vector.numel(),) if self.is_flattened else tuple(vector.shape)
         if self.channels_first:
-            return (input.shape[1],)
-        return tuple(input.shape[-len(self.normalized_shape) :])
+            return (shape[1],)
+        return tuple(shape[-len(self.normalized_shape) :])
+
+    def scaling(
+        self, weight: Tensor | None, bias: Tensor | None, dims: Sequence[int], input: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, float]:
+        """What our functions take for a weight, a bias and the weight's offset.
+
+        Args:
+            weight: The module's.
+            bias: The module's.
+            dims: The normalized dimensions.
+            input: Of the norm.
+        """
+        if self.any_width or self.is_flattened:
+            weight, bias = (
+                None
+                if vector is None
+                else (vector.reshape(()).expand(dims) if self.any_width else vector.reshape(dims))
+                for vector in (weight, bias)
+            )
+        if not self.is_l2:
+            return weight, bias, self.weight_offset
+        root = math.prod(dims) ** -0.5
+        if weight is None:
+            return input.new_full(tuple(dims), root, dtype=kinds.wide(input.dtype)), bias, 0.0
+        return (weight.to(kinds.wide(input.dtype)) + self.weight_offset) * root, bias, 0.0
+
+    def eps_of(self, module: nn.Module, dims: Sequence[int]) -> Any:
+        """What is added to the mean of the squares."""
+        eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
+        return eps / math.prod(dims) if self.is_l2 else eps
+
+    def _holds_for(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+        """Whether this form was found with such inputs."""
+        if self.ranks is not None and input.dim() not in self.ranks:
+            return False
+        if self.pairs is None:
+            return True
+        vector = bias if weight is None else weight
+        if bias is not None and vector is not None and bias.dtype != vector.dtype:
+            return False
+        of_vector = None if vector is None else vector.dtype
+        return (input.dtype, of_vector) in self.pairs
 
     def __call__(self, module: nn.Module, input: Tensor) -> Tensor | None:
         """The output of a module of this form, by this package's functions.
@@ -133,19 +209,35 @@ class Form:
             return None
         if not isinstance(input, Tensor) or not kinds.are_taken(input, weight, bias):
             return None
+        if not self._holds_for(input, weight, bias):
+            return None
         device = input.device.type
-        if not self.is_cast_by_autocast and device != "meta" and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return self._computed(module, input, weight, bias)
-        return self._computed(module, input, weight, bias)
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return self._computed(module, input, weight, bias)
+        rule = self.on_cpus if device == "cpu" else self.on_gpus
+        if rule is Autocast.OPERATORS:
+            return self._computed(module, input, weight, bias)
+        if rule is Autocast.UNKNOWN:
+            return None
+        if rule is Autocast.WIDENS:
+            input = input.float()
+        if rule is Autocast.CASTS:
+            dtype = torch.get_autocast_dtype(device)
+            if dtype not in kinds.DTYPES:
+                return None
+            input = input.to(dtype)
+            weight = None if weight is None else weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        with torch.autocast(device, enabled=False):
+            return self._computed(module, input, weight, bias)
 
     def _computed(
         self, module: nn.Module, input: Tensor, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
-        eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
-        dims, offset = self._dims(module, input, weight), self.weight_offset
-        of_weight = None if weight is None else weight.dtype
-        wanted = self.output_type.of(input.dtype, of_weight)
+        dims = self.dims(module, input.shape)
+        eps = self.eps_of(module, dims)
+        wanted = self.output_type.of(input.dtype, None if weight is None else weight.dtype)
+        weight, bias, offset = self.scaling(weight, bias, dims, input)
         rows = input
         if self.output_type is not OutputType.INPUTS:
             rows = rows.to(torch.promote_types(input.dtype, wanted))

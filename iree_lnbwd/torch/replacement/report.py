@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from iree_lnbwd.errors import counted
 from iree_lnbwd.torch.replacement import classes
 
 
@@ -20,12 +21,14 @@ class Entry:
         class_name: Its class, as it was.
         norm: What it computes, by our functions from now on; None if it was not replaced.
         reason: Why it was not replaced; None if it was.
+        by_enable: Whether it calls PyTorch's own norms, whose backwards `enable` replaces on GPUs.
     """
 
     names: tuple[str, ...]
     class_name: str
     norm: str | None
     reason: str | None
+    by_enable: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Report:
                 classes.restore(module)
 
     def __str__(self) -> str:
-        """One line for all modules of a class that fared alike, and one that sums up."""
+        """How many; one line for all modules of a class that fared alike; how to undo."""
         groups: dict[tuple[str, str | None, str | None], list[str]] = {}
         for entry in self.entries:
             key = (entry.class_name, entry.norm, entry.reason)
@@ -69,8 +72,16 @@ class Report:
             (str(len(names)), class_name, norm or f"kept: {reason}", _listed(names))
             for (class_name, norm, reason), names in groups.items()
         ]
-        summed = f"{len(self.replaced)} of {len(self.entries)} norms replaced"
-        return "\n".join((*_table(("norms", "class", "by iree-lnbwd", "modules"), rows), summed))
+        count = len(self.entries)
+        by_enable = sum(entry.by_enable for entry in self.entries)
+        return "\n".join(
+            (
+                f"{len(self.replaced)} of {counted(count, 'norm')} replaced; "
+                f"without that, enable() reaches {by_enable} on a GPU",
+                *(_table(("norms", "class", "by iree-lnbwd", "modules"), rows) if rows else ()),
+                "undo() of this report gives the modules their own classes back",
+            )
+        )
 
 
 _SHOWN = 2  # names, of many

@@ -1,0 +1,383 @@
+"""`replace_norms` of any module: what it finds, what it leaves alone, and what it never runs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch
+import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
+from torch import Tensor, nn
+
+from iree_lnbwd.torch import replace_norms, status, warmup
+from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+from near_norms import near_norms
+
+COLUMNS = 32
+EPS = 1e-6
+
+
+def rms(x: Tensor, dim: int = -1) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + EPS)
+
+
+class Naive(nn.Module):
+    """As in research code: it computes in the input's type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(COLUMNS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x) * (1 + self.scale)
+
+
+class ImagesByHand(nn.Module):
+    """Parameters with dimensions of one element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.g, self.b = (nn.Parameter(torch.rand(1, COLUMNS, 1, 1)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, 1, unbiased=False, keepdim=True)
+        return (x - mean) / torch.sqrt(variance + EPS) * self.g + self.b
+
+
+class WithoutWeight(nn.Module):
+    """Llama 4's: the input alone has a width."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x.float()).type_as(x)
+
+
+class L2(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + EPS)
+
+
+class WeightedL2(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + EPS) * self.scale
+
+
+class OneWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x) * self.gain
+
+
+class InABuffer(nn.Module):
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.rand(COLUMNS) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * rms(x)
+
+
+class UnreadBuffer(InABuffer):
+    """Falcon-Mamba's: others read the buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x)
+
+
+class OnePlus(nn.LayerNorm):
+    """Nemotron's: under autocast, all is cast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight + 1, self.bias
+        if torch.is_autocast_enabled():
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+FOUND: dict[type[nn.Module], str] = {
+    Naive: "RMS norm, 1 + scale, output in what the input's and the weight's promote to type",
+    ImagesByHand: "layer norm, channels first",
+    WithoutWeight: "RMS norm, no weight",
+    L2: "L2 norm, no weight",
+    WeightedL2: "L2 norm",
+    OneWeight: "RMS norm, one weight",
+    InABuffer: "RMS norm",
+    UnreadBuffer: "RMS norm, no weight",
+    OnePlus: "layer norm, 1 + weight",
+}
+
+
+def made(cls: type[nn.Module]) -> nn.Module:
+    return cls(COLUMNS) if cls is OnePlus else cls()
+
+
+def results(norm: nn.Module, x: Tensor) -> list[Tensor]:
+    """The output and all gradients."""
+    x = x.clone().requires_grad_()
+    output = norm(x)
+    torch.manual_seed(5)
+    grad_output = torch.randint(-4, 5, output.shape).to(output.dtype)  # the same in every type
+    return [output, *torch.autograd.grad(output, [x, *norm.parameters()], grad_output)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cls", FOUND)
+def test_norms_of_any_class(cls: type[nn.Module], dtype: torch.dtype) -> None:
+    """In the model's element type, by our operators, and as near to f64 as before."""
+    torch.manual_seed(0)
+    own = made(cls).to(dtype)
+    for parameter in own.parameters():
+        nn.init.normal_(parameter, 0.5, 0.3)
+    ours = copy.deepcopy(own)
+    (entry,) = replace_norms(ours).replaced
+    assert (entry.norm or "").startswith(FOUND[cls].partition(", output")[0])
+    shape = (3, COLUMNS, 2, 5) if cls is ImagesByHand else (3, 5, COLUMNS)
+    x = torch.randn(shape, dtype=dtype)
+    with torch.profiler.profile() as profiled:
+        found = results(ours, x)
+    assert any(event.name.startswith("iree_lnbwd::") for event in profiled.events())
+    exact = results(copy.deepcopy(own).double(), x.double()) if cls is not WithoutWeight else None
+    # By sums of 30 terms; a naive class in bf16 rounds five times, and its gradients more often.
+    bound = 24 * torch.finfo(dtype).eps
+    for mine, theirs in zip(found, exact or results(own, x), strict=True):
+        assert mine.dtype == dtype
+        assert (mine.double() - theirs.double()).norm() <= bound * theirs.double().norm()
+
+
+@pytest.mark.parametrize("cls", [WithoutWeight, L2, OneWeight, UnreadBuffer])
+def test_the_input_says_how_long_its_rows_are(cls: type[nn.Module]) -> None:
+    own = made(cls)
+    ours = copy.deepcopy(own)
+    assert replace_norms(ours).replaced
+    warmup(ours)  # it cannot know
+    for columns in (7, 40):
+        x = torch.randn(4, columns)
+        torch.testing.assert_close(results(ours, x), results(own, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_that_is_a_buffer_is_read_at_each_call() -> None:
+    norm = InABuffer()
+    assert replace_norms(norm).replaced
+    warmup(norm)
+    x = torch.randn(3, COLUMNS)
+    for _ in range(2):
+        norm.weight.mul_(2)
+        torch.testing.assert_close(norm(x), InABuffer.forward(norm, x))
+
+
+def test_layer_norm_1p_under_autocast() -> None:
+    """All is cast, as its class does it; on the CPU, it is told of autocast on GPUs alone."""
+    own = OnePlus(COLUMNS)
+    ours = copy.deepcopy(own)
+    assert replace_norms(ours).replaced
+    assert form_of(ours).on_gpus.name == "CASTS"
+    x = torch.randn(3, COLUMNS)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine, theirs = ours(x), own(x)
+    assert mine.dtype == theirs.dtype
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("cls", FOUND)
+def test_autocast_on_the_cpu(cls: type[nn.Module]) -> None:
+    """Element types are what they were; values, but for a few roundings to bf16."""
+    own = made(cls)
+    ours = copy.deepcopy(own)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert replace_norms(ours).replaced
+        shape = (3, COLUMNS, 2, 5) if cls is ImagesByHand else (3, COLUMNS)
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(shape, dtype=dtype)
+            mine, theirs = ours(x), own(x)
+            assert mine.dtype == theirs.dtype
+            off = (mine.double() - theirs.double()).norm()
+            assert off <= 8 * 2.0**-8 * theirs.double().norm()
+
+
+# --- what is not found, or only in part -----------------------------------------------------------
+
+
+def test_other_types_than_the_models_are_what_they_were() -> None:
+    """Squares of small numbers are lost in f16: the model uses f32, so that does not matter."""
+    norm = Naive()
+    assert replace_norms(norm).replaced
+    x = (1e-4 * torch.randn(3, COLUMNS)).half()
+    norm.half()
+    assert torch.equal(norm(x), Naive.forward(norm, x))
+    (entry,) = replace_norms(Naive().half(), only=[Naive]).entries
+    assert (entry.reason or "").startswith("its output in f16 is ")
+    (entry,) = replace_norms(Naive(), only=[Naive], dtypes=[torch.float16]).entries
+    assert (entry.reason or "").startswith("its output in f16 is ")
+    assert replace_norms(Naive().half(), dtypes=[torch.bfloat16]).replaced
+
+
+def test_other_shapes_than_a_class_takes_are_what_they_were() -> None:
+    """Of rows, the parameters of images make something else."""
+    norm = ImagesByHand()
+    assert replace_norms(norm).replaced
+    x = torch.randn(5, COLUMNS)
+    assert torch.equal(norm(x), ImagesByHand.forward(norm, x))
+
+
+def test_only_some_classes() -> None:
+    model = nn.Sequential(nn.LayerNorm(COLUMNS), Naive(), L2())
+    report = replace_norms(model, only=[Naive])
+    assert [entry.names for entry in report.replaced] == [("1",)]
+    assert [entry.reason for entry in report.kept] == ["its class is not in `only`"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [("f32", TypeError), ([32], TypeError), (torch.int32, ValueError), ([torch.int32], ValueError)],
+)
+def test_bad_types_are_refused(bad: object, error: type[Exception]) -> None:
+    norm = Naive()
+    with pytest.raises(error, match=r"^dtypes: expected "):
+        replace_norms(norm, dtypes=bad)  # type: ignore[arg-type]
+    assert not isinstance(norm, ReplacedNorm)
+
+
+def test_a_clamped_length_is_no_eps() -> None:
+    class Clamped(WeightedL2):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.normalize(x, dim=-1) * self.scale
+
+    assert not replace_norms(Clamped()).replaced
+
+
+def test_a_sample_of_near_norms() -> None:
+    """`scripts/replaced_models near` has all."""
+    every = list(near_norms())
+    assert len(every) > 500
+    for name, module in itertools.islice(every, None, None, 9):
+        assert not replace_norms(module).replaced, name
+
+
+# --- what is never run ---------------------------------------------------------------------------
+
+
+class Effect(nn.Module):
+    """A norm whose forward does something else, too."""
+
+    ran = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(COLUMNS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.effect(x)
+        return self.weight * rms(x)
+
+    def effect(self, x: Tensor) -> None:
+        raise NotImplementedError
+
+    def seen(self, x: Tensor) -> None:
+        if type(x) is Tensor:
+            type(self).ran += 1
+
+
+class Mutates(Effect):
+    def effect(self, x: Tensor) -> None:
+        self.seen(x)
+        x.detach().mul_(2)
+
+
+class MutatesItsWeight(Effect):
+    def effect(self, x: Tensor) -> None:
+        self.seen(x)
+        self.weight.data.clamp_(0)
+
+
+class Draws(Effect):
+    def effect(self, x: Tensor) -> None:
+        self.seen(x)
+        torch.rand_like(x)
+
+
+class Communicates(Effect):
+    def effect(self, x: Tensor) -> None:
+        self.seen(x)
+        torch.ops._c10d_functional.all_reduce(x, "sum", "0")
+
+
+class InItsBackward(torch.autograd.Function):
+    """Megatron's way: the forward changes nothing."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        reduced: Tensor = torch.ops._c10d_functional.all_reduce(grad, "sum", "0")
+        return reduced
+
+
+class CommunicatesInItsBackward(Effect):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen(x)
+        return self.weight * rms(InItsBackward.apply(x))
+
+
+@pytest.mark.parametrize(
+    ("cls", "reason"),
+    [
+        (Mutates, "its forward changes its input or its parameters"),
+        (MutatesItsWeight, "its forward changes its input or its parameters"),
+        (Draws, "its forward draws random numbers"),
+        (Communicates, "its forward talks to other processes"),
+        (CommunicatesInItsBackward, "its backward talks to other processes"),
+    ],
+)
+def test_what_has_effects_is_not_run(cls: type[Effect], reason: str) -> None:
+    """On tensors without memory alone."""
+    norm, state = cls(), torch.random.get_rng_state()
+    (entry,) = replace_norms(norm, only=[cls]).entries
+    assert entry.reason == reason
+    assert cls.ran == 0
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(norm.weight, torch.ones(COLUMNS))
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+class GRN(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.norm(dim=-1, keepdim=True)
+
+
+def test_the_report_names_what_is_called_a_norm() -> None:
+    model = nn.Sequential(nn.GroupNorm(2, 4), GRN(), nn.Linear(4, 4), nn.LayerNorm(4))
+    model.add_module("norm", nn.Identity())  # none, whatever it is called
+    model.add_module("final_norm", Draws())
+    report = replace_norms(model)
+    assert [(entry.class_name, entry.reason, entry.by_enable) for entry in report.entries] == [
+        ("GroupNorm", "GroupNorm: no kernel", False),
+        ("GRN", "GRN: no kernel", False),
+        ("LayerNorm", None, True),
+        ("Draws", "its forward draws random numbers", False),
+    ]
+    first, *_, last = str(report).splitlines()
+    assert first == "1 of 4 norms replaced; without that, enable() reaches 1 on a GPU"
+    assert last == "undo() of this report gives the modules their own classes back"
+
+
+def test_status_names_what_enable_does_not_reach() -> None:
+    *_, last = str(status()).splitlines()
+    assert last.startswith("not reached: ")
+    assert "replace_norms(model)" in last

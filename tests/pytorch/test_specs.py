@@ -1,0 +1,119 @@
+"""`specs`: what a model's norms need; `warmup` and ``bundle --model`` agree with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support import random_generator
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch
+from torch import nn
+
+from iree_lnbwd import cli, functional
+from iree_lnbwd.bundles.container import BundleFile
+from iree_lnbwd.torch import AddRMSNorm, replace_norms, specs, warmup
+
+
+def norms(columns: int) -> nn.Sequential:
+    return nn.Sequential(nn.LayerNorm(columns), nn.RMSNorm(columns), AddRMSNorm(columns))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_warmup_loads_what_specs_says(dtype: torch.dtype) -> None:
+    columns = int(random_generator().integers(20000, 21000))  # which no other test has compiled
+    model = norms(columns).to(dtype)
+    replace_norms(model)
+    said = specs(model)
+
+    def loaded() -> set[object]:
+        return {spec for spec, _ in functional.in_use() if columns in spec.normalized_shape}
+
+    assert not loaded()
+    warmup(model)
+    assert loaded() <= set(said)
+    # Of a layer norm in bf16, GPUs have statistics that CPUs have not.
+    recomputed = {spec for spec in said if spec.family.is_backward and spec.eps is not None}
+    assert {spec for spec in said if spec not in loaded()} == (
+        {s for s in said if s.op == "layer_norm_backward" and s.eps is None}
+        if recomputed
+        else set()
+    )
+
+
+def test_specs_of_models_without_memory_and_of_other_types() -> None:
+    model = norms(40)
+    replace_norms(model)
+    of_bf16 = specs(model, dtype=torch.bfloat16, weight_dtype=torch.float32)
+    assert {(spec.dtype, spec.weight_dtype) for spec in of_bf16} == {("bf16", "f32")}
+    assert specs(model.to("meta"), dtype=torch.bfloat16) == of_bf16
+    assert specs(nn.LayerNorm(40)) == ()  # it is PyTorch's
+    with pytest.raises(TypeError, match=r"^model: expected a torch.nn.Module, got int"):
+        specs(3)
+
+
+MODEL = """
+from torch import nn
+
+
+def model():
+    return nn.Sequential(nn.LayerNorm(40), nn.RMSNorm(40))
+
+
+def number():
+    return 3
+
+
+def fails():
+    raise RuntimeError("why")
+
+
+def empty():
+    return nn.Linear(3, 3)
+"""
+
+
+def test_a_bundle_of_a_model(tmp_path: Path) -> None:
+    """It has what `specs` says of the model with its norms replaced."""
+    (tmp_path / "model.py").write_text(MODEL)
+    place = tmp_path / "norms.lnb"
+    asked = ["bundle", f"--model={tmp_path}/model.py:model", "--dtype=f32,bf16", f"-o{place}"]
+    assert cli.main(asked) == 0
+    model = nn.Sequential(nn.LayerNorm(40), nn.RMSNorm(40))
+    replace_norms(model)
+    expected = {
+        spec
+        for dtype in (torch.float32, torch.bfloat16)
+        for spec in specs(model, dtype=dtype, weight_dtype=dtype)
+    }
+    assert {member.spec for member in BundleFile(place).members} == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "said"),
+    [
+        ("number", (), "model: expected a torch.nn.Module, got int"),
+        ("fails", (), "raised RuntimeError: why"),
+        ("missing", (), "model: expected a function missing in "),
+        ("not one", (), "model: expected FILE:FUNCTION, got "),
+        ("empty", (), "model: expected one with norms of a known width, got none"),
+        ("model", ("--eps=1",), "eps: expected none beside a model, which says it, got 1.0"),
+        ("model", ("--normalized-shape=3",), "not allowed with argument"),
+    ],
+)
+def test_bad_models_are_refused(
+    function: str,
+    more: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    place = tmp_path / "norms.lnb"
+    asked = ["bundle", f"--model={tmp_path}/model.py:{function}", *more, f"-o{place}"]
+    assert cli.main(asked) != 0
+    assert said in capsys.readouterr().err
+    assert not place.exists()
+    assert "model" not in sys.modules
