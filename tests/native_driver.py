@@ -95,7 +95,12 @@ class NativeDriver(EmulatedDriver):
         kernel = at[0]
         extra = (ctypes.c_void_p * 5).from_address(kernel.extra)
         shape = (*kernel.workgroups, *kernel.threads)
-        self._nodes[graph][node - 1] = (kernel.function, shape, kernel.shared_bytes, _content(extra))
+        self._nodes[graph][node - 1] = (
+            kernel.function,
+            shape,
+            kernel.shared_bytes,
+            _content(extra),
+        )
         return 0
 
     def _run_graph(self, graph: int, _stream: int) -> int:

@@ -65,7 +65,8 @@ def _placed(spec: NormSpec, *arrays: jax.Array) -> Arrays:
     by_xla = functools.partial(formulas.compute, spec)
     x = arrays[0]
     rows = math.prod(x.shape[: x.ndim - len(spec.normalized_shape)])
-    ours = jax_native.platforms(spec, rows)
+    is_known = isinstance(rows, int)  # not the symbol of a shape that `jax.export` leaves open
+    ours = jax_native.platforms(spec, rows) if is_known else ()
     if not ours:
         return by_xla(*arrays)
     branches = dict.fromkeys(ours, _partitioned(spec))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,17 +169,15 @@ def test_within_control_flow(function: Callable[..., Any], gpu: EmulatedGpu) -> 
     assert_close(found, expected)
 
 
-class without_python:
+@contextmanager
+def without_python() -> Iterator[None]:
     """A block in which the custom call cannot ask Python for anything."""
-
-    def __enter__(self) -> None:
-        library = jax_native.load()
-        library.iree_lnbwd_jax_set_python(jax_native._Prepare(), jax_native._Compute())
-
-    def __exit__(self, *_: object) -> None:
-        jax_native.load().iree_lnbwd_jax_set_python(
-            jax_native._on_new_call, jax_native._on_host_call
-        )
+    set_python = jax_native.load().iree_lnbwd_jax_set_python
+    set_python(jax_native._Prepare(), jax_native._Compute())
+    try:
+        yield
+    finally:
+        set_python(jax_native._on_new_call, jax_native._on_host_call)
 
 
 @pytest.mark.parametrize("has_graphs", [False, True])
