@@ -296,8 +296,13 @@ with emulated_gpu() as gpu, jax.set_mesh(mesh):
         jax_native.prepare(spec, DeviceUri("cuda", 1), 3, text)
     found = jax.device_get(compiled(*arrays))
     assert len(gpu.driver.launches) == 6
-for mine, other in zip(found, expected):
-    np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-3)
+    where = PartitionSpec("rows"), PartitionSpec()
+    mapped = jax.shard_map(step, in_specs=where, out_specs=where)  # it checks what varies
+    mapped_too = jax.device_get(jax.jit(mapped)(*arrays))
+    assert len(gpu.driver.launches) == 12
+for each in (found, mapped_too):
+    for mine, other in zip(each, expected):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-3)
 print("right")
 """
 
