@@ -201,6 +201,30 @@ def test_what_runs_only_launches(has_graphs: bool) -> None:
         jax.tree.map(np.testing.assert_array_equal, each, found[0])
 
 
+@pytest.mark.parametrize(("form", "additions"), [("after", 6), ("fork", 3), ("add", 0)])
+def test_additions_that_kernels_do_not_do(form: str, additions: int, gpu: EmulatedGpu) -> None:
+    """Of a stream with three branches: with forks the forward's, and with `add_*` none."""
+
+    def stream(x: Any, weight: Any, bias: Any) -> Any:
+        h, x = lnbwd.fork_layer_norm(x, COLUMNS, weight, bias)
+        for _ in range(3):
+            branch = h * h
+            if form == "after":
+                x = x + branch
+                h = lnbwd.layer_norm(x, COLUMNS, weight, bias)
+            elif form == "fork":
+                h, x = lnbwd.fork_layer_norm(x + branch, COLUMNS, weight, bias)
+            else:
+                h, x = lnbwd.add_layer_norm(branch, x, COLUMNS, weight, bias)
+        return h.sum() + x.sum()
+
+    text = jax.jit(jax.grad(stream)).lower(*given()).as_text()
+    of_stream = f"tensor<{ROWS}x{COLUMNS}xf32>"
+    found = [line for line in text.splitlines() if "stablehlo.add" in line and of_stream in line]
+    # The square of h has two gradients, which are added, too.
+    assert len(found) == additions + 3
+
+
 def test_functions_share_modules(gpu: EmulatedGpu) -> None:
     """Those for other rows too; each call has scratch of its own size."""
     few, many = given(), given(ROWS + 300)

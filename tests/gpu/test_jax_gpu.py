@@ -59,6 +59,12 @@ def test_memory_efficient_gradients_are_right(spec: NormSpec, columns: int) -> N
     assert_a_step_is_right(of_width, 1000, random_generator(), memory_efficient=True)
 
 
+@pytest.mark.parametrize("spec", CASES[::2], ids=lambda spec: spec.name)
+def test_forks_add_the_gradient_that_went_past(spec: NormSpec) -> None:
+    of_width = replace(spec, normalized_shape=(769,), residual_dtype=None)
+    assert_a_step_is_right(of_width, 1000, random_generator(), forks=True)
+
+
 def _layer(x: Any, weight: Any, matrix: Any) -> Any:
     norm = functools.partial(lnbwd.layer_norm, normalized_shape=x.shape[-1], weight=weight)
     return x + norm(x @ matrix)
@@ -92,8 +98,8 @@ def test_in_order_with_the_work_around() -> None:
         np.testing.assert_allclose(mine / scale, other / scale, atol=1e-2)  # matrices in TF32
 
 
-# Nothing of XLA's here is tuned when it runs, so the bits may not differ. The launches that C++ makes
-# are counted: in ten calls on the same arrays, after some that XLA may record.
+# Nothing of XLA's here is tuned when it runs, so the bits may not differ. C++'s launches are counted
+# in ten calls on the same arrays, after some that XLA may record.
 _RECORDED = """
 import ctypes, hashlib, jax, jax.numpy as jnp
 from iree_lnbwd import jax as lnbwd
