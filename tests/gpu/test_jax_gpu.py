@@ -98,8 +98,8 @@ def test_in_order_with_the_work_around() -> None:
         np.testing.assert_allclose(mine / scale, other / scale, atol=1e-2)  # matrices in TF32
 
 
-# Nothing of XLA's here is tuned when it runs, so the bits may not differ. C++'s launches are counted
-# in ten calls on the same arrays, after some that XLA may record.
+# Nothing of XLA's here is tuned when it runs, so the bits may not differ. C++'s launches
+# are counted in ten calls on the same arrays, after some that XLA may record.
 _RECORDED = """
 import ctypes, hashlib, jax, jax.numpy as jnp
 from iree_lnbwd import jax as lnbwd
