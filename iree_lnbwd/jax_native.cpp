@@ -1,13 +1,12 @@
-// XLA's custom call of a norm. On GPUs, Python says once what each kind of call launches, and it is
-// launched from here on XLA's stream. On the CPU, Python computes each call, in XLA's own memory.
+// XLA's custom call of a norm. On GPUs, Python says once what each kind of call launches, before XLA
+// runs or records the first of the kind, and it is launched from here on XLA's stream. On the CPU,
+// Python computes each call, in XLA's own memory.
 
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <string_view>
@@ -23,8 +22,7 @@ namespace ffi = xla::ffi;
 using iree_lnbwd::Call;
 using iree_lnbwd::Numbers;
 
-constexpr size_t kScratchAlignment = 256;
-constexpr size_t kXlasAlignment = 16;  // XLA refuses to allocate with more
+constexpr size_t kScratchAlignment = 256;  // jax_native.py asks for so much more
 constexpr size_t kMessageBytes = 1024;
 
 // Python's, which return 0, or write why they failed. One tells `iree_lnbwd_jax_remember` of a call
@@ -100,14 +98,6 @@ Python& python() {
   return *one;
 }
 
-std::shared_ptr<const Call> known(int32_t device, int64_t rows, std::string_view spec) {
-  if (auto call = calls().find(device, rows, spec)) return call;
-  python().prepare(device, rows, spec);
-  auto call = calls().find(device, rows, spec);
-  iree_lnbwd::expect(call != nullptr, "device: the call was forgotten");
-  return call;
-}
-
 int64_t address(const char* kind, size_t at, const ffi::AnyBuffer& buffer) {
   const auto address = reinterpret_cast<int64_t>(buffer.untyped_data());
   iree_lnbwd::expect(address != 0 && address % iree_lnbwd::kAccessBytes == 0,
@@ -116,28 +106,48 @@ int64_t address(const char* kind, size_t at, const ffi::AnyBuffer& buffer) {
   return address;
 }
 
-// `allocate` gives memory that stays until the call returns, in the stream's order.
-template <typename Allocate>
-ffi::Error run(int32_t device, void* stream, Allocate allocate, std::string_view spec,
-               int64_t rows, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+// Where a call's scratch begins, in a result that nobody reads.
+int64_t scratch_in(const ffi::AnyBuffer& result, const Call& call) {
+  const auto begin = reinterpret_cast<size_t>(result.untyped_data());
+  const auto aligned = (begin + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  const auto needed = static_cast<size_t>(call.scratch_bytes);
+  iree_lnbwd::expect(
+      aligned + needed <= begin + result.size_bytes(),
+      "scratch: expected " + std::to_string(needed + kScratchAlignment) +
+          " bytes for the kernels of this device, got " + std::to_string(result.size_bytes()) +
+          ": the function was lowered on a machine with another GPU or other schedules; lower it "
+          "again here");
+  return static_cast<int64_t>(aligned);
+}
+
+// The first stage of a call, before XLA records or runs it: Python may compile and load modules.
+ffi::Error prepare(int32_t device, std::string_view spec, int64_t rows) {
   try {
-    const auto call = known(device, rows, spec);
+    if (!calls().find(device, rows, spec)) python().prepare(device, rows, spec);
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
+// Launches and nothing else, for the stream may be one that XLA records. The last result is scratch.
+ffi::Error run(int32_t device, void* stream, std::string_view spec, int64_t rows,
+               ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  try {
+    const auto call = calls().find(device, rows, spec);
+    iree_lnbwd::expect(call != nullptr, "device: XLA runs a call whose kernels are not loaded");
+    const size_t last = results.size() - 1;
     std::vector<int64_t> pointers;
-    pointers.reserve(arguments.size() + results.size() + 1 + call->scratch.size());
+    pointers.reserve(arguments.size() + last + 1 + call->scratch.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
       pointers.push_back(address("argument", i, *arguments.get<ffi::AnyBuffer>(i)));
     }
-    for (size_t i = 0; i < results.size(); ++i) {
+    for (size_t i = 0; i < last; ++i) {
       pointers.push_back(address("result", i, **results.get<ffi::AnyBuffer>(i)));
     }
     if (call->ones) pointers.push_back(call->ones);
-    if (!call->scratch.empty()) {
-      const std::optional<void*> scratch = allocate(call->scratch_bytes);
-      if (!scratch) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "no memory for scratch");
-      for (int64_t begin : call->scratch) {
-        pointers.push_back(reinterpret_cast<int64_t>(*scratch) + begin);
-      }
-    }
+    const int64_t scratch = scratch_in(**results.get<ffi::AnyBuffer>(last), *call);
+    for (int64_t begin : call->scratch) pointers.push_back(scratch + begin);
     iree_lnbwd::run(*call, pointers.data(), stream);
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
@@ -145,17 +155,9 @@ ffi::Error run(int32_t device, void* stream, Allocate allocate, std::string_view
   return ffi::Error::Success();
 }
 
-ffi::Error on_gpu(int32_t device, void* stream, ffi::ScratchAllocator scratch,
-                  std::string_view spec, int64_t rows, ffi::RemainingArgs arguments,
-                  ffi::RemainingRets results) {
-  const auto allocate = [&](size_t size) -> std::optional<void*> {
-    if (size == 0) return nullptr;
-    const std::optional<void*> room = scratch.Allocate(size + kScratchAlignment, kXlasAlignment);
-    if (!room) return std::nullopt;
-    const auto address = reinterpret_cast<uintptr_t>(*room) + kScratchAlignment - 1;
-    return reinterpret_cast<void*>(address / kScratchAlignment * kScratchAlignment);
-  };
-  return run(device, stream, allocate, spec, rows, arguments, results);
+ffi::Error prepare_on_gpu(int32_t device, std::string_view spec, int64_t rows, ffi::RemainingArgs,
+                          ffi::RemainingRets) {
+  return prepare(device, spec, rows);
 }
 
 ffi::Error on_cpu(std::string_view spec, int64_t rows, ffi::RemainingArgs arguments,
@@ -175,30 +177,34 @@ ffi::Error on_cpu(std::string_view spec, int64_t rows, ffi::RemainingArgs argume
   return ffi::Error::Success();
 }
 
-// With a driver that runs kernels in the host's memory, before a launch returns: an emulated one.
+// With a driver that runs kernels in the host's memory, before a launch returns: an emulated one. XLA
+// has no stage on the CPU that knows the device and comes before a call, so this one is told it.
+ffi::Error prepare_on_host(std::string_view spec, int64_t rows) { return prepare(0, spec, rows); }
+
 ffi::Error on_host(int32_t device, std::string_view spec, int64_t rows,
                    ffi::RemainingArgs arguments, ffi::RemainingRets results) {
-  std::unique_ptr<void, void (*)(void*)> scratch(nullptr, std::free);
-  const auto allocate = [&](size_t size) -> std::optional<void*> {
-    const size_t whole = (size / kScratchAlignment + 1) * kScratchAlignment;
-    scratch.reset(std::aligned_alloc(kScratchAlignment, whole));
-    if (!scratch) return std::nullopt;
-    return scratch.get();
-  };
-  return run(device, nullptr, allocate, spec, rows, arguments, results);
+  return run(device, nullptr, spec, rows, arguments, results);
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_gpu, on_gpu,
-                              ffi::Ffi::Bind()
+XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_prepare_on_gpu, prepare_on_gpu,
+                              ffi::Ffi::BindInitialize()
                                   .Ctx<ffi::DeviceOrdinal>()
-                                  .Ctx<ffi::PlatformStream<void*>>()
-                                  .Ctx<ffi::ScratchAllocator>()
                                   .Attr<std::string_view>("spec")
                                   .Attr<int64_t>("rows")
                                   .RemainingArgs()
                                   .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_gpu, run,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::PlatformStream<void*>>()
+                                  .Attr<std::string_view>("spec")
+                                  .Attr<int64_t>("rows")
+                                  .RemainingArgs()
+                                  .RemainingRets(),
+                              {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_cpu, on_cpu,
                               ffi::Ffi::Bind()
@@ -206,6 +212,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_cpu, on_cpu,
                                   .Attr<int64_t>("rows")
                                   .RemainingArgs()
                                   .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_prepare_on_host, prepare_on_host,
+                              ffi::Ffi::BindInstantiate()
+                                  .Attr<std::string_view>("spec")
+                                  .Attr<int64_t>("rows"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_host, on_host,
                               ffi::Ffi::Bind()

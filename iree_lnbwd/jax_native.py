@@ -1,8 +1,8 @@
 """Builds the C++ of `iree_lnbwd.jax`, XLA's custom call, and is called by it.
 
-On GPUs, C++ is told what a call launches. On the CPU, a call is computed here. The build needs a
-C++ compiler, once for each version of JAX. Without one, XLA computes the norms by its own kernels,
-and a warning says so.
+On GPUs, C++ is told what a call launches before XLA runs it, so that XLA can record calls into its
+command buffers. On the CPU, a call is computed here. The build needs a C++ compiler, once for each
+version of JAX. Without one, XLA computes the norms by its own kernels, and a warning says so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ import numpy as np
 
 from iree_lnbwd import folders, functional, notices
 from iree_lnbwd.arguments import Array
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, gpu_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import CompileError, DeviceError, plain
 from iree_lnbwd.native_calls import native_call
@@ -35,6 +36,7 @@ from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
 from iree_lnbwd.operands import WEIGHT, names
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.gpu_driver import Graph
+from iree_lnbwd.runtime.stream_module import LaunchSequence
 from iree_lnbwd.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.targets import Target
 from iree_lnbwd.user_folders import UnusableError
@@ -58,11 +60,11 @@ _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_int64)
 # Elements, measured on two cores (`scripts/benchmark_jax`).
 _LEAST_BACKWARD, _LEAST_FORWARD = 1 << 20, 1 << 24
 _FLOAT_BYTES = 4
+_SCRATCH_ALIGNMENT = 256  # XLA's memory may begin at less; the C++ looks for it
 _LAYOUTS_KEPT = 1024  # kinds of calls on the CPU whose arrays are known
 _PROCESS = os.getpid()  # a child of ``fork`` has none of the threads
 
 _log = logging.getLogger(__name__)
-_modules: set[Norm] = set()  # C++ may launch their kernels
 _graphs: dict[Graph, Graph] = {}
 _preparing = threading.Lock()
 
@@ -71,7 +73,7 @@ def platforms(spec: NormSpec, rows: int) -> tuple[str, ...]:
     """JAX's platforms where the custom call computes a norm: GPUs, or the CPU if there is none.
 
     The first time on a machine the custom call is compiled. This takes a few seconds and is logged;
-    the result is kept in the cache on disk. For the CPU, the module is there when this returns.
+    the result is kept in the cache on disk. The module is there when this returns.
 
     Args:
         spec: The norm.
@@ -79,10 +81,26 @@ def platforms(spec: NormSpec, rows: int) -> tuple[str, ...]:
     """
     if not 0 < rows <= MOST_ROWS:
         return ()
-    if _has(_GPU):
-        return (_GPU,) if _is_registered(_GPU) else ()
+    if _gpus():
+        return (_GPU,) if _is_registered(_GPU) and _are_on(spec, _gpus()) else ()
     ours = jax.default_backend() == _CPU and is_faster(spec, rows)
-    return (_CPU,) if ours and _is_registered(_CPU) and _is_on_host(spec) else ()
+    return (_CPU,) if ours and _is_registered(_CPU) and _are_on(spec, (_HOST,)) else ()
+
+
+def scratch_bytes(spec: NormSpec, rows: int) -> int | None:
+    """The size of the scratch that XLA gives a call, as its last result; None if it takes none.
+
+    A recorded call may use no memory but its arguments and results, so the size is known before it
+    runs. It is enough for every GPU of this process.
+
+    Args:
+        spec: The norm, for which `platforms` are not none.
+        rows: M, on one device; at least 1.
+    """
+    if not _gpus():
+        return None
+    needed = (_launches(_module(spec, uri), rows).scratch_bytes for uri in _gpus())
+    return max(needed) + _SCRATCH_ALIGNMENT
 
 
 def is_faster(spec: NormSpec, rows: int) -> bool:
@@ -99,13 +117,14 @@ def is_faster(spec: NormSpec, rows: int) -> bool:
 
 
 @functools.cache
-def _has(platform: str) -> bool:
-    """Whether this process has devices of a platform."""
+def _gpus() -> tuple[DeviceUri, ...]:
+    """One of each kind of GPU that JAX has in this process."""
     try:
-        jax.local_devices(backend=platform)
+        devices = jax.local_devices(backend=_GPU)
     except RuntimeError:  # JAX has no such platform, or no such device
-        return False
-    return True
+        return ()
+    every = (DeviceUri(_GPU, device.local_hardware_id) for device in devices)
+    return tuple({gpu_of(uri): uri for uri in every}.values())
 
 
 @functools.cache
@@ -113,8 +132,11 @@ def _is_registered(platform: str) -> bool:
     """Makes the custom call known to XLA, if it can be had."""
     try:
         library = load()
-        handlers = {_GPU: library.iree_lnbwd_jax_on_gpu, _CPU: library.iree_lnbwd_jax_on_cpu}
-        register(_XLA_NAMES[platform], handlers[platform])
+        if platform == _GPU:
+            prepare, run = library.iree_lnbwd_jax_prepare_on_gpu, library.iree_lnbwd_jax_on_gpu
+            register(_XLA_NAMES[platform], {"initialize": prepare, "execute": run})
+        else:
+            register(_XLA_NAMES[platform], {"execute": library.iree_lnbwd_jax_on_cpu})
     except Exception as error:  # tools that are not ours may raise anything
         notices.warn(f"iree_lnbwd.jax: XLA computes the norms, for the custom call failed: {error}")
         return False
@@ -122,19 +144,39 @@ def _is_registered(platform: str) -> bool:
 
 
 @functools.cache
-def _is_on_host(spec: NormSpec) -> bool:
-    """Compiles and loads a module for the CPU, if it can be had."""
+def _are_on(spec: NormSpec, uris: tuple[DeviceUri, ...]) -> bool:
+    """Compiles and loads a module for each device, if they can be had and C++ can launch them."""
     try:
-        functional.loaded(spec, _HOST, _say_compiling)
+        for uri in uris:
+            module = _module(spec, uri)
+            if uri.driver == _GPU:
+                _launches(module, rows=1)
     except (CompileError, DeviceError) as error:
         notices.warn(f"iree_lnbwd.jax: XLA computes {spec.name}, for its module failed: {error}")
         return False
     return True
 
 
-def register(platform: str, handler: Any) -> None:
-    """Makes a function of the library the custom call of a platform, by XLA's name."""
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform=platform)
+@functools.cache
+def _module(spec: NormSpec, uri: DeviceUri) -> Norm:
+    """The module of all calls in this process, which what was lowered for it goes on to fit."""
+    return functional.loaded(spec, uri, _say_compiling)
+
+
+def _launches(module: Norm, rows: int) -> LaunchSequence:
+    with _preparing:
+        return module.launches(rows)
+
+
+def register(platform: str, stages: Mapping[str, Any]) -> None:
+    """Makes functions of the library the custom call of a platform, by XLA's name.
+
+    Args:
+        platform: XLA's name of it.
+        stages: By XLA's name of the stage.
+    """
+    capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in stages.items()}
+    jax.ffi.register_ffi_target(TARGET, capsules, platform=platform)
 
 
 @functools.cache
@@ -174,7 +216,7 @@ def _built(library: NativeLibrary, what: str) -> ctypes.CDLL:
 
 
 def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:
-    """Tells C++ what a call launches.
+    """Tells C++ what a call launches, whose kernels stay loaded.
 
     Args:
         spec: What it computes.
@@ -185,7 +227,7 @@ def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:
     Raises:
         CompileError, DeviceError: The module cannot be had.
     """
-    norm = functional.loaded(spec, uri, _say_compiling)
+    norm = _module(spec, uri)
     with _preparing:
         sequence = norm.launches(rows)
         pointers = [*names(spec.arguments), *([WEIGHT.name] if sequence.fixed else [])]
@@ -199,7 +241,6 @@ def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:
                 else (ctypes.c_int64(each),)
             )
         ]
-        _modules.add(norm)
         size = ctypes.c_size_t(len(text))
         remember = load().iree_lnbwd_jax_remember
         if remember(ctypes.c_int32(uri.index), ctypes.c_int64(rows), text, size, *numbers):
@@ -229,7 +270,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
 def _prepare_new(
     device: int, rows: int, spec: int, spec_size: int, message: int, message_size: int
 ) -> int:
-    """Prepares a call that XLA is about to run for the first time, in a thread of XLA's."""
+    """Prepares a kind of call that XLA is about to run or record, in a thread of XLA's."""
     with _Told(message, message_size) as told:
         text = ctypes.string_at(spec, spec_size)
         uri = DeviceUri(_GPU, device)
@@ -244,7 +285,7 @@ def _compute(
     with _Told(message, message_size) as told:
         layout = _layout(ctypes.string_at(spec, spec_size), rows)
         arrays = [array.at(pointers[place]) for place, array in enumerate(layout.arrays)]
-        norm = functional.loaded(layout.spec, _HOST, _say_compiling)
+        norm = _module(layout.spec, _HOST)
         norm.fill(arrays[: layout.inputs], arrays[layout.inputs :])
     return told.failed
 

@@ -37,6 +37,10 @@ FUNCTIONS: Mapping[tuple[str, bool], Any] = {
     (LAYER_NORM.name, True): lnbwd.add_layer_norm,
     (RMS_NORM.name, True): lnbwd.add_rms_norm,
 }
+FORKS: Mapping[str, Any] = {
+    LAYER_NORM.name: lnbwd.fork_layer_norm,
+    RMS_NORM.name: lnbwd.fork_rms_norm,
+}
 
 
 MEMORY_EFFICIENT = [
@@ -45,7 +49,12 @@ MEMORY_EFFICIENT = [
 
 
 def assert_a_step_is_right(
-    spec: NormSpec, rows: int, rng: np.random.Generator, *, memory_efficient: bool = False
+    spec: NormSpec,
+    rows: int,
+    rng: np.random.Generator,
+    *,
+    memory_efficient: bool = False,
+    forks: bool = False,
 ) -> None:
     """The outputs and gradients of a norm under ``jit`` are within their tolerances.
 
@@ -54,26 +63,29 @@ def assert_a_step_is_right(
         rows: M.
         rng: The source of the arrays.
         memory_efficient: The function's option.
+        forks: Whether the function is of `FORKS`, for a spec without a residual.
     """
     call = random_call(spec, rows, rng)
     has_residual = spec.residual_dtype is not None
+    past_dtype = spec.dtype if forks else spec.residual_dtype
+    function = FORKS[spec.op] if forks else FUNCTIONS[spec.op, has_residual]
     with jax.enable_x64(spec.dtype == "f64"):
         given = {name: jnp.asarray(call.arrays[name]) for name in names(spec.inputs)}
         reached = {
             name: jnp.asarray(rng.standard_normal((rows, spec.columns)), DTYPES[dtype].numpy)
-            for name, dtype in (("grad_output", spec.dtype), ("grad_residual", spec.residual_dtype))
+            for name, dtype in (("grad_output", spec.dtype), ("grad_residual", past_dtype))
             if dtype is not None
         }
 
         def normalized(given: dict[str, jax.Array]) -> Any:
-            out = FUNCTIONS[spec.op, has_residual](
+            out = function(
                 **given,
                 normalized_shape=spec.normalized_shape,
                 eps=check_number(spec.eps),
                 memory_efficient=memory_efficient,
                 weight_offset=spec.weight_offset,
             )
-            return out if has_residual else (out,)
+            return out if past_dtype is not None else (out,)
 
         def step(given: Any, reached: Any) -> Any:
             outputs, pull = jax.vjp(normalized, given)
@@ -83,6 +95,8 @@ def assert_a_step_is_right(
         saved = calls.function(spec)(*given.values())
     computed = dict(zip(names(spec.results), map(np.asarray, saved), strict=True))
     found = dict(zip(("output", "residual_output"), outputs, strict=False))
+    if forks:
+        np.testing.assert_array_equal(found.pop("residual_output"), given["input"])
     _assert_right(found, reference.judge(call))
     arrays = {name: np.asarray(array) for name, array in (given | reached).items()}
     arrays |= {name: computed[name] for name in names(spec.family.statistics)}

@@ -1,10 +1,24 @@
-"""The norms for JAX: `layer_norm`, `rms_norm` and the fused forms, under its transformations.
+"""The norms for JAX: `layer_norm`, `rms_norm` and their fused forms, under its transformations.
 
 They work under ``jit``, ``grad``, ``vmap``, ``pmap``, ``shard_map`` and on arrays whose rows are
 sharded. On NVIDIA GPUs this package's kernels run, on XLA's stream, forward and backward. On the
 CPU its modules compute large norms in XLA's own memory. Elsewhere XLA compiles the same formulas.
 """
 
-from iree_lnbwd.jax.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from iree_lnbwd.jax.functions import (
+    add_layer_norm,
+    add_rms_norm,
+    fork_layer_norm,
+    fork_rms_norm,
+    layer_norm,
+    rms_norm,
+)
 
-__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "fork_layer_norm",
+    "fork_rms_norm",
+    "layer_norm",
+    "rms_norm",
+]

@@ -65,7 +65,8 @@ def _placed(spec: NormSpec, *arrays: jax.Array) -> Arrays:
     by_xla = functools.partial(formulas.compute, spec)
     x = arrays[0]
     rows = math.prod(x.shape[: x.ndim - len(spec.normalized_shape)])
-    ours = jax_native.platforms(spec, rows)
+    is_known = isinstance(rows, int)  # not the symbol of a shape that `jax.export` leaves open
+    ours = jax_native.platforms(spec, rows) if is_known else ()
     if not ours:
         return by_xla(*arrays)
     branches = dict.fromkeys(ours, _partitioned(spec))
@@ -130,8 +131,15 @@ def _launched(spec: NormSpec, *arrays: jax.Array) -> Arrays:
     """By XLA's custom call; there is at least one row."""
     x = arrays[0]
     rows = math.prod(x.shape[: x.ndim - len(spec.normalized_shape)])
-    results = jax.eval_shape(functools.partial(formulas.compute, spec), *arrays)
-    call = jax.ffi.ffi_call(jax_native.TARGET, results)
-    return tuple(
-        call(*arrays, spec=json.dumps(spec.to_dict(), sort_keys=True), rows=np.int64(rows))
-    )
+    scratch = jax_native.scratch_bytes(spec, rows)
+
+    def computed(*arrays: jax.Array) -> Arrays:
+        results = formulas.compute(spec, *arrays)
+        if scratch is None:
+            return results
+        byte = arrays[0].reshape(-1)[0].astype(np.uint8)  # on the same devices as the arrays
+        return (*results, jax.numpy.broadcast_to(byte, (scratch,)))
+
+    call = jax.ffi.ffi_call(jax_native.TARGET, jax.eval_shape(computed, *arrays))
+    results = call(*arrays, spec=json.dumps(spec.to_dict(), sort_keys=True), rows=np.int64(rows))
+    return tuple(results[: len(spec.results)])

@@ -12,7 +12,7 @@ import numpy as np
 from iree_lnbwd.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
-from iree_lnbwd.jax.norms import normalize
+from iree_lnbwd.jax.norms import Way, normalize
 from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, Op, names
 
 
@@ -175,6 +175,77 @@ def add_rms_norm(
     return output, total
 
 
+def fork_layer_norm(
+    input: jax.Array,
+    normalized_shape: int | Sequence[int],
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    eps: float = DEFAULT_EPS,
+    *,
+    memory_efficient: bool = False,
+    weight_offset: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """`layer_norm`, and ``input`` itself, for what goes past the norm.
+
+    In the backward, the gradient that reaches ``input`` past the norm is added before ``input``'s
+    gradient is rounded. So ``h, x = fork_layer_norm(x, ...)`` and ``x = x + branch(h)`` need no
+    addition of their own in the backward. XLA may have a matrix product add in the forward; where
+    it does not, `add_layer_norm` saves that addition, too.
+
+    Args:
+        input: As `layer_norm`.
+        normalized_shape: As `layer_norm`.
+        weight: As `layer_norm`.
+        bias: As `layer_norm`.
+        eps: As `layer_norm`.
+        memory_efficient: As `layer_norm`.
+        weight_offset: As `layer_norm`.
+
+    Returns:
+        The output, and ``input``.
+
+    Raises:
+        TypeError, ValueError: As `layer_norm`.
+    """
+    arrays = {"input": input, "weight": weight, "bias": bias}
+    output, past = _normalized(
+        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, forks=True
+    )
+    return output, past
+
+
+def fork_rms_norm(
+    input: jax.Array,
+    normalized_shape: int | Sequence[int],
+    weight: jax.Array | None = None,
+    eps: float | None = None,
+    *,
+    memory_efficient: bool = False,
+    weight_offset: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """`rms_norm`, and ``input`` itself; as `fork_layer_norm`.
+
+    Args:
+        input: As `layer_norm`.
+        normalized_shape: As `layer_norm`.
+        weight: As `layer_norm`.
+        eps: As `rms_norm`.
+        memory_efficient: As `layer_norm`.
+        weight_offset: As `layer_norm`.
+
+    Returns:
+        The output, and ``input``.
+
+    Raises:
+        TypeError, ValueError: As `layer_norm`.
+    """
+    arrays = {"input": input, "weight": weight}
+    output, past = _normalized(
+        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, forks=True
+    )
+    return output, past
+
+
 def _normalized(
     op: Op,
     arrays: Mapping[str, Any],
@@ -182,6 +253,8 @@ def _normalized(
     eps: object,
     weight_offset: object,
     memory_efficient: object,
+    *,
+    forks: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Checks the arguments, and computes."""
     for name, number in (("eps", eps), ("weight_offset", weight_offset)):
@@ -195,9 +268,11 @@ def _normalized(
         if array is not None or name in ("input", "residual")
     }
     facts = {
-        name: GpuArray(array.shape, array.dtype, "XLA's", contiguous=True)
+        name: GpuArray(_known(array.shape), array.dtype, "XLA's", contiguous=True)
         for name, array in given.items()
     }
+    if "residual" in given and (shape := given["residual"].shape) != given["input"].shape:
+        raise ValueError(f"residual: expected shape {given['input'].shape}, got {shape}")
     spec = bind_arrays(facts, check_options(op, normalized_shape, (), eps, weight_offset)).spec
     assert spec is not None  # of a forward
     assert spec.eps is not None
@@ -211,10 +286,14 @@ def _normalized(
             f"residual: expected {spec.dtype} like input with memory_efficient, whose gradients "
             f"have the output's type, got {spec.residual_dtype}"
         )
-    normalized: tuple[jax.Array, ...] = normalize(
-        spec, memory_efficient, *_varying_alike([given[name] for name in names(spec.inputs)])
-    )
+    in_order = _varying_alike([given[name] for name in names(spec.inputs)])
+    normalized: tuple[jax.Array, ...] = normalize(spec, Way(memory_efficient, forks), *in_order)
     return normalized
+
+
+def _known(shape: Sequence[Any]) -> tuple[int, ...]:
+    """A shape with 1 for each dimension that `jax.export` leaves open: it cannot be compared."""
+    return tuple(size if isinstance(size, int) else 1 for size in shape)
 
 
 def _array(name: str, array: Any) -> jax.Array:

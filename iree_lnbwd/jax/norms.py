@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,49 +27,61 @@ class _Differentiated:
     inputs: frozenset[str]
 
 
+class Way(NamedTuple):
+    """What a norm saves and returns beside its output.
+
+    Attributes:
+        memory_efficient: Whether the output is saved for the backward, in place of the input.
+        forks: Whether a norm without a residual returns its input, too.
+    """
+
+    memory_efficient: bool
+    forks: bool
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def normalize(spec: NormSpec, memory_efficient: bool, *arrays: jax.Array) -> Arrays:
+def normalize(spec: NormSpec, way: Way, *arrays: jax.Array) -> Arrays:
     """A forward, without its statistics.
 
     Args:
         spec: Of a forward.
-        memory_efficient: Whether the output is saved for the backward, in place of the input.
+        way: What it saves and returns.
         arrays: Its inputs, in order.
 
     Returns:
-        The output, and with a residual the sum that was normalized.
+        The output; and the sum that was normalized if there is a residual, or the input if it
+        forks. The gradient that reaches this one is added in the backward.
     """
-    return _returned(spec, calls.function(spec)(*arrays))
+    return _returned(spec, way, arrays, calls.function(spec)(*arrays))
 
 
-def _forward(spec: NormSpec, memory_efficient: bool, *given: Any) -> tuple[Arrays, Any]:
+def _forward(spec: NormSpec, way: Way, *given: Any) -> tuple[Arrays, Any]:
     inputs = names(spec.inputs)
-    arrays = dict(zip(inputs, (each.value for each in given), strict=True))
+    values = tuple(each.value for each in given)
+    arrays = dict(zip(inputs, values, strict=True))
     asked = {name for name, each in zip(inputs, given, strict=True) if each.perturbed}
     results = calls.function(spec)(*arrays.values())
     computed = dict(zip(names(spec.results), results, strict=True))
     arrays["input"] = computed.get(RESIDUAL_OUTPUT.name, arrays["input"])
-    needed = {"output", "bias"} if memory_efficient else {"input", "mean"}
+    needed = {"output", "bias"} if way.memory_efficient else {"input", "mean"}
     saved = {
         name: array
         for name, array in (arrays | computed).items()
         if name in needed | {"rstd", "weight"}
     }
-    return _returned(spec, results), (saved, _Differentiated(frozenset(asked)))
+    return _returned(spec, way, values, results), (saved, _Differentiated(frozenset(asked)))
 
 
-def _backward(
-    spec: NormSpec, memory_efficient: bool, residuals: Any, reached: Sequence[Any]
-) -> Sequence[Any]:
+def _backward(spec: NormSpec, way: Way, residuals: Any, reached: Sequence[Any]) -> Sequence[Any]:
     saved, differentiated = residuals
     asked = differentiated.inputs
-    grads = dict(zip(_results(spec), reached, strict=True))
+    grad_output, *past_the_norm = reached
     wanted = {"grad_" + name for name in asked} | (
         {"grad_input"} if RESIDUAL.name in asked else set()
     )
     op = OPS[f"{spec.op}_backward"]
-    past = grads.get(RESIDUAL_OUTPUT.name)
-    if "grad_input" not in wanted or isinstance(past, SymbolicZero):
+    past = past_the_norm[0] if past_the_norm and "grad_input" in wanted else None
+    if isinstance(past, SymbolicZero):
         past = None
     of_data = spec.residual_dtype or spec.dtype
     backward = NormSpec(
@@ -79,14 +91,14 @@ def _backward(
         weight_dtype=spec.gamma_dtype if spec.has_weight else None,
         bias_dtype=spec.beta_dtype if spec.has_bias else None,
         has_weight=spec.has_weight,
-        has_bias=spec.has_bias if memory_efficient else None,
+        has_bias=spec.has_bias if way.memory_efficient else None,
         output_mask=tuple(gradient in wanted for gradient in names(op.masked)),
         op=op.name,
         residual_dtype=None if past is None else of_data,
         weight_offset=spec.weight_offset,
-        from_output=memory_efficient,
+        from_output=way.memory_efficient,
     )
-    arrays = {**saved, "grad_output": grads["output"], "grad_residual": past}
+    arrays = {**saved, "grad_output": grad_output, "grad_residual": past}
     data = saved[backward.family.data.name]
     arrays = {name: _instantiated(arrays[name], like=data) for name in names(backward.inputs)}
     computed = dict(
@@ -104,15 +116,11 @@ def _backward(
 normalize.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _results(spec: NormSpec) -> tuple[str, ...]:
-    """The names of what a norm returns."""
-    statistics = names(spec.family.statistics)
-    return tuple(name for name in names(spec.results) if name not in statistics)
-
-
-def _returned(spec: NormSpec, results: Arrays) -> Arrays:
+def _returned(spec: NormSpec, way: Way, inputs: Arrays, results: Arrays) -> Arrays:
     computed = dict(zip(names(spec.results), results, strict=True))
-    return tuple(computed[name] for name in _results(spec))
+    if way.forks:
+        return computed["output"], inputs[names(spec.inputs).index("input")]
+    return tuple(computed[n] for n in ("output", RESIDUAL_OUTPUT.name) if n in computed)
 
 
 def _instantiated(array: Any, like: jax.Array) -> jax.Array:

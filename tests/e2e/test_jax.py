@@ -38,6 +38,33 @@ def test_memory_efficient_gradients_are_right(spec: NormSpec) -> None:
     assert_a_step_is_right(spec, ROWS, random_generator(), memory_efficient=True)
 
 
+@pytest.mark.parametrize("memory_efficient", [True, False])
+@pytest.mark.parametrize("spec", MEMORY_EFFICIENT, ids=lambda spec: spec.name)
+def test_forks_add_the_gradient_that_went_past(spec: NormSpec, memory_efficient: bool) -> None:
+    alone = replace(spec, residual_dtype=None)
+    option = {"memory_efficient": memory_efficient}
+    assert_a_step_is_right(alone, ROWS, random_generator(), forks=True, **option)
+
+
+def test_a_fork_of_which_one_side_is_used() -> None:
+    """The other side's gradient is zero, and nothing is added or normalized for it."""
+    x, weight, bias = _given(random_generator(), ROWS)
+
+    def used(side: int) -> Any:
+        return lambda *given: (
+            lnbwd.fork_layer_norm(given[0], COLUMNS, *given[1:])[side] ** 3
+        ).sum()
+
+    alone = jax.grad(
+        lambda *given: (lnbwd.layer_norm(given[0], COLUMNS, *given[1:]) ** 3).sum(), (0, 1, 2)
+    )
+    every = jax.grad(used(0), (0, 1, 2))(x, weight, bias)
+    jax.tree.map(np.testing.assert_array_equal, every, alone(x, weight, bias))
+    past, *others = jax.grad(used(1), (0, 1, 2))(x, weight, bias)
+    np.testing.assert_allclose(past, 3 * x**2, rtol=1e-6)
+    assert not any(map(np.any, others))
+
+
 @pytest.mark.parametrize("spec", MEMORY_EFFICIENT, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("memory_efficient", [True, False])
 def test_what_is_saved(spec: NormSpec, memory_efficient: bool) -> None:
@@ -76,9 +103,10 @@ def _bits(array: Any) -> bytes:
 def test_the_documented_code() -> None:
     """The code in docs/jax.md; XLA computes the same without this package."""
     page = Path(__file__).parents[2] / "docs" / "jax.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    codes = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code, names)
+    for code in codes:
+        exec(code, names)
     dx, *others = names["gradients"]
     assert dx.shape == names["x"].shape
     assert np.isfinite(names["value"])
@@ -209,6 +237,21 @@ def test_within_scan_and_checkpoint() -> None:
     unrolled = jax.grad(lambda x, w: (layer(layer(x, w[0])[0], w[1])[0] ** 2).sum(), (0, 1))
     for mine, expected in zip(found, unrolled(x, weights), strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_exported_with_any_number_of_rows() -> None:
+    """A symbol in place of the rows."""
+    x, weight, bias = _given(random_generator(), ROWS)
+    (rows,) = jax.export.symbolic_shape("rows")
+    shapes = [jax.ShapeDtypeStruct((rows, COLUMNS), x.dtype)]
+    shapes += [jax.ShapeDtypeStruct((COLUMNS,), x.dtype)] * 2
+    step = jax.jit(jax.grad(_loss, (0, 1, 2)))
+    found = jax.export.export(step)(*shapes).call(x, weight, bias)
+    for mine, expected in zip(found, step(x, weight, bias), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-4)
+    other = jax.ShapeDtypeStruct((rows + 1, COLUMNS), x.dtype)
+    with pytest.raises(ValueError, match=r"residual: expected shape \(rows, .*\(rows \+ 1, "):
+        jax.export.export(jax.jit(lnbwd.add_rms_norm, static_argnums=2))(shapes[0], other, COLUMNS)
 
 
 def test_no_rows() -> None:

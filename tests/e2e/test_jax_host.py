@@ -152,13 +152,13 @@ def test_xla_computes_what_has_no_module(by_modules: None, monkeypatch: pytest.M
     def loaded(*_: Any) -> Any:
         raise CompileError("the compiler is missing")
 
-    jax_native._is_on_host.cache_clear()
+    jax_native._are_on.cache_clear()
     monkeypatch.setattr(functional, "loaded", loaded)
     x = jax.random.normal(jax.random.key(0), (3, COLUMNS))
     spec = NormSpec((COLUMNS,), op="rms_norm", has_weight=False, eps=0.25)
     with pytest.warns(RuntimeWarning, match="XLA computes rms_norm_.* the compiler is missing$"):
         found = jax.jit(calls.function(spec))(x)
-    jax_native._is_on_host.cache_clear()
+    jax_native._are_on.cache_clear()
     for mine, xlas in zip(found, jax.jit(formulas.compute, static_argnums=0)(spec, x), strict=True):
         np.testing.assert_array_equal(mine, xlas)
 

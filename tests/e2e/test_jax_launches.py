@@ -6,9 +6,9 @@ For a GPU, nothing but the driver, the stream and the memory for scratch differs
 from __future__ import annotations
 
 import functools
-import math
 import shutil
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,15 @@ import pytest
 pytest.importorskip("jax.numpy", reason="JAX is not installed")
 import jax
 import jax.numpy as jnp
-from native_driver import NativeDriver
-from support import assert_right, built, random_generator, without_few_rows
+from jax_emulated import EmulatedGpu, emulated_gpu
+from support import assert_right, random_generator
 
-from iree_lnbwd import DeviceError, NormSpec, functional, jax_native, runtime
+from iree_lnbwd import DeviceError, NormSpec, functional, jax_native
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.arguments import BoundCall, results_of
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.jax import calls
+from iree_lnbwd.arguments import BoundCall, results_of, rms_eps
+from iree_lnbwd.devices import Gpu
+from iree_lnbwd.jax import calls, formulas
 from iree_lnbwd.operands import OPS, names
-from iree_lnbwd.runtime import gpu_module
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification.matrix import random_call
 
 pytestmark = pytest.mark.skipif(
@@ -35,7 +33,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 COLUMNS, ROWS, EPS = 96, 5, 1e-3
-EMULATED = "iree_lnbwd_emulated"  # beside the custom call of the CPU
 CASES = [
     NormSpec(
         (COLUMNS,),
@@ -51,66 +48,14 @@ CASES = [
 ] + [NormSpec((COLUMNS,), "bf16", weight_dtype="f32", output_mask=(False, True, True))]
 
 
-class Gpu:
-    """An emulated GPU that XLA takes the CPU for.
-
-    Attributes:
-        driver: Its driver.
-        loaded: The specs whose modules were loaded.
-    """
-
-    def __init__(self) -> None:
-        self.driver = NativeDriver()
-        self.loaded: list[NormSpec] = []
-
-    def load(self, spec: NormSpec, uri: Any, compiling: Any) -> Any:
-        """As `functional.loaded`."""
-        assert str(uri) == "cuda://0"
-        self.loaded.append(spec)
-        target = find_target("sm_90")
-        vmfb, _ = built(spec, target, without_few_rows(spec, target))
-        norm = runtime.load_built(vmfb, "cuda")
-        launches = norm.launches
-
-        def known(rows: int) -> Any:
-            sequence = launches(rows)
-            sizes = {
-                each.name: math.prod(each.dims(rows)) * DTYPES[each.dtype].numpy.itemsize
-                for each in spec.arguments
-            }
-            self.driver.knows(sequence, sizes)
-            return sequence
-
-        norm.launches = known  # type: ignore[method-assign]
-        return norm
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    found = Gpu()
-    library = jax_native.load()
-    monkeypatch.setattr(gpu_module, "Driver", lambda uri: found.driver)
-    monkeypatch.setattr(functional, "loaded", found.load)
-    monkeypatch.setattr(jax_native, "TARGET", EMULATED)
-    monkeypatch.setattr(jax_native, "platforms", lambda _, rows: ("cpu",) if rows else ())
-    _register(library)
-    jax.clear_caches()
-    with jax.default_device(jax.devices("cpu")[0]):  # there may be a GPU
+def gpu() -> Iterator[EmulatedGpu]:
+    with emulated_gpu() as found:
         yield found
-    library.iree_lnbwd_jax_forget()
-    jax_native._modules.clear()
-    jax.clear_caches()
-    assert not found.driver.errors
-
-
-def _register(library: Any, done: list[bool] = []) -> None:  # noqa: B006 - once in a process
-    if not done:
-        jax_native.register("cpu", library.iree_lnbwd_jax_on_host)
-        done.append(True)
 
 
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
-def test_a_call_is_launched(spec: NormSpec, gpu: Gpu) -> None:
+def test_a_call_is_launched(spec: NormSpec, gpu: EmulatedGpu) -> None:
     call = random_call(spec, ROWS, random_generator())
     arrays = [jnp.asarray(call.arrays[name]) for name in names(spec.inputs)]
     found = jax.jit(calls.function(spec))(*arrays)
@@ -127,7 +72,7 @@ def _assert_right(spec: NormSpec, found: Any, call: BoundCall) -> None:
     assert_right(results_of(spec.family, results), call)
 
 
-def test_a_step_of_training(gpu: Gpu) -> None:
+def test_a_step_of_training(gpu: EmulatedGpu) -> None:
     """Modules are loaded once for all calls of a kind, and only what is asked for is computed."""
     x = jax.random.normal(jax.random.key(0), (2, 3, COLUMNS))
     w, b = jnp.full(COLUMNS, 0.5), jnp.ones(COLUMNS)
@@ -152,7 +97,7 @@ def test_a_step_of_training(gpu: Gpu) -> None:
         np.testing.assert_allclose(mine, xlas, rtol=2e-5, atol=2e-5)
 
 
-def test_a_batch_counts_as_rows(gpu: Gpu) -> None:
+def test_a_batch_counts_as_rows(gpu: EmulatedGpu) -> None:
     x = jax.random.normal(jax.random.key(0), (4, 3, COLUMNS))
     norm = functools.partial(lnbwd.rms_norm, normalized_shape=COLUMNS)
     together = jax.block_until_ready(jax.vmap(norm, in_axes=1, out_axes=1)(x))
@@ -162,18 +107,53 @@ def test_a_batch_counts_as_rows(gpu: Gpu) -> None:
     assert len(gpu.loaded) == 1
 
 
-def test_no_rows(gpu: Gpu) -> None:
+def test_no_rows(gpu: EmulatedGpu) -> None:
     grads = jax.grad(lambda w: lnbwd.rms_norm(jnp.ones((0, COLUMNS)), COLUMNS, w).sum())
     np.testing.assert_array_equal(grads(jnp.ones(COLUMNS)), np.zeros(COLUMNS))
     assert not gpu.loaded
 
 
-def test_an_error_of_the_loader_is_raised(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any) -> Any:
-        raise DeviceError("device: cuda://0 is too old")
+def test_what_cannot_be_loaded_is_computed_by_xla(
+    gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functional, "loaded", _no_module)
+    monkeypatch.setattr(jax_native, "platforms", gpu.platforms)
+    x = jax.random.normal(jax.random.key(0), (2, COLUMNS))
+    with pytest.warns(RuntimeWarning, match="XLA computes rms_norm_.* cuda://0 is too old$"):
+        found = lnbwd.rms_norm(x, COLUMNS)
+    spec = NormSpec((COLUMNS,), op="rms_norm", has_weight=False, eps=rms_eps("f32"))
+    np.testing.assert_array_equal(found, jax.jit(formulas.compute, static_argnums=0)(spec, x)[0])
+    assert not gpu.driver.launches
 
-    monkeypatch.setattr(functional, "loaded", load)
+
+def test_an_error_of_the_first_stage_is_raised(
+    gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the function was lowered in another process, nothing is loaded before."""
+    lowered = jax.jit(lambda x: lnbwd.rms_norm(x, COLUMNS)).lower(jnp.ones((2, COLUMNS)))
+    jax_native._module.cache_clear()
+    monkeypatch.setattr(functional, "loaded", _no_module)
     with pytest.raises(
         jax.errors.JaxRuntimeError, match="DeviceError: device: cuda://0 is too old"
     ):
-        jax.block_until_ready(lnbwd.rms_norm(jnp.ones((2, COLUMNS)), COLUMNS))
+        lowered.compile()
+
+
+def _no_module(*_: Any) -> Any:
+    raise DeviceError("device: cuda://0 is too old")
+
+
+def test_one_for_each_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call gets the scratch that the GPU with most processors needs."""
+    kinds = [Gpu("A", 8, 1 << 20), Gpu("A", 8, 1 << 20), Gpu("A", 9, 1 << 20)]
+    local = [SimpleNamespace(local_hardware_id=i) for i in range(3)]
+    monkeypatch.setattr(jax, "local_devices", lambda backend: local)
+    monkeypatch.setattr(jax_native, "gpu_of", lambda uri: kinds[uri.index])
+    gpus = jax_native._gpus.__wrapped__()
+    assert [str(uri) for uri in gpus] == ["cuda://1", "cuda://2"]
+    monkeypatch.setattr(jax_native, "_gpus", lambda: gpus)
+    monkeypatch.setattr(jax_native, "_module", lambda spec, uri: uri)
+    monkeypatch.setattr(
+        jax_native, "_launches", lambda uri, rows: SimpleNamespace(scratch_bytes=rows * uri.index)
+    )
+    assert jax_native.scratch_bytes(CASES[0], 1024) == 2048 + 256

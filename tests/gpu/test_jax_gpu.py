@@ -59,6 +59,12 @@ def test_memory_efficient_gradients_are_right(spec: NormSpec, columns: int) -> N
     assert_a_step_is_right(of_width, 1000, random_generator(), memory_efficient=True)
 
 
+@pytest.mark.parametrize("spec", CASES[::2], ids=lambda spec: spec.name)
+def test_forks_add_the_gradient_that_went_past(spec: NormSpec) -> None:
+    of_width = replace(spec, normalized_shape=(769,), residual_dtype=None)
+    assert_a_step_is_right(of_width, 1000, random_generator(), forks=True)
+
+
 def _layer(x: Any, weight: Any, matrix: Any) -> Any:
     norm = functools.partial(lnbwd.layer_norm, normalized_shape=x.shape[-1], weight=weight)
     return x + norm(x @ matrix)
@@ -92,31 +98,58 @@ def test_in_order_with_the_work_around() -> None:
         np.testing.assert_allclose(mine / scale, other / scale, atol=1e-2)  # matrices in TF32
 
 
-# Nothing of XLA's here is tuned when it runs, so the bits may not differ.
-_BESIDE_GRAPHS = """
-import hashlib, jax, jax.numpy as jnp
+# Nothing of XLA's here is tuned when it runs, so the bits may not differ. C++'s launches
+# are counted in ten calls on the same arrays, after some that XLA may record.
+_RECORDED = """
+import ctypes, hashlib, jax, jax.numpy as jnp
 from iree_lnbwd import jax as lnbwd
+from iree_lnbwd.runtime import gpu_driver
+
+entry_point, launches, kept = gpu_driver.Driver.entry_point, [], []
+KINDS = {"launch": ("p", *"uuuuuuu", *"ppp"), "run": ("p", "p")}
+
+def counting(driver, name):
+    address = entry_point(driver, name)
+    if name not in KINDS:
+        return address
+    letters = {"p": ctypes.c_void_p, "u": ctypes.c_uint}
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *(letters[each] for each in KINDS[name]))
+    call = kind(address)
+    kept.append(kind(lambda *given: launches.append(name) or call(*given)))
+    return ctypes.cast(kept[-1], ctypes.c_void_p).value
+
+gpu_driver.Driver.entry_point = counting
+
 def loss(x, weight):
     for _ in range(4):
-        x = jnp.sin(lnbwd.layer_norm(jnp.cos(x), 1024, weight)) + x
+        h, x = lnbwd.fork_layer_norm(jnp.cos(x), 1024, weight)
+        x = jnp.sin(h) + x
     return (x**2).sum()
+
 step = jax.jit(jax.grad(loss, (0, 1)))
 x, weight = jax.random.normal(jax.random.key(0), (512, 1024)), jnp.ones(1024)
 found = hashlib.sha256()
+alive = []
 for scale in range(8):  # other arrays, in other memory
-    for each in jax.device_get(step(x + scale, weight)):
+    alive.append(step(x + scale, weight))
+    for each in jax.device_get(alive[-1]):
         found.update(each.tobytes())
-print(found.hexdigest())
+for _ in range(4):
+    jax.block_until_ready(step(x, weight))
+launches.clear()
+for _ in range(10):
+    jax.block_until_ready(step(x, weight))
+print(found.hexdigest(), len(launches))
 """
 
 
-def test_beside_xlas_command_buffers() -> None:
-    """XLA records what is around the calls, and would record calls that said that it could."""
+def test_xla_records_our_calls() -> None:
+    """Into its command buffers: later calls launch nothing of ours, and have the same bits."""
 
-    def digest(kinds: str) -> str:
+    def run(kinds: str) -> tuple[str, int]:
         flags = f"--xla_gpu_enable_command_buffer={kinds} --xla_gpu_graph_min_graph_size=1"
         done = subprocess.run(
-            [sys.executable, "-c", _BESIDE_GRAPHS],
+            [sys.executable, "-c", _RECORDED],
             env={**os.environ, "XLA_FLAGS": flags},
             capture_output=True,
             text=True,
@@ -124,9 +157,12 @@ def test_beside_xlas_command_buffers() -> None:
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        digest, launches = done.stdout.split()
+        return digest, int(launches)
 
-    assert digest("FUSION,CUBLAS,CUSTOM_CALL") == digest("")
+    recorded, launched = run("FUSION,CUBLAS,CUSTOM_CALL"), run("")
+    assert recorded[0] == launched[0]
+    assert recorded[1] == 0 < launched[1]
 
 
 def test_a_batch_counts_as_rows() -> None:
