@@ -159,7 +159,7 @@ class Trainee:
         self._model = self._made()
         self._model.to(torch.bfloat16 if self._precision.stream == "bf16" else torch.float32)
         if self._contender.replaced:
-            ours.replace_norms(self._model, also=[nn.Module])
+            ours.replace_norms(self._model)
         if self._contender.enabled:
             ours.enable()
         loss = self._described.loss

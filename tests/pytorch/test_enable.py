@@ -27,7 +27,8 @@ from torch_support import assert_right, random_operands, to_array
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import CompileError, LayerNormGrads, NormSpec, functional
 from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS
-from iree_lnbwd.torch import Status, attempts, override_status, overrides
+from iree_lnbwd.torch import InductorStatus, Status, attempts, override_status, overrides
+from iree_lnbwd.torch.inductor.state import Folded
 
 NAME = "aten::native_layer_norm_backward"
 BACKWARD = torch.ops.aten.native_layer_norm_backward.default
@@ -334,13 +335,13 @@ def test_no_rows(caplog: pytest.LogCaptureFixture) -> None:
 def test_sizes_that_pytorch_is_faster_for(monkeypatch: pytest.MonkeyPatch) -> None:
     faster = overrides._LEFT[0]
 
-    def outcomes(rule: overrides._Rule, *shape: int, dtype: torch.dtype) -> set[str | None]:
+    def outcomes(rule: overrides.Rule, *shape: int, dtype: torch.dtype) -> set[str | None]:
         monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), rule)
         with lnbwd.enabled():
             normalized(torch.ones(shape, dtype=dtype, requires_grad=True)).sum().backward()
         return {*counted(lnbwd.status())}
 
-    rule = overrides._Rule(60, 30, 2, 1)
+    rule = overrides.Rule(60, 30, 2, 1)
     for rows, dtype, reason in (
         (5, torch.float32, faster),
         (6, torch.float32, None),
@@ -614,7 +615,8 @@ def test_status_is_a_table() -> None:
 
 def test_status_says_if_no_kernel_is_ours() -> None:
     kept = override_status.Operator(NAME, "cpu", "without a C++ compiler")
-    said = override_status.Status(True, (kept, kept._replace(device="cuda")), ())
+    inductor = InductorStatus(None, (), Folded())
+    said = override_status.Status(True, (kept, kept._replace(device="cuda")), (), inductor)
     assert str(said).startswith("enabled: yes, but no kernel is iree-lnbwd's\n")
-    said = override_status.Status(True, (kept, kept._replace(kept=None)), ())
+    said = override_status.Status(True, (kept, kept._replace(kept=None)), (), inductor)
     assert str(said).startswith("enabled: yes\n")

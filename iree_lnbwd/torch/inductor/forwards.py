@@ -73,7 +73,7 @@ def _take_apart(node: Node, norm: Norm, decompositions: Callable[[], Any]) -> No
         results = graph.graph_copy(inner, dict(zip(placeholders, nodes, strict=True)))
     for place, takers in graphs.results(node).items():
         for taker in takers:
-            taker.replace_all_uses_with(results[place])  # type: ignore[index]
+            taker.replace_all_uses_with(results[place])
             graph.erase_node(taker)
     graph.erase_node(node)
 

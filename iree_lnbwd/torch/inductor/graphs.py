@@ -26,7 +26,7 @@ def value(node: object) -> Tensor | None:
 
 def arguments(node: Node) -> dict[str, Any]:
     """The arguments of a call by the names of the operator's schema."""
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = node.target._schema
     given = {a.name: a.default_value if a.has_default_value() else None for a in schema.arguments}
     given.update(zip(given, node.args, strict=False))
     return {**given, **node.kwargs}
@@ -69,7 +69,7 @@ def is_dense(tensor: Tensor) -> bool:
 def below_views(node: Node) -> Node:
     """What a node is a view of, all elements in the same order."""
     while node.target in _VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     return node
 
 
@@ -84,7 +84,7 @@ def results(node: Node) -> Mapping[int, Sequence[Node]]:
     """The nodes that take one result of a call, by its place."""
     found: dict[int, list[Node]] = {}
     for user in node.users:
-        found.setdefault(user.args[1], []).append(user)  # type: ignore[arg-type]
+        found.setdefault(user.args[1], []).append(user)
     return found
 
 
