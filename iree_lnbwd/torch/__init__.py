@@ -19,6 +19,7 @@ compiled: ``native``.
 from iree_lnbwd.torch import operators  # noqa: F401  (registers them)
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from iree_lnbwd.torch.inductor import switch
+from iree_lnbwd.torch.inductor.state import Folded
 from iree_lnbwd.torch.inductor.switch import InductorStatus, use_inductor_pass
 from iree_lnbwd.torch.modules import (
     AddLayerNorm,
@@ -35,6 +36,7 @@ from iree_lnbwd.torch.warmup import specs, warmup
 __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
+    "Folded",
     "InductorStatus",
     "LayerNorm",
     "RMSNorm",

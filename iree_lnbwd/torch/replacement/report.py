@@ -21,7 +21,7 @@ class Entry:
         class_name: Its class, as it was.
         norm: What it computes, by our functions from now on; None if it was not replaced.
         reason: Why it was not replaced; None if it was.
-        by_enable: Whether it calls PyTorch's own norms, whose backwards `enable` replaces on GPUs.
+        by_enable: Whether it calls PyTorch's own norms, whose backwards ``enable`` takes on GPUs.
     """
 
     names: tuple[str, ...]
