@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -169,6 +170,7 @@ class Other(CustomGraphPass):  # type: ignore[misc]
 
 
 def test_another_pass_runs_before_ours_or_is_named() -> None:
+    importlib.import_module("torch._inductor.compile_fx")  # the pass is placed with it
     other, model = Other(), model_of(ours.RMSNorm)
     with config.patch(post_grad_custom_post_pass=other):
         assert "in the place of iree-lnbwd's: Other" in str(ours.status().inductor)
