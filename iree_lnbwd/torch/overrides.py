@@ -25,6 +25,7 @@ _OFF = "not enabled"
 _NOT_ASKED = "enable(forwards=True) takes it, too"
 _NO_CPP = "the kernels in C++ cannot be had; the log says why"
 _NO_KERNEL = "this PyTorch has no such kernel"
+
 _log = logging.getLogger(__package__)
 
 
@@ -92,6 +93,8 @@ class _Process:
                 else:
                     _restore(device_type, op)
                 self.kept[device_type, op] = why_not
+        if wanted is not None:
+            switch.place()
 
     def _begin_anew(self) -> None:
         RECORD.forget()
@@ -135,7 +138,6 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
         TypeError: Naming the argument.
     """
     _PROCESS.apply(_checked(forwards, override_others))
-    switch.place()
 
 
 def disable() -> None:
