@@ -51,7 +51,7 @@ struct HostWorkgroup {
 
 using HostKernel = int (*)(const HostEnvironment*, const HostDispatch*, const HostWorkgroup*);
 
-constexpr size_t kMostPointers = 16;  // of a kernel
+constexpr int64_t kMostPointers = 16;  // of a kernel
 
 struct HostLaunch {
   HostKernel kernel;
@@ -77,13 +77,12 @@ inline std::shared_ptr<void> library_of(HostKernel kernel) {
 }
 
 // Whether this process was forked: threads of a framework's pool are gone, and waiting for them would
-// take for ever.
-inline const bool& is_forked() {
-  static bool is_so = false;
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { is_so = true; });
-  (void)registered;
+// take for ever. Python tells of a fork that came before this code.
+inline std::atomic<bool>& is_forked() {
+  static std::atomic<bool> is_so{false};
   return is_so;
 }
+inline const int kWatchesForks = pthread_atfork(nullptr, nullptr, [] { is_forked() = true; });
 
 // Runs some of a launch's workgroups on this thread.
 inline void run_workgroups(const HostLaunch& launch, const HostDispatch& dispatch, int64_t begin,

@@ -112,11 +112,12 @@ inline void add_host_launches(Call& call, Numbers launches) {
     HostLaunch& launch = call.host_launches.emplace_back();
     launch.kernel = reinterpret_cast<HostKernel>(next());
     for (auto& count : launch.workgroups) count = static_cast<uint32_t>(next());
-    launch.places.resize(next());
-    launch.lengths.resize(launch.places.size());
-    expect(!launch.places.empty() && launch.places.size() <= kMostPointers,
+    const int64_t pointers = next();
+    expect(pointers > 0 && pointers <= kMostPointers,
            "launches: expected 1 to " + std::to_string(kMostPointers) + " pointers, got " +
-               std::to_string(launch.places.size()));
+               std::to_string(pointers));
+    launch.places.resize(pointers);
+    launch.lengths.resize(pointers);
     for (auto& place : launch.places) place = next();
     for (auto& length : launch.lengths) length = static_cast<size_t>(next());
     launch.constants.resize(next());

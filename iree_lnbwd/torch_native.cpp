@@ -125,6 +125,8 @@ void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
 
 void forget() { calls().clear(); }
 
+void tell_of_fork() { iree_lnbwd::is_forked() = true; }
+
 // --- the operators -----------------------------------------------------------------------------
 
 // An operator by its name in our namespace. It is looked up when it is first called, for C++ may be
@@ -569,4 +571,5 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
       "int[] launches, int[] graph) -> ()",
       remember);
   library.def("forget() -> ()", forget);
+  library.def("tell_of_fork() -> ()", tell_of_fork);
 }

@@ -93,6 +93,18 @@ def cpp_operators(
             assert native.load()
 
 
+@pytest.fixture(autouse=True)
+def python_operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's tests build no C++ without ``--cpp-operators``, nor do processes that they start.
+
+    So the operators in Python are tested, too; not where the build itself is.
+    """
+    if request.path.parent.name != "pytorch" or request.config.getoption("--cpp-operators"):
+        return
+    if request.node.get_closest_marker("builds") is None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+
+
 def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a test run, whether or not pytest-xdist runs it in several processes."""
     folder = tmp_path_factory.getbasetemp()

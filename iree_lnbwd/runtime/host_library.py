@@ -21,7 +21,7 @@ from iree_lnbwd import folders
 _ELF = b"\x7fELF"
 _QUERY = "iree_hal_executable_library_query"
 _VERSION = 6  # of the tables below; another one has other fields
-_PLAIN = (1, 1, 1)  # threads of a workgroup: the kernel's own
+PLAIN = (1, 1, 1)  # threads of a workgroup: the kernel's own
 _NAME = "kernels.so"
 
 
@@ -81,6 +81,44 @@ class _Library(ctypes.Structure):
         ("source_files", ctypes.c_uint32),
         ("sources", ctypes.c_void_p),
     )
+
+
+class Dispatch(ctypes.Structure):
+    """What all workgroups of a launch are called with."""
+
+    _fields_ = (
+        ("threads_x", ctypes.c_uint32),
+        ("threads_y", ctypes.c_uint32),
+        ("threads_z", ctypes.c_uint16),
+        ("constants_size", ctypes.c_uint16),
+        ("workgroups_x", ctypes.c_uint32),
+        ("workgroups_y", ctypes.c_uint32),
+        ("workgroups_z", ctypes.c_uint16),
+        ("most_at_once", ctypes.c_uint8),
+        ("pointers_size", ctypes.c_uint8),
+        ("constants", ctypes.c_void_p),
+        ("pointers", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+    )
+
+
+class Workgroup(ctypes.Structure):
+    """What one workgroup is called with."""
+
+    _fields_ = (
+        ("x", ctypes.c_uint32),
+        ("y", ctypes.c_uint32),
+        ("z", ctypes.c_uint16),
+        ("reserved", ctypes.c_uint16),
+        ("processor", ctypes.c_uint32),
+        ("local_memory", ctypes.c_void_p),
+        ("local_memory_size", ctypes.c_uint32),
+    )
+
+
+# A kernel, from Python. It keeps the interpreter's lock: a workgroup takes less time than the lock
+# takes to go to another thread and back.
+Function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class UnservedError(Exception):
@@ -194,10 +232,6 @@ def _kernels(query: Callable[..., int | None]) -> Iterator[tuple[str, HostKernel
     for place in range(table.exports):
         of = table.attributes[place]
         name = (table.names[place] or b"").decode()
-        if (
-            of.flags
-            or of.local_memory_pages
-            or (of.threads_x, of.threads_y, of.threads_z) != _PLAIN
-        ):
+        if of.flags or of.local_memory_pages or (of.threads_x, of.threads_y, of.threads_z) != PLAIN:
             raise UnservedError(f"the kernel {name} is launched in another way")
         yield name, HostKernel(table.functions[place] or 0, of.constants, of.bindings)

@@ -1,17 +1,30 @@
-"""A module's kernels on the threads of its caller, on the CPU: everything but the threads."""
+"""A module's kernels on the threads of its caller, on the CPU, for one kind of call."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.launches import LaunchPlans, count_of
-from iree_lnbwd.runtime.host_library import HostLibraries
+from iree_lnbwd.runtime.host_library import (
+    ENVIRONMENT,
+    PLAIN,
+    Dispatch,
+    Function,
+    HostLibraries,
+    Workgroup,
+)
 from iree_lnbwd.spec import NormSpec
 
 _SCRATCH_BYTES = 64  # each piece of scratch is rounded up to a multiple: a line of the cache
+_SEQUENCES_KEPT = 64  # of a module: numbers of rows
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,7 @@ class HostSequence:
 
     Attributes:
         libraries: What the kernels are in.
+        arguments: The names of the spec's arguments.
         launches: In order; each may start when the one before is done.
         scratch: Where each piece begins in the call's scratch memory.
         scratch_bytes: Bytes of all pieces.
@@ -46,10 +60,62 @@ class HostSequence:
     """
 
     libraries: HostLibraries
+    arguments: tuple[str, ...]
     launches: tuple[HostLaunch, ...]
     scratch: tuple[int, ...]
     scratch_bytes: int
     scratch_names: tuple[str, ...]
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Runs them on the calling thread.
+
+        Args:
+            addresses: Of the spec's arguments, in its order.
+
+        Raises:
+            DeviceError: A kernel fails, which ours do not.
+        """
+        pointers = list(addresses)
+        if self.scratch_bytes:
+            scratch = np.empty(self.scratch_bytes, np.uint8)
+            start = scratch.__array_interface__["data"][0]
+            pointers += [start + piece for piece in self.scratch]
+        for launch in self._prepared:
+            launch.run(pointers)
+
+    @functools.cached_property
+    def _prepared(self) -> tuple[_Prepared, ...]:
+        places = {name: at for at, name in enumerate((*self.arguments, *self.scratch_names))}
+        return tuple(_Prepared(launch, places) for launch in self.launches)
+
+
+class _Prepared:
+    """A launch whose workgroups Python calls one by one."""
+
+    def __init__(self, launch: HostLaunch, places: dict[str, int]) -> None:
+        x, y, z = launch.workgroups
+        count, pointers = x * y * z, len(launch.bindings)
+        self._function = Function(launch.function)
+        self._places = tuple(places[name] for name in launch.bindings)
+        self._pointers = ctypes.c_void_p * pointers
+        self._constants = (ctypes.c_uint32 * len(launch.constants))(*launch.constants)
+        self._lengths = (ctypes.c_size_t * pointers)(*launch.lengths)
+        sizes = (*PLAIN, len(launch.constants), x, y, z, 1, pointers)
+        self._first = (*sizes, ctypes.addressof(self._constants))
+        self._last = ctypes.addressof(self._lengths)
+        self._workgroups = (Workgroup * count)(
+            *((at % x, at // x % y, at // x // y) for at in range(count))
+        )
+        self._each = tuple(map(ctypes.addressof, self._workgroups))
+
+    def run(self, pointers: Sequence[int]) -> None:
+        """As `HostSequence.run`, of all pointers."""
+        own = self._pointers(*[pointers[place] for place in self._places])
+        dispatch = Dispatch(*self._first, ctypes.addressof(own), self._last)
+        at, function = ctypes.addressof(dispatch), self._function
+        for workgroup in self._each:
+            if function(ENVIRONMENT, at, workgroup):
+                raise DeviceError("device: a kernel failed on the CPU")
 
 
 class HostModule:
@@ -81,8 +147,13 @@ class HostModule:
                     f"pointers, its launch has {given}"
                 )
 
+        self._kept = functools.lru_cache(_SEQUENCES_KEPT)(self._made)
+
     def sequence(self, rows: int) -> HostSequence:
         """The launches for M rows, M >= 1."""
+        return self._kept(rows)
+
+    def _made(self, rows: int) -> HostSequence:
         plan = self._launches.of(rows)
         sizes = {
             argument.name: math.prod(argument.dims(rows)) * DTYPES[argument.dtype].numpy.itemsize
@@ -107,6 +178,7 @@ class HostModule:
             )
         return HostSequence(
             self._libraries,
+            tuple(argument.name for argument in self.spec.arguments),
             tuple(launches),
             tuple(starts),
             end,

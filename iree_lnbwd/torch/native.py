@@ -12,6 +12,7 @@ import contextlib
 import functools
 import io
 import logging
+import os
 import sys
 import threading
 import time
@@ -50,6 +51,7 @@ _NUMBERS = {op: number for number, op in enumerate(_ALL_OPS)}
 # The names of a call's pointers in C++, before those of its scratch.
 _POINTERS = {op: names((*op.inputs, *op.results)) for op in _ALL_OPS}
 _KINDS_KEPT = 4096
+_PROCESS = os.getpid()  # a child of fork has none of the threads
 
 _log = logging.getLogger(__name__)
 _remembered: set[Hashable] = set()
@@ -125,6 +127,8 @@ def _build_and_keep(library: NativeLibrary, what: str) -> UnusableError | None:
 def _put_in_place() -> None:
     """Tells C++ of the ops and the norms, whose operators it then registers."""
     ours = torch.ops.iree_lnbwd
+    if os.getpid() != _PROCESS:
+        ours.tell_of_fork()
     for op, number in _NUMBERS.items():
         rows = ([*map(_row, operands)] for operands in (op.arguments, op.results))
         described = ours.describe_op(op.name, op.is_backward, op.data.name, *rows)

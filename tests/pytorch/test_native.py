@@ -25,6 +25,8 @@ import torch
 from iree_lnbwd import artifact
 from iree_lnbwd.torch import native
 
+pytestmark = pytest.mark.builds
+
 WITHOUT_COMPILER = """
 import logging, torch
 logging.basicConfig(format="%(message)s")
@@ -220,6 +222,16 @@ def test_a_library_that_others_can_have_planted_is_not_loaded(
         ({"driver": [0] * 4}, "driver: expected 5 addresses, got 4"),
         ({"graph": [1, 2]}, "driver: expected 8 addresses, got 5"),
         ({"launches": [0] * 9}, "launches: expected more than 9 numbers"),
+        ({"driver": [], "launches": [0] * 4}, "launches: expected more than 4 numbers"),
+        ({"driver": [], "launches": [0] * 9}, "launches: expected 1 to 16 pointers, got 0"),
+        (
+            {"driver": [], "launches": [0, 1, 1, 1, 17]},
+            "launches: expected 1 to 16 pointers, got 17",
+        ),
+        (
+            {"driver": [], "launches": [0, 1, 1, 1, 1, 0, 4, 0]},
+            "launches: expected a kernel of a loaded library",
+        ),
     ],
 )
 def test_calls_are_checked(

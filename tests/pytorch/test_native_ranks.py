@@ -26,6 +26,8 @@ def counted():
 
 native._build_and_load = counted
 """
+pytestmark = pytest.mark.builds
+
 # A step of a norm; whether C++ was there, how often it was built here, and the gradient's error.
 WORK = """
 has_cpp = native.load()

@@ -43,7 +43,7 @@ def test_counts_follow_the_rows(count: RowCount | int, numbers: list[int]) -> No
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-@pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942", "gfx1100", "generic"])
 def test_every_pointer_has_a_source_and_json_keeps_all(spec: NormSpec, target: str) -> None:
     found = find_target(target)
     planned = launches(spec, found, schedules.choose(spec, found))

@@ -1,0 +1,325 @@
+"""Known calls on the CPU, which C++ runs on PyTorch's threads. For ``--cpp-operators``."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch
+from support import built, random_generator
+from torch_support import TORCH_DTYPES, to_array, to_tensor
+
+from iree_lnbwd import NormSpec, functional, runtime
+from iree_lnbwd.arguments import BoundCall, Options
+from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.functional import HostCall
+from iree_lnbwd.operands import OPS, names
+from iree_lnbwd.targets import find_target
+from iree_lnbwd.torch import native
+from iree_lnbwd.torch.norms import GRADIENTS, NORMS
+from iree_lnbwd.verification import matrix
+
+HOST = DeviceUri.parse(DEFAULT_DEVICE)
+COLUMNS = 200
+THREADS = (1, 2, 8)
+
+
+@pytest.fixture(autouse=True)
+def in_cpp(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.config.getoption("--cpp-operators"):
+        pytest.skip("for --cpp-operators")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def cases() -> Iterator[NormSpec]:
+    """Every op, type and mask, and every option that changes a launch."""
+    for op in OPS.values():
+        eps: dict[str, Any] = {} if op.is_backward else {"eps": 1e-3}
+        of = {"op": op.name, **eps}
+        for dtype in TORCH_DTYPES:
+            yield NormSpec((COLUMNS,), dtype, **of)
+        yield NormSpec((COLUMNS,), has_weight=False, **of)
+        yield NormSpec((COLUMNS,), "bf16", weight_dtype="f32", residual_dtype="f32", **of)
+        yield NormSpec((COLUMNS,), residual_dtype="f32", weight_offset=1.0, **of)
+        if op.is_backward:
+            for mask in itertools.product((True, False), repeat=len(op.masked)):
+                if any(mask):
+                    yield NormSpec((COLUMNS,), output_mask=mask, **of)
+            yield NormSpec((COLUMNS,), eps=1e-3, **of)
+            yield NormSpec((COLUMNS,), "bf16", from_output=True, **of)
+            yield NormSpec((COLUMNS,), residual_dtype="f16", from_output=True, **of)
+
+
+def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
+    """In the order of the op's table."""
+    tensors = {name: to_tensor(array.copy(), "cpu") for name, array in call.arrays.items()}
+    for name in names(spec.family.statistics):
+        if name in tensors:
+            tensors[name] = tensors[name].view(-1, 1)
+    if spec.output_mask[2:] == (True,):
+        tensors.setdefault("bias", torch.ones(COLUMNS, dtype=TORCH_DTYPES[spec.beta_dtype]))
+    return [tensors.get(argument.name) for argument in spec.family.arguments]
+
+
+def results(spec: NormSpec, given: Sequence[Any]) -> dict[str, bytes]:
+    """By the operator that computes a spec."""
+    op = spec.family
+    if op.is_backward:
+        gradients = next(each for each in GRADIENTS if each.op is op)
+        options = (list(spec.output_mask), 1e-3 if spec.eps is None else spec.eps)
+        computed = gradients.operator(*given, [COLUMNS], *options, spec.weight_offset)
+        return bits(gradients.results, computed)
+    has_residual = spec.residual_dtype is not None
+    norm = next(
+        each
+        for each in NORMS
+        if (each.op, each.takes_residual, each.own_forward) == (op, has_residual, True)
+    )
+    taken = [t for t, of in zip(given, op.arguments, strict=True) if of in norm.arguments]
+    computed = norm.operator(*taken, [COLUMNS], spec.eps, spec.weight_offset, False)
+    return bits(norm.results, computed)
+
+
+def bits(of: Sequence[str], tensors: Sequence[Any]) -> dict[str, bytes]:
+    """By name, of what was computed."""
+    found = zip(of, tensors, strict=True)
+    return {name: to_array(tensor).tobytes() for name, tensor in found if tensor is not None}
+
+
+def reaches_python(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a known call came to Python")
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("spec", list(cases()), ids=lambda spec: spec.name)
+def test_the_bits_of_irees_runtime_on_any_number_of_threads(
+    spec: NormSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second call on, without Python. Large enough for several threads."""
+    for rows in (1, 5, 2050):
+        call = matrix.random_call(spec, rows, random_generator())
+        given = tensors_of(spec, call)
+        norm = functional.loaded(spec, HOST)
+        arrays = [array for array in norm.run(call) if array is not None]
+        flat = [array.reshape(r.dims(rows)) for array, r in zip(arrays, spec.results, strict=True)]
+        norm._iree().run([call.arrays[name] for name in norm._read], flat)
+        expected = {r.name: array.tobytes() for r, array in zip(spec.results, flat, strict=True)}
+        assert results(spec, given) == expected  # Python's, if no test had such a call
+        with monkeypatch.context() as patch:
+            patch.setattr(functional, "call", reaches_python)
+            for threads in THREADS:
+                torch.set_num_threads(threads)
+                assert results(spec, given) == expected, (rows, threads)
+
+
+def test_memory_that_begins_anywhere_is_used_where_it_lies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Elements are aligned, rows need not be; what is strided goes to Python, which copies it."""
+    operator = torch.ops.iree_lnbwd.rms_norm.default
+    x = torch.randn(7, 33)
+    expected, _ = operator(x.clone(), None, [33], 1e-6, 0.0, False)
+    room = torch.zeros(8 * 33)
+    monkeypatch.setattr(functional, "call", reaches_python)
+    for offset in (1, 2, 3, 5):
+        there = room[offset : offset + x.numel()].view(7, 33).copy_(x)
+        assert torch.equal(operator(there, None, [33], 1e-6, 0.0, False)[0], expected)
+    wide = torch.zeros(7, 66)[:, ::2].copy_(x)
+    with pytest.raises(AssertionError, match="came to Python"):
+        operator(wide, None, [33], 1e-6, 0.0, False)
+    monkeypatch.undo()
+    assert torch.equal(operator(wide, None, [33], 1e-6, 0.0, False)[0], expected)
+
+
+def libraries() -> int:
+    """Mapped pieces of kernels' libraries."""
+    return Path("/proc/self/maps").read_text().count("/kernels.so")
+
+
+def descriptors() -> int:
+    """Of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_500_modules_leave_nothing_behind() -> None:
+    """C++ keeps the code of the calls that it knows, and no other."""
+    spec = NormSpec((24,), op="rms_norm", eps=1e-6)
+    vmfb, _ = built(spec, find_target("generic"))
+    given = [torch.ones(3, 24), None, torch.ones(24)]
+    options = Options(spec.family, (24,), (), 0.0, 1e-6)
+    native.forget()
+    gc.collect()
+    before, open_before = libraries(), descriptors()
+    for rows in range(500):
+        given[0] = torch.ones(rows + 1, 24)
+        native.remember(given, options, HostCall(runtime.load_built(vmfb), rows + 1))
+    native._remembered.clear()  # Python's own
+    gc.collect()
+    assert libraries() > before + 500
+    operator = torch.ops.iree_lnbwd.rms_norm.default
+    ones = operator(torch.ones(500, 24), torch.ones(24), [24], 1e-6, 0.0, False)[0]
+    torch.testing.assert_close(ones, torch.ones(500, 24))
+    torch.ops.iree_lnbwd.forget()
+    gc.collect()
+    assert libraries() <= before
+    assert descriptors() <= open_before
+
+
+def run(script: str) -> None:
+    """In a process of its own."""
+    words = [sys.executable, "-c", SETUP + script]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr  # which says what it compiled
+
+
+SETUP = """
+import os, signal, threading
+import torch
+from iree_lnbwd import functional
+from iree_lnbwd.torch import native
+assert native.load()
+torch.set_num_threads(2)
+torch.manual_seed(0)
+x, dy, weight = torch.randn(2000, 512), torch.randn(2000, 512), torch.randn(512)
+
+def call():
+    ours = torch.ops.iree_lnbwd
+    y, rstd = ours.rms_norm.default(x, weight, [512], 1e-6, 0.0, False)
+    dx, dw = ours.rms_norm_backward.default(
+        dy, x, rstd, weight, None, [512], [True, True], 1e-6, 0.0
+    )
+    return b"".join(t.numpy().tobytes() for t in (y, rstd, dx, dw))
+
+first = call()
+
+def reaches_python(*_, **__):
+    raise AssertionError("a known call came to Python")
+
+in_python, functional.call = functional.call, reaches_python
+assert call() == first
+"""
+
+
+def test_a_child_of_fork_whose_parent_used_threads() -> None:
+    """ATen's own layer norm hangs there."""
+    run(
+        """
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # what hangs is killed
+        grandchild = os.fork()
+        assert call() == first
+        if grandchild == 0:
+            os._exit(0)
+        assert os.waitpid(grandchild, 0)[1] == 0
+        os._exit(0)
+    children.append(child)
+assert call() == first
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
+assert call() == first
+"""
+    )
+
+
+def test_a_child_of_fork_where_the_operators_are_loaded_first() -> None:
+    """The parent used ATen's threads, and has imported us."""
+    script = """
+import os, signal
+import torch
+import iree_lnbwd.torch
+from iree_lnbwd.torch import native
+
+torch.set_num_threads(2)
+x = torch.randn(2000, 512)
+expected = torch.nn.functional.rms_norm(x, (512,), eps=1e-6).numpy()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    assert native.load()
+    for _ in range(2):
+        y, _ = torch.ops.iree_lnbwd.rms_norm.default(x, None, [512], 1e-6, 0.0, False)
+        assert abs(y.numpy() - expected).max() < 1e-5
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    words = [sys.executable, "-c", script]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
+def test_threads_keep_their_rules_of_numbers() -> None:
+    """Those of PyTorch's pool, too: what flushes subnormal numbers goes on, and what does not."""
+    run(
+        """
+small = torch.full((2000, 512), 1e-40)
+
+def flushes():
+    'Whether each half, which a thread of its own computes, becomes zero.'
+    halves = (small * 0.5).view(2, -1)
+    return [bool((half == 0).all()) for half in halves]
+
+for flush in (False, True):
+    torch.set_flush_denormal(flush)
+    before = flushes()
+    assert call() == first
+    assert flushes() == before, (flush, before, flushes())
+"""
+    )
+
+
+def test_threads_call_at_once() -> None:
+    """While the calls are forgotten, which then come to Python again."""
+    run(
+        """
+functional.call = in_python
+wrong = []
+
+def calls():
+    for _ in range(20):
+        if call() != first:
+            wrong.append(1)
+
+threads = [threading.Thread(target=calls) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    native.forget()
+for thread in threads:
+    thread.join()
+assert not wrong
+"""
+    )
+
+
+def test_modules_of_another_kind_stay_with_irees_runtime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that state no launches, as older versions made them: every call comes to Python."""
+    spec = NormSpec((56,), op="rms_norm", eps=1e-6, has_weight=False)
+    vmfb, _ = built(spec, find_target("generic"))
+    old = runtime.load_built(vmfb)
+    described = old._module.description._replace(launches=None)
+    old._module = old._module._replace(description=described)
+    x = torch.randn(3, 56)
+    monkeypatch.setattr(functional, "_alive", {(spec, HOST): old})
+    functional.loaded.cache_clear()
+    operator = torch.ops.iree_lnbwd.rms_norm.default
+    first = operator(x, None, [56], 1e-6, 0.0, False)[0]
+    assert torch.equal(operator(x, None, [56], 1e-6, 0.0, False)[0], first)
+    monkeypatch.setattr(functional, "call", reaches_python)
+    with pytest.raises(AssertionError, match="came to Python"):
+        operator(x, None, [56], 1e-6, 0.0, False)
+    functional.loaded.cache_clear()
