@@ -30,7 +30,7 @@ from threads_support import cpus_of_workers
 
 CPUS = os.sched_getaffinity(0)
 cores = min(host_threads._cores(frozenset(CPUS)), len(CPUS))
-x = np.random.default_rng(0).standard_normal((640, 96), dtype=np.float32)
+x = np.random.default_rng(0).standard_normal((2000, 96), dtype=np.float32)
 
 def call():
     results = lnbwd.layer_norm_backward(x, x, 96)

@@ -104,7 +104,7 @@ class _Prepared:
         self._first = (*sizes, ctypes.addressof(self._constants))
         self._last = ctypes.addressof(self._lengths)
         self._workgroups = (Workgroup * count)(
-            *((at % x, at // x % y, at // x // y) for at in range(count))
+            *(Workgroup(at % x, at // x % y, at // x // y) for at in range(count))
         )
         self._each = tuple(map(ctypes.addressof, self._workgroups))
 

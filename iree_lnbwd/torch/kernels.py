@@ -155,7 +155,9 @@ def _call(
 ) -> tuple[Results, KnownCall | HostCall | None]:
     """A call; C++ is told of it, and launches the next of its kind itself."""
     results, known = functional.call(tensors, options, modules=modules or _MODULES)
-    if known is not None and native.load():
+    # Without a compiler, IREE's runtime computes calls on the CPU, and nothing has to be said.
+    needs_cpp = isinstance(known, KnownCall) or native.can_be_had()
+    if known is not None and needs_cpp and native.load():
         native.remember(tensors, options, known)
     return results, known
 

@@ -13,6 +13,8 @@ import functools
 import io
 import logging
 import os
+import shlex
+import shutil
 import sys
 import threading
 import time
@@ -79,11 +81,24 @@ def load() -> bool:
 
 
 @functools.cache
-def _loaded() -> tuple[bool, UnusableError | None]:
-    """Whether the operators are there, and why they were not kept."""
+def can_be_had() -> bool:
+    """Whether there is what `load` needs: what was built before, or a compiler and ninja."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))[:1]  # as PyTorch looks for it
+    return _library().kept() is not None or all(map(shutil.which, (*compiler, "ninja")))
+
+
+@functools.cache
+def _library() -> NativeLibrary:
+    """Its place in the cache."""
     version = (torch.__version__, str(torch.version.git_version))
     texts = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
-    library = NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *OWN_COPIES, *version))
+    return NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *OWN_COPIES, *version))
+
+
+@functools.cache
+def _loaded() -> tuple[bool, UnusableError | None]:
+    """Whether the operators are there, and why they were not kept."""
+    library = _library()
     what = f"{' and '.join(path.name for path in _SOURCES)} for PyTorch {torch.__version__}"
     try:
         if _load_kept(library):

@@ -111,7 +111,7 @@ def test_irees_own_flags_come_first() -> None:
 def computed() -> tuple[Norm, Arguments]:
     """A module, and a call of it."""
     spec = NormSpec((96,), eps=0.125)
-    return loaded(spec, HOST), random_arguments(random_generator(), spec, (67,))
+    return loaded(spec, HOST), random_arguments(random_generator(), spec, (1400,))
 
 
 def test_any_number_of_threads_gives_the_same_bits_and_few_are_kept(
