@@ -57,6 +57,7 @@
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
 #block = 4 : index           // rows that are in the cache at once
+#tile = 256 : index          // columns of a workgroup of @finalize
 #wants_dx = true             // the caller asks for dx
 !acc_pn = tensor<?x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
@@ -95,7 +96,7 @@
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
   #hal.pipeline.binding<storage_buffer>             // dbeta [N]
 ]>
-#finalize_x = affine_map<()[m] -> (64)>
+#finalize_x = affine_map<()[m] -> (16)>
 // End of what is replaced.
 
 #worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
@@ -366,8 +367,8 @@ hal.executable.source private @rows {
   }
 }
 
-// A workgroup adds up the partial rows of a chunk of columns, and rounds the sums once to the types of the
-// caller's parameters.
+// A workgroup adds up the partial rows of some chunks of columns, and rounds the sums once to the types of
+// the caller's parameters.
 hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
       count(%device: !hal.device, %m: index) -> (index, index, index) {
@@ -400,26 +401,31 @@ hal.executable.source private @finalize {
       %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%c0) : !beta_row
 
       %workgroup = hal.interface.workgroup.id[0] : index
-      %chunk = arith.muli %workgroup, %v : index
-      %col = arith.minui %chunk, %last_chunk : index
-      %dgamma_sum, %dbeta_sum = scf.for %i = %c0 to %p step %c1
-          iter_args(%dgamma_ = %zeros, %dbeta_ = %zeros) -> (!chunk, !chunk) {
-        %dgamma_i = vector.load %dgamma_partials[%i, %col] : !acc_rows, !chunk
-        %dgamma1 = arith.addf %dgamma_, %dgamma_i : !chunk
-        %dbeta1 = scf.if %sums_dbeta -> !chunk {
-          %dbeta_i = vector.load %dbeta_partials[%i, %col] : !acc_rows, !chunk
-          %dbeta_more = arith.addf %dbeta_, %dbeta_i : !chunk
-          scf.yield %dbeta_more : !chunk
-        } else {
-          scf.yield %dbeta_ : !chunk
+      %tile = arith.constant #tile
+      %first = arith.muli %workgroup, %tile : index
+      %first_after = arith.addi %first, %tile : index
+      %end = arith.minui %first_after, %n : index
+      scf.for %chunk = %first to %end step %v {
+        %col = arith.minui %chunk, %last_chunk : index
+        %dgamma_sum, %dbeta_sum = scf.for %i = %c0 to %p step %c1
+            iter_args(%dgamma_ = %zeros, %dbeta_ = %zeros) -> (!chunk, !chunk) {
+          %dgamma_i = vector.load %dgamma_partials[%i, %col] : !acc_rows, !chunk
+          %dgamma1 = arith.addf %dgamma_, %dgamma_i : !chunk
+          %dbeta1 = scf.if %sums_dbeta -> !chunk {
+            %dbeta_i = vector.load %dbeta_partials[%i, %col] : !acc_rows, !chunk
+            %dbeta_more = arith.addf %dbeta_, %dbeta_i : !chunk
+            scf.yield %dbeta_more : !chunk
+          } else {
+            scf.yield %dbeta_ : !chunk
+          }
+          scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
         }
-        scf.yield %dgamma1, %dbeta1 : !chunk, !chunk
-      }
-      %dgamma_total = func.call @round_of_gamma(%dgamma_sum) : (!chunk) -> !gamma_chunk
-      vector.store %dgamma_total, %dgamma[%col] : !gamma_row, !gamma_chunk
-      scf.if %sums_dbeta {
-        %dbeta_total = func.call @round_of_beta(%dbeta_sum) : (!chunk) -> !beta_chunk
-        vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
+        %dgamma_total = func.call @round_of_gamma(%dgamma_sum) : (!chunk) -> !gamma_chunk
+        vector.store %dgamma_total, %dgamma[%col] : !gamma_row, !gamma_chunk
+        scf.if %sums_dbeta {
+          %dbeta_total = func.call @round_of_beta(%dbeta_sum) : (!chunk) -> !beta_chunk
+          vector.store %dbeta_total, %dbeta[%col] : !beta_row, !beta_chunk
+        }
       }
       func.call @restore_rules(%rules) : (i256) -> ()
       return

@@ -330,7 +330,7 @@ def _shares(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
             for each in (of.workgroups, of.most_workgroups)
         )
         lines += [
-            f"{share}_few = affine.min affine_map<()[m] -> ({few})>()[%m]",
+            f"{share}_few = affine.max affine_map<()[m] -> ({of.least}, {few})>()[%m]",
             f"{share}_many = affine.max affine_map<()[m] -> ({of.most}, {many})>()[%m]",
             f"{share} = arith.minui {share}_few, {share}_many : index",
             f"{groups} = arith.ceildivui %m, {share} : index",

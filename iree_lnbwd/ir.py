@@ -389,6 +389,7 @@ def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
         "#span": f"{schedule.span} : index",
         "#block": f"{block} : index",
         "#scales": _flag(spec.has_weight),
+        "#tile": f"{schedule.finalize_columns} : index",
         "#wants_dx": _flag(spec.has(GRAD_INPUT)),
         "#single_column": _flag(cols == 1),
         "!acc_pn": f"tensor<?x{cols}x!acc>",

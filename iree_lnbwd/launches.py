@@ -49,7 +49,7 @@ from iree_lnbwd.schedules import (
     forms,
     most_few_rows,
 )
-from iree_lnbwd.spec import MOST_COLUMNS, NormSpec
+from iree_lnbwd.spec import MOST_COLUMNS, MOST_ROWS, NormSpec
 from iree_lnbwd.targets import Target
 
 
@@ -133,13 +133,15 @@ class RowShare:
 
     Attributes:
         block: Rows of a block.
-        workgroups: How many share the rows, while that gives none of them too many.
+        workgroups: How many share the rows, while that gives none of them too few or too many.
+        least: The fewest rows of one, but for the last.
         most: The most rows of one, unless that took more than ``most_workgroups``.
         most_workgroups: At least ``workgroups``.
     """
 
     block: int
     workgroups: int
+    least: int
     most: int
     most_workgroups: int
 
@@ -150,7 +152,7 @@ class RowShare:
             -(-blocks // workgroups) * self.block
             for workgroups in (self.workgroups, self.most_workgroups)
         )
-        return min(few, max(self.most, many))
+        return min(max(few, self.least), max(self.most, many))
 
 
 @dataclass(frozen=True)
@@ -332,7 +334,7 @@ def _takes(spec: NormSpec, operand: Operand) -> bool:
 def _normalize(kernel: Kernel, spec: NormSpec, how: Forward | RowBlocks) -> PlannedLaunch:
     """The kernel of a forward."""
     if isinstance(how, RowBlocks):
-        share = RowShare(1, how.workgroups, 1, how.workgroups)
+        share = RowShare(1, how.workgroups, how.least, MOST_ROWS, how.most_workgroups)
         return _on_cpu(kernel, spec, Shares(share), constants=(RowCount(), share))
     return _launch(kernel, spec, RowCount(how.rows), how.cluster, constants=(RowCount(),))
 
@@ -376,7 +378,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
         partial_rows = replace(walkers, more=form.turns(spec))
         kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constants=(rows,)))
     elif isinstance(form, RowBlocks):
-        share = RowShare(form.block, form.workgroups, form.share, form.most_workgroups)
+        share = RowShare(form.block, form.workgroups, form.least, form.share, form.most_workgroups)
         partial_rows = Shares(share)
         kernels.append(_on_cpu(_ROWS, spec, partial_rows, constants=(rows, share)))
     else:
@@ -390,8 +392,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
             columns = replace(columns, reads=tuple(o for o in columns.reads if o not in _SUMS))
         kernels.append(_launch(columns, spec, tiles, walkers, constants=(rows,)))
     if any(spec.has(gradient) for gradient in _FINALIZE.writes):
-        width = form.vector if isinstance(form, RowBlocks) else form.finalize_columns
-        tiles = math.ceil(spec.columns / width)
+        tiles = math.ceil(spec.columns / form.finalize_columns)
         kernels.append(_launch(_FINALIZE, spec, tiles, constants=(partial_rows,)))
     scratch = (
         *(_scratch(spec, p.name, partial_rows) for p in _PARTIALS if _takes(spec, p)),

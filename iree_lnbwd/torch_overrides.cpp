@@ -150,6 +150,13 @@ auto launched(const iree_lnbwd::Given& given, const iree_lnbwd::Options& options
   return results ? std::optional(first_of(*results, Places())) : std::nullopt;
 }
 
+// PyTorch's statistics on the CPU are as coarse as the input. Its own backwards widen them, too.
+Tensor widened(const Tensor& statistic) {
+  return at::isReducedFloatingType(statistic.scalar_type()) && statistic.is_cpu()
+             ? statistic.to(at::kFloat)
+             : statistic;
+}
+
 LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_output,
                                        const Tensor& input, c10::SymIntArrayRef normalized_shape,
                                        const Tensor& mean, const Tensor& rstd,
@@ -160,8 +167,9 @@ LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_o
   const bool asks = input.numel() > 0 && (dx || dgamma || dbeta) &&
                     (!dgamma || pointer_to(weight)) && (!dbeta || pointer_to(bias));
   const auto known = [&] {
+    const Tensor wide_mean = widened(mean), wide_rstd = widened(rstd);
     return launched<Op::layer_norm_backward, 3>(
-        {&grad_output, &input, pointer_to(mean), pointer_to(rstd), pointer_to(weight),
+        {&grad_output, &input, pointer_to(wide_mean), pointer_to(wide_rstd), pointer_to(weight),
          pointer_to(bias), nullptr},
         {dims, mask, std::nullopt, 0});
   };
@@ -179,8 +187,9 @@ RmsNormGradients rms_norm_backward(DispatchKeySet keys, const Tensor& grad_outpu
   const auto [dx, dgamma] = mask;
   const bool asks = input.numel() > 0 && (dx || dgamma) && (!dgamma || pointer_to(weight));
   const auto known = [&] {
+    const Tensor wide_rstd = widened(rstd);
     return launched<Op::rms_norm_backward, 2>(
-        {&grad_output, &input, pointer_to(rstd), pointer_to(weight), nullptr},
+        {&grad_output, &input, pointer_to(wide_rstd), pointer_to(weight), nullptr},
         {normalized_shape, {dx, dgamma}, std::nullopt, 0});
   };
   return run<Op::rms_norm_backward, RmsNormGradients, decltype(known), const Tensor&,

@@ -78,6 +78,7 @@ _TWO_PASS_ROWS = 4  # of a thread of the second pass: a rule of thumb
 
 # Row blocks, on a CPU.
 _CPU_WORKGROUPS = 64  # enough for many threads, few enough for their partial rows to be cheap
+_LEAST_CELLS = 1 << 13  # of a workgroup: its partial row, and its beginning, take less time
 # Rows of a block, by the bytes of column sums up to which they hold: half of a first-level cache of
 # 32 KiB, and a rule of thumb for the second-level cache.
 _BLOCK_ROWS = ((1 << 14, 1), (1 << 18, 2))
@@ -272,7 +273,9 @@ def _row_blocks(spec: NormSpec, target: Target) -> RowBlocks:
     itemsize = DTYPES[spec.dtype].numpy.itemsize
     fits = block * spec.columns * acc <= _MOST_FETCHED
     gains = spec.family.is_backward or itemsize >= _LEAST_FETCHED
-    return RowBlocks(_CPU_WORKGROUPS, block, vector, fetches_ahead=fits and gains)
+    most = RowBlocks(_CPU_WORKGROUPS, block, vector).share
+    least = min(max(1, _LEAST_CELLS // (spec.columns * block)) * block, most)
+    return RowBlocks(_CPU_WORKGROUPS, block, vector, least=least, fetches_ahead=fits and gains)
 
 
 def _ordered(chunks: Sequence[int], spec: NormSpec, target: Target, vector: int) -> Sequence[int]:

@@ -14,6 +14,7 @@ from iree_lnbwd.targets import Target
 _MOST_VECTOR = 256
 _MOST_BLOCK = 256
 _MOST_WORKGROUPS = 1 << 16
+_FINALIZE_CHUNKS = 4  # vectors of a workgroup: to begin one takes as long as some partial rows
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class RowBlocks:
         most_workgroups: The most workgroups. If M has more rows than they can share so, their
             shares are longer.
         span_chunks: Vectors of a row that are summed at a time.
+        least: The fewest rows of a workgroup, if there are so many: few rows in many workgroups
+            leave partial rows that take more time than the rows.
         fetches_ahead: Whether the next block, or row of a forward, is fetched into the cache while
             one is worked on.
     """
@@ -42,6 +45,7 @@ class RowBlocks:
     share: int = 512
     most_workgroups: int = 4096
     span_chunks: int = 128
+    least: int = 1
     fetches_ahead: bool = True
 
     def path(self, spec: NormSpec) -> str:
@@ -58,6 +62,11 @@ class RowBlocks:
         """Columns of a row that are summed at a time."""
         return self.span_chunks * self.vector
 
+    @property
+    def finalize_columns(self) -> int:
+        """Columns of a workgroup of the last kernel."""
+        return _FINALIZE_CHUNKS * self.vector
+
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""
         if why := out_of_bounds(self):
@@ -69,6 +78,7 @@ class RowBlocks:
             (self.vector > _MOST_VECTOR, f"{self.vector} elements, at most {_MOST_VECTOR}"),
             (self.block > _MOST_BLOCK, f"blocks of {self.block} rows, at most {_MOST_BLOCK}"),
             (workgroups > _MOST_WORKGROUPS, f"{workgroups} workgroups, at most {_MOST_WORKGROUPS}"),
+            (self.least > self.share, f"at least {self.least} rows, at most {self.share}"),
             terms_rule(max(self.share, self.span_chunks)),
         )
         return first_broken(rules)

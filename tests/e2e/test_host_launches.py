@@ -28,7 +28,7 @@ from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
 
 BLOCKS = RowBlocks(3, 2, 16)
-MANY = RowBlocks(3, 2, 16, share=4, most_workgroups=5)
+MANY = RowBlocks(3, 2, 16, share=4, most_workgroups=5, least=2)
 LAYER, RMS = "layer_norm_backward", "rms_norm_backward"
 MASKS = {
     op: [mask for mask in itertools.product((True, False), repeat=count) if any(mask)]
@@ -157,7 +157,7 @@ def swapped(one: str, other: str) -> Callable[[Plan], Plan]:
     return change
 
 
-OTHER_SHARE = RowShare(1, 3, 1, 3)
+OTHER_SHARE = RowShare(1, 3, 1, 1, 3)
 SABOTAGE: dict[str, Callable[[Plan], Plan]] = {
     "mean and rstd swapped": swapped("mean", "rstd"),
     "x and dy swapped": swapped("input", "grad_output"),
@@ -167,7 +167,7 @@ SABOTAGE: dict[str, Callable[[Plan], Plan]] = {
     ),
     "another share": of_the_first(constants=(RowCount(), OTHER_SHARE)),
     "other workgroups": of_the_first(workgroups=(Shares(OTHER_SHARE), 1, 1)),
-    "another M": of_the_first(constants=(36, RowShare(1, 64, 1, 64))),
+    "another M": of_the_first(constants=(36, RowShare(1, 64, 126, 512, 4096))),
     "another order": lambda plan: replace(plan, kernels=plan.kernels[::-1]),
     "a kernel left out": lambda plan: replace(plan, kernels=plan.kernels[:-1]),
 }
@@ -187,9 +187,10 @@ def test_other_launches_are_noticed(change: str) -> None:
 @pytest.mark.parametrize(
     ("share", "numbers"),
     [
-        (RowShare(1, 64, 1, 64), [(1, 1), (1, 63), (1, 64), (2, 33), (16, 63)]),
-        (RowShare(4, 64, 512, 4096), [(4, 1), (4, 16), (4, 16), (4, 17), (16, 63)]),
-        (RowShare(2, 3, 4, 5), [(2, 1), (14, 5), (14, 5), (14, 5), (200, 5)]),
+        (RowShare(1, 64, 1, 1, 64), [(1, 1), (1, 63), (1, 64), (2, 33), (16, 63)]),
+        (RowShare(1, 64, 8, 512, 4096), [(8, 1), (8, 8), (8, 8), (8, 9), (16, 63)]),
+        (RowShare(4, 64, 1, 512, 4096), [(4, 1), (4, 16), (4, 16), (4, 17), (16, 63)]),
+        (RowShare(2, 3, 1, 4, 5), [(2, 1), (14, 5), (14, 5), (14, 5), (200, 5)]),
     ],
 )
 def test_shares(share: RowShare, numbers: list[tuple[int, int]]) -> None:

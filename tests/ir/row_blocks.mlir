@@ -30,7 +30,7 @@
 // CHECK-NEXT: // partial_dgamma [P, N]
 // CHECK-NEXT: // partial_dbeta [P, N]
 // CHECK: #rows_x = affine_map<()[p] -> (p)>
-// CHECK: #finalize_x = affine_map<()[m] -> (63)>
+// CHECK: #finalize_x = affine_map<()[m] -> (16)>
 // CHECK: hal.executable.source private @rows {
 // The row sums: a chunk that overlaps the one before counts what is new.
 // CHECK: %col = arith.minui %chunk, %last_chunk : index
@@ -47,7 +47,7 @@
 // CHECK: %[[DX:.+]] = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
 // CHECK-NEXT: vector.store %[[DX]], %dx[%row, %col]
 // The rows of a workgroup: the share of each of 64, but at most 512, unless that took more than 4096.
-// CHECK: %rows_share_few = affine.min affine_map<()[m] -> ((m ceildiv 1) ceildiv 64 * 1)>()[%m]
+// CHECK: %rows_share_few = affine.max affine_map<()[m] -> (8, (m ceildiv 1) ceildiv 64 * 1)>()[%m]
 // CHECK: %rows_share_many = affine.max affine_map<()[m] -> (512, (m ceildiv 1) ceildiv 4096 * 1)>()[%m]
 
 // NEVER: hal.executable.source private @rows {

@@ -152,6 +152,16 @@ HOSTILE: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "two axes": ((1, "kernels", 0, "workgroups"), [1, 1], "workgroups: expected 3 counts"),
     "constants": ((1, "kernels", 0, "constants"), [None], "constants: expected an int from 1"),
     "unknown memory": ((1, "kernels", 0, "reads", 0), "x", "reads: expected some of"),
+    "another share": (
+        (0, "kernels", 0, "constants"),
+        [{"block": 0, "workgroups": 1, "least": 1, "most": 1, "most_workgroups": 1}],
+        "constants.block: expected an int from 1 to",
+    ),
+    "half a share": (
+        (0, "kernels", 0, "workgroups", 0),
+        {"share": {"block": 1}},
+        "workgroups.share.workgroups: missing",
+    ),
     "no name": ((1, "kernels", 0, "writes", 0), [], "writes: expected some of"),
     "letters": ((1, "kernels", 0, "ahead"), "input", "ahead: expected a list"),
     "no kernel": ((1, "kernels", 0, "kernel"), 3, "kernels[0].kernel: expected a string, got 3"),

@@ -392,6 +392,8 @@ def test_cpus_fetch_ahead_where_it_was_faster(
         (RowBlocks(64, 2, 0), SPEC, "host", "a number below 1"),
         (RowBlocks(64, 2, 16, share=0), SPEC, "host", "a number below 1"),
         (RowBlocks(64, 2, 16, most_workgroups=0), SPEC, "host", "a number below 1"),
+        (RowBlocks(64, 2, 16, least=0), SPEC, "host", "a number below 1"),
+        (RowBlocks(64, 2, 16, least=513), SPEC, "host", "at least 513 rows, at most 512"),
         (RowBlocks(64, 2, 16, span_chunks=0), SPEC, "host", "a number below 1"),
         (LEGAL, SPEC, "host", "workgroups of threads need a GPU"),
     ],
