@@ -12,8 +12,8 @@ a model compute here. ``add_layer_norm`` and ``add_rms_norm``, and the modules `
 All directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd``. They are registered
 with ``torch.library.Library`` and a ``torch.autograd.Function``. ``torch.compile`` and
 ``torch.export`` can see through operators that are registered in this way, and it takes the least
-time in a call. A first call on a GPU replaces all of them by those in C++, if these can be
-compiled: ``native``.
+time in a call. A first call replaces all of them by those in C++, if these can be compiled:
+``native``.
 """
 
 from iree_lnbwd.torch import operators  # noqa: F401  (registers them)

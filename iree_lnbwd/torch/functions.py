@@ -36,7 +36,7 @@ def layer_norm(
     PyTorch's own operators compute the gradients if they are themselves to be differentiated
     (``create_graph=True``), and under the transforms of ``torch.func``.
 
-    The first use on a GPU compiles the operators in C++, too (see ``native.load``).
+    The first use compiles the operators in C++, too (see ``native.load``).
 
     Args:
         input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides;

@@ -46,19 +46,13 @@ class Rule(NamedTuple):
 
 
 _ALL = Rule(0, 0, 0, 0)
-# Measured on two cores, with two threads (`scripts/benchmark_autograd`): a call of ours takes 0.1
-# ms before it begins, and few rows do not fill its threads. PyTorch's in f32 is as fast as ours
-# while all tensors are in the caches.
-_LARGE = Rule(12 << 20, 3 << 20, 512, max(2, (os.cpu_count() or 1) // 2))
 # In the order of Outcome in C++, after those that ours computed.
 _LEFT = (
-    f"PyTorch's kernel is faster below {_LARGE.least_elements} elements "
-    f"({_LARGE.least_elements_half} in f16 and bf16), {_LARGE.least_rows} rows and "
-    f"{_LARGE.least_threads} threads",
+    "PyTorch's kernel is faster for calls of this size",
     "PyTorch's kernel alone takes such arguments",
 )
 _RULES = {("cuda", op): _ALL for op in OPS.values()} | {
-    ("cpu", op): _LARGE for op in OPS.values() if op.is_backward
+    ("cpu", op): _ALL for op in OPS.values() if op.is_backward
 }
 
 
@@ -113,7 +107,7 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
     These are ``aten::native_layer_norm_backward`` and ``aten::_fused_rms_norm_backward``: the
     backwards of ``nn.LayerNorm``, of ``nn.RMSNorm`` on GPUs, and of whatever else calls PyTorch's
     functions. The autograd formulas, batching rules and the like around them stay PyTorch's, and
-    nothing changes for a model. On the CPU, ours is taken where it was measured to be faster.
+    nothing changes for a model. On the CPU, ours run on PyTorch's threads.
 
     A call that ours does not take goes to PyTorch's kernel: of an element type or GPU that there is
     no module for, without IREE's compiler, or of a new kind inside the capture of a CUDA graph.
