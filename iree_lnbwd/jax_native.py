@@ -44,7 +44,8 @@ from iree_lnbwd.user_folders import UnusableError
 TARGET = "iree_lnbwd_norm"  # XLA's name of the custom call
 
 _HERE = Path(__file__).parent
-_SOURCE, _HEADER = _HERE / "jax_native.cpp", _HERE / "kernel_calls.h"
+_SOURCE = _HERE / "jax_native.cpp"
+_HEADERS = (_HERE / "kernel_calls.h", _HERE / "host_calls.h")
 _FLAGS = ("-O2", "-std=c++17", "-DNDEBUG", "-shared", "-fPIC", *OWN_COPIES)
 _LIBRARY = "iree_lnbwd_jax.so"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -186,7 +187,7 @@ def load() -> ctypes.CDLL:
     Raises:
         OSError, RuntimeError: It cannot be had.
     """
-    texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, _HEADER))
+    texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, *_HEADERS))
     kept = NativeLibrary.of("jax", _LIBRARY, (*texts, *_FLAGS, jaxlib.__version__))
     if (path := kept.kept()) is not None:
         return _loaded(path)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from iree_lnbwd.arguments import Array
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.launches import LaunchPlans, count_of
@@ -25,6 +26,14 @@ from iree_lnbwd.spec import NormSpec
 
 _SCRATCH_BYTES = 64  # each piece of scratch is rounded up to a multiple: a line of the cache
 _SEQUENCES_KEPT = 64  # of a module: numbers of rows
+
+
+def address_of(array: Array) -> int:
+    """Of a contiguous array's first element; as ``array.ctypes.data``, in a fifth of the time."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (BufferError, TypeError, ValueError):  # it is read-only, or of no type of C's
+        return int(array.ctypes.data)
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class HostSequence:
         pointers = list(addresses)
         if self.scratch_bytes:
             scratch = np.empty(self.scratch_bytes, np.uint8)
-            start = scratch.__array_interface__["data"][0]
+            start = address_of(scratch)
             pointers += [start + piece for piece in self.scratch]
         for launch in self._prepared:
             launch.run(pointers)

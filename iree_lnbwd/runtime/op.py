@@ -29,7 +29,7 @@ from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.runtime.host_library import UnservedError
-from iree_lnbwd.runtime.host_module import HostModule, HostSequence
+from iree_lnbwd.runtime.host_module import HostModule, HostSequence, address_of
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
 from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, LaunchSequence
 from iree_lnbwd.schedules import host_alignment
@@ -250,9 +250,7 @@ class Norm:
         if cells.size <= _MOST_SMALL and (host := self._host) is not None:
             arrays = (*inputs, *results)
             if all((flags := array.flags).c_contiguous and flags.aligned for array in arrays):
-                # As array.ctypes.data, in less time.
-                addresses = [array.__array_interface__["data"][0] for array in arrays]
-                host.sequence(len(cells)).run(addresses)
+                host.sequence(len(cells)).run([*map(address_of, arrays)])
                 return
         self._iree().run(inputs, results)
 
