@@ -311,8 +311,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) ->
     kernels = []
     sums: tuple[str, ...] = ()
     if isinstance(form, OnePass):
-        walkers = RowCount(form.groups, form.workgroups)
-        partial_rows = replace(walkers, more=form.turns(spec))
+        partial_rows = walkers = RowCount(form.groups, form.workgroups)
         kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constant=rows))
     else:
         partial_rows = walkers = RowCount(form.rows, form.workgroups)
