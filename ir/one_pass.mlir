@@ -8,11 +8,11 @@
 // A row is divided into chunks of V neighbouring columns; a chunk has 16 bytes where N allows it. A
 // workgroup has several groups of T threads. A group works on one row at a time, and its thread t owns
 // the chunks t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that the values held of
-// each chunk stay in registers. A narrow row has a part of a subgroup (#shares_subgroup). The groups of a
+// each chunk stay in registers. A narrow row has a part of a subgroup (@shares_subgroup). The groups of a
 // subgroup stay together: they walk on as long as the first of them has a row. One without a row takes the
 // last row once more, adds nothing to any sum, and stores nothing.
 //
-// Where N is no multiple of V, rows begin anywhere in an access (#shifted). A row's chunks are then those of
+// Where N is no multiple of V, rows begin anywhere in an access (@shifted). A row's chunks are then those of
 // memory that it touches. The first begins up to V - 1 elements before the row, and the last ends after it:
 // what is not of the row counts as zeros and is not stored. The rows of a group are so far apart that all
 // begin at the same place of an access, so that a thread has the same columns of each.
@@ -48,60 +48,32 @@
 !acc = f32
 #columns = 4096 : index      // N
 #own_columns = 4096 : index  // of a workgroup
-#parts_alike = true          // all workgroups of a cluster have as many
 #cluster = 1 : index         // workgroups that share a row
-#in_clusters = false
-#told = 16 : index           // subgroups of a cluster
-#turns = 1 : index           // in which a subgroup's lanes read what they have told
-#sent_bytes = 128 : i32      // to each workgroup, of a row
 #vector = 8 : index          // V
-#vector_i32 = 8 : i32
-#shifted = false             // N is no multiple of V
-#beyond_i32 = 0 : i32        // columns beyond whole chunks: N mod V
 #least_last = 0 : index      // of a thread's chunks, the first that may be a row's last
 #dy_bits = 16 : index        // of an element
 #x_bits = 16 : index
 #chunks = 1 : index          // of a row that a thread owns
 #copied = 8 : index          // V, where chunks are copied
 #threads = 512 : index       // T
-#threads_i32 = 512 : i32
 #subgroup = 32 : index
 #warps = 16 : index          // subgroups of a group
-#subgroup_i32 = 32 : i32
-#shares_subgroup = false     // T threads are a part of a subgroup
 #groups = 1 : index
-#groups_i32 = 1 : i32
 #workgroups_i32 = 132 : i32
 #resident = 1 : i32          // workgroups that a multiprocessor must hold at once
 #ahead_i32 = 2 : i32         // steps between a row's fetch and its use
-#at_once = false             // there are no such steps: a row is fetched when it is used
-#stages = true               // rows are fetched by cp.async into shared memory
 #slots = 3 : index           // rows of a group that shared memory holds
 #bulk = false                // a subgroup's columns of a row are copied together, by cp.async.bulk
-#of_subgroup = 4096 : index  // columns that a subgroup has room for, where it copies its own
-#dy_of_16 = 8 : index        // elements of dy in 16 bytes
-#x_of_16 = 8 : index
-#dy_of_line = 64 : index     // likewise in 128 bytes
-#x_of_line = 64 : index
 #dy_pitch = 4160 : index     // elements of dy that a subgroup's part of a slot has room for
 #x_pitch = 4160 : index
 #lines_behind = 3 : index    // times that lanes store zeros behind a subgroup's columns
 #may_have_none = false       // there are subgroups that have no columns
-#whole_16 = true             // a row has whole 16 bytes of each
 #dy_chunk_bytes = 16 : i64   // of V elements
 #x_chunk_bytes = 16 : i64
-#copies_first = 0 : index    // of the mbarriers, the first that copies tell
 #chunks_a_load = 1 : index   // that are read from shared memory together
 #refills = 1 : index         // parts in which a slot is refilled in bulk, each once its dx is stored
-#arrivals_i32 = 1 : i32      // of copies at a slot's mbarrier, for each row
-#in_refills = false
-#refill_chunks = 1 : index   // of a thread in such a part; the last one may have fewer
-#refill_columns = 4096 : index  // of a subgroup in such a part
 #x_later = false             // x is copied a step later than dy
-#x_slots = 3 : index         // rows of x that shared memory holds
-#in_place = false            // slots are as many as steps ahead; one is refilled once its chunk's dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
-#apart = false               // chunks are waited for one by one: a row's slot is refilled while it is used
 #rereads = false             // rows are read from shared memory again for dx
 #defers = false              // a row's sums are awaited once the next row's are told
 #pending_first_i32 = 1 : i32 // likewise, while the first row's sums are told
@@ -116,12 +88,8 @@
 #adds_bias = false           // it has a beta in it
 #stages_bias = false         // shared memory keeps beta
 #stages_inverse = false      // shared memory keeps 1 / g
-#divides_again = false       // the compiler is kept from computing 1 / g before the first row
 #least_weight = 1.0e-5 : !acc
 #wants_dx = true             // the caller asks for dx
-#fills = true                // all threads have all chunks
-#one_group = true
-#one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>  // rows, or chunks where rows are shifted
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -185,6 +153,39 @@ hal.executable.source private @rows {
     hal.return %x, %y, %one : index, index, index
   }
   builtin.module {
+    // From ir/parts/.
+    func.func private @vector_i32() -> i32
+    func.func private @threads_i32() -> i32
+    func.func private @subgroup_i32() -> i32
+    func.func private @groups_i32() -> i32
+    func.func private @shifted() -> i1
+    func.func private @beyond_i32() -> i32
+    func.func private @in_clusters() -> i1
+    func.func private @told() -> index
+    func.func private @turns() -> index
+    func.func private @sent_bytes() -> i32
+    func.func private @one_warp() -> i1
+    func.func private @one_group() -> i1
+    func.func private @shares_subgroup() -> i1
+    func.func private @parts_alike() -> i1
+    func.func private @fills() -> i1
+    func.func private @at_once() -> i1
+    func.func private @stages() -> i1
+    func.func private @in_place() -> i1
+    func.func private @apart() -> i1
+    func.func private @x_slots() -> index
+    func.func private @in_refills() -> i1
+    func.func private @refill_chunks() -> index
+    func.func private @refill_columns() -> index
+    func.func private @arrivals_i32() -> i32
+    func.func private @copies_first() -> index
+    func.func private @of_subgroup() -> index
+    func.func private @dy_in_16() -> index
+    func.func private @dy_in_line() -> index
+    func.func private @x_in_16() -> index
+    func.func private @x_in_line() -> index
+    func.func private @whole_16() -> i1
+    func.func private @divides_again() -> i1
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
@@ -228,7 +229,7 @@ hal.executable.source private @rows {
       %n_all = arith.constant #columns
       %all = arith.addi %n_all, %shift : index
       %n = arith.constant #own_columns
-      %alike = arith.constant #parts_alike
+      %alike = func.call @parts_alike() : () -> i1
       %v = arith.constant #vector
       %t_count = arith.constant #threads
       %bulk = arith.constant #bulk
@@ -258,7 +259,7 @@ hal.executable.source private @rows {
       %n = arith.constant #columns
       %v = arith.constant #vector
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %bulk = arith.constant #bulk
       %line, %at = scf.if %shifted -> (index, index) {
         %before = arith.muli %row, %n : index
@@ -281,7 +282,7 @@ hal.executable.source private @rows {
     // Whether chunk k of a thread may have elements of other rows in it.
     func.func private @may_be_edge(%k: index) -> i1 {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %least_last = arith.constant #least_last
       %may_be_first = arith.cmpi eq, %k, %c0 : index
       %may_be_last = arith.cmpi uge, %k, %least_last : index
@@ -294,9 +295,9 @@ hal.executable.source private @rows {
     // around: V is a power of 2, so the rest is right.
     func.func private @shift(%row: i32) -> index {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
-      %beyond = arith.constant #beyond_i32
-      %v = arith.constant #vector_i32
+      %shifted = func.call @shifted() : () -> i1
+      %beyond = func.call @beyond_i32() : () -> i32
+      %v = func.call @vector_i32() : () -> i32
       %all_beyond = arith.muli %row, %beyond : i32
       %before_i32 = arith.remui %all_beyond, %v : i32
       %before = arith.index_castui %before_i32 : i32 to index
@@ -349,7 +350,7 @@ hal.executable.source private @rows {
     // With zeros for what came along.
     func.func private @own_of_copied(%dy: !dy_chunk, %x: !x_chunk, %k: index, %column: index, %shift: index) -> (!dy_chunk, !x_chunk) {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %bulk = arith.constant #bulk
       %zeroed = arith.constant false
       %masks = arith.select %bulk, %zeroed, %shifted : i1  // in bulk, shared memory has the zeros
@@ -372,7 +373,7 @@ hal.executable.source private @rows {
     func.func private @gamma_at(%gamma: !gamma_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !gamma_chunk {
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %zeros = arith.constant dense<0.0> : !gamma_chunk
       %chunk = scf.if %shifted -> !gamma_chunk {
         %at = arith.addi %part, %col : index
@@ -394,7 +395,7 @@ hal.executable.source private @rows {
     func.func private @beta_at(%beta: !beta_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !beta_chunk {
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %zeros = arith.constant dense<0.0> : !beta_chunk
       %chunk = scf.if %shifted -> !beta_chunk {
         %at = arith.addi %part, %col : index
@@ -524,7 +525,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %bulk = arith.constant #bulk
       %zeros = arith.constant dense<0.0> : !residual_chunk
       %chunk = scf.if %shifted -> !residual_chunk {
@@ -571,7 +572,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       scf.if %shifted {
         %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
         scf.for %e = %c0 to %v step %c1 {
@@ -617,7 +618,7 @@ hal.executable.source private @rows {
     func.func private @inverse_of_chunk(%staged: !inverse_staged, %group: index, %col: index, %g: !chunk, %row_zero: !acc)
         -> !chunk {
       %stages_inverse = arith.constant #stages_inverse
-      %divides_again = arith.constant #divides_again
+      %divides_again = func.call @divides_again() : () -> i1
       %inverse = scf.if %stages_inverse -> !chunk {
         %shared = vector.load %staged[%group, %col] : !inverse_staged, !chunk
         scf.yield %shared : !chunk
@@ -661,7 +662,7 @@ hal.executable.source private @rows {
       %is_zero = arith.cmpi eq, %thread, %c0 : index
       %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
       scf.if %is_zero {
-        %sent_bytes = arith.constant #sent_bytes
+        %sent_bytes = func.call @sent_bytes() : () -> i32
         func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
       }
       %cluster = arith.constant #cluster
@@ -695,8 +696,8 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %lanes = arith.constant #subgroup
-      %told = arith.constant #told
-      %turns = arith.constant #turns
+      %told = func.call @told() : () -> index
+      %turns = func.call @turns() : () -> index
       %centres = arith.constant #centres
       %zero = arith.constant 0.0 : !acc
       %lane_h, %lane_hx = scf.for %turn = %c0 to %turns step %c1 iter_args(%h_before = %zero, %hx_before = %zero) -> (!acc, !acc) {
@@ -739,7 +740,7 @@ hal.executable.source private @rows {
     func.func private @buffer_after(%half: index, %parity: i32) -> (index, i32) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
-      %in_clusters = arith.constant #in_clusters
+      %in_clusters = func.call @in_clusters() : () -> i1
       %defers = arith.constant #defers
       %buffers = arith.constant #buffers
       %next, %flipped = scf.if %defers -> (index, i32) {
@@ -766,7 +767,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %bulk = arith.constant #bulk
       %n = arith.constant #columns
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %n_i32 = arith.index_castui %n : index to i32
       %warps_before = arith.muli %warp, %room : index
       %columns_before = arith.addi %part, %warps_before : index
@@ -794,7 +795,7 @@ hal.executable.source private @rows {
 
     // The mbarrier that a subgroup's copies to a slot tell.
     func.func private @copied_mbarrier(%mbarriers: !mbarriers, %group: index, %warp: index, %slot: index) -> i32 {
-      %first = arith.constant #copies_first
+      %first = func.call @copies_first() : () -> index
       %warps = arith.constant #warps
       %slots = arith.constant #slots
       %groups_before = arith.muli %group, %warps : index
@@ -810,7 +811,7 @@ hal.executable.source private @rows {
     func.func private @columns_of_subgroup(%part: index, %warp: index, %shift: index) -> index {
       %n = arith.constant #columns
       %own = arith.constant #own_columns
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %end = arith.addi %n, %shift : index
       %left = arith.subi %end, %part : index
       %of_workgroup = arith.minui %left, %own : index
@@ -825,7 +826,7 @@ hal.executable.source private @rows {
     // many are wanted. Copies have whole 16 bytes, and none from behind a tensor's last element, so that its last ones
     // may be left.
     func.func private @extent(%first: index, %count: index, %all: index, %of_16: index) -> (index, index, index) {
-      %whole = arith.constant #whole_16
+      %whole = func.call @whole_16() : () -> i1
       %before = arith.remui %first, %of_16 : index
       %from = arith.subi %first, %before : index
       %until = arith.addi %before, %count : index
@@ -849,7 +850,7 @@ hal.executable.source private @rows {
     // columns in a slot but for what is beside them.
     func.func private @first_of_subgroup(%row: index, %part: index, %warp: index, %shift: index) -> (index, index, index) {
       %n = arith.constant #columns
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %warps_before = arith.muli %warp, %room : index
       %column = arith.addi %part, %warps_before : index
       %rows_before = arith.muli %row, %n : index
@@ -861,7 +862,7 @@ hal.executable.source private @rows {
     // Whether a subgroup has the first access of a row, and in it what is before the row.
     func.func private @begins_within(%part: index, %warp: index, %shift: index) -> i1 {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %either = arith.addi %part, %warp : index
       %is_first = arith.cmpi eq, %either, %c0 : index
       %is_within = arith.cmpi ne, %shift, %c0 : index
@@ -877,8 +878,8 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %refills = arith.constant #refills
-      %in_refills = arith.constant #in_refills
-      %columns = arith.constant #refill_columns
+      %in_refills = func.call @in_refills() : () -> i1
+      %columns = func.call @refill_columns() : () -> index
       %before, %count = scf.if %in_refills -> (index, index) {
         %end = arith.addi %from, %copied : index
         %begins = arith.muli %refill, %columns : index
@@ -918,10 +919,10 @@ hal.executable.source private @rows {
     func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %refill: index, %slot: index, %group: index,
         %warp: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
       %c0 = arith.constant 0 : index
-      %dy_of_16 = arith.constant #dy_of_16
-      %x_of_16 = arith.constant #x_of_16
-      %dy_of_line = arith.constant #dy_of_line
-      %x_of_line = arith.constant #x_of_line
+      %dy_of_16 = func.call @dy_in_16() : () -> index
+      %x_of_16 = func.call @x_in_16() : () -> index
+      %dy_of_line = func.call @dy_in_line() : () -> index
+      %x_of_line = func.call @x_in_line() : () -> index
       %dy_pitch = arith.constant #dy_pitch
       %x_pitch = arith.constant #x_pitch
       %dy_size_bits = arith.constant #dy_bits
@@ -961,8 +962,8 @@ hal.executable.source private @rows {
         %mbarriers: !mbarriers) {
       %bulk = arith.constant #bulk
       scf.if %bulk {
-        %room = arith.constant #of_subgroup
-        %whole = arith.constant #whole_16
+        %room = func.call @of_subgroup() : () -> index
+        %whole = func.call @whole_16() : () -> i1
         %all_lanes = arith.constant -1 : i32
         %yes = arith.constant true
         %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
@@ -977,8 +978,8 @@ hal.executable.source private @rows {
         %stores_zeros = arith.ori %has_room, %begins : i1
         %stores = arith.ori %stores_zeros, %may_be_left : i1
         scf.if %stores {
-          %dy_of_16 = arith.constant #dy_of_16
-          %x_of_16 = arith.constant #x_of_16
+          %dy_of_16 = func.call @dy_in_16() : () -> index
+          %x_of_16 = func.call @x_in_16() : () -> index
           %n = arith.constant #columns
           %row_index = arith.index_castui %row : i32 to index
           %column, %first, %place = func.call @first_of_subgroup(%row_index, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
@@ -1037,7 +1038,7 @@ hal.executable.source private @rows {
 
     // Of a subgroup that has stored zeros in a slot, before it is filled again.
     func.func private @stored_before_copies(%part: index, %warp: index, %shift: index, %dy_staged: !dy_staged) {
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
       %has_room = arith.cmpi ult, %count, %room : index
       %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
@@ -1096,7 +1097,7 @@ hal.executable.source private @rows {
         %c0 = arith.constant 0 : index
         %c1 = arith.constant 1 : index
         %slots = arith.constant #slots
-        %arrivals_i32 = arith.constant #arrivals_i32
+        %arrivals_i32 = func.call @arrivals_i32() : () -> i32
         %all_lanes = arith.constant -1 : i32
         %leads = arith.cmpi eq, %lane, %c0 : index
         scf.if %leads {
@@ -1115,7 +1116,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %slots = arith.constant #slots
-      %x_slots = arith.constant #x_slots
+      %x_slots = func.call @x_slots() : () -> index
       %lanes = arith.constant #subgroup
       %behind = arith.constant #lines_behind
       %dy_pitch = arith.constant #dy_pitch
@@ -1168,9 +1169,9 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #chunks
-      %stages = arith.constant #stages
-      %at_once = arith.constant #at_once
-      %apart = arith.constant #apart
+      %stages = func.call @stages() : () -> i1
+      %at_once = func.call @at_once() : () -> i1
+      %apart = func.call @apart() : () -> i1
       %rereads = arith.constant #rereads
       %centres = arith.constant #centres
       %from_output = arith.constant #from_output
@@ -1284,48 +1285,48 @@ hal.executable.source private @rows {
       %t_count = arith.constant #threads
       %lanes = arith.constant #subgroup
       %groups = arith.constant #groups
-      %groups_i32 = arith.constant #groups_i32
-      %threads_i32 = arith.constant #threads_i32
+      %groups_i32 = func.call @groups_i32() : () -> i32
+      %threads_i32 = func.call @threads_i32() : () -> i32
       %p_i32 = arith.constant #workgroups_i32
       %ahead_i32 = arith.constant #ahead_i32
-      %at_once = arith.constant #at_once
-      %stages = arith.constant #stages
+      %at_once = func.call @at_once() : () -> i1
+      %stages = func.call @stages() : () -> i1
       %bulk = arith.constant #bulk
-      %in_refills = arith.constant #in_refills
+      %in_refills = func.call @in_refills() : () -> i1
       %refills = arith.constant #refills
       %last_refill = arith.subi %refills, %c1 : index
-      %x_slots = arith.constant #x_slots
+      %x_slots = func.call @x_slots() : () -> index
       %x_later = arith.constant #x_later
       %no = arith.constant false
-      %refill_chunks = arith.constant #refill_chunks
-      %dy_of_line = arith.constant #dy_of_line
-      %x_of_line = arith.constant #x_of_line
+      %refill_chunks = func.call @refill_chunks() : () -> index
+      %dy_of_line = func.call @dy_in_line() : () -> index
+      %x_of_line = func.call @x_in_line() : () -> index
       %dy_pitch = arith.constant #dy_pitch
       %x_pitch = arith.constant #x_pitch
-      %in_place = arith.constant #in_place
-      %apart = arith.constant #apart
+      %in_place = func.call @in_place() : () -> i1
+      %apart = func.call @apart() : () -> i1
       %rereads = arith.constant #rereads
       %defers = arith.constant #defers
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
       %wants_dx = arith.constant #wants_dx
-      %fills = arith.constant #fills
+      %fills = func.call @fills() : () -> i1
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
       %from_output = arith.constant #from_output
       %stages_inverse = arith.constant #stages_inverse
       %adds_bias = arith.constant #adds_bias
-      %shifted = arith.constant #shifted
-      %one_group = arith.constant #one_group
-      %one_warp = arith.constant #one_warp
-      %shares_subgroup = arith.constant #shares_subgroup
+      %shifted = func.call @shifted() : () -> i1
+      %one_group = func.call @one_group() : () -> i1
+      %one_warp = func.call @one_warp() : () -> i1
+      %shares_subgroup = func.call @shares_subgroup() : () -> i1
       %yes = arith.constant true
       %together = arith.xori %x_later, %yes : i1
-      %in_clusters = arith.constant #in_clusters
+      %in_clusters = func.call @in_clusters() : () -> i1
       %zero_i32 = arith.constant 0 : i32
       %buffers_count = arith.constant #buffers
-      %lanes_i32 = arith.constant #subgroup_i32
+      %lanes_i32 = func.call @subgroup_i32() : () -> i32
       %one_i32 = arith.constant 1 : i32
       %all_lanes = arith.constant -1 : i32
       %zero = arith.constant 0.0 : !acc

@@ -134,11 +134,6 @@ class OnePass:
         return self.slots - self.x_later
 
     @property
-    def arrivals(self) -> int:
-        """At a slot's mbarrier, for each row: one of every refill, of dy and x if apart."""
-        return self.refills * (2 if self.x_later else 1)
-
-    @property
     def buffers(self) -> int:
         """Rows whose sums are exchanged at once: some threads may be a row ahead of others.
 
@@ -261,10 +256,6 @@ class OnePass:
     def refill_chunks(self, spec: NormSpec, target: Target) -> int:
         """A thread's vectors that are refilled together; the last part may have fewer."""
         return -(-self.chunks(spec, target) // self.refills)
-
-    def refill_columns(self, spec: NormSpec, target: Target) -> int:
-        """Of a subgroup's columns, likewise."""
-        return self.refill_chunks(spec, target) * self.vector * self.lanes(target)
 
     def own_columns(self, spec: NormSpec) -> int:
         """Columns of a workgroup; the last one of a cluster may have fewer."""
