@@ -8,16 +8,14 @@
 // A row is divided into chunks of V neighbouring columns; a chunk has 16 bytes where N allows it. A
 // workgroup has several groups of T threads. A group works on one row at a time, and its thread t owns
 // the chunks t, t + T, t + 2T, ... Loops over a thread's chunks are unrolled, so that the values held of
-// each chunk stay in registers. A narrow row has a part of a subgroup (#shares_subgroup). The groups of a
+// each chunk stay in registers. A narrow row has a part of a subgroup (@shares_subgroup). The groups of a
 // subgroup stay together: they walk on as long as the first of them has a row. One without a row takes the
 // last row once more, adds nothing to any sum, and stores nothing.
 //
-// Where N is no multiple of V, rows begin anywhere in an access (#shifted). A row's chunks are then those of
+// Where N is no multiple of V, rows begin anywhere in an access (@shifted). A row's chunks are then those of
 // memory that it touches. The first begins up to V - 1 elements before the row, and the last ends after it:
 // what is not of the row counts as zeros and is not stored. The rows of a group are so far apart that all
-// begin at the same place of an access, so that a thread has the same columns of each. Where there are not
-// as many workgroups as that takes (#turns_columns), each walks over a span of all rows, ordered by the place
-// where they begin. When that changes, it stores its sums, and its threads turn to other columns.
+// begin at the same place of an access, so that a thread has the same columns of each.
 //
 // From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g. Shared memory
 // keeps the bias and 1 / g where there is room: in registers, each would be one more for each element.
@@ -50,62 +48,32 @@
 !acc = f32
 #columns = 4096 : index      // N
 #own_columns = 4096 : index  // of a workgroup
-#parts_alike = true          // all workgroups of a cluster have as many
 #cluster = 1 : index         // workgroups that share a row
-#in_clusters = false
-#told = 16 : index           // subgroups of a cluster
-#turns = 1 : index           // in which a subgroup's lanes read what they have told
-#sent_bytes = 128 : i32      // to each workgroup, of a row
 #vector = 8 : index          // V
-#vector_i32 = 8 : i32
-#shifted = false             // N is no multiple of V
-#beyond_i32 = 0 : i32        // columns beyond whole chunks: N mod V
-#turns_columns = false       // rows of a group begin at several places of an access
-#phases = 1 : index          // of rows: places of an access where they begin
 #least_last = 0 : index      // of a thread's chunks, the first that may be a row's last
 #dy_bits = 16 : index        // of an element
 #x_bits = 16 : index
 #chunks = 1 : index          // of a row that a thread owns
 #copied = 8 : index          // V, where chunks are copied
 #threads = 512 : index       // T
-#threads_i32 = 512 : i32
 #subgroup = 32 : index
 #warps = 16 : index          // subgroups of a group
-#subgroup_i32 = 32 : i32
-#shares_subgroup = false     // T threads are a part of a subgroup
 #groups = 1 : index
-#groups_i32 = 1 : i32
 #workgroups_i32 = 132 : i32
 #resident = 1 : i32          // workgroups that a multiprocessor must hold at once
 #ahead_i32 = 2 : i32         // steps between a row's fetch and its use
-#at_once = false             // there are no such steps: a row is fetched when it is used
-#stages = true               // rows are fetched by cp.async into shared memory
 #slots = 3 : index           // rows of a group that shared memory holds
 #bulk = false                // a subgroup's columns of a row are copied together, by cp.async.bulk
-#of_subgroup = 4096 : index  // columns that a subgroup has room for, where it copies its own
-#dy_of_16 = 8 : index        // elements of dy in 16 bytes
-#x_of_16 = 8 : index
-#dy_of_line = 64 : index     // likewise in 128 bytes
-#x_of_line = 64 : index
 #dy_pitch = 4160 : index     // elements of dy that a subgroup's part of a slot has room for
 #x_pitch = 4160 : index
 #lines_behind = 3 : index    // times that lanes store zeros behind a subgroup's columns
 #may_have_none = false       // there are subgroups that have no columns
-#whole_16 = true             // a row has whole 16 bytes of each
 #dy_chunk_bytes = 16 : i64   // of V elements
 #x_chunk_bytes = 16 : i64
-#copies_first = 0 : index    // of the mbarriers, the first that copies tell
 #chunks_a_load = 1 : index   // that are read from shared memory together
 #refills = 1 : index         // parts in which a slot is refilled in bulk, each once its dx is stored
-#arrivals_i32 = 1 : i32      // of copies at a slot's mbarrier, for each row
-#in_refills = false
-#refill_chunks = 1 : index   // of a thread in such a part; the last one may have fewer
-#refill_columns = 4096 : index  // of a subgroup in such a part
 #x_later = false             // x is copied a step later than dy
-#x_slots = 3 : index         // rows of x that shared memory holds
-#in_place = false            // slots are as many as steps ahead; one is refilled once its chunk's dx is stored
 #pending_i32 = 2 : i32       // copies that may be under way while a row is used
-#apart = false               // chunks are waited for one by one: a row's slot is refilled while it is used
 #rereads = false             // rows are read from shared memory again for dx
 #defers = false              // a row's sums are awaited once the next row's are told
 #pending_first_i32 = 1 : i32 // likewise, while the first row's sums are told
@@ -120,12 +88,8 @@
 #adds_bias = false           // it has a beta in it
 #stages_bias = false         // shared memory keeps beta
 #stages_inverse = false      // shared memory keeps 1 / g
-#divides_again = false       // the compiler is kept from computing 1 / g before the first row
 #least_weight = 1.0e-5 : !acc
 #wants_dx = true             // the caller asks for dx
-#fills = true                // all threads have all chunks
-#one_group = true
-#one_warp = false
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>  // rows, or chunks where rows are shifted
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -189,6 +153,39 @@ hal.executable.source private @rows {
     hal.return %x, %y, %one : index, index, index
   }
   builtin.module {
+    // From ir/parts/.
+    func.func private @vector_i32() -> i32
+    func.func private @threads_i32() -> i32
+    func.func private @subgroup_i32() -> i32
+    func.func private @groups_i32() -> i32
+    func.func private @shifted() -> i1
+    func.func private @beyond_i32() -> i32
+    func.func private @in_clusters() -> i1
+    func.func private @told() -> index
+    func.func private @turns() -> index
+    func.func private @sent_bytes() -> i32
+    func.func private @one_warp() -> i1
+    func.func private @one_group() -> i1
+    func.func private @shares_subgroup() -> i1
+    func.func private @parts_alike() -> i1
+    func.func private @fills() -> i1
+    func.func private @at_once() -> i1
+    func.func private @stages() -> i1
+    func.func private @in_place() -> i1
+    func.func private @apart() -> i1
+    func.func private @x_slots() -> index
+    func.func private @in_refills() -> i1
+    func.func private @refill_chunks() -> index
+    func.func private @refill_columns() -> index
+    func.func private @arrivals_i32() -> i32
+    func.func private @copies_first() -> index
+    func.func private @of_subgroup() -> index
+    func.func private @dy_in_16() -> index
+    func.func private @dy_in_line() -> index
+    func.func private @x_in_16() -> index
+    func.func private @x_in_line() -> index
+    func.func private @whole_16() -> i1
+    func.func private @divides_again() -> i1
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
@@ -232,7 +229,7 @@ hal.executable.source private @rows {
       %n_all = arith.constant #columns
       %all = arith.addi %n_all, %shift : index
       %n = arith.constant #own_columns
-      %alike = arith.constant #parts_alike
+      %alike = func.call @parts_alike() : () -> i1
       %v = arith.constant #vector
       %t_count = arith.constant #threads
       %bulk = arith.constant #bulk
@@ -262,7 +259,7 @@ hal.executable.source private @rows {
       %n = arith.constant #columns
       %v = arith.constant #vector
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %bulk = arith.constant #bulk
       %line, %at = scf.if %shifted -> (index, index) {
         %before = arith.muli %row, %n : index
@@ -285,7 +282,7 @@ hal.executable.source private @rows {
     // Whether chunk k of a thread may have elements of other rows in it.
     func.func private @may_be_edge(%k: index) -> i1 {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %least_last = arith.constant #least_last
       %may_be_first = arith.cmpi eq, %k, %c0 : index
       %may_be_last = arith.cmpi uge, %k, %least_last : index
@@ -298,62 +295,14 @@ hal.executable.source private @rows {
     // around: V is a power of 2, so the rest is right.
     func.func private @shift(%row: i32) -> index {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
-      %beyond = arith.constant #beyond_i32
-      %v = arith.constant #vector_i32
+      %shifted = func.call @shifted() : () -> i1
+      %beyond = func.call @beyond_i32() : () -> i32
+      %v = func.call @vector_i32() : () -> i32
       %all_beyond = arith.muli %row, %beyond : i32
       %before_i32 = arith.remui %all_beyond, %v : i32
       %before = arith.index_castui %before_i32 : i32 to index
       %shift = arith.select %shifted, %before, %c0 : index
       return %shift : index
-    }
-
-    // Rows that begin at the same place of an access have one phase: they are #phases apart. Of rows ordered by
-    // phase, the position of a phase's first.
-    func.func private @first_of_phase(%phase: index, %m: index) -> index {
-      %phases = arith.constant #phases
-      %each = arith.divui %m, %phases : index
-      %rest = arith.remui %m, %phases : index
-      %before = arith.muli %phase, %each : index
-      %more = arith.minui %phase, %rest : index
-      %first = arith.addi %before, %more : index
-      return %first : index
-    }
-
-    // The phase at a position in that order.
-    func.func private @phase_of(%position: index, %m: index) -> index {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %phases = arith.constant #phases
-      %last_begun = scf.for %p = %c1 to %phases step %c1 iter_args(%before = %c0) -> (index) {
-        %first = func.call @first_of_phase(%p, %m) : (index, index) -> index
-        %is_behind = arith.cmpi uge, %position, %first : index
-        %after = arith.select %is_behind, %p, %before : index
-        scf.yield %after : index
-      } {llvm.loop_annotation = #unrolled}
-      return %last_begun : index
-    }
-
-    // The row after another one, in that order.
-    func.func private @row_after(%row: i32, %m: i32) -> i32 {
-      %one = arith.constant 1 : i32
-      %phases_index = arith.constant #phases
-      %phases = arith.index_castui %phases_index : index to i32
-      %alike = arith.addi %row, %phases : i32
-      %is_there = arith.cmpi ult, %alike, %m : i32
-      %phase = arith.remui %row, %phases : i32
-      %next_phase = arith.addi %phase, %one : i32
-      %after = arith.select %is_there, %alike, %next_phase : i32
-      return %after : i32
-    }
-
-    // The row that a group takes after another one.
-    func.func private @next_row(%row: i32, %stride: i32, %m: i32) -> i32 {
-      %turns_columns = arith.constant #turns_columns
-      %apart = arith.addi %row, %stride : i32
-      %turned = func.call @row_after(%row, %m) : (i32, i32) -> i32
-      %next = arith.select %turns_columns, %turned, %apart : i32
-      return %next : i32
     }
 
     // The elements of chunk k that are of the row: from the first number on, below the second. The row has
@@ -401,7 +350,7 @@ hal.executable.source private @rows {
     // With zeros for what came along.
     func.func private @own_of_copied(%dy: !dy_chunk, %x: !x_chunk, %k: index, %column: index, %shift: index) -> (!dy_chunk, !x_chunk) {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %bulk = arith.constant #bulk
       %zeroed = arith.constant false
       %masks = arith.select %bulk, %zeroed, %shifted : i1  // in bulk, shared memory has the zeros
@@ -424,7 +373,7 @@ hal.executable.source private @rows {
     func.func private @gamma_at(%gamma: !gamma_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !gamma_chunk {
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %zeros = arith.constant dense<0.0> : !gamma_chunk
       %chunk = scf.if %shifted -> !gamma_chunk {
         %at = arith.addi %part, %col : index
@@ -446,7 +395,7 @@ hal.executable.source private @rows {
     func.func private @beta_at(%beta: !beta_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !beta_chunk {
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %zeros = arith.constant dense<0.0> : !beta_chunk
       %chunk = scf.if %shifted -> !beta_chunk {
         %at = arith.addi %part, %col : index
@@ -576,7 +525,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %bulk = arith.constant #bulk
       %zeros = arith.constant dense<0.0> : !residual_chunk
       %chunk = scf.if %shifted -> !residual_chunk {
@@ -623,7 +572,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %v = arith.constant #vector
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       scf.if %shifted {
         %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
         scf.for %e = %c0 to %v step %c1 {
@@ -669,7 +618,7 @@ hal.executable.source private @rows {
     func.func private @inverse_of_chunk(%staged: !inverse_staged, %group: index, %col: index, %g: !chunk, %row_zero: !acc)
         -> !chunk {
       %stages_inverse = arith.constant #stages_inverse
-      %divides_again = arith.constant #divides_again
+      %divides_again = func.call @divides_again() : () -> i1
       %inverse = scf.if %stages_inverse -> !chunk {
         %shared = vector.load %staged[%group, %col] : !inverse_staged, !chunk
         scf.yield %shared : !chunk
@@ -713,7 +662,7 @@ hal.executable.source private @rows {
       %is_zero = arith.cmpi eq, %thread, %c0 : index
       %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
       scf.if %is_zero {
-        %sent_bytes = arith.constant #sent_bytes
+        %sent_bytes = func.call @sent_bytes() : () -> i32
         func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
       }
       %cluster = arith.constant #cluster
@@ -747,8 +696,8 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %lanes = arith.constant #subgroup
-      %told = arith.constant #told
-      %turns = arith.constant #turns
+      %told = func.call @told() : () -> index
+      %turns = func.call @turns() : () -> index
       %centres = arith.constant #centres
       %zero = arith.constant 0.0 : !acc
       %lane_h, %lane_hx = scf.for %turn = %c0 to %turns step %c1 iter_args(%h_before = %zero, %hx_before = %zero) -> (!acc, !acc) {
@@ -791,7 +740,7 @@ hal.executable.source private @rows {
     func.func private @buffer_after(%half: index, %parity: i32) -> (index, i32) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
-      %in_clusters = arith.constant #in_clusters
+      %in_clusters = func.call @in_clusters() : () -> i1
       %defers = arith.constant #defers
       %buffers = arith.constant #buffers
       %next, %flipped = scf.if %defers -> (index, i32) {
@@ -818,7 +767,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %bulk = arith.constant #bulk
       %n = arith.constant #columns
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %n_i32 = arith.index_castui %n : index to i32
       %warps_before = arith.muli %warp, %room : index
       %columns_before = arith.addi %part, %warps_before : index
@@ -846,7 +795,7 @@ hal.executable.source private @rows {
 
     // The mbarrier that a subgroup's copies to a slot tell.
     func.func private @copied_mbarrier(%mbarriers: !mbarriers, %group: index, %warp: index, %slot: index) -> i32 {
-      %first = arith.constant #copies_first
+      %first = func.call @copies_first() : () -> index
       %warps = arith.constant #warps
       %slots = arith.constant #slots
       %groups_before = arith.muli %group, %warps : index
@@ -862,7 +811,7 @@ hal.executable.source private @rows {
     func.func private @columns_of_subgroup(%part: index, %warp: index, %shift: index) -> index {
       %n = arith.constant #columns
       %own = arith.constant #own_columns
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %end = arith.addi %n, %shift : index
       %left = arith.subi %end, %part : index
       %of_workgroup = arith.minui %left, %own : index
@@ -877,7 +826,7 @@ hal.executable.source private @rows {
     // many are wanted. Copies have whole 16 bytes, and none from behind a tensor's last element, so that its last ones
     // may be left.
     func.func private @extent(%first: index, %count: index, %all: index, %of_16: index) -> (index, index, index) {
-      %whole = arith.constant #whole_16
+      %whole = func.call @whole_16() : () -> i1
       %before = arith.remui %first, %of_16 : index
       %from = arith.subi %first, %before : index
       %until = arith.addi %before, %count : index
@@ -901,7 +850,7 @@ hal.executable.source private @rows {
     // columns in a slot but for what is beside them.
     func.func private @first_of_subgroup(%row: index, %part: index, %warp: index, %shift: index) -> (index, index, index) {
       %n = arith.constant #columns
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %warps_before = arith.muli %warp, %room : index
       %column = arith.addi %part, %warps_before : index
       %rows_before = arith.muli %row, %n : index
@@ -913,7 +862,7 @@ hal.executable.source private @rows {
     // Whether a subgroup has the first access of a row, and in it what is before the row.
     func.func private @begins_within(%part: index, %warp: index, %shift: index) -> i1 {
       %c0 = arith.constant 0 : index
-      %shifted = arith.constant #shifted
+      %shifted = func.call @shifted() : () -> i1
       %either = arith.addi %part, %warp : index
       %is_first = arith.cmpi eq, %either, %c0 : index
       %is_within = arith.cmpi ne, %shift, %c0 : index
@@ -929,8 +878,8 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %refills = arith.constant #refills
-      %in_refills = arith.constant #in_refills
-      %columns = arith.constant #refill_columns
+      %in_refills = func.call @in_refills() : () -> i1
+      %columns = func.call @refill_columns() : () -> index
       %before, %count = scf.if %in_refills -> (index, index) {
         %end = arith.addi %from, %copied : index
         %begins = arith.muli %refill, %columns : index
@@ -970,10 +919,10 @@ hal.executable.source private @rows {
     func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %refill: index, %slot: index, %group: index,
         %warp: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
       %c0 = arith.constant 0 : index
-      %dy_of_16 = arith.constant #dy_of_16
-      %x_of_16 = arith.constant #x_of_16
-      %dy_of_line = arith.constant #dy_of_line
-      %x_of_line = arith.constant #x_of_line
+      %dy_of_16 = func.call @dy_in_16() : () -> index
+      %x_of_16 = func.call @x_in_16() : () -> index
+      %dy_of_line = func.call @dy_in_line() : () -> index
+      %x_of_line = func.call @x_in_line() : () -> index
       %dy_pitch = arith.constant #dy_pitch
       %x_pitch = arith.constant #x_pitch
       %dy_size_bits = arith.constant #dy_bits
@@ -1013,9 +962,8 @@ hal.executable.source private @rows {
         %mbarriers: !mbarriers) {
       %bulk = arith.constant #bulk
       scf.if %bulk {
-        %room = arith.constant #of_subgroup
-        %whole = arith.constant #whole_16
-        %turns_columns = arith.constant #turns_columns
+        %room = func.call @of_subgroup() : () -> index
+        %whole = func.call @whole_16() : () -> i1
         %all_lanes = arith.constant -1 : i32
         %yes = arith.constant true
         %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
@@ -1030,8 +978,8 @@ hal.executable.source private @rows {
         %stores_zeros = arith.ori %has_room, %begins : i1
         %stores = arith.ori %stores_zeros, %may_be_left : i1
         scf.if %stores {
-          %dy_of_16 = arith.constant #dy_of_16
-          %x_of_16 = arith.constant #x_of_16
+          %dy_of_16 = func.call @dy_in_16() : () -> index
+          %x_of_16 = func.call @x_in_16() : () -> index
           %n = arith.constant #columns
           %row_index = arith.index_castui %row : i32 to index
           %column, %first, %place = func.call @first_of_subgroup(%row_index, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
@@ -1055,10 +1003,6 @@ hal.executable.source private @rows {
                 : (!dy_lines, !dy_staged, index, index, index, index, index, index) -> ()
             func.call @copy_one_of_x(%x, %x_staged, %x_first, %x_which, %x_wanted, %slot_of_x, %group, %x_place)
                 : (!x_lines, !x_staged, index, index, index, index, index, index) -> ()
-            // Where rows are ordered by phase, others are copied to the slot of the last one.
-            scf.if %turns_columns {
-              func.call @before_copies(%dy_staged) : (!dy_staged) -> ()
-            }
           }
           // A copy has less than 16 bytes behind the columns, and one before may have begun up to 128 bytes later.
           %c0 = arith.constant 0 : index
@@ -1094,7 +1038,7 @@ hal.executable.source private @rows {
 
     // Of a subgroup that has stored zeros in a slot, before it is filled again.
     func.func private @stored_before_copies(%part: index, %warp: index, %shift: index, %dy_staged: !dy_staged) {
-      %room = arith.constant #of_subgroup
+      %room = func.call @of_subgroup() : () -> index
       %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
       %has_room = arith.cmpi ult, %count, %room : index
       %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
@@ -1108,7 +1052,7 @@ hal.executable.source private @rows {
     // A slot, or a part of it, with columns of a row ahead. The subgroup has read what was there. If x is copied later,
     // its part of the next row takes the place of this row's, and dy of the row ahead follows with the last part.
     func.func private @refill_in_bulk(%dy: !dy_lines, %x: !x_lines, %row_ahead: index, %is_live: i1, %row_next: index, %next_is_live: i1, %all: index, %refill: index,
-        %slot: index, %group: index, %warp: index, %lane: index, %part: index, %shift: index, %shift_ahead: index, %dy_staged: !dy_staged, %x_staged: !x_staged,
+        %slot: index, %group: index, %warp: index, %lane: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged,
         %mbarriers: !mbarriers) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -1125,7 +1069,7 @@ hal.executable.source private @rows {
         %slot_next = func.call @slot_after(%slot) : (index) -> index
         %fetches_x = arith.andi %leads, %next_is_live : i1
         scf.if %fetches_x {
-          func.call @fetch_in_bulk(%no, %yes, %dy, %x, %row_next, %all, %refill, %slot_next, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+          func.call @fetch_in_bulk(%no, %yes, %dy, %x, %row_next, %all, %refill, %slot_next, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
               : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
         }
         %refill_after = arith.addi %refill, %c1 : index
@@ -1133,13 +1077,13 @@ hal.executable.source private @rows {
         %fetches_dy = arith.andi %fetches, %is_last : i1
         scf.if %fetches_dy {
           scf.for %each = %c0 to %refills step %c1 {
-            func.call @fetch_in_bulk(%yes, %no, %dy, %x, %row_ahead, %all, %each, %slot, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+            func.call @fetch_in_bulk(%yes, %no, %dy, %x, %row_ahead, %all, %each, %slot, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
                 : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
           }
         }
       } else {
         scf.if %fetches {
-          func.call @fetch_in_bulk(%yes, %yes, %dy, %x, %row_ahead, %all, %refill, %slot, %group, %warp, %part, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
+          func.call @fetch_in_bulk(%yes, %yes, %dy, %x, %row_ahead, %all, %refill, %slot, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
               : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
         }
       }
@@ -1153,7 +1097,7 @@ hal.executable.source private @rows {
         %c0 = arith.constant 0 : index
         %c1 = arith.constant 1 : index
         %slots = arith.constant #slots
-        %arrivals_i32 = arith.constant #arrivals_i32
+        %arrivals_i32 = func.call @arrivals_i32() : () -> i32
         %all_lanes = arith.constant -1 : i32
         %leads = arith.cmpi eq, %lane, %c0 : index
         scf.if %leads {
@@ -1172,7 +1116,7 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %slots = arith.constant #slots
-      %x_slots = arith.constant #x_slots
+      %x_slots = func.call @x_slots() : () -> index
       %lanes = arith.constant #subgroup
       %behind = arith.constant #lines_behind
       %dy_pitch = arith.constant #dy_pitch
@@ -1225,9 +1169,9 @@ hal.executable.source private @rows {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
       %chunks = arith.constant #chunks
-      %stages = arith.constant #stages
-      %at_once = arith.constant #at_once
-      %apart = arith.constant #apart
+      %stages = func.call @stages() : () -> i1
+      %at_once = func.call @at_once() : () -> i1
+      %apart = func.call @apart() : () -> i1
       %rereads = arith.constant #rereads
       %centres = arith.constant #centres
       %from_output = arith.constant #from_output
@@ -1341,50 +1285,48 @@ hal.executable.source private @rows {
       %t_count = arith.constant #threads
       %lanes = arith.constant #subgroup
       %groups = arith.constant #groups
-      %groups_i32 = arith.constant #groups_i32
-      %threads_i32 = arith.constant #threads_i32
+      %groups_i32 = func.call @groups_i32() : () -> i32
+      %threads_i32 = func.call @threads_i32() : () -> i32
       %p_i32 = arith.constant #workgroups_i32
-      %phases = arith.constant #phases
       %ahead_i32 = arith.constant #ahead_i32
-      %at_once = arith.constant #at_once
-      %stages = arith.constant #stages
+      %at_once = func.call @at_once() : () -> i1
+      %stages = func.call @stages() : () -> i1
       %bulk = arith.constant #bulk
-      %in_refills = arith.constant #in_refills
+      %in_refills = func.call @in_refills() : () -> i1
       %refills = arith.constant #refills
       %last_refill = arith.subi %refills, %c1 : index
-      %x_slots = arith.constant #x_slots
+      %x_slots = func.call @x_slots() : () -> index
       %x_later = arith.constant #x_later
       %no = arith.constant false
-      %refill_chunks = arith.constant #refill_chunks
-      %dy_of_line = arith.constant #dy_of_line
-      %x_of_line = arith.constant #x_of_line
+      %refill_chunks = func.call @refill_chunks() : () -> index
+      %dy_of_line = func.call @dy_in_line() : () -> index
+      %x_of_line = func.call @x_in_line() : () -> index
       %dy_pitch = arith.constant #dy_pitch
       %x_pitch = arith.constant #x_pitch
-      %in_place = arith.constant #in_place
-      %apart = arith.constant #apart
+      %in_place = func.call @in_place() : () -> i1
+      %apart = func.call @apart() : () -> i1
       %rereads = arith.constant #rereads
       %defers = arith.constant #defers
       %copies_weight = arith.constant #copies_weight
       %widens_weight = arith.constant #widens_weight
       %wants_dx = arith.constant #wants_dx
-      %fills = arith.constant #fills
+      %fills = func.call @fills() : () -> i1
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
       %from_output = arith.constant #from_output
       %stages_inverse = arith.constant #stages_inverse
       %adds_bias = arith.constant #adds_bias
-      %shifted = arith.constant #shifted
-      %turns_columns = arith.constant #turns_columns
-      %one_group = arith.constant #one_group
-      %one_warp = arith.constant #one_warp
-      %shares_subgroup = arith.constant #shares_subgroup
+      %shifted = func.call @shifted() : () -> i1
+      %one_group = func.call @one_group() : () -> i1
+      %one_warp = func.call @one_warp() : () -> i1
+      %shares_subgroup = func.call @shares_subgroup() : () -> i1
       %yes = arith.constant true
       %together = arith.xori %x_later, %yes : i1
-      %in_clusters = arith.constant #in_clusters
+      %in_clusters = func.call @in_clusters() : () -> i1
       %zero_i32 = arith.constant 0 : i32
       %buffers_count = arith.constant #buffers
-      %lanes_i32 = arith.constant #subgroup_i32
+      %lanes_i32 = func.call @subgroup_i32() : () -> i32
       %one_i32 = arith.constant 1 : i32
       %all_lanes = arith.constant -1 : i32
       %zero = arith.constant 0.0 : !acc
@@ -1453,47 +1395,8 @@ hal.executable.source private @rows {
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
 
-      // Where a workgroup turns to other columns: its positions among rows ordered by phase, and their phases. Its
-      // first phase is that of the position before, so that it ends a phase whose last row another workgroup had.
-      // The last workgroup goes on to the last phase, whether it has rows or not. So each phase but the first is
-      // begun by one workgroup, which stores its sums in a partial row of their own.
-      %begin, %end, %first_phase, %last_phase, %first_turned = scf.if %turns_columns -> (index, index, index, index, i32) {
-        %next_workgroup = arith.addi %workgroup, %c1 : index
-        %rows_before = arith.muli %workgroup, %m : index
-        %rows_with = arith.muli %next_workgroup, %m : index
-        %from = arith.divui %rows_before, %p : index
-        %below = arith.divui %rows_with, %p : index
-        %is_begun = arith.cmpi ugt, %from, %c0 : index
-        %before_from = arith.subi %from, %c1 : index
-        %before = arith.select %is_begun, %before_from, %c0 : index
-        %phase_before = func.call @phase_of(%before, %m) : (index, index) -> index
-        %position_last = arith.subi %below, %c1 : index
-        %phase_last = func.call @phase_of(%position_last, %m) : (index, index) -> index
-        %very_last = arith.subi %phases, %c1 : index
-        %is_last = arith.cmpi eq, %next_workgroup, %p : index
-        %until = arith.select %is_last, %very_last, %phase_last : index
-        %phase_from = func.call @phase_of(%from, %m) : (index, index) -> index
-        %phase_begins = func.call @first_of_phase(%phase_from, %m) : (index, index) -> index
-        %rows_on = arith.subi %from, %phase_begins : index
-        %beyond_phase = arith.muli %rows_on, %phases : index
-        %row_from = arith.addi %phase_from, %beyond_phase : index
-        %row_from_i32 = arith.index_castui %row_from : index to i32
-        scf.yield %from, %below, %phase_before, %until, %row_from_i32 : index, index, index, index, i32
-      } else {
-        scf.yield %c0, %c0, %c0, %c0, %zero_i32 : index, index, index, index, i32
-      }
-      %begin_i32 = arith.index_castui %begin : index to i32
-      %end_i32 = arith.index_castui %end : index to i32
-      %first_apart = arith.addi %subgroup_first, %place : i32
-      %first = arith.select %turns_columns, %first_turned, %first_apart : i32
-      %shift_first = scf.if %turns_columns -> index {
-        %first_phase_i32 = arith.index_castui %first_phase : index to i32
-        %shift_begun = func.call @shift(%first_phase_i32) : (i32) -> index
-        scf.yield %shift_begun : index
-      } else {
-        %shift_always = func.call @shift(%first) : (i32) -> index
-        scf.yield %shift_always : index
-      }
+      %first = arith.addi %subgroup_first, %place : i32
+      %shift = func.call @shift(%first) : (i32) -> index  // all rows of this group begin there
 
       // Shared memory. Every thread reads back only the values that it has stored or copied itself, or its subgroup
       // in bulk, so no barrier is needed. The exchange is the exception.
@@ -1529,7 +1432,7 @@ hal.executable.source private @rows {
       } else {
         scf.for %k = %c0 to %chunks step %c1 {
           scf.if %shifted {
-            func.call @keep_columns(%k, %t, %group, %part, %shift_first, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
+            func.call @keep_columns(%k, %t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
                 : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
           } else {
             %col, %inside = func.call @column(%k, %t, %part, %c0) : (index, index, index, index) -> (index, i1)
@@ -1557,19 +1460,13 @@ hal.executable.source private @rows {
       %first_index = arith.index_castui %first_in : i32 to index
       func.call @ready_for_bulk(%mbarriers, %group, %copier, %lane) : (!mbarriers, index, index, index) -> ()
       scf.if %stages {
-        %fetched = scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 iter_args(%row_turned = %first) -> (i32) : i32 {
+        scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 : i32 {
           %slot = arith.index_castui %step : i32 to index
           %rows_on = arith.muli %step, %stride : i32
-          %row_apart = arith.addi %first, %rows_on : i32
-          %live_apart = arith.cmpi sle, %row_apart, %last : i32
-          %position = arith.addi %begin_i32, %step : i32
-          %live_turned = arith.cmpi slt, %position, %end_i32 : i32
-          %row = arith.select %turns_columns, %row_turned, %row_apart : i32
-          %live = arith.select %turns_columns, %live_turned, %live_apart : i1
+          %row = arith.addi %first, %rows_on : i32
+          %live = arith.cmpi sle, %row, %last : i32
           %row_in = arith.minsi %row, %last : i32
           %row_index = arith.index_castui %row_in : i32 to index
-          %shift_turned = func.call @shift(%row) : (i32) -> index
-          %shift = arith.select %turns_columns, %shift_turned, %shift_first : index
           scf.if %bulk {
             %fetches = arith.andi %leads, %live : i1
             %has_x = arith.cmpi ult, %slot, %x_slots : index
@@ -1602,25 +1499,23 @@ hal.executable.source private @rows {
               }
             } {llvm.loop_annotation = #unrolled}
           }
-          %row_behind = func.call @row_after(%row_turned, %m_i32) : (i32, i32) -> i32
           %by_group = arith.ori %apart, %bulk : i1
           scf.if %by_group {
           } else {
             %copies = nvgpu.device_async_create_group
           }
-          scf.yield %row_behind : i32
         }
       }
       scf.if %bulk {
         func.call @zero_room(%group, %copier, %lane, %part, %dy_staged, %x_staged)
             : (index, index, index, index, !dy_staged, !x_staged) -> ()
-        func.call @begin_columns(%t, %group, %part, %shift_first, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged, %dgamma_sums, %dbeta_sums)
+        func.call @begin_columns(%t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged, %dgamma_sums, %dbeta_sums)
             : (index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held) -> ()
       }
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
       %mean_behind_first, %rstd_behind_first = scf.if %defers -> (!acc, !acc) {
-        %second = func.call @next_row(%first, %stride, %m_i32) : (i32, i32, i32) -> i32
+        %second = arith.addi %first, %stride : i32
         %second_in = arith.minsi %second, %last : i32
         %second_index = arith.index_castui %second_in : i32 to index
         %mean_of_second = memref.load %mean[%second_index] : !acc_column
@@ -1682,312 +1577,66 @@ hal.executable.source private @rows {
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %ahead = arith.index_castui %ahead_i32 : i32 to index
       %fill_first = arith.select %in_place, %c0, %ahead : index
-      // The rows of a phase, and then those of the next. Where threads keep their columns, all rows count as one.
-      %phases_end = arith.addi %last_phase, %c1 : index
-      %all_walked:8 = scf.for %phase = %first_phase to %phases_end step %c1
-          iter_args(%mean_begun = %mean_first, %rstd_begun = %rstd_first, %mean_second = %mean_behind_first,
-          %rstd_second = %rstd_behind_first, %fill_begun = %fill_first, %half_begun = %c0, %parity_begun = %zero_i32,
-          %copies_begun = %zero_i32) -> (!acc, !acc, !acc, !acc, index, index, i32, i32) {
-        %phase_i32 = arith.index_castui %phase : index to i32
-        %phase_begins = func.call @first_of_phase(%phase, %m) : (index, index) -> index
-        %phase_after = arith.addi %phase, %c1 : index
-        %phase_ends = func.call @first_of_phase(%phase_after, %m) : (index, index) -> index
-        %from_begun = arith.maxui %begin, %phase_begins : index
-        %until_ended = arith.minui %end, %phase_ends : index
-        %from_i32 = arith.index_castui %from_begun : index to i32
-        %until_i32 = arith.index_castui %until_ended : index to i32
-        %begins_i32 = arith.index_castui %phase_begins : index to i32
-        %walk_from = arith.select %turns_columns, %from_i32, %subgroup_first : i32
-        %walk_until = arith.select %turns_columns, %until_i32, %m_i32 : i32
-        %walk_step = arith.select %turns_columns, %one_i32, %stride : i32
-        %shift_here = func.call @shift(%phase_i32) : (i32) -> index
-        %shift = arith.select %turns_columns, %shift_here, %shift_first : index
-        %turned = arith.cmpi ugt, %phase, %first_phase : index
-        %turns_now = arith.andi %turned, %turns_columns : i1
-        scf.if %turns_now {
-          func.call @begin_columns(%t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged, %dgamma_sums, %dbeta_sums)
-              : (index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held) -> ()
-        }
-        // Where sums are awaited later, those of the first row are told before the walk.
-        scf.if %defers {
-          %walks = arith.cmpi slt, %walk_from, %walk_until : i32
-          scf.if %walks {
-            scf.if %bulk {
-            } else {
-              "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
-            }
-            %fill_next = func.call @slot_after(%fill_begun) : (index) -> index
-            %slot = arith.select %in_place, %fill_begun, %fill_next : index
-            %row_zero = func.call @row_zero(%walk_from) : (i32) -> !acc
-            %from_position = arith.subi %walk_from, %begins_i32 : i32
-            %phases_apart = arith.index_castui %phases : index to i32
-            %from_beyond = arith.muli %from_position, %phases_apart : i32
-            %from_turned = arith.addi %phase_i32, %from_beyond : i32
-            %row_from = arith.select %turns_columns, %from_turned, %walk_from : i32
-            %dy_from = func.call @staged_from(%row_from, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-            %x_from = func.call @staged_from(%row_from, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
-            func.call @await_row(%dy, %x, %row_from, %last, %slot, %copies_begun, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
-                : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-            %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_begun, %rstd_begun, %yes, %row_zero,
-                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
-                %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
-                !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
-                -> (!chunk, !chunk)
-            %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
-            func.call @tell_cluster(%exchange, %mbarriers, %half_begun, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-          }
-        }
-        %walked:8 = scf.for %subgroup_row = %walk_from to %walk_until step %walk_step
-            iter_args(%mean_row = %mean_begun, %rstd_row = %rstd_begun, %mean_then = %mean_second, %rstd_then = %rstd_second,
-            %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun, %phase_of_copies = %copies_begun)
-            -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
-          %fill_next = func.call @slot_after(%fill) : (index) -> index
-          %slot = arith.select %in_place, %fill, %fill_next : index
-          // Of bulk copies to the next slot: a slot's are in phases of parity 0 and 1 in turn.
-          %wraps = arith.cmpi eq, %fill_next, %c0 : index
-          %wraps_i32 = arith.extui %wraps : i1 to i32
-          %copies_flipped = arith.xori %phase_of_copies, %wraps_i32 : i32
-          %copies_next = arith.select %bulk, %copies_flipped, %phase_of_copies : i32
-
-          %positions_on = arith.subi %subgroup_row, %begins_i32 : i32
-          %phases_i32 = arith.index_castui %phases : index to i32
-          %rows_beyond = arith.muli %positions_on, %phases_i32 : i32
-          %row_turned = arith.addi %phase_i32, %rows_beyond : i32
-          %row_apart = arith.addi %subgroup_row, %place : i32
-          %own_row = arith.select %turns_columns, %row_turned, %row_apart : i32
-          %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
-            %own_row_in = arith.minsi %own_row, %last : i32
-            %is_in = arith.cmpi sle, %own_row, %last : i32
-            scf.yield %own_row_in, %is_in : i32, i1
+      // Where sums are awaited later, those of the first row are told before the walk.
+      scf.if %defers {
+        %walks = arith.cmpi slt, %subgroup_first, %m_i32 : i32
+        scf.if %walks {
+          scf.if %bulk {
           } else {
-            scf.yield %own_row, %yes : i32, i1
+            "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
           }
+          %fill_next = func.call @slot_after(%fill_first) : (index) -> index
+          %slot = arith.select %in_place, %fill_first, %fill_next : index
+          %row_zero = func.call @row_zero(%subgroup_first) : (i32) -> !acc
+          %dy_from = func.call @staged_from(%subgroup_first, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+          %x_from = func.call @staged_from(%subgroup_first, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+          func.call @await_row(%dy, %x, %subgroup_first, %last, %slot, %zero_i32, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
+              : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+          %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_first, %rstd_first, %yes, %row_zero,
+              %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+              %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
+              : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+              !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
+              -> (!chunk, !chunk)
+          %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
+          func.call @tell_cluster(%exchange, %mbarriers, %c0, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+              : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+        }
+      }
+      %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride
+          iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %mean_then = %mean_behind_first, %rstd_then = %rstd_behind_first,
+          %fill = %fill_first, %half = %c0, %parity = %zero_i32, %phase_of_copies = %zero_i32)
+          -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
+        %fill_next = func.call @slot_after(%fill) : (index) -> index
+        %slot = arith.select %in_place, %fill, %fill_next : index
+        // Of bulk copies to the next slot: a slot's are in phases of parity 0 and 1 in turn.
+        %wraps = arith.cmpi eq, %fill_next, %c0 : index
+        %wraps_i32 = arith.extui %wraps : i1 to i32
+        %copies_flipped = arith.xori %phase_of_copies, %wraps_i32 : i32
+        %copies_next = arith.select %bulk, %copies_flipped, %phase_of_copies : i32
 
-          // Copies in place are made later: each overwrites a row whose dx is stored first.
-          %row_ahead, %row_ahead_live = scf.if %turns_columns -> (i32, i1) {
-            %turned_ahead = scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 iter_args(%before = %own_row) -> (i32) : i32 {
-              %after = func.call @row_after(%before, %m_i32) : (i32, i32) -> i32
-              scf.yield %after : i32
-            }
-            %position_ahead = arith.addi %subgroup_row, %ahead_i32 : i32
-            %is_own = arith.cmpi slt, %position_ahead, %end_i32 : i32
-            scf.yield %turned_ahead, %is_own : i32, i1
-          } else {
-            %apart_ahead = arith.addi %own_row, %stride_ahead : i32
-            %is_there = arith.cmpi sle, %apart_ahead, %last : i32
-            scf.yield %apart_ahead, %is_there : i32, i1
-          }
-          %row_ahead_in = arith.minsi %row_ahead, %last : i32
-          %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
-          %shift_turned = func.call @shift(%row_ahead) : (i32) -> index
-          %shift_ahead = arith.select %turns_columns, %shift_turned, %shift : index
-          scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t, %part, %shift_ahead) : (index, index, index, index) -> (index, i1)
-            %at = arith.addi %part, %col : index
-            scf.if %stages {
-              scf.if %in_place {
-              } else {
-                %exists = arith.andi %inside, %row_ahead_live : i1
-                %size = func.call @copied(%exists, %k, %at, %shift_ahead) : (i1, index, index, index) -> index
-                %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
-                %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
-                    <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                    : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
-                %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
-                    <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
-                    : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
-              }
-            } else {
-              %col_in = arith.select %inside, %col, %c0 : index
-              %at_in = arith.addi %part, %col_in : index
-              %dy_k = vector.load %dy[%row_ahead_index, %at_in] : !dy_lines, !dy_chunk
-              %x_k = vector.load %x[%row_ahead_index, %at_in] : !x_lines, !x_chunk
-              memref.store %dy_k, %dy_next[%k] : !dy_held
-              memref.store %x_k, %x_next[%k] : !x_held
-            }
-          } {llvm.loop_annotation = #unrolled}
+        %own_row = arith.addi %subgroup_row, %place : i32
+        %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
+          %own_row_in = arith.minsi %own_row, %last : i32
+          %is_in = arith.cmpi sle, %own_row, %last : i32
+          scf.yield %own_row_in, %is_in : i32, i1
+        } else {
+          scf.yield %own_row, %yes : i32, i1
+        }
+
+        // Copies in place are made later: each overwrites a row whose dx is stored first.
+        %row_ahead = arith.addi %own_row, %stride_ahead : i32
+        %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
+        %row_ahead_in = arith.minsi %row_ahead, %last : i32
+        %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
+        scf.for %k = %c0 to %chunks step %c1 {
+          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+          %at = arith.addi %part, %col : index
           scf.if %stages {
             scf.if %in_place {
             } else {
-              %copies = nvgpu.device_async_create_group
-            }
-            %waits_later = arith.ori %apart, %bulk : i1
-            scf.if %waits_later {
-            } else {
-              "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
-            }
-          }
-          %dy_from = func.call @staged_from(%row, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-          %x_from = func.call @staged_from(%row, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
-
-          // Statistics are loaded a whole step ahead of their use.
-          %row_next = func.call @next_row(%own_row, %stride, %m_i32) : (i32, i32, i32) -> i32
-          %row_next_live = arith.cmpi sle, %row_next, %last : i32
-          %row_next_in = arith.minsi %row_next, %last : i32
-          %row_next_index = arith.index_castui %row_next_in : i32 to index
-          %row_loaded = scf.if %defers -> i32 {
-            %row_then = func.call @next_row(%row_next, %stride, %m_i32) : (i32, i32, i32) -> i32
-            scf.yield %row_then : i32
-          } else {
-            scf.yield %row_next : i32
-          }
-          %row_loaded_in = arith.minsi %row_loaded, %last : i32
-          %row_loaded_index = arith.index_castui %row_loaded_in : i32 to index
-          %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
-          %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
-
-          %row_zero = func.call @row_zero(%row) : (i32) -> !acc
-          %row_index = arith.index_castui %row : i32 to index
-          scf.if %adds_residual {
-            scf.for %k = %c0 to %chunks step %c1 {
-              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-              %exists = arith.andi %inside, %has_row : i1
-              %reads = arith.select %shifted, %exists, %inside : i1
-              %dresidual_k = func.call @load_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
-                  : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
-              memref.store %dresidual_k, %residual_held[%k] : !residual_held
-            } {llvm.loop_annotation = #unrolled}
-          }
-          %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
-            %step_after = arith.addi %subgroup_row, %walk_step : i32
-            %walks_on = arith.cmpi slt, %step_after, %walk_until : i32
-            scf.if %walks_on {
-              %half_then, %parity_then = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
-              %slot_then = func.call @slot_after(%slot) : (index) -> index
-              %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
-              %dy_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-              %x_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
-              func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
-                  : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-              %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
-                  %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
-                  %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                  : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
-                  !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
-                  -> (!chunk, !chunk)
-              %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
-              func.call @tell_cluster(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                  : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-            }
-            %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-                : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
-            scf.yield %told_h, %told_hx : !acc, !acc
-          } else {
-            func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
-                : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-            %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
-                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
-                %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
-                !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
-                -> (!chunk, !chunk)
-            %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
-              %warp_h, %warp_hx = func.call @sums_of_subgroup(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
-
-              // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
-              %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
-                scf.yield %warp_h, %warp_hx : !acc, !acc
-              } else {
-                %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-                scf.if %in_clusters {
-                  func.call @tell_cluster(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                      : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-                } else {
-                  scf.if %leads {
-                    vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-                  }
-                  scf.if %one_group {
-                    gpu.barrier
-                  } else {
-                    %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
-                    nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
-                  }
-                }
-                %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
-                  %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-                      : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
-                  scf.yield %told_h, %told_hx : !acc, !acc
-                } else {
-                  %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-                  %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-                  %pair_h = vector.extract %pair[0] : !acc from !pair
-                  %pair_hx = vector.extract %pair[1] : !acc from !pair
-                  scf.yield %pair_h, %pair_hx : !acc, !acc
-                }
-                scf.yield %all_h, %all_hx : !acc, !acc
-              }
-              scf.yield %group_h, %group_hx : !acc, !acc
-            } else {
-              scf.yield %zero, %zero : !acc, !acc
-            }
-            scf.yield %row_h, %row_hx : !acc, !acc
-          }
-
-          // dx, and the row's part of dgamma and dbeta.
-          scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-            %at = arith.addi %part, %col : index
-            %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
-              %meets = func.call @meets_before(%k) : (index) -> i1
-              scf.if %meets {
-                nvvm.bar.warp.sync %all_lanes : i32
-              }
-              %dy_at = arith.addi %dy_from, %col : index
-              %x_at = arith.addi %x_from, %col : index
-              %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-              %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
-              %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
-              %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
-                  : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-              %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
-              %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-              %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
-                  : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-              %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
-                  : (!beta_held, !beta_staged, index, index, index) -> !chunk
-              %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
-                  : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
-              %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-              %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-              %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-              %xhat_again = arith.select %has_row, %of_either, %zeros : !chunk
-              %h_again = arith.mulf %dya_again, %ga : !chunk
-              scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
-            } else {
-              %dya_mine = memref.load %dya_kept[%k] : !held
-              %xhat_mine = memref.load %xhat_kept[%k] : !held
-              %h_mine = memref.load %h_kept[%k] : !held
-              scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
-            }
-            %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-            %dresidual_k = memref.load %residual_held[%k] : !residual_held
-            %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
-            %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
-            %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
-            scf.if %wants_dx {
-              %dx_stored = scf.if %fills -> !x_chunk {
-                scf.yield %dx_k : !x_chunk
-              } else {
-                %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
-                scf.yield %settled : !x_chunk
-              }
-              %exists = arith.andi %inside, %has_row : i1
-              %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
-              %stores = arith.andi %exists, %whole : i1
-              scf.if %stores {
-                %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
-                vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
-              }
-              memref.store %dx_stored, %dx_kept[%k] : !x_held
-            }
-            %chunk_by_chunk = arith.xori %bulk, %yes : i1
-            %refills_chunk = arith.andi %in_place, %chunk_by_chunk : i1
-            scf.if %refills_chunk {
-              %col_ahead, %inside_ahead = func.call @column(%k, %t, %part, %shift_ahead) : (index, index, index, index) -> (index, i1)
-              %exists = arith.andi %inside_ahead, %row_ahead_live : i1
-              %size = func.call @copied(%exists, %k, %at, %shift_ahead) : (i1, index, index, index) -> index
+              %exists = arith.andi %inside, %row_ahead_live : i1
+              %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
               %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
               %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
@@ -1995,179 +1644,365 @@ hal.executable.source private @rows {
               %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
-              scf.if %apart {
-                %refill = nvgpu.device_async_create_group
-              }
             }
-            %dgamma_before = memref.load %dgamma_sums[%k] : !held
-            %dbeta_before = memref.load %dbeta_sums[%k] : !held
-            %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
-            %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
-            %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
-            // Before the branches of a row's edges, and of copies: LLVM would move both sums behind them, and keep what
-            // they add.
-            %branches = arith.ori %shifted, %bulk : i1
-            %dgamma_here, %dbeta_here = scf.if %branches -> (!chunk, !chunk) {
-              %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
-              %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
-              scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
-            } else {
-              scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
-            }
-            memref.store %dgamma_here, %dgamma_sums[%k] : !held
-            memref.store %dbeta_here, %dbeta_sums[%k] : !held
-
-            scf.if %in_refills {
-              %done = arith.addi %k, %c1 : index
-              %refill = arith.divui %k, %refill_chunks : index
-              %beyond = arith.remui %done, %refill_chunks : index
-              %is_read = arith.cmpi eq, %beyond, %c0 : index
-              %has_another = arith.cmpi ult, %refill, %last_refill : index
-              %refills_now = arith.andi %is_read, %has_another : i1
-              scf.if %refills_now {
-                func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-                    : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-              }
-            }
-
-            %dy_fetched = memref.load %dy_next[%k] : !dy_held
-            %x_fetched = memref.load %x_next[%k] : !x_held
-            memref.store %dy_fetched, %dy_held[%k] : !dy_held
-            memref.store %x_fetched, %x_held[%k] : !x_held
-          } {llvm.loop_annotation = #unrolled}
-
-          scf.if %bulk {
-            func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %last_refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-                : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
           } else {
-            scf.if %in_place {
-              scf.if %apart {
-              } else {
-                %refilled = nvgpu.device_async_create_group
-              }
-            }
+            %col_in = arith.select %inside, %col, %c0 : index
+            %at_in = arith.addi %part, %col_in : index
+            %dy_k = vector.load %dy[%row_ahead_index, %at_in] : !dy_lines, !dy_chunk
+            %x_k = vector.load %x[%row_ahead_index, %at_in] : !x_lines, !x_chunk
+            memref.store %dy_k, %dy_next[%k] : !dy_held
+            memref.store %x_k, %x_next[%k] : !x_held
           }
-          // A row's first and last chunk, apart from the others: these need no branch.
-          scf.if %wants_dx {
-            scf.for %k = %c0 to %chunks step %c1 {
-              %edge = func.call @may_be_edge(%k) : (index) -> i1
-              scf.if %edge {
-                %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-                %at = arith.addi %part, %col : index
-                %exists = arith.andi %inside, %has_row : i1
-                %dx_k = memref.load %dx_kept[%k] : !x_held
-                func.call @store_edge(%dx, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
-                    : (!x_lines, index, index, index, index, index, i1, !x_chunk) -> ()
-              }
-            } {llvm.loop_annotation = #unrolled}
+        } {llvm.loop_annotation = #unrolled}
+        scf.if %stages {
+          scf.if %in_place {
+          } else {
+            %copies = nvgpu.device_async_create_group
           }
-          %half_next, %parity_next = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
-          %mean_after = arith.select %defers, %mean_then, %mean_loaded : !acc
-          %rstd_after = arith.select %defers, %rstd_then, %rstd_loaded : !acc
-          %mean_behind = arith.select %defers, %mean_loaded, %mean_then : !acc
-          %rstd_behind = arith.select %defers, %rstd_loaded, %rstd_then : !acc
-          scf.yield %mean_after, %rstd_after, %mean_behind, %rstd_behind, %fill_next, %half_next, %parity_next, %copies_next
-              : !acc, !acc, !acc, !acc, index, index, i32, i32
+          %waits_later = arith.ori %apart, %bulk : i1
+          scf.if %waits_later {
+          } else {
+            "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
+          }
         }
-        %waits_elsewhere = arith.ori %turns_columns, %bulk : i1
-        scf.if %waits_elsewhere {
+        %dy_from = func.call @staged_from(%row, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+        %x_from = func.call @staged_from(%row, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+
+        // Statistics are loaded a whole step ahead of their use.
+        %row_next = arith.addi %own_row, %stride : i32
+        %row_next_live = arith.cmpi sle, %row_next, %last : i32
+        %row_next_in = arith.minsi %row_next, %last : i32
+        %row_next_index = arith.index_castui %row_next_in : i32 to index
+        %row_loaded = scf.if %defers -> i32 {
+          %row_then = arith.addi %row_next, %stride : i32
+          scf.yield %row_then : i32
         } else {
-          scf.if %stages {
-            nvvm.cp.async.wait.group 0
-          }
+          scf.yield %row_next : i32
         }
-        scf.if %one_group {
-          %phases_before = arith.addi %p, %phase : index
-          %begun_row = arith.subi %phases_before, %c1 : index
-          %sums_row = arith.select %turns_now, %begun_row, %workgroup : index
+        %row_loaded_in = arith.minsi %row_loaded, %last : i32
+        %row_loaded_index = arith.index_castui %row_loaded_in : i32 to index
+        %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
+        %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
+
+        %row_zero = func.call @row_zero(%row) : (i32) -> !acc
+        %row_index = arith.index_castui %row : i32 to index
+        scf.if %adds_residual {
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-            %at = arith.addi %part, %col : index
-            %dgamma_k = memref.load %dgamma_sums[%k] : !held
-            %dbeta_k = memref.load %dbeta_sums[%k] : !held
-            scf.if %inside {
-              func.call @store_sums(%dgamma_partials, %sums_row, %k, %at, %shift, %dgamma_k)
-                  : (!acc_rows, index, index, index, index, !chunk) -> ()
-              scf.if %sums_dbeta {
-                func.call @store_sums(%dbeta_partials, %sums_row, %k, %at, %shift, %dbeta_k)
-                    : (!acc_rows, index, index, index, index, !chunk) -> ()
+            %exists = arith.andi %inside, %has_row : i1
+            %reads = arith.select %shifted, %exists, %inside : i1
+            %dresidual_k = func.call @load_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
+                : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
+            memref.store %dresidual_k, %residual_held[%k] : !residual_held
+          } {llvm.loop_annotation = #unrolled}
+        }
+        %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
+          %step_after = arith.addi %subgroup_row, %stride : i32
+          %walks_on = arith.cmpi slt, %step_after, %m_i32 : i32
+          scf.if %walks_on {
+            %half_then, %parity_then = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
+            %slot_then = func.call @slot_after(%slot) : (index) -> index
+            %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
+            %dy_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+            %x_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+            func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
+                : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+            %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
+                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
+                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
+                -> (!chunk, !chunk)
+            %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
+            func.call @tell_cluster(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+          }
+          %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
+              : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
+          scf.yield %told_h, %told_hx : !acc, !acc
+        } else {
+          func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
+              : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+          %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
+              %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+              %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
+              : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+              !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
+              -> (!chunk, !chunk)
+          %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
+            %warp_h, %warp_hx = func.call @sums_of_subgroup(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
+
+            // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
+            %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
+              scf.yield %warp_h, %warp_hx : !acc, !acc
+            } else {
+              %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
+              scf.if %in_clusters {
+                func.call @tell_cluster(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
+                    : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+              } else {
+                scf.if %leads {
+                  vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
+                }
+                scf.if %one_group {
+                  gpu.barrier
+                } else {
+                  %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
+                  nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
+                }
               }
+              %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
+                %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
+                    : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
+                scf.yield %told_h, %told_hx : !acc, !acc
+              } else {
+                %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
+                %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
+                %pair_h = vector.extract %pair[0] : !acc from !pair
+                %pair_hx = vector.extract %pair[1] : !acc from !pair
+                scf.yield %pair_h, %pair_hx : !acc, !acc
+              }
+              scf.yield %all_h, %all_hx : !acc, !acc
+            }
+            scf.yield %group_h, %group_hx : !acc, !acc
+          } else {
+            scf.yield %zero, %zero : !acc, !acc
+          }
+          scf.yield %row_h, %row_hx : !acc, !acc
+        }
+
+        // dx, and the row's part of dgamma and dbeta.
+        scf.for %k = %c0 to %chunks step %c1 {
+          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+          %at = arith.addi %part, %col : index
+          %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
+            %meets = func.call @meets_before(%k) : (index) -> i1
+            scf.if %meets {
+              nvvm.bar.warp.sync %all_lanes : i32
+            }
+            %dy_at = arith.addi %dy_from, %col : index
+            %x_at = arith.addi %x_from, %col : index
+            %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
+            %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
+            %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
+            %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
+                : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+            %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+            %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+            %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+                : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
+            %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
+                : (!beta_held, !beta_staged, index, index, index) -> !chunk
+            %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
+                : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
+            %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
+            %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
+            %of_either = arith.select %from_output, %of_y, %of_x : !chunk
+            %xhat_again = arith.select %has_row, %of_either, %zeros : !chunk
+            %h_again = arith.mulf %dya_again, %ga : !chunk
+            scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
+          } else {
+            %dya_mine = memref.load %dya_kept[%k] : !held
+            %xhat_mine = memref.load %xhat_kept[%k] : !held
+            %h_mine = memref.load %h_kept[%k] : !held
+            scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
+          }
+          %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+          %dresidual_k = memref.load %residual_held[%k] : !residual_held
+          %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
+          %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+          %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
+          scf.if %wants_dx {
+            %dx_stored = scf.if %fills -> !x_chunk {
+              scf.yield %dx_k : !x_chunk
+            } else {
+              %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
+              scf.yield %settled : !x_chunk
+            }
+            %exists = arith.andi %inside, %has_row : i1
+            %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
+            %stores = arith.andi %exists, %whole : i1
+            scf.if %stores {
+              %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
+              vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
+            }
+            memref.store %dx_stored, %dx_kept[%k] : !x_held
+          }
+          %chunk_by_chunk = arith.xori %bulk, %yes : i1
+          %refills_chunk = arith.andi %in_place, %chunk_by_chunk : i1
+          scf.if %refills_chunk {
+            %col_ahead, %inside_ahead = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+            %exists = arith.andi %inside_ahead, %row_ahead_live : i1
+            %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+            %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
+            %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
+                <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
+            %x_copy = "nvgpu.device_async_copy"(%x_staged, %fill, %group, %col, %x, %line, %in_line, %size)
+                <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
+                : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
+            scf.if %apart {
+              %refill = nvgpu.device_async_create_group
+            }
+          }
+          %dgamma_before = memref.load %dgamma_sums[%k] : !held
+          %dbeta_before = memref.load %dbeta_sums[%k] : !held
+          %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
+          %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
+          %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
+          // Before the branches of a row's edges, and of copies: LLVM would move both sums behind them, and keep what
+          // they add.
+          %branches = arith.ori %shifted, %bulk : i1
+          %dgamma_here, %dbeta_here = scf.if %branches -> (!chunk, !chunk) {
+            %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
+            %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
+            scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
+          } else {
+            scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
+          }
+          memref.store %dgamma_here, %dgamma_sums[%k] : !held
+          memref.store %dbeta_here, %dbeta_sums[%k] : !held
+
+          scf.if %in_refills {
+            %done = arith.addi %k, %c1 : index
+            %refill = arith.divui %k, %refill_chunks : index
+            %beyond = arith.remui %done, %refill_chunks : index
+            %is_read = arith.cmpi eq, %beyond, %c0 : index
+            %has_another = arith.cmpi ult, %refill, %last_refill : index
+            %refills_now = arith.andi %is_read, %has_another : i1
+            scf.if %refills_now {
+              func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %refill, %fill, %group, %copier, %lane, %part, %shift, %dy_staged, %x_staged, %mbarriers)
+                  : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+            }
+          }
+
+          %dy_fetched = memref.load %dy_next[%k] : !dy_held
+          %x_fetched = memref.load %x_next[%k] : !x_held
+          memref.store %dy_fetched, %dy_held[%k] : !dy_held
+          memref.store %x_fetched, %x_held[%k] : !x_held
+        } {llvm.loop_annotation = #unrolled}
+
+        scf.if %bulk {
+          func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %last_refill, %fill, %group, %copier, %lane, %part, %shift, %dy_staged, %x_staged, %mbarriers)
+              : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+        } else {
+          scf.if %in_place {
+            scf.if %apart {
+            } else {
+              %refilled = nvgpu.device_async_create_group
+            }
+          }
+        }
+        // A row's first and last chunk, apart from the others: these need no branch.
+        scf.if %wants_dx {
+          scf.for %k = %c0 to %chunks step %c1 {
+            %edge = func.call @may_be_edge(%k) : (index) -> i1
+            scf.if %edge {
+              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+              %at = arith.addi %part, %col : index
+              %exists = arith.andi %inside, %has_row : i1
+              %dx_k = memref.load %dx_kept[%k] : !x_held
+              func.call @store_edge(%dx, %row_index, %k, %part, %col, %shift, %exists, %dx_k)
+                  : (!x_lines, index, index, index, index, index, i1, !x_chunk) -> ()
             }
           } {llvm.loop_annotation = #unrolled}
-        } else {
-          // The sums of all groups are added up to one partial row, for dgamma and then for dbeta, in the
-          // shared memory that held rows of dy.
-          %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums  // [groups, columns of T threads]
-          %workgroup_threads = arith.muli %t_count, %groups : index
-          %column_first = arith.muli %thread, %v : index
-          %column_step = arith.muli %workgroup_threads, %v : index
-          %c2 = arith.constant 2 : index
-          %column_sums = arith.select %sums_dbeta, %c2, %c1 : index
-          scf.for %which = %c0 to %column_sums step %c1 {
-            %is_dgamma = arith.cmpi eq, %which, %c0 : index
-            gpu.barrier
-            scf.for %k = %c0 to %chunks step %c1 {
-              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-              %dgamma_k = memref.load %dgamma_sums[%k] : !held
-              %dbeta_k = memref.load %dbeta_sums[%k] : !held
-              %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
-              scf.if %shifted {
-                %from, %below = func.call @span(%k, %col, %shift) : (index, index, index) -> (index, index)
-                scf.if %inside {
-                  scf.for %e = %c0 to %v step %c1 {
-                    %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-                    scf.if %in_row {
-                      %shifted_at = arith.addi %col, %e : index
-                      %own_column = arith.subi %shifted_at, %shift : index
-                      %one = vector.extract %sum_k[%e] : !acc from !chunk
-                      memref.store %one, %group_sums[%group, %own_column] : !group_sums
-                    }
-                  } {llvm.loop_annotation = #unrolled}
-                }
-              } else {
-                vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+        }
+        %half_next, %parity_next = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
+        %mean_after = arith.select %defers, %mean_then, %mean_loaded : !acc
+        %rstd_after = arith.select %defers, %rstd_then, %rstd_loaded : !acc
+        %mean_behind = arith.select %defers, %mean_loaded, %mean_then : !acc
+        %rstd_behind = arith.select %defers, %rstd_loaded, %rstd_then : !acc
+        scf.yield %mean_after, %rstd_after, %mean_behind, %rstd_behind, %fill_next, %half_next, %parity_next, %copies_next
+            : !acc, !acc, !acc, !acc, index, index, i32, i32
+      }
+      scf.if %bulk {
+      } else {
+        scf.if %stages {
+          nvvm.cp.async.wait.group 0
+        }
+      }
+      scf.if %one_group {
+        scf.for %k = %c0 to %chunks step %c1 {
+          %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+          %at = arith.addi %part, %col : index
+          %dgamma_k = memref.load %dgamma_sums[%k] : !held
+          %dbeta_k = memref.load %dbeta_sums[%k] : !held
+          scf.if %inside {
+            func.call @store_sums(%dgamma_partials, %workgroup, %k, %at, %shift, %dgamma_k)
+                : (!acc_rows, index, index, index, index, !chunk) -> ()
+            scf.if %sums_dbeta {
+              func.call @store_sums(%dbeta_partials, %workgroup, %k, %at, %shift, %dbeta_k)
+                  : (!acc_rows, index, index, index, index, !chunk) -> ()
+            }
+          }
+        } {llvm.loop_annotation = #unrolled}
+      } else {
+        // The sums of all groups are added up to one partial row, for dgamma and then for dbeta, in the
+        // shared memory that held rows of dy.
+        %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums  // [groups, columns of T threads]
+        %workgroup_threads = arith.muli %t_count, %groups : index
+        %column_first = arith.muli %thread, %v : index
+        %column_step = arith.muli %workgroup_threads, %v : index
+        %c2 = arith.constant 2 : index
+        %column_sums = arith.select %sums_dbeta, %c2, %c1 : index
+        scf.for %which = %c0 to %column_sums step %c1 {
+          %is_dgamma = arith.cmpi eq, %which, %c0 : index
+          gpu.barrier
+          scf.for %k = %c0 to %chunks step %c1 {
+            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+            %dgamma_k = memref.load %dgamma_sums[%k] : !held
+            %dbeta_k = memref.load %dbeta_sums[%k] : !held
+            %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
+            scf.if %shifted {
+              %from, %below = func.call @span(%k, %col, %shift) : (index, index, index) -> (index, index)
+              scf.if %inside {
+                scf.for %e = %c0 to %v step %c1 {
+                  %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+                  scf.if %in_row {
+                    %shifted_at = arith.addi %col, %e : index
+                    %own_column = arith.subi %shifted_at, %shift : index
+                    %one = vector.extract %sum_k[%e] : !acc from !chunk
+                    memref.store %one, %group_sums[%group, %own_column] : !group_sums
+                  }
+                } {llvm.loop_annotation = #unrolled}
               }
-            } {llvm.loop_annotation = #unrolled}
-            gpu.barrier
-            // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
-            %one_first = arith.select %shifted, %thread, %n : index
-            scf.for %column = %one_first to %n step %workgroup_threads {
-              %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
-                %group_sum = memref.load %group_sums[%g, %column] : !group_sums
-                %more = arith.addf %sum, %group_sum : !acc
-                scf.yield %more : !acc
-              }
-              scf.if %is_dgamma {
-                memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
-              } else {
-                scf.if %sums_dbeta {
-                  memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
-                }
+            } else {
+              vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+            }
+          } {llvm.loop_annotation = #unrolled}
+          gpu.barrier
+          // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
+          %one_first = arith.select %shifted, %thread, %n : index
+          scf.for %column = %one_first to %n step %workgroup_threads {
+            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
+              %group_sum = memref.load %group_sums[%g, %column] : !group_sums
+              %more = arith.addf %sum, %group_sum : !acc
+              scf.yield %more : !acc
+            }
+            scf.if %is_dgamma {
+              memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
+            } else {
+              scf.if %sums_dbeta {
+                memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
               }
             }
-            %chunks_first = arith.select %shifted, %n, %column_first : index
-            scf.for %column = %chunks_first to %n step %column_step {
-              %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
-                %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
-                %more = arith.addf %sum, %group_sum : !chunk
-                scf.yield %more : !chunk
-              }
-              scf.if %is_dgamma {
-                vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
-              } else {
-                scf.if %sums_dbeta {
-                  vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
-                }
+          }
+          %chunks_first = arith.select %shifted, %n, %column_first : index
+          scf.for %column = %chunks_first to %n step %column_step {
+            %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
+              %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
+              %more = arith.addf %sum, %group_sum : !chunk
+              scf.yield %more : !chunk
+            }
+            scf.if %is_dgamma {
+              vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
+            } else {
+              scf.if %sums_dbeta {
+                vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
               }
             }
           }
         }
-
-        scf.yield %walked#0, %walked#1, %walked#2, %walked#3, %walked#4, %walked#5, %walked#6, %walked#7
-            : !acc, !acc, !acc, !acc, index, index, i32, i32
-      }
-      scf.if %turns_columns {
-        nvvm.cp.async.wait.group 0
       }
 
       // This branch is never taken. Without a store, LLVM finds that these bindings are read-only. ptxas

@@ -249,6 +249,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the iree-compile command that takes --print-ir's output, compile nothing",
     )
+    sub.add_argument(
+        "--folded",
+        action="store_true",
+        help="with --print-ir: inlined and folded by the compiler, as the kernels run",
+    )
     sub.set_defaults(command=_compile)
 
     sub = commands.add_parser(
@@ -660,6 +665,8 @@ def _verified(target: Target) -> str:
 def _compile(options: argparse.Namespace) -> int:
     spec, target = _spec(options), find_target(options.target)
     how: Schedule | None = WholeTensors("asked for") if options.whole_tensors else None
+    if options.folded and not options.print_ir:
+        raise ValueError("folded: expected only with --print-ir")
     if options.print_ir or options.print_command:
         if options.output_dir is not None:
             raise ValueError(
@@ -668,7 +675,8 @@ def _compile(options: argparse.Namespace) -> int:
         if options.print_ir:
             if how is None and (tuned := compiler.tuned_for(spec, options.target)) is not None:
                 how = tuned.schedule
-            _put(compiler.source_text(spec, target, how=how), sys.stdout)
+            shown = compiler.folded_text if options.folded else compiler.source_text
+            _put(shown(spec, target, how=how), sys.stdout)
             return _EXIT_OK
         command = compiler.command_line(spec, target, extra_flags=options.extra_flags)
         if not command.isprintable():

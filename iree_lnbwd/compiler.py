@@ -198,6 +198,17 @@ def source_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) 
     return _module(texts, spec, target, how)
 
 
+def folded_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) -> str:
+    """The text of `source_text` with all that the compiler folds at once: the kernels that run.
+
+    Raises:
+        TypeError, ValueError: As `source_text`.
+        CompileError: The compiler is missing or failed.
+    """
+    text = source_text(spec, target, how=how)
+    return iree_compile.fold(text, f"{spec.name} for {target.name}")
+
+
 def flags(target: Target, *, extra_flags: Sequence[str] = ()) -> tuple[str, ...]:
     """The flags that iree-compile is given.
 

@@ -38,13 +38,14 @@ ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
-MATH = (
+LIBRARY = (
     "math/norm.mlir",
     "math/types.mlir",
     "math/clusters.mlir",
     "math/bulk.mlir",
     "math/memory.mlir",
     "math/environment.mlir",
+    "parts/numbers.mlir",
 )
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
@@ -99,7 +100,7 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
         statistics = FORWARD
     if spec.eps is not None and statistics not in names:
         names.append(statistics)
-    return (*names, *MATH)
+    return (*names, *LIBRARY)
 
 
 def oracle(spec: NormSpec) -> str:
@@ -142,7 +143,7 @@ def module(
         typed = spec
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
-    bodies = {name: text for name, text in texts.items() if name not in MATH}
+    bodies = {name: text for name, text in texts.items() if name not in LIBRARY}
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif not isinstance(schedule, WholeTensors):
@@ -157,7 +158,7 @@ def module(
     title, text = _HEADER.split(first)
     header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
     text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
-    library = linking.functions(text for name, text in texts.items() if name in MATH)
+    library = linking.functions(text for name, text in texts.items() if name in LIBRARY)
     text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
@@ -171,7 +172,7 @@ def module(
 
 
 def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
-    """Which function of ``math/`` a declaration stands for.
+    """Which function of the library a declaration stands for.
 
     Those of ``math/types.mlir`` widen or round from the first type to the last.
     """
@@ -366,7 +367,7 @@ def _partial_rows_aliases(
         "#finalize_kernel": _kernel(schedule.finalize_columns * schedule.finalize_slices, target),
         "!slices": _shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
         "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
-        "!acc_pn": f"tensor<{schedule.partial_rows(spec)}x{cols}x!acc>",
+        "!acc_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **_chunks(vector),
         "!gamma_cell": "vector<1x!gamma>",
@@ -413,11 +414,6 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     own = schedule.own_columns(spec)
     defers = schedule.defers and spec.has(GRAD_INPUT)
     return {
-        "#vector_i32": f"{schedule.vector} : i32",
-        "#shifted": _flag(schedule.shifted(spec)),
-        "#beyond_i32": f"{spec.columns % schedule.vector} : i32",
-        "#turns_columns": _flag(schedule.turns(spec) > 0),
-        "#phases": f"{schedule.phases(spec)} : index",
         "#least_last": f"{schedule.least_last(spec, target)} : index",
         "#dy_bits": f"{8 * _itemsize(spec, Element.DY)} : index",
         "#x_bits": f"{8 * _itemsize(spec, Element.X)} : index",
@@ -425,24 +421,13 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
             f"!{element.value}_lines": _storage(f"?x{schedule.line(spec)}x!{element.value}")
             for element in (Element.DY, Element.X, Element.RESIDUAL)
         },
-        "#threads_i32": f"{schedule.threads(target)} : i32",
-        "#subgroup_i32": f"{target.subgroup_size} : i32",
-        "#shares_subgroup": _flag(schedule.subgroup_rows > 1),
         "#groups": f"{groups} : index",
-        "#groups_i32": f"{groups} : i32",
         "#workgroups_i32": f"{schedule.workgroups} : i32",
         "#ahead_i32": f"{schedule.ahead} : i32",
-        "#at_once": _flag(schedule.ahead == 0),
-        "#stages": _flag(slots > 0),
         "#slots": f"{slots} : index",
         "#chunks": f"{chunks} : index",
         "#copied": f"{_copied(spec, schedule)} : index",
         "#bulk": _flag(schedule.bulk),
-        "#of_subgroup": f"{padded // schedule.warps} : index",
-        "#dy_of_16": f"{schedule.of_16(spec.dy_dtype)} : index",
-        "#x_of_16": f"{schedule.of_16(spec.dtype)} : index",
-        "#dy_of_line": f"{schedule.of_line(spec.dy_dtype)} : index",
-        "#x_of_line": f"{schedule.of_line(spec.dtype)} : index",
         "#dy_pitch": f"{schedule.staged(spec, target, spec.dy_dtype) // schedule.warps} : index",
         "#x_pitch": f"{schedule.staged(spec, target, spec.dtype) // schedule.warps} : index",
         "#lines_behind": f"{schedule.lines_behind(spec, target)} : index",
@@ -451,20 +436,9 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
             for element in (Element.DY, Element.X)
         },
         "#may_have_none": _flag(schedule.has_idle_subgroups(spec, target)),
-        "#whole_16": _flag(
-            all(spec.columns % schedule.of_16(name) == 0 for name in (spec.dy_dtype, spec.dtype))
-        ),
-        "#copies_first": f"{schedule.exchange_mbarriers} : index",
         "#chunks_a_load": f"{schedule.chunks_a_load} : index",
         "#refills": f"{schedule.refills} : index",
-        "#arrivals_i32": f"{schedule.arrivals} : i32",
-        "#in_refills": _flag(schedule.refills > 1),
-        "#refill_chunks": f"{schedule.refill_chunks(spec, target)} : index",
-        "#refill_columns": f"{schedule.refill_columns(spec, target)} : index",
         "#x_later": _flag(schedule.x_later),
-        "#x_slots": f"{schedule.x_slots} : index",
-        "#in_place": _flag(schedule.in_place),
-        "#apart": _flag(schedule.in_place and schedule.ahead == 1 and not schedule.bulk),
         "#pending_i32": f"{max(slots - 1 - defers, 0)} : i32",
         "#pending_first_i32": f"{max(schedule.ahead - 1, 0)} : i32",
         "#defers": _flag(defers),
@@ -474,20 +448,11 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#widens_weight": _flag(schedule.widens_weight),
         "#stages_bias": _flag(schedule.stages_bias(spec, target)),
         "#stages_inverse": _flag(schedule.stages_inverse(spec, target)),
-        "#divides_again": _flag(spec.from_output and not schedule.stages_weight),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
-        "#one_group": _flag(groups == 1),
-        "#one_warp": _flag(told == 1),
         "#warps": f"{schedule.warps} : index",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         "#own_columns": f"{own} : index",
-        "#parts_alike": _flag(schedule.cluster * own == spec.columns),
         "#cluster": f"{schedule.cluster} : index",
-        "#in_clusters": _flag(schedule.cluster > 1),
-        "#told": f"{told} : index",
-        "#turns": f"{-(-told // target.subgroup_size)} : index",
-        "#sent_bytes": f"{told * 2 * _SUM_BYTES} : i32",
-        "#fills": _flag(schedule.cluster * padded == spec.columns),
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes + padding}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),

@@ -1,4 +1,4 @@
-"""Runs iree-compile as a process of its own. This is the only module that uses the compiler.
+"""Runs iree-compile and iree-opt as processes. This is the only module that uses the compiler.
 
 iree-compile runs its linker through a shell, and both write to files whose names can be guessed. So
 it gets a folder for us alone, whose path a shell would not split, and finds the linker there.
@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -23,11 +23,13 @@ _RUNTIME = "iree-base-runtime"
 # Variables that would make it load other code, or link differently than the manifest says.
 _NOT_HANDED_ON = ("IREE_LOAD_", "IREE_LLVM_", "LLD_")
 _WITHOUT_THREADS = "--mlir-disable-threading"  # a module is too small to gain what they cost
+# Passes of MLIR's own: functions inlined, branches on constants taken, what is dead left out.
+_FOLDING = ("--inline", "--canonicalize", "--cse", "--symbol-dce")
 _LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
 # SIGCHLD, which must not be ignored if children are waited for, and signals that Python ignores.
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
-# Messages of iree-compile and of LLVM, without the IR and the stack that follow them.
-_TELLING = re.compile(r"(?i:\berror\b)|^iree-compile: |^Linking failed|\bAssertion\b")
+# Messages of the tools and of LLVM, without the IR and the stack that follow them.
+_TELLING = re.compile(r"(?i:\berror\b)|^iree-\w+: |^Linking failed|\bAssertion\b")
 _VERSION = re.compile(r"compiler version (\S+(?: @ \w+)?)")
 _MOST_LINES, _MOST_LETTERS = 3, 300
 
@@ -73,25 +75,59 @@ def run(text: str, input_type: str, flags: Sequence[str], what: str) -> bytes:
     Raises:
         CompileError: The compiler is missing, failed, or had nowhere to work.
     """
-    tool, linker = _tool("iree-compile"), _tool("iree-lld")
+
+    def arguments(output: str) -> tuple[str, ...]:
+        return words(input_type, flags, output)[1:]
+
+    return _written_by("iree-compile", arguments, text, f"compiling {what}")
+
+
+def fold(text: str, what: str) -> str:
+    """A text after the compiler's inlining and folding, without what is dead then.
+
+    Args:
+        text: MLIR, as `run` takes it.
+        what: What it computes, for messages.
+
+    Raises:
+        CompileError: iree-opt is missing, failed, or had nowhere to work.
+    """
+
+    def arguments(output: str) -> tuple[str, ...]:
+        return ("-", *_FOLDING, _WITHOUT_THREADS, "-o", output)
+
+    return _written_by("iree-opt", arguments, text, f"folding {what}").decode()
+
+
+def _written_by(
+    name: str, arguments: Callable[[str], tuple[str, ...]], text: str, doing: str
+) -> bytes:
+    """What a tool of the compiler writes to a file, given a text on its standard input.
+
+    Args:
+        name: The tool.
+        arguments: Its arguments, for the path of that file.
+        text: MLIR.
+        doing: What for, for messages.
+    """
+    tool, linker = _tool(name), _tool("iree-lld")
     try:
-        with folders.temporary() as name:
-            folder = Path(name)
-            source, output, said = (folder / f"module.{end}" for end in ("mlir", "vmfb", "txt"))
+        with folders.temporary() as temporary:
+            folder = Path(temporary)
+            source, output, said = (folder / file for file in ("module.mlir", "output", "said.txt"))
             source.write_bytes(text.encode())
             (folder / "iree-lld").symlink_to(linker)
             handed_on = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_HANDED_ON)}
-            environment = {**handed_on, "TMPDIR": name, _LINKER: str(folder / "iree-lld")}
-            command = (tool, *words(input_type, flags, str(output))[1:])
-            ended = _ended(command, environment, source, said)
+            environment = {**handed_on, "TMPDIR": temporary, _LINKER: str(folder / "iree-lld")}
+            ended = _ended((tool, *arguments(str(output))), environment, source, said)
             remarks = said.read_text(encoding="utf-8", errors="replace")
             if ended or not output.exists():
-                raise CompileError(f"compiling {what} failed: {_failure(ended, remarks)}")
-            vmfb = output.read_bytes()
+                raise CompileError(f"{doing} failed: {_failure(name, ended, remarks)}")
+            written = output.read_bytes()
     except OSError as error:
-        raise CompileError(f"compiling {what} failed: {folders.why(error, Path(tool))}") from error
+        raise CompileError(f"{doing} failed: {folders.why(error, Path(tool))}") from error
     notices.show(remarks)
-    return vmfb
+    return written
 
 
 def _tool(name: str) -> str:
@@ -146,7 +182,7 @@ def _ended(
         raise
 
 
-def _failure(ended: int | None, remarks: str) -> str:
+def _failure(tool: str, ended: int | None, remarks: str) -> str:
     """How it ended, and the first lines that say why."""
     telling = [line.strip() for line in remarks.splitlines() if _TELLING.search(line)]
     lines = [
@@ -154,8 +190,8 @@ def _failure(ended: int | None, remarks: str) -> str:
         for line in telling[:_MOST_LINES]
     ]
     if ended is not None and ended < 0:
-        lines.insert(0, f"iree-compile was killed by {_signal_name(-ended)}")
-    return "; ".join(lines) or f"iree-compile ended with code {ended or 0} and said nothing of use"
+        lines.insert(0, f"{tool} was killed by {_signal_name(-ended)}")
+    return "; ".join(lines) or f"{tool} ended with code {ended or 0} and said nothing of use"
 
 
 def _signal_name(number: int) -> str:

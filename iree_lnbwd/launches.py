@@ -374,8 +374,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     sums: tuple[str, ...] = ()
     partial_rows: Count
     if isinstance(form, OnePass):
-        walkers = RowCount(form.groups, form.workgroups)
-        partial_rows = replace(walkers, more=form.turns(spec))
+        partial_rows = walkers = RowCount(form.groups, form.workgroups)
         kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constants=(rows,)))
     elif isinstance(form, RowBlocks):
         share = RowShare(form.block, form.workgroups, form.least, form.share, form.most_workgroups)

@@ -1,4 +1,4 @@
-"""Copies functions of ``ir/math/`` into the kernels that declare them, once for each type.
+"""Copies functions of ``ir/math/`` and ``ir/parts/`` into the kernels that declare them, by type.
 
 A kernel's module declares ``func.func private @widen_of_dy(!dy_chunk) -> !chunk``. The declaration
 is replaced by a copy of ``@widen`` from ``ir/math/``, for these types and under that name. The part
@@ -30,7 +30,7 @@ _STORED = re.compile(r"memref<(?:[?\d]+x)+(\w+)[,>]")
 
 @dataclass(frozen=True)
 class Function:
-    """A function of ``ir/math/``, with the types that it has there.
+    """A function of a library, with the types that it has there.
 
     Attributes:
         name: Its name.

@@ -17,7 +17,7 @@ from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
-from iree_lnbwd.schedules.rules import MOST_BUSY, RESERVED_BYTES, touched_columns, walking
+from iree_lnbwd.schedules.rules import MOST_BUSY, RESERVED_BYTES, alike, touched_columns
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.spec import NormSpec
@@ -127,7 +127,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             if cluster == 1:
                 most.add(resident * _EVEN_PROCESSORS)
             step = groups * spec.columns
-            workgroups = {walking(each, step, vector, cluster) for each in most}
+            workgroups = {alike(each, step, vector) for each in most}
             for fetch, (rereads, defers), weight, walkers in itertools.product(
                 _FETCHES, _DX, _WEIGHTS, sorted(workgroups)
             ):

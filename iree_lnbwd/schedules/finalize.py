@@ -32,7 +32,7 @@ def with_finalize(schedule: _Gpu, spec: NormSpec, target: Target, product: Produ
     Then its threads wait for one step of loads only. If P has no such divisors, there are several
     steps.
     """
-    count, lanes = schedule.partial_rows(spec), target.subgroup_size
+    count, lanes = schedule.workgroups, target.subgroup_size
     # Columns, a power of 2, that make whole sectors of memory and whole subgroups.
     least = {s: max(_SECTOR_COLUMNS, lanes // gcd(s, lanes)) for s in range(1, _MOST_SLICES + 1)}
     divisors = (

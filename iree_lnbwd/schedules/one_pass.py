@@ -116,8 +116,6 @@ class OnePass:
         ahead = f"{counted(self.ahead, 'step')} ahead" if self.ahead else "where they are used"
         shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
         across = " across the borders of rows" if self.shifted(spec) else ""
-        if self.turns(spec):
-            across += f", which begin at {self.phases(spec)} places of one"
         later = ", sums awaited a row later" if self.defers else ""
         return (
             f"one pass: x and dy are read once; {walkers} of "
@@ -134,11 +132,6 @@ class OnePass:
     def x_slots(self) -> int:
         """Rows of x in shared memory."""
         return self.slots - self.x_later
-
-    @property
-    def arrivals(self) -> int:
-        """At a slot's mbarrier, for each row: one of every refill, of dy and x if apart."""
-        return self.refills * (2 if self.x_later else 1)
 
     @property
     def buffers(self) -> int:
@@ -227,18 +220,6 @@ class OnePass:
         """Places of an access where rows begin."""
         return self.vector // math.gcd(self.vector, spec.columns)
 
-    def turns(self, spec: NormSpec) -> int:
-        """How often threads turn to other columns, if rows of a group begin at several places.
-
-        Rows are ordered by phase, and where it changes, a workgroup begins another partial row.
-        """
-        alike = self.workgroups * self.groups * spec.columns % self.vector == 0
-        return 0 if alike else self.phases(spec) - 1
-
-    def partial_rows(self, spec: NormSpec) -> int:
-        """The most that are added up at the end."""
-        return self.workgroups + self.turns(spec)
-
     def least_last(self, spec: NormSpec, target: Target) -> int:
         """Of a thread's vectors, the first that may be a row's last.
 
@@ -275,10 +256,6 @@ class OnePass:
     def refill_chunks(self, spec: NormSpec, target: Target) -> int:
         """A thread's vectors that are refilled together; the last part may have fewer."""
         return -(-self.chunks(spec, target) // self.refills)
-
-    def refill_columns(self, spec: NormSpec, target: Target) -> int:
-        """Of a subgroup's columns, likewise."""
-        return self.refill_chunks(spec, target) * self.vector * self.lanes(target)
 
     def own_columns(self, spec: NormSpec) -> int:
         """Columns of a workgroup; the last one of a cluster may have fewer."""
@@ -416,9 +393,8 @@ class OnePass:
             an_element += dy + x
         elements = self.chunks(spec, target) * self.vector
         estimate = _REGISTERS_FIXED[target.backend] + elements * an_element
-        if self.bulk or not self.shifted(
-            spec
-        ):  # in bulk, no thread has to mask what is not its own
+        # In bulk, no thread has to mask what is not its own.
+        if self.bulk or not self.shifted(spec):
             return estimate
         return estimate * (_SHIFTED_READ_AGAIN if self.rereads else _SHIFTED)
 
@@ -446,8 +422,8 @@ class OnePass:
                 f"N is no multiple of {self.vector}, and rows are not copied",
             ),
             (
-                self.groups > 1 and self.turns(spec) > 0,
-                f"rows of {self.groups} groups begin at different places of {self.vector} elements",
+                self.workgroups * self.groups * spec.columns % self.vector != 0,
+                f"rows of a group begin at different places of {self.vector} elements",
             ),
             (
                 shared > target.shared_bytes,
@@ -475,9 +451,8 @@ class OnePass:
                 f"x is copied later than dy only in bulk, and into {_SLOTS_IF_X_LATER} slots of dy",
             ),
             (
-                self.x_later and (self.defers or self.turns(spec) > 0),
-                "the next row's x is not there yet, for sums that are told ahead or for other "
-                "columns",
+                self.x_later and self.defers,
+                "the next row's x is not there yet, for sums that are told ahead",
             ),
             (
                 self.exchange_mbarriers + self.copy_mbarriers > _MOST_MBARRIERS,

@@ -25,9 +25,6 @@ MOST_TERMS = 1024
 
 FEWEST_THREADS = 2  # of a row: a sum over one thread is none
 RESERVED_BYTES = 1024  # of shared memory, of each workgroup (CUDA C++ Programming Guide)
-# The least part of all clusters that may walk, so that no thread turns to other columns. On an H200
-# (layer norm, bf16), 64 of 66 and 28 of 30 took 3 to 6 % less time than all of them, 12 of 15 more.
-_LEAST_ALIKE = 0.9
 MOST_BUSY = 2048  # threads of a multiprocessor (CUDA C++ Programming Guide, sm_80, sm_90, sm_100)
 # Parts of a multiprocessor: each has its own scheduler and registers (NVIDIA, white papers since
 # Volta's, "SM Architecture"; the four SIMD units of a CDNA compute unit).
@@ -190,15 +187,6 @@ def alike(workgroups: int, step: int, vector: int) -> int:
     """
     parts = vector // math.gcd(vector, step)
     return max(1, workgroups // parts) * parts
-
-
-def walking(most: int, step: int, vector: int, cluster: int) -> int:
-    """How many workgroups walk over the rows, or clusters: as `alike` has it.
-
-    If that leaves too few of the clusters, all of them walk, and threads turn to other columns.
-    """
-    workgroups = alike(most, step, vector)
-    return most if cluster > 1 and workgroups < _LEAST_ALIKE * most else workgroups
 
 
 def rows_of_a_subgroup(threads: int, target: Target) -> int:

@@ -54,10 +54,6 @@ class TwoPass:
             f"tile of columns, {counted(self.vector, 'element')} an access"
         )
 
-    def partial_rows(self, spec: NormSpec) -> int:
-        """The most that are added up at the end, whatever the spec."""
-        return self.workgroups
-
     def threads(self, target: Target) -> int:
         """Of a workgroup."""
         return self.warps * target.subgroup_size

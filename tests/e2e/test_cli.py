@@ -31,14 +31,14 @@ from support import (
 )
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, NormSpec, artifact, cli, compiler, npz, runtime
+from iree_lnbwd import LayerNormGrads, NormSpec, artifact, cli, compiler, iree_compile, npz, runtime
 from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.errors import DeviceError
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.targets import find_target
-from iree_lnbwd.verification import verify
+from iree_lnbwd.verification import fingerprint, verify
 
 BINARIES = Path(sys.executable).parent
 COMMAND = BINARIES / "iree-lnbwd"
@@ -216,6 +216,25 @@ def test_printed_command_and_ir_make_the_same_module(
     assert (tmp_path / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("target", "most_lines"), [("sm_90", 900), ("gfx942", 600), ("generic", 300)]
+)
+def test_folded_ir_is_what_the_kernels_run(target: str, most_lines: int) -> None:
+    """Nothing is called, no branch is on a constant, and it compiles to the very same kernels."""
+    words = ("compile", f"--target={target}", "--normalized-shape=4096", "--dtype=bf16")
+    folded = succeeded(*words, "--print-ir", "--folded")
+    assert len(folded.splitlines()) < most_lines
+    assert "func.call" not in folded
+    assert "scf.if %true" not in folded
+    assert "scf.if %false" not in folded
+    if target != "generic":
+        made = [
+            iree_compile.run(text, "none", compiler.flags(find_target(target)), target)
+            for text in (folded, succeeded(*words, "--print-ir"))
+        ]
+        assert len({fingerprint.of(vmfb, source=target) for vmfb in made}) == 1
+
+
 def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
     words = ("compile", "--target=generic", "--normalized-shape=8")
     text = succeeded(*words, "--print-ir")
@@ -241,6 +260,11 @@ def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
         (
             ["--normalized-shape=8", "--bias-dtype=f16", "--output-mask=110"],
             "bias_dtype: expected none where there is no grad_bias, got 'f16'",
+        ),
+        (["--normalized-shape=8", "--folded"], "folded: expected only with --print-ir"),
+        (
+            ["--normalized-shape=8", "--print-command", "--folded"],
+            "folded: expected only with --print-ir",
         ),
         (
             ["--normalized-shape=8", "--print-ir", "-o", "out"],

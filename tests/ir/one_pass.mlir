@@ -9,17 +9,15 @@
 // RUN: iree-lnbwd compile --print-ir --normalized-shape=65536 --dtype=bf16 --target=gfx942 | filecheck %s --check-prefix=WIDE
 
 // CHECK: !acc = f32
-// CUDA-DAG: #stages = true
-// CUDA-DAG: #in_place = false
+// CUDA-DAG: #slots = 2 : index
+// CUDA-DAG: #ahead_i32 = 1 : i32
 // CUDA-DAG: #wants_dx = true
-// BULK-DAG: #stages = true
+// BULK-DAG: #slots = {{[1-9]}} : index
 // BULK-DAG: #bulk = true
-// BULK-DAG: #in_place = true
-// PLACE-DAG: #stages = true
 // PLACE-DAG: #slots = 1 : index
-// PLACE-DAG: #in_place = true
+// PLACE-DAG: #ahead_i32 = 1 : i32
 // PLACE-DAG: #rereads = true
-// ROCM-DAG: #stages = false
+// ROCM-DAG: #slots = 0 : index
 // ROCM-DAG: #copies_weight = false
 // NODX-DAG: #wants_dx = false
 // NODX-DAG: #rereads = false

@@ -130,7 +130,7 @@ BORDERS: dict[str, Border] = {
         replace(STAGED, vector=4, warps=4),
         {"workgroups": 132},
         {"workgroups": 131},
-        "rows of 2 groups begin at different places of 4 elements",
+        "rows of a group begin at different places of 4 elements",
         NormSpec((2049,), "bf16"),
     ),
     "shared memory": Border(
@@ -203,13 +203,13 @@ BORDERS: dict[str, Border] = {
         replace(BULK, cluster=2, defers=True),
         {},
         {"x_later": True},
-        "the next row's x is not there yet, for sums that are told ahead or for other columns",
+        "the next row's x is not there yet, for sums that are told ahead",
     ),
-    "x later than other columns": Border(
-        replace(BULK, x_later=True, vector=4),
+    "clusters whose rows begin at different places": Border(
+        replace(BULK, cluster=2, vector=4),
         {"workgroups": 64},
         {"workgroups": 63},
-        "the next row's x is not there yet, for sums that are told ahead or for other columns",
+        "rows of a group begin at different places of 4 elements",
         NormSpec((4097,), "bf16"),
     ),
     "mbarriers": Border(
@@ -331,14 +331,14 @@ BORDERS: dict[str, Border] = {
         replace(STAGED, groups=3, vector=2, warps=4),
         {"workgroups": 132},
         {"workgroups": 131},
-        "rows of 3 groups begin at different places of 2 elements",
+        "rows of a group begin at different places of 2 elements",
         NormSpec((2049,), "bf16"),
     ),
-    "x later than other columns, of two places": Border(
+    "a single group whose rows begin at two places": Border(
         replace(BULK, x_later=True, vector=2),
         {"workgroups": 64},
         {"workgroups": 63},
-        "the next row's x is not there yet, for sums that are told ahead or for other columns",
+        "rows of a group begin at different places of 2 elements",
         NormSpec((4097,), "bf16"),
     ),
     "a single slot": Border(

@@ -1,0 +1,315 @@
+// Numbers that follow from a schedule's, as arithmetic: the compiler folds them.
+
+// What a NormSpec and a Schedule decide.
+#ahead_i32 = 2 : i32
+#buffers = 2 : index
+#bulk = false
+#chunks = 1 : index
+#cluster = 1 : index
+#columns = 4096 : index
+#copies_weight = true
+#dy_bits = 16 : index
+#from_output = false
+#groups = 1 : index
+#own_columns = 4096 : index
+#refills = 1 : index
+#slots = 3 : index
+#subgroup = 32 : index
+#threads = 512 : index
+#vector = 8 : index
+#warps = 16 : index
+#widens_weight = false
+#x_bits = 16 : index
+#x_later = false
+// End of what is replaced.
+
+// V.
+func.func private @vector_i32() -> i32 {
+  %v = arith.constant #vector
+  %n = arith.index_castui %v : index to i32
+  return %n : i32
+}
+
+// T.
+func.func private @threads_i32() -> i32 {
+  %t = arith.constant #threads
+  %n = arith.index_castui %t : index to i32
+  return %n : i32
+}
+
+// Lanes of a subgroup.
+func.func private @subgroup_i32() -> i32 {
+  %lanes = arith.constant #subgroup
+  %n = arith.index_castui %lanes : index to i32
+  return %n : i32
+}
+
+// Groups of a workgroup.
+func.func private @groups_i32() -> i32 {
+  %groups = arith.constant #groups
+  %n = arith.index_castui %groups : index to i32
+  return %n : i32
+}
+
+// Whether N is no multiple of V.
+func.func private @shifted() -> i1 {
+  %c0 = arith.constant 0 : index
+  %n = arith.constant #columns
+  %v = arith.constant #vector
+  %beyond = arith.remui %n, %v : index
+  %is = arith.cmpi ne, %beyond, %c0 : index
+  return %is : i1
+}
+
+// Columns beyond whole chunks: N mod V.
+func.func private @beyond_i32() -> i32 {
+  %n = arith.constant #columns
+  %v = arith.constant #vector
+  %beyond = arith.remui %n, %v : index
+  %i32 = arith.index_castui %beyond : index to i32
+  return %i32 : i32
+}
+
+// Whether workgroups share a row.
+func.func private @in_clusters() -> i1 {
+  %c1 = arith.constant 1 : index
+  %cluster = arith.constant #cluster
+  %is = arith.cmpi ne, %cluster, %c1 : index
+  return %is : i1
+}
+
+// Subgroups of a cluster, each of which tells its sums.
+func.func private @told() -> index {
+  %cluster = arith.constant #cluster
+  %warps = arith.constant #warps
+  %told = arith.muli %cluster, %warps : index
+  return %told : index
+}
+
+// In which a subgroup's lanes read what they have told.
+func.func private @turns() -> index {
+  %lanes = arith.constant #subgroup
+  %told = func.call @told() : () -> index
+  %turns = arith.ceildivui %told, %lanes : index
+  return %turns : index
+}
+
+// That each workgroup of a cluster gets of a row: two sums of f32 from each subgroup.
+func.func private @sent_bytes() -> i32 {
+  %bytes = arith.constant 8 : index
+  %told = func.call @told() : () -> index
+  %sent = arith.muli %told, %bytes : index
+  %n = arith.index_castui %sent : index to i32
+  return %n : i32
+}
+
+// Whether a row has a single subgroup.
+func.func private @one_warp() -> i1 {
+  %c1 = arith.constant 1 : index
+  %told = func.call @told() : () -> index
+  %is = arith.cmpi eq, %told, %c1 : index
+  return %is : i1
+}
+
+// Whether a workgroup has a single group.
+func.func private @one_group() -> i1 {
+  %c1 = arith.constant 1 : index
+  %groups = arith.constant #groups
+  %is = arith.cmpi eq, %groups, %c1 : index
+  return %is : i1
+}
+
+// Whether T threads are a part of a subgroup.
+func.func private @shares_subgroup() -> i1 {
+  %t = arith.constant #threads
+  %lanes = arith.constant #subgroup
+  %is = arith.cmpi ult, %t, %lanes : index
+  return %is : i1
+}
+
+// Whether all workgroups of a cluster have as many columns.
+func.func private @parts_alike() -> i1 {
+  %n = arith.constant #columns
+  %own = arith.constant #own_columns
+  %cluster = arith.constant #cluster
+  %all = arith.muli %own, %cluster : index
+  %is = arith.cmpi eq, %all, %n : index
+  return %is : i1
+}
+
+// Whether all threads have all chunks.
+func.func private @fills() -> i1 {
+  %n = arith.constant #columns
+  %cluster = arith.constant #cluster
+  %chunks = arith.constant #chunks
+  %v = arith.constant #vector
+  %t = arith.constant #threads
+  %of_thread = arith.muli %chunks, %v : index
+  %of_workgroup = arith.muli %of_thread, %t : index
+  %all = arith.muli %of_workgroup, %cluster : index
+  %is = arith.cmpi eq, %all, %n : index
+  return %is : i1
+}
+
+// Whether a row is fetched when it is used.
+func.func private @at_once() -> i1 {
+  %zero = arith.constant 0 : i32
+  %ahead = arith.constant #ahead_i32
+  %is = arith.cmpi eq, %ahead, %zero : i32
+  return %is : i1
+}
+
+// Whether rows are fetched into shared memory.
+func.func private @stages() -> i1 {
+  %c0 = arith.constant 0 : index
+  %slots = arith.constant #slots
+  %is = arith.cmpi ne, %slots, %c0 : index
+  return %is : i1
+}
+
+// Whether slots are as many as steps ahead: one is refilled once its chunk's dx is stored.
+func.func private @in_place() -> i1 {
+  %ahead_i32 = arith.constant #ahead_i32
+  %ahead = arith.index_castui %ahead_i32 : i32 to index
+  %slots = arith.constant #slots
+  %stages = func.call @stages() : () -> i1
+  %as_many = arith.cmpi eq, %slots, %ahead : index
+  %is = arith.andi %stages, %as_many : i1
+  return %is : i1
+}
+
+// Whether chunks are waited for one by one: the only slot is refilled while it is used.
+func.func private @apart() -> i1 {
+  %yes = arith.constant true
+  %c1 = arith.constant 1 : index
+  %slots = arith.constant #slots
+  %bulk = arith.constant #bulk
+  %by_thread = arith.xori %bulk, %yes : i1
+  %in_place = func.call @in_place() : () -> i1
+  %one = arith.cmpi eq, %slots, %c1 : index
+  %one_in_place = arith.andi %one, %in_place : i1
+  %is = arith.andi %one_in_place, %by_thread : i1
+  return %is : i1
+}
+
+// Rows of x that shared memory holds.
+func.func private @x_slots() -> index {
+  %c1 = arith.constant 1 : index
+  %slots = arith.constant #slots
+  %x_later = arith.constant #x_later
+  %less = arith.subi %slots, %c1 : index
+  %x_slots = arith.select %x_later, %less, %slots : index
+  return %x_slots : index
+}
+
+// Whether a slot is refilled in several parts.
+func.func private @in_refills() -> i1 {
+  %c1 = arith.constant 1 : index
+  %refills = arith.constant #refills
+  %is = arith.cmpi ne, %refills, %c1 : index
+  return %is : i1
+}
+
+// Chunks of a thread that are refilled together; the last part may have fewer.
+func.func private @refill_chunks() -> index {
+  %chunks = arith.constant #chunks
+  %refills = arith.constant #refills
+  %each = arith.ceildivui %chunks, %refills : index
+  return %each : index
+}
+
+// Columns of a subgroup, likewise.
+func.func private @refill_columns() -> index {
+  %v = arith.constant #vector
+  %lanes = arith.constant #subgroup
+  %chunks = func.call @refill_chunks() : () -> index
+  %of_lane = arith.muli %chunks, %v : index
+  %columns = arith.muli %of_lane, %lanes : index
+  return %columns : index
+}
+
+// Of copies at a slot's mbarrier, for each row: one of every refill, of dy and of x if they come apart.
+func.func private @arrivals_i32() -> i32 {
+  %c2 = arith.constant 2 : index
+  %refills = arith.constant #refills
+  %x_later = arith.constant #x_later
+  %of_both = arith.muli %refills, %c2 : index
+  %arrivals = arith.select %x_later, %of_both, %refills : index
+  %n = arith.index_castui %arrivals : index to i32
+  return %n : i32
+}
+
+// Of the mbarriers, the first that copies tell: those of the exchange come before.
+func.func private @copies_first() -> index {
+  %c0 = arith.constant 0 : index
+  %buffers = arith.constant #buffers
+  %in_clusters = func.call @in_clusters() : () -> i1
+  %first = arith.select %in_clusters, %buffers, %c0 : index
+  return %first : index
+}
+
+// Columns that a subgroup has room for, where it copies its own.
+func.func private @of_subgroup() -> index {
+  %chunks = arith.constant #chunks
+  %v = arith.constant #vector
+  %lanes = arith.constant #subgroup
+  %of_lane = arith.muli %chunks, %v : index
+  %columns = arith.muli %of_lane, %lanes : index
+  return %columns : index
+}
+
+// Elements of dy in 16 bytes, which bulk copies come in.
+func.func private @dy_in_16() -> index {
+  %bits = arith.constant 128 : index
+  %each = arith.constant #dy_bits
+  %count = arith.divui %bits, %each : index
+  return %count : index
+}
+
+// Elements of dy in 128 bytes, which the L2 cache keeps together.
+func.func private @dy_in_line() -> index {
+  %bits = arith.constant 1024 : index
+  %each = arith.constant #dy_bits
+  %count = arith.divui %bits, %each : index
+  return %count : index
+}
+
+// Elements of x in 16 bytes, which bulk copies come in.
+func.func private @x_in_16() -> index {
+  %bits = arith.constant 128 : index
+  %each = arith.constant #x_bits
+  %count = arith.divui %bits, %each : index
+  return %count : index
+}
+
+// Elements of x in 128 bytes, which the L2 cache keeps together.
+func.func private @x_in_line() -> index {
+  %bits = arith.constant 1024 : index
+  %each = arith.constant #x_bits
+  %count = arith.divui %bits, %each : index
+  return %count : index
+}
+
+// Whether a row of dy and one of x have whole 16 bytes.
+func.func private @whole_16() -> i1 {
+  %c0 = arith.constant 0 : index
+  %n = arith.constant #columns
+  %dy_of_16 = func.call @dy_in_16() : () -> index
+  %x_of_16 = func.call @x_in_16() : () -> index
+  %most = arith.maxui %dy_of_16, %x_of_16 : index
+  %beyond = arith.remui %n, %most : index
+  %is = arith.cmpi eq, %beyond, %c0 : index
+  return %is : i1
+}
+
+// Whether the compiler is kept from computing 1 / g before the first row: the weight is in registers.
+func.func private @divides_again() -> i1 {
+  %yes = arith.constant true
+  %from_output = arith.constant #from_output
+  %copies = arith.constant #copies_weight
+  %widens = arith.constant #widens_weight
+  %staged = arith.ori %copies, %widens : i1
+  %held = arith.xori %staged, %yes : i1
+  %is = arith.andi %from_output, %held : i1
+  return %is : i1
+}
