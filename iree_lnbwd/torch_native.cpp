@@ -237,6 +237,7 @@ struct Taken {
 };
 
 c10::DimVector integers_of(const IValue& value) {
+  if (value.isIntList()) return value.toDimVector();
   c10::DimVector found;
   for (const auto& each : value.toSymIntVector()) {
     found.push_back(each.guard_int(__FILE__, __LINE__));
@@ -260,9 +261,13 @@ void forward_by_pytorch(const Norm& norm, const Taken& taken, Stack* stack) {
   const auto given = [](const Tensor* tensor) {
     return tensor ? std::optional<Tensor>(*tensor) : std::nullopt;
   };
+  const IValue& dims = taken.normalized_shape;
   auto [output, mean, rstd] =
-      at::native_layer_norm_symint(input, taken.normalized_shape.toSymIntVector(), given(weight),
-                                   given(bias), taken.eps.value());
+      dims.isIntList()
+          ? at::native_layer_norm(input, dims.toDimVector(), given(weight), given(bias),
+                                  taken.eps.value())
+          : at::native_layer_norm_symint(input, dims.toSymIntVector(), given(weight), given(bias),
+                                         taken.eps.value());
   torch::jit::drop(*stack, taken.count);
   torch::jit::push(*stack, std::move(output), std::move(mean), std::move(rstd));
 }
@@ -316,6 +321,39 @@ class Gradients final : public c10::OperatorKernel {
 
 IValue value_of(const Tensor& tensor) { return tensor.defined() ? IValue(tensor) : IValue(); }
 
+// Below autograd.
+void without_autograd(const Norm& norm, const Taken& taken, Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (norm.own_forward) {
+    norm.itself.call(stack);
+  } else {  // ATen's in place of the operator again, so that a compiler may fuse it
+    forward_by_pytorch(norm, taken, stack);
+  }
+}
+
+// What a backward knows of its call, beside the tensors: one entry of autograd's, for each costs.
+struct Kept {
+  static constexpr const char* kName = "call";
+  enum Place : size_t { norm, normalized, eps, weight_offset, memory_efficient, types };
+
+  static IValue of(int64_t norm, const Taken& taken, size_t arguments) {
+    c10::impl::GenericList all(c10::AnyType::get());
+    all.reserve(types + arguments);
+    all.push_back(norm);
+    all.push_back(static_cast<int64_t>(taken.normalized_shape.toListRef().size()));
+    all.push_back(taken.eps);
+    all.push_back(taken.weight_offset);
+    all.push_back(taken.memory_efficient);
+    for (size_t i = 0; i < arguments; ++i) {  // of gradients, too; -1: not there
+      const Tensor* tensor = taken.tensors[i];
+      all.push_back(tensor ? static_cast<int64_t>(tensor->scalar_type()) : int64_t{-1});
+    }
+    return all;
+  }
+};
+
+using Needs = std::array<bool, iree_lnbwd::kMostArguments>;
+
 // A norm in autograd's graph.
 class Differentiated : public torch::autograd::Function<Differentiated> {
  public:
@@ -324,35 +362,21 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
   // Returns the results that have gradients, and leaves all of them on the stack. The tensors are
   // the arguments that are there, once more: autograd looks for them here.
   static variable_list forward(AutogradContext* ctx, int64_t number, Stack* stack,
-                               at::TensorList) {
+                               at::TensorList there) {
     const Norm& norm = *norms()[number];
     const Op& op = norm.op;
     const Taken taken(norm, *stack);
-    std::array<Tensor, iree_lnbwd::kMostArguments> given;
-    std::vector<int64_t> types;  // of the arguments, and so of their gradients; -1: not there
-    for (size_t i = 0; i < op.arguments.size(); ++i) {
-      const Tensor* tensor = taken.tensors[i];
-      if (tensor) given[i] = *tensor;
-      types.push_back(tensor ? static_cast<int64_t>(tensor->scalar_type()) : -1);
+    // The stack gives its own up.
+    Given given = {};
+    for (size_t i = 0, next = 0; i < op.arguments.size(); ++i) {
+      if (taken.tensors[i]) given[i] = &there[next++];
     }
     const auto memory_efficient = taken.memory_efficient;
-    ctx->saved_data["norm"] = number;
-    ctx->saved_data["types"] = types;
-    ctx->saved_data["normalized"] = static_cast<int64_t>(taken.normalized_shape.toListRef().size());
-    ctx->saved_data["eps"] = taken.eps;
-    ctx->saved_data["weight_offset"] = taken.weight_offset;
-    ctx->saved_data["memory_efficient"] = memory_efficient;
-    {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      if (norm.own_forward) {
-        norm.itself.call(stack);
-      } else {  // ATen's in place of the operator again, so that a compiler may fuse it
-        forward_by_pytorch(norm, taken, stack);
-      }
-    }
+    ctx->saved_data[Kept::kName] = Kept::of(number, taken, op.arguments.size());
+    without_autograd(norm, taken, stack);
     const auto result = [&](int at) { return at < 0 ? Tensor() : (*stack)[at].toTensor(); };
     const Tensor output = result(0), residual_output = result(norm.residual_output);
-    Tensor data = norm.takes_residual ? residual_output : given[op.data];
+    Tensor data = norm.takes_residual ? residual_output : *given[op.data];
     Tensor mean = result(norm.mean), rstd = result(norm.rstd);
     ctx->set_materialize_grads(false);
     if (memory_efficient) {
@@ -362,20 +386,20 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       // PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
       mean = rstd = Tensor();
     }
-    const auto argument = [&](int at) { return at < 0 ? Tensor() : given[at]; };
+    const auto argument = [&](int at) { return at < 0 || !given[at] ? Tensor() : *given[at]; };
     ctx->save_for_backward({data, mean, rstd, argument(op.weight), argument(op.bias)});
     return norm.takes_residual ? variable_list{output, residual_output} : variable_list{output};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    auto& kept = ctx->saved_data;
-    const Norm& norm = *norms()[kept["norm"].toInt()];
+    const auto kept = ctx->saved_data[Kept::kName].toListRef();
+    const Norm& norm = *norms()[kept[Kept::norm].toInt()];
     const Op& op = norm.op;
-    const auto types = kept["types"].toIntVector();
+    const auto types = kept.slice(Kept::types);
     const size_t arguments = types.size();
-    std::vector<bool> needs(arguments);
+    Needs needs = {};
     for (size_t i = 0, edge = 0; i < arguments; ++i) {  // only what is there has an edge
-      needs[i] = types[i] >= 0 && ctx->needs_input_grad(edge++);
+      needs[i] = types[i].toInt() >= 0 && ctx->needs_input_grad(edge++);
     }
     const bool needs_dx = needs[op.data] || needs[op.residual];  // they have one gradient
     const Tensor dresidual =
@@ -386,14 +410,16 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
     if (const Tensor& dy = grads[0]; dy.defined()) {  // else the gradient went past the norm
       auto needed = needs;
       needed[op.data] = needs_dx;
-      compute(ctx, norm, dy, dresidual, needed, &found);
+      compute(ctx, kept, norm, dy, dresidual, needed, &found);
     }
     found[op.residual] = found[op.data];
 
-    variable_list returned(2);  // forward's first arguments are no tensors
+    variable_list returned;
+    returned.reserve(2 + arguments);
+    returned.resize(2);  // forward's first arguments are no tensors
     for (size_t i = 0; i < arguments; ++i) {
-      if (types[i] < 0) continue;
-      const auto type = static_cast<at::ScalarType>(types[i]);
+      if (types[i].toInt() < 0) continue;
+      const auto type = static_cast<at::ScalarType>(types[i].toInt());
       const bool is_cast = needs[i] && found[i].defined() && found[i].scalar_type() != type;
       returned.push_back(!needs[i] ? Tensor() : is_cast ? found[i].to(type) : found[i]);
     }
@@ -402,17 +428,20 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
 
  private:
   // The gradients of the op's arguments that are needed, by the norm's backward.
-  static void compute(AutogradContext* ctx, const Norm& norm, const Tensor& dy, const Tensor& dresidual,
-                      const std::vector<bool>& needed, variable_list* found) {
-    auto& kept = ctx->saved_data;
+  static void compute(AutogradContext* ctx, at::ArrayRef<IValue> kept, const Norm& norm,
+                      const Tensor& dy, const Tensor& dresidual, const Needs& needed,
+                      variable_list* found) {
     const auto saved = ctx->get_saved_variables();
-    const bool memory_efficient = kept["memory_efficient"].toBool();
+    const bool memory_efficient = kept[Kept::memory_efficient].toBool();
+    const IValue &eps = kept[Kept::eps], &weight_offset = kept[Kept::weight_offset];
     const Op& used = memory_efficient ? norm.from_output_op : norm.gradients_op;
     const auto sizes = saved[0].sym_sizes();
-    const IValue dims(sizes.slice(sizes.size() - kept["normalized"].toInt()));
+    const IValue dims(sizes.slice(sizes.size() - kept[Kept::normalized].toInt()));
 
-    std::vector<size_t> places;  // of what the gradients are of, among the op's arguments
+    c10::SmallVector<size_t, iree_lnbwd::kMostMasked> places;  // of what the gradients are of,
+                                                               // among the op's arguments
     c10::List<bool> mask;
+    mask.reserve(iree_lnbwd::kMostMasked);
     for (const Operand& gradient : used.results) {
       places.push_back(gradient.element == Operand::Element::gamma  ? norm.op.weight
                        : gradient.element == Operand::Element::beta ? norm.op.bias
@@ -425,7 +454,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
                   "create_graph=True; the input was not saved");
       while (mask.size() < iree_lnbwd::kMostMasked) mask.push_back(false);
       Stack stack = {norm.mean >= 0,     dy,   value_of(dresidual), saved[0], value_of(saved[3]),
-                     value_of(saved[4]), dims, kept["eps"],         kept["weight_offset"], mask};
+                     value_of(saved[4]), dims, eps,  weight_offset,       mask};
       norm.differentiable.call(&stack);
       auto computed = stack.back().toTensorVector();
       auto next = computed.begin();
@@ -435,6 +464,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       return;
     }
     Stack stack;
+    stack.reserve(used.arguments.size() + 4);
     for (size_t i = 0; i < used.arguments.size(); ++i) {
       const Operand& argument = used.arguments[i];
       const auto& value = [&]() -> const Tensor& {
@@ -455,7 +485,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       }();
       stack.push_back(value_of(value));
     }
-    torch::jit::push(stack, dims, mask, kept["eps"], kept["weight_offset"]);
+    torch::jit::push(stack, dims, mask, eps, weight_offset);
     {
       // Without autograd's fallback for operators that it has no formula of.
       const at::AutoDispatchBelowADInplaceOrView below;
@@ -479,9 +509,15 @@ class WithAutograd final : public c10::OperatorKernel {
       return norm_.by_aten.call(stack);
     }
     const Taken taken(norm_, *stack);
-    std::vector<Tensor> there;
+    c10::SmallVector<Tensor, iree_lnbwd::kMostArguments> there;
+    bool requires_grad = false;
     for (const Tensor* tensor : taken.tensors) {
-      if (tensor) there.push_back(*tensor);
+      if (!tensor) continue;
+      there.push_back(*tensor);
+      requires_grad |= tensor->requires_grad();
+    }
+    if (!requires_grad || !at::GradMode::is_enabled()) {  // no graph, then
+      return without_autograd(norm_, taken, stack);
     }
     Stack own(stack->end() - taken.count, stack->end());
     torch::jit::drop(*stack, taken.count);

@@ -13,6 +13,8 @@ from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.torch import sharding
 from iree_lnbwd.torch.jagged import by_values, is_jagged
 
+_INTEGERS = (int, torch.SymInt)
+
 
 def layer_norm(
     input: Tensor,
@@ -202,7 +204,7 @@ def _call(
         options: The others that it takes.
     """
     dims = normalized_shape
-    if isinstance(dims, int | torch.SymInt):
+    if type(dims) is not tuple and isinstance(dims, _INTEGERS):
         dims = (dims,)
     given = tensors["input"]
     if type(given) is not Tensor:
@@ -238,6 +240,7 @@ def _check_flag(name: str, value: object) -> None:
 
 
 def _is_an_offset(value: object) -> bool:
-    if not isinstance(value, numbers.Real):
+    # An abstract class takes longer to ask than all other checks.
+    if type(value) is not float and not isinstance(value, numbers.Real):
         raise TypeError(f"weight_offset: expected a float, got {type(value).__name__}")
     return value != 0.0
