@@ -48,6 +48,7 @@
 !beta = bf16
 !residual = bf16
 !acc = f32
+!dy_sum = bf16               // of sums of gradients of the output
 #columns = 4096 : index      // N
 #own_columns = 4096 : index  // of a workgroup
 #parts_alike = true          // all workgroups of a cluster have as many
@@ -116,6 +117,9 @@
 #centres = true              // false for RMS normalization: the mean is not subtracted
 #sums_dbeta = true           // there is a dbeta
 #adds_residual = false       // a gradient that came back past the norm is added to dx
+#has_dy2 = false             // the output has a second gradient, which is added to dy
+#has_dy3 = false
+#has_dy4 = false
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
 #stages_bias = false         // shared memory keeps beta
@@ -147,12 +151,14 @@
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 !group_sums = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !dy_chunk = vector<8x!dy>
+!dy_sum_chunk = vector<8x!dy_sum>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !beta_chunk = vector<8x!beta>
 !residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !dy_held = memref<1x!dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
+!more_dy_held = memref<3x1x!dy_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
 !x_held = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
 !beta_held = memref<1x!beta_chunk, #gpu.address_space<private>>
@@ -170,6 +176,9 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer>,            // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer>,            // dy2 [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // dy3 [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // dy4 [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [workgroups, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [workgroups, N]
@@ -191,6 +200,8 @@ hal.executable.source private @rows {
   builtin.module {
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @round_of_dy_sum(!chunk) -> !dy_sum_chunk
+    func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
     func.func private @widen_of_beta(!beta_chunk) -> !chunk
@@ -203,6 +214,8 @@ hal.executable.source private @rows {
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @plus_hx_from_output(!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+    func.func private @load_cells_of_dy(!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+    func.func private @load_cells_of_residual(!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
@@ -570,52 +583,80 @@ hal.executable.source private @rows {
       return
     }
 
-    // A chunk of the gradient that came back past the norm.
-    func.func private @load_residual(%dresidual: !residual_lines, %row: index, %k: index, %part: index, %col: index, %exists: i1, %shift: index)
-        -> !residual_chunk {
+    // A row's chunk of another gradient of the output. What is not of the row is zeros.
+    func.func private @load_dy(%more: !dy_lines, %row: index, %k: index, %part: index, %col: index, %exists: i1, %shift: index) -> !dy_chunk {
+      %zeros = arith.constant dense<0.0> : !dy_chunk
+      %read = func.call @load_cells_of_dy(%more, %row, %k, %part, %col, %exists, %shift)
+          : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+      %own = arith.select %exists, %read, %zeros : !dy_chunk
+      return %own : !dy_chunk
+    }
+
+    // A thread's chunks of a row of all other gradients.
+    func.func private @load_more(%dy2: !dy_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: i32, %last: i32, %t: index, %part: index, %shift: index,
+        %more_held: !more_dy_held) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
-      %v = arith.constant #vector
-      %shifted = arith.constant #shifted
-      %bulk = arith.constant #bulk
-      %zeros = arith.constant dense<0.0> : !residual_chunk
-      %chunk = scf.if %shifted -> !residual_chunk {
-        %column = arith.addi %part, %col : index
-        %line, %at = func.call @place(%row, %part, %col) : (index, index, index) -> (index, index)
-        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-        %is_whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
-        %whole = arith.andi %is_whole, %exists : i1
-        %read = scf.if %whole -> !residual_chunk {
-          %all = vector.load %dresidual[%line, %at] : !residual_lines, !residual_chunk
-          scf.yield %all : !residual_chunk
-        } else {
-          %gathered = scf.for %e = %c0 to %v step %c1 iter_args(%before = %zeros) -> !residual_chunk {
-            %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-            %is_own = arith.andi %in_row, %exists : i1
-            %after = scf.if %is_own -> !residual_chunk {
-              %e_at = arith.addi %at, %e : index
-              %one = memref.load %dresidual[%line, %e_at] : !residual_lines
-              // Where the last chunk's place is known, LLVM would make one access of several, beyond the tensor's end.
-              scf.if %bulk {
-                llvm.inline_asm has_side_effects "", "~{memory}" : () -> ()
-              }
-              %more = vector.insert %one, %before[%e] : !residual into !residual_chunk
-              scf.yield %more : !residual_chunk
-            } else {
-              scf.yield %before : !residual_chunk
-            }
-            scf.yield %after : !residual_chunk
-          } {llvm.loop_annotation = #unrolled}
-          scf.yield %gathered : !residual_chunk
+      %c2 = arith.constant 2 : index
+      %chunks = arith.constant #chunks
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
+      %live = arith.cmpi sle, %row, %last : i32
+      %row_in = arith.minsi %row, %last : i32
+      %row_index = arith.index_castui %row_in : i32 to index
+      scf.for %k = %c0 to %chunks step %c1 {
+        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+        %exists = arith.andi %inside, %live : i1
+        scf.if %has_dy2 {
+          %dy2_k = func.call @load_dy(%dy2, %row_index, %k, %part, %col, %exists, %shift)
+              : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+          memref.store %dy2_k, %more_held[%c0, %k] : !more_dy_held
         }
-        scf.yield %read : !residual_chunk
+        scf.if %has_dy3 {
+          %dy3_k = func.call @load_dy(%dy3, %row_index, %k, %part, %col, %exists, %shift)
+              : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+          memref.store %dy3_k, %more_held[%c1, %k] : !more_dy_held
+        }
+        scf.if %has_dy4 {
+          %dy4_k = func.call @load_dy(%dy4, %row_index, %k, %part, %col, %exists, %shift)
+              : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+          memref.store %dy4_k, %more_held[%c2, %k] : !more_dy_held
+        }
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
+    // A sum of gradients of the output and one more, rounded as an addition rounds it.
+    func.func private @plus_dy(%sum: !chunk, %more: !dy_chunk, %counts: i1) -> !chunk {
+      %after = scf.if %counts -> !chunk {
+        %wide = func.call @widen_of_dy(%more) : (!dy_chunk) -> !chunk
+        %exact = arith.addf %sum, %wide : !chunk
+        %rounded = func.call @round_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
+        %both = func.call @widen_of_dy_sum(%rounded) : (!dy_sum_chunk) -> !chunk
+        scf.yield %both : !chunk
       } else {
-        %col_in = arith.select %exists, %col, %c0 : index
-        %at_in = arith.addi %part, %col_in : index
-        %read = vector.load %dresidual[%row, %at_in] : !residual_lines, !residual_chunk
-        scf.yield %read : !residual_chunk
+        scf.yield %sum : !chunk
       }
-      return %chunk : !residual_chunk
+      return %after : !chunk
+    }
+
+    // The sum of a chunk's gradients of the output.
+    func.func private @sum_of_dy(%dy: !dy_chunk, %more_held: !more_dy_held, %k: index) -> !chunk {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c2 = arith.constant 2 : index
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
+      %dya_1 = func.call @widen_of_dy(%dy) : (!dy_chunk) -> !chunk
+      %dy2 = memref.load %more_held[%c0, %k] : !more_dy_held
+      %dya_2 = func.call @plus_dy(%dya_1, %dy2, %has_dy2) : (!chunk, !dy_chunk, i1) -> !chunk
+      %dy3 = memref.load %more_held[%c1, %k] : !more_dy_held
+      %dya_3 = func.call @plus_dy(%dya_2, %dy3, %has_dy3) : (!chunk, !dy_chunk, i1) -> !chunk
+      %dy4 = memref.load %more_held[%c2, %k] : !more_dy_held
+      %dya_4 = func.call @plus_dy(%dya_3, %dy4, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
+      return %dya_4 : !chunk
     }
 
     // A chunk's sums, to where their columns are.
@@ -1218,7 +1259,7 @@ hal.executable.source private @rows {
     // A thread's share of a row's two sums, of h and of h * xhat. Of the row's elements in its slot, %dy_from and %x_from
     // say where they are.
     func.func private @shares_of_row(%slot: index, %dy_from: index, %x_from: index, %t: index, %group: index, %part: index, %shift: index, %mean_row: !acc, %rstd_row: !acc,
-        %has_row: i1, %row_zero: !acc, %dy_staged: !dy_staged, %x_staged: !x_staged, %dy_held: !dy_held, %x_held: !x_held,
+        %has_row: i1, %row_zero: !acc, %dy_staged: !dy_staged, %x_staged: !x_staged, %dy_held: !dy_held, %x_held: !x_held, %more_held: !more_dy_held,
         %dy_next: !dy_held, %x_next: !x_held, %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged,
         %beta_held: !beta_held, %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dya_kept: !held, %xhat_kept: !held,
         %h_kept: !held) -> (!chunk, !chunk) {
@@ -1272,7 +1313,7 @@ hal.executable.source private @rows {
           %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
           scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
         }
-        %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+        %dya = func.call @sum_of_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
         %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
         %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
             : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
@@ -1335,6 +1376,7 @@ hal.executable.source private @rows {
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
+      %c3 = arith.constant 3 : index
       %n = arith.constant #columns
       %v = arith.constant #vector
       %chunks = arith.constant #chunks
@@ -1371,6 +1413,10 @@ hal.executable.source private @rows {
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
+      %adds_dy = arith.constant #has_dy2
       %from_output = arith.constant #from_output
       %stages_inverse = arith.constant #stages_inverse
       %adds_bias = arith.constant #adds_bias
@@ -1406,10 +1452,13 @@ hal.executable.source private @rows {
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_lines{%lines}
       %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !x_lines{%lines}
+      %dy2 = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !dy_lines{%lines}
+      %dy3 = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !dy_lines{%lines}
+      %dy4 = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !dy_lines{%lines}
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(10) alignment(64) offset(%c0) : !x_lines{%lines}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(11) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
       %workgroup = hal.interface.workgroup.id[0] : index
@@ -1516,6 +1565,8 @@ hal.executable.source private @rows {
       %dy_next = memref.alloca() : !dy_held  // the row that is fetched meanwhile
       %x_next = memref.alloca() : !x_held
       %residual_held = memref.alloca() : !residual_held
+      %more_held = memref.alloca() : !more_dy_held  // of this row
+      %more_next = memref.alloca() : !more_dy_held  // of the next one, which is fetched meanwhile
       %dya_kept = memref.alloca() : !held    // from the row's sums until its dx
       %xhat_kept = memref.alloca() : !held
       %h_kept = memref.alloca() : !held
@@ -1677,6 +1728,11 @@ hal.executable.source private @rows {
         nvvm.cluster.wait
       }
 
+      scf.if %adds_dy {
+        func.call @load_more(%dy2, %dy3, %dy4, %first, %last, %t, %part, %shift_first, %more_held)
+            : (!dy_lines, !dy_lines, !dy_lines, i32, i32, index, index, index, !more_dy_held) -> ()
+      }
+
       // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
       // other groups: each has a barrier of its own.
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
@@ -1729,9 +1785,9 @@ hal.executable.source private @rows {
             func.call @await_row(%dy, %x, %row_from, %last, %slot, %copies_begun, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
                 : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
             %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_begun, %rstd_begun, %yes, %row_zero,
-                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                 %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
             %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
@@ -1838,6 +1894,11 @@ hal.executable.source private @rows {
           %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
           %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
 
+          scf.if %adds_dy {
+            func.call @load_more(%dy2, %dy3, %dy4, %row_next, %last, %t, %part, %shift, %more_next)
+                : (!dy_lines, !dy_lines, !dy_lines, i32, i32, index, index, index, !more_dy_held) -> ()
+          }
+
           %row_zero = func.call @row_zero(%row) : (i32) -> !acc
           %row_index = arith.index_castui %row : i32 to index
           scf.if %adds_residual {
@@ -1845,7 +1906,7 @@ hal.executable.source private @rows {
               %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
               %exists = arith.andi %inside, %has_row : i1
               %reads = arith.select %shifted, %exists, %inside : i1
-              %dresidual_k = func.call @load_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
+              %dresidual_k = func.call @load_cells_of_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
                   : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
               memref.store %dresidual_k, %residual_held[%k] : !residual_held
             } {llvm.loop_annotation = #unrolled}
@@ -1862,9 +1923,9 @@ hal.executable.source private @rows {
               func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
                   : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
               %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
-                  %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                  %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                   %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                  : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                  : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
                   !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                   -> (!chunk, !chunk)
               %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
@@ -1878,9 +1939,9 @@ hal.executable.source private @rows {
             func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
                 : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
             %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
-                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                 %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
             %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
@@ -1941,7 +2002,7 @@ hal.executable.source private @rows {
               %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
               %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
                   : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-              %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+              %dya_again = func.call @sum_of_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
               %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
               %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
                   : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
@@ -2034,6 +2095,10 @@ hal.executable.source private @rows {
             %x_fetched = memref.load %x_next[%k] : !x_held
             memref.store %dy_fetched, %dy_held[%k] : !dy_held
             memref.store %x_fetched, %x_held[%k] : !x_held
+            scf.for %more = %c0 to %c3 step %c1 {
+              %more_fetched = memref.load %more_next[%more, %k] : !more_dy_held
+              memref.store %more_fetched, %more_held[%more, %k] : !more_dy_held
+            } {llvm.loop_annotation = #unrolled}
           } {llvm.loop_annotation = #unrolled}
 
           scf.if %bulk {
@@ -2180,6 +2245,15 @@ hal.executable.source private @rows {
           memref.store %zero, %mean[%c0] : !acc_column
         }
         memref.store %zero, %rstd[%c0] : !acc_column
+        scf.if %has_dy2 {
+          vector.store %zero_dy, %dy2[%c0, %c0] : !dy_lines, !dy_chunk
+        }
+        scf.if %has_dy3 {
+          vector.store %zero_dy, %dy3[%c0, %c0] : !dy_lines, !dy_chunk
+        }
+        scf.if %has_dy4 {
+          vector.store %zero_dy, %dy4[%c0, %c0] : !dy_lines, !dy_chunk
+        }
         scf.if %adds_residual {
           %zero_residual = arith.constant dense<0.0> : !residual_chunk
           vector.store %zero_residual, %dresidual[%c0, %c0] : !residual_lines, !residual_chunk
