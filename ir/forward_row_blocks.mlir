@@ -40,6 +40,7 @@
 #eps = 1.0e-5 : !acc
 #centres = true              // the op subtracts the mean
 #takes_residual = false      // s is normalized, not x
+#scales = true               // there is a gamma
 #adds_bias = true            // beta is added
 #writes_output = true        // not the statistics of x alone
 #fetches_ahead = true        // the next row is fetched into the cache
@@ -49,7 +50,6 @@
 #residual_line = 32 : index
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
-#forward_share = affine_map<()[m] -> (m ceildiv 64)>  // rows of a workgroup
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
@@ -61,10 +61,8 @@
 !beta_chunk = vector<64x!beta>
 !chunk = vector<64x!acc>
 !lanes = vector<64xi1>
-// End of what is replaced.
-
-#forward_worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
-
+// The launch, as iree_lnbwd/launches.py states it: the bindings, and the P workgroups, each of which has a share
+// of neighbouring rows.
 #normalize_layout = #hal.pipeline.layout<constants = 2, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // residual [M, N]
@@ -75,12 +73,17 @@
   #hal.pipeline.binding<storage_buffer>,            // rstd [M]
   #hal.pipeline.binding<storage_buffer>             // s [M, N]
 ]>
+#normalize_x = affine_map<()[p] -> (p)>
+// End of what is replaced.
+
+#forward_worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
 
 hal.executable.source private @normalize {
   hal.executable.export public @normalize ordinal(0) layout(#normalize_layout)
       count(%device: !hal.device, %p: index) -> (index, index, index) {
+    %x = affine.min #normalize_x()[%p]
     %one = arith.constant 1 : index
-    hal.return %p, %one, %one : index, index, index
+    hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
     // From ir/math/.
@@ -140,11 +143,15 @@ hal.executable.source private @normalize {
       %last_chunk = arith.subi %n, %v : index
       %one = arith.constant 1.0 : !acc
       %zeros = arith.constant dense<0.0> : !chunk
+      // Ones that are multiplied by, so that results have the same bits as with a weight of ones.
+      %known_ones = arith.constant dense<1.0> : !chunk
+      %ones = llvm.call_intrinsic "llvm.arithmetic.fence"(%known_ones) : (!chunk) -> !chunk
       %nothing = arith.constant dense<-0.0> : !chunk  // adding it changes no number
       %span = arith.constant #span
       %inv_n = arith.constant #inv_n
       %eps = arith.constant #eps
       %centres = arith.constant #centres
+      %scales = arith.constant #scales
       %adds_bias = arith.constant #adds_bias
       %writes_output = arith.constant #writes_output
       %has_residual = arith.constant #takes_residual
@@ -275,9 +282,14 @@ hal.executable.source private @normalize {
               scf.yield %xa : !chunk
             }
             %xhat = func.call @xhat(%sa, %first_mean, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-            %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
-            %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
-            %g = func.call @weight(%ga) : (!chunk) -> !chunk
+            %g = scf.if %scales -> !chunk {
+              %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
+              %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
+              %with_offset = func.call @weight(%ga) : (!chunk) -> !chunk
+              scf.yield %with_offset : !chunk
+            } else {
+              scf.yield %ones : !chunk
+            }
             %ba = scf.if %adds_bias -> !chunk {
               %beta_ = vector.load %beta[%col] : !beta_row, !beta_chunk
               %wide = func.call @widen_of_beta(%beta_) : (!beta_chunk) -> !chunk
@@ -295,58 +307,4 @@ hal.executable.source private @normalize {
       return
     }
   }
-}
-
-// The number of rows of a workgroup, and the number of workgroups.
-func.func private @forward_shares(%m: index) -> (index, index) {
-  %least = arith.constant 1 : index
-  %of_any = affine.apply #forward_share()[%m]
-  %share = arith.maxui %of_any, %least : index
-  %p = arith.ceildivui %m, %share : index
-  return %share, %p : index, index
-}
-
-func.func private @forward(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n, %beta: !beta_n)
-    -> (!x_mn, !acc_m, !acc_m, !residual_mn) {
-  %c0 = arith.constant 0 : index
-  %m = tensor.dim %x, %c0 : !x_mn
-  %share, %p = call @forward_shares(%m) : (index) -> (index, index)
-  %m_i32 = arith.index_cast %m : index to i32
-  %share_i32 = arith.index_cast %share : index to i32
-  %adds_residual = arith.constant #takes_residual
-  %s_m = arith.select %adds_residual, %m, %c0 : index
-  %y, %mean, %rstd, %s = flow.dispatch @normalize::@normalize[%p](
-      %m_i32, %share_i32, %x, %residual, %gamma, %beta)
-      : (i32, i32, !x_mn{%m}, !residual_mn{%m}, !gamma_n, !beta_n)
-      -> (!x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !residual_mn{%s_m})
-  return %y, %mean, %rstd, %s : !x_mn, !acc_m, !acc_m, !residual_mn
-}
-
-// For RMS normalization: its operands, in its order. No beta is read, and no mean written.
-func.func private @forward_uncentred(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n)
-    -> (!x_mn, !acc_m, !residual_mn) {
-  %unread = tensor.empty() : !beta_n
-  %y, %unwritten, %rstd, %s = call @forward(%x, %residual, %gamma, %unread)
-      : (!x_mn, !residual_mn, !gamma_n, !beta_n) -> (!x_mn, !acc_m, !acc_m, !residual_mn)
-  return %y, %rstd, %s : !x_mn, !acc_m, !residual_mn
-}
-
-// The statistics of x, for a backward whose caller has none (#writes_output = false). The kernel uses x
-// alone and writes neither y nor s; a row of gamma's type stands for each of them.
-func.func private @statistics(%x: !x_mn) -> (!acc_m, !acc_m) {
-  %c0 = arith.constant 0 : index
-  %m = tensor.dim %x, %c0 : !x_mn
-  %share, %p = call @forward_shares(%m) : (index) -> (index, index)
-  %m_i32 = arith.index_cast %m : index to i32
-  %share_i32 = arith.index_cast %share : index to i32
-  %y, %mean, %rstd, %s = flow.dispatch @normalize::@normalize[%p](
-      %m_i32, %share_i32, %x, %x, %x, %x)
-      : (i32, i32, !x_mn{%m}, !x_mn{%m}, !x_mn{%m}, !x_mn{%m})
-      -> (!gamma_n, !acc_m{%m}, !acc_m{%m}, !gamma_n)
-  return %mean, %rstd : !acc_m, !acc_m
-}
-
-func.func private @statistics_uncentred(%x: !x_mn) -> !acc_m {
-  %unwritten, %rstd = call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)
-  return %rstd : !acc_m
 }

@@ -43,6 +43,7 @@
 #inv_n = 2.44140625e-4 : !acc
 #centres = true              // the op subtracts the mean
 #sums_dbeta = true           // the op has dbeta
+#scales = true               // there is a gamma
 #adds_residual = false       // dresidual is added to dx
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
@@ -56,10 +57,6 @@
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
 #block = 4 : index           // rows that are in the cache at once
-// Rows of a workgroup: the share of each of 64 workgroups, but at most 512 rows, unless that took more
-// than 4096 workgroups.
-#of_few = affine_map<()[m] -> ((m ceildiv 4) ceildiv 64 * 4)>
-#of_many = affine_map<()[m] -> (512, (m ceildiv 4) ceildiv 4096 * 4)>
 #wants_dx = true             // the caller asks for dx
 !acc_pn = tensor<?x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
@@ -77,12 +74,8 @@
 !beta_chunk = vector<64x!beta>
 !chunk = vector<64x!acc>
 !lanes = vector<64xi1>
-// End of what is replaced.
-
-!any_beta_n = tensor<?x!beta>
-
-#worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
-
+// The launches, as iree_lnbwd/launches.py states them: the bindings, and the workgroups. Of @rows there are P,
+// and each has a share of neighbouring rows.
 #rows_layout = #hal.pipeline.layout<constants = 2, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]
@@ -95,12 +88,24 @@
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
 ]>
+#rows_x = affine_map<()[p] -> (p)>
+#finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma [P, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
+  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
+]>
+#finalize_x = affine_map<()[m] -> (64)>
+// End of what is replaced.
+
+#worker = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline>
 
 hal.executable.source private @rows {
   hal.executable.export public @rows ordinal(0) layout(#rows_layout)
       count(%device: !hal.device, %p: index) -> (index, index, index) {
+    %x = affine.min #rows_x()[%p]
     %one = arith.constant 1 : index
-    hal.return %p, %one, %one : index, index, index
+    hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
     // From ir/math/.
@@ -119,6 +124,23 @@ hal.executable.source private @rows {
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+
+    // The weight with its offset, or ones.
+    func.func private @gamma(%gamma: !gamma_row, %col: index) -> !chunk {
+      %scales = arith.constant #scales
+      // Ones that are multiplied by, so that results have the same bits as with a weight of ones.
+      %known_ones = arith.constant dense<1.0> : !chunk
+      %ones = llvm.call_intrinsic "llvm.arithmetic.fence"(%known_ones) : (!chunk) -> !chunk
+      %g = scf.if %scales -> !chunk {
+        %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
+        %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
+        %with_offset = func.call @weight(%ga) : (!chunk) -> !chunk
+        scf.yield %with_offset : !chunk
+      } else {
+        scf.yield %ones : !chunk
+      }
+      return %g : !chunk
+    }
 
     // The beta that is in the output.
     func.func private @bias(%beta: !beta_row, %col: index) -> !chunk {
@@ -240,11 +262,9 @@ hal.executable.source private @rows {
                 %again = vector.create_mask %seen : !lanes
                 %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
                 %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-                %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
                 %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
                 %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
-                %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
-                %g = func.call @weight(%ga) : (!chunk) -> !chunk
+                %g = func.call @gamma(%gamma, %col) : (!gamma_row, index) -> !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
                 %bias = func.call @bias(%beta, %col) : (!beta_row, index) -> !chunk
                 %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
@@ -279,9 +299,7 @@ hal.executable.source private @rows {
           %col = arith.minui %chunk, %last_chunk : index
           %seen = arith.subi %chunk, %col : index
           %again = vector.create_mask %seen : !lanes
-          %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
-          %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
-          %g = func.call @weight(%ga) : (!chunk) -> !chunk
+          %g = func.call @gamma(%gamma, %col) : (!gamma_row, index) -> !chunk
           %bias = func.call @bias(%beta, %col) : (!beta_row, index) -> !chunk
           %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
           %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
@@ -348,23 +366,14 @@ hal.executable.source private @rows {
   }
 }
 
-#finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dgamma [P, N]
-  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // partial dbeta [P, N]
-  #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
-  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
-]>
-
 // A workgroup adds up the partial rows of a chunk of columns, and rounds the sums once to the types of the
 // caller's parameters.
 hal.executable.source private @finalize {
   hal.executable.export public @finalize ordinal(0) layout(#finalize_layout)
-      count(%device: !hal.device) -> (index, index, index) {
-    %n = arith.constant #columns
-    %v = arith.constant #vector
-    %chunks = arith.ceildivui %n, %v : index
+      count(%device: !hal.device, %m: index) -> (index, index, index) {
+    %x = affine.min #finalize_x()[%m]
     %one = arith.constant 1 : index
-    hal.return %chunks, %one, %one : index, index, index
+    hal.return %x, %one, %one : index, index, index
   }
   builtin.module {
     // From ir/math/.
@@ -416,65 +425,4 @@ hal.executable.source private @finalize {
       return
     }
   }
-}
-
-// The number of rows of a workgroup, and the number of workgroups.
-func.func private @shares(%m: index) -> (index, index) {
-  %of_few = affine.apply #of_few()[%m]
-  %of_many = affine.max #of_many()[%m]
-  %least = arith.constant 1 : index
-  %of_any = arith.minui %of_few, %of_many : index
-  %share = arith.maxui %of_any, %least : index
-  %p = arith.ceildivui %m, %share : index
-  return %share, %p : index, index
-}
-
-// The launches, with all operands that a spec can have.
-func.func private @gradients(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn, %beta: !any_beta_n)
-    -> (!x_mn, !gamma_n, !beta_n) {
-  %c0 = arith.constant 0 : index
-  %m = tensor.dim %x, %c0 : !x_mn
-  %share, %p = call @shares(%m) : (index) -> (index, index)
-  %m_i32 = arith.index_cast %m : index to i32
-  %share_i32 = arith.index_cast %share : index to i32
-  %p_i32 = arith.index_cast %p : index to i32
-  %wants_dx = arith.constant #wants_dx
-  %dx_m = arith.select %wants_dx, %m, %c0 : index
-  %sums_dbeta = arith.constant #sums_dbeta
-  %dbeta_p = arith.select %sums_dbeta, %p, %c0 : index
-  %beta_n = tensor.dim %beta, %c0 : !any_beta_n
-  %dx, %dgamma_partials, %dbeta_partials = flow.dispatch @rows::@rows[%p](
-      %m_i32, %share_i32, %dy, %x, %mean, %rstd, %gamma, %dresidual, %beta)
-      : (i32, i32, !dy_mn{%m}, !x_mn{%m}, !acc_m{%m}, !acc_m{%m}, !gamma_n, !residual_mn{%m}, !any_beta_n{%beta_n})
-      -> (!x_mn{%dx_m}, !acc_pn{%p}, !acc_pn{%dbeta_p})
-  %dgamma, %dbeta = flow.dispatch @finalize::@finalize(%p_i32, %dgamma_partials, %dbeta_partials)
-      : (i32, !acc_pn{%p}, !acc_pn{%dbeta_p}) -> (!gamma_n, !beta_n)
-  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
-}
-
-func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
-    -> (!x_mn, !gamma_n, !beta_n) {
-  %c0 = arith.constant 0 : index
-  %unread = tensor.empty(%c0) : !any_beta_n
-  %dx, %dgamma, %dbeta = call @gradients(%dy, %x, %mean, %rstd, %gamma, %dresidual, %unread)
-      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !residual_mn, !any_beta_n) -> (!x_mn, !gamma_n, !beta_n)
-  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
-}
-
-// From the forward's output: its operands, in its order. No mean is read. (RMS normalization has the same
-// operands from either.)
-func.func private @algorithm_from_output(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %beta: !beta_n, %dresidual: !residual_mn)
-    -> (!x_mn, !gamma_n, !beta_n) {
-  %any_beta = tensor.cast %beta : !beta_n to !any_beta_n
-  %dx, %dgamma, %dbeta = call @gradients(%dy, %y, %rstd, %rstd, %gamma, %dresidual, %any_beta)
-      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !residual_mn, !any_beta_n) -> (!x_mn, !gamma_n, !beta_n)
-  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
-}
-
-// For RMS normalization: its operands, in its order. No mean is read, and no dbeta written.
-func.func private @algorithm_uncentred(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
-    -> (!x_mn, !gamma_n) {
-  %dx, %dgamma, %none = call @algorithm(%dy, %x, %rstd, %rstd, %gamma, %dresidual)
-      : (!dy_mn, !x_mn, !acc_m, !acc_m, !gamma_n, !residual_mn) -> (!x_mn, !gamma_n, !beta_n)
-  return %dx, %dgamma : !x_mn, !gamma_n
 }

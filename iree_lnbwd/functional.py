@@ -57,6 +57,18 @@ class Modules(NamedTuple):
     known: WeakValueDictionary[Hashable, KnownCall]
 
 
+class HostCall(NamedTuple):
+    """A kind of call on the CPU that was computed once.
+
+    Attributes:
+        norm: The module that computes it.
+        rows: M, at least 1.
+    """
+
+    norm: Norm
+    rows: int
+
+
 _Key = tuple[NormSpec, DeviceUri]
 _loading: dict[_Key, threading.RLock] = {}
 _alive: WeakValueDictionary[_Key, Norm] = WeakValueDictionary()
@@ -266,7 +278,7 @@ def call(
     options: Options,
     uri: DeviceUri | None = None,
     modules: Modules | None = None,
-) -> tuple[Results, KnownCall | None]:
+) -> tuple[Results, KnownCall | HostCall | None]:
     """Computes an op from its arguments, in the order of its table; they are bound only once.
 
     Args:
@@ -276,8 +288,7 @@ def call(
         modules: Where modules come from; None takes those of `loaded`.
 
     Returns:
-        The results, and the kind of the call, if the arrays are on a GPU and there was something
-        to compute.
+        The results, and the kind of the call, if there was something to compute.
     """
     load, known_kinds = modules or _MODULES
     op = options.op
@@ -289,7 +300,8 @@ def call(
         if bound.spec is None:
             return results_of(op, {}), None
         norm = load(bound.spec, uri or _HOST)
-        return interop.from_numpy(norm.run(bound), like=data), None
+        known_here = HostCall(norm, bound.rows) if bound.rows else None
+        return interop.from_numpy(norm.run(bound), like=data), known_here
     kind = framework.signature(arguments, given)
     # Where the statistics are given, eps is no option: calls with any are of one kind.
     has_eps = not op.is_backward or given[arguments.index(RSTD.name)] is None

@@ -11,7 +11,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from iree_lnbwd.launches import KERNELS, Count, LaunchPlans, Plan, PlannedLaunch
+from iree_lnbwd.launches import (
+    KERNELS,
+    Count,
+    LaunchPlans,
+    Plan,
+    PlannedLaunch,
+    RowCount,
+    Shares,
+)
 from iree_lnbwd.operands import ADDED_BIAS, Access, Kind, Operand
 from iree_lnbwd.raw_interface import storage_name
 from iree_lnbwd.spec import MOST_ROWS, NormSpec
@@ -20,6 +28,7 @@ _EXECUTABLE = re.compile(
     r"^hal\.executable\.source private @(\w+) \{\n.*?^\}\n+", re.MULTILINE | re.DOTALL
 )
 _BINDING = re.compile(r"(layout\(#(\w+)_layout\) binding\()(\d+)(?=\))")
+_AS_THEY_ARE = "affine_map<()[p] -> (p)>"  # of workgroups that a dispatch has the number of
 _VIEW = "!hal.buffer_view"  # memory with a shape and a type, as callers give it
 
 
@@ -29,7 +38,9 @@ def export_aliases(spec: NormSpec, plans: LaunchPlans) -> dict[str, str]:
     for launch in {launch.kernel: launch for p in plans.plans for launch in p.kernels}.values():
         aliases[f"#{launch.kernel}_layout"] = _layout(spec, launch)
         for axis, count in zip("xy", launch.workgroups, strict=False):
-            aliases[f"#{launch.kernel}_{axis}"] = _map(count)
+            aliases[f"#{launch.kernel}_{axis}"] = (
+                _AS_THEY_ARE if isinstance(count, Shares) else _map(count)
+            )
     return aliases
 
 
@@ -71,7 +82,6 @@ def entry(
     spec: NormSpec,
     plans: LaunchPlans | None,
     reflection: Mapping[str, str],
-    algorithm: tuple[str, str],
 ) -> str:
     """The public function: views of the caller's memory in, views of the filled storage out.
 
@@ -82,8 +92,6 @@ def entry(
         spec: What the module computes.
         plans: What it launches. None if IREE decides that.
         reflection: The module's description of itself.
-        algorithm: Without plans, the functions in the text that compute the op, and recompute
-            statistics.
     """
     arguments = [f"%{_view(operand)}: {_VIEW}" for operand in _arguments(spec)]
     types = ", ".join(_VIEW for _ in _results(spec))
@@ -99,7 +107,7 @@ def entry(
         ]
     body += [] if spec.has_weight else ["%gamma = arith.constant dense<1.0> : !gamma_n"]
     if plans is None:
-        body += _calls(spec, *algorithm)
+        body += _calls(spec)
     elif len(plans.plans) > 1:
         body += _branches(spec, plans)
     else:
@@ -216,22 +224,22 @@ def _exported(
     return lines, view
 
 
-def _calls(spec: NormSpec, algorithm: str, statistics: str) -> list[str]:
-    """Calls of what a file of ``ir/`` defines."""
+def _calls(spec: NormSpec) -> list[str]:
+    """Calls of what a file of ``ir/`` with the op in linalg defines."""
     family = spec.family
     lines = []
     if family.is_backward and spec.eps is not None:
         saved = family.statistics
         computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
         types = ", ".join(statistic.alias for statistic in saved)
-        lines.append(f"{computed} = func.call @{statistics}(%x) : (!x_mn) -> ({types})")
+        lines.append(f"{computed} = func.call @statistics(%x) : (!x_mn) -> ({types})")
     if family.is_backward and family.reads_bias and not spec.has_bias:
         lines.append(f"%{ADDED_BIAS.symbol} = arith.constant dense<0.0> : {ADDED_BIAS.alias}")
     results = ", ".join(f"%{result.symbol}" for result in family.results)
     read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
     types = ", ".join(given.alias for given in family.inputs)
     computed = ", ".join(result.alias for result in family.results)
-    lines.append(f"{results} = func.call @{algorithm}({read})\n      : ({types}) -> ({computed})")
+    lines.append(f"{results} = func.call @algorithm({read})\n      : ({types}) -> ({computed})")
     values = {result.name: f"%{result.symbol}" for result in _results(spec)}
     return [*lines, *_return(spec, values)]
 
@@ -264,36 +272,71 @@ def _branches(spec: NormSpec, plans: LaunchPlans) -> list[str]:
 def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str], dict[str, str]]:
     """A plan's kernels, in order, and the value of each operand after them."""
     values = {given.name: f"%{given.symbol}" for given in spec.family.inputs}
-    lines = []
+    lines, shares = _shares(plan, suffix)
+    partials = {p.name: shares[p.count] for p in plan.scratch if p.count in shares}
     for launch in plan.kernels:
         constants = [f"%{launch.kernel}_{n}{suffix}" for n, _ in enumerate(launch.constants)]
         for name, count in zip(constants, launch.constants, strict=True):
-            lines += [
-                f"{name}_index = affine.min {_map(count)}()[%m]",
-                f"{name} = arith.index_cast {name}_index : index to i32",
-            ]
+            if (index := shares.get(count)) is None:
+                index = f"{name}_index"
+                lines.append(f"{index} = affine.min {_map(count)}()[%m]")
+            lines.append(f"{name} = arith.index_cast {index} : index to i32")
+        workload = shares.get(launch.workgroups[0], "%m")
         reads, writes = (list(map(spec.family.named, n)) for n in (launch.reads, launch.writes))
         given = ", ".join([*constants, *(values[operand.name] for operand in reads)])
-        types = ", ".join([*("i32" for _ in constants), *(_sized(spec, read) for read in reads)])
+        types = ", ".join(
+            [*("i32" for _ in constants), *(_sized(spec, read, partials) for read in reads)]
+        )
         computed = []
         for operand in writes:
-            type_ = _sized(spec, operand)
+            type_ = _sized(spec, operand, partials)
             if operand.kind is Kind.CELLS and not spec.has(operand) and spec.rows is None:
                 type_ = f"{operand.alias}{{%c0}}"  # not asked for, not written
             computed.append(type_)
             values[operand.name] = f"%{operand.symbol}{suffix}"
         results = ", ".join(values[operand.name] for operand in writes)
         lines.append(
-            f"{results} = flow.dispatch @{launch.kernel}::@{launch.kernel}[%m]({given})\n"
+            f"{results} = flow.dispatch @{launch.kernel}::@{launch.kernel}[{workload}]({given})\n"
             f"      : ({types}) -> ({', '.join(computed)})"
         )
     return lines, values
 
 
-def _sized(spec: NormSpec, operand: Operand) -> str:
-    """The type of its tensor, with the number of rows if M decides that."""
+def _sized(spec: NormSpec, operand: Operand, partials: Mapping[str, str] | None = None) -> str:
+    """The type of its tensor, with the number of rows if M decides that.
+
+    Args:
+        spec: What the module computes.
+        operand: One of its operands.
+        partials: The symbols of such numbers of partial rows.
+    """
+    if partials is not None and operand.name in partials:
+        return f"{operand.alias}{{{partials[operand.name]}}}"
     of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
     return operand.alias + ("{%m}" if of_rows else "")
+
+
+def _shares(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
+    """The lines that share out rows to workgroups, and the symbols of what they compute."""
+    lines: list[str] = []
+    symbols: dict[Count, str] = {}
+    for launch in plan.kernels:
+        if not isinstance(count := launch.workgroups[0], Shares):
+            continue
+        share, groups = (f"%{launch.kernel}_{what}{suffix}" for what in ("share", "workgroups"))
+        of = count.share
+        few, many = (
+            f"(m ceildiv {of.block}) ceildiv {each} * {of.block}"
+            for each in (of.workgroups, of.most_workgroups)
+        )
+        lines += [
+            f"{share}_few = affine.min affine_map<()[m] -> ({few})>()[%m]",
+            f"{share}_many = affine.max affine_map<()[m] -> ({of.most}, {many})>()[%m]",
+            f"{share} = arith.minui {share}_few, {share}_many : index",
+            f"{groups} = arith.ceildivui %m, {share} : index",
+        ]
+        symbols |= {of: share, count: groups}
+    return lines, symbols
 
 
 def _layout(spec: NormSpec, launch: PlannedLaunch) -> str:
@@ -312,6 +355,7 @@ def _layout(spec: NormSpec, launch: PlannedLaunch) -> str:
 
 def _map(count: Count) -> str:
     """A count as a map from M to several numbers; the count is the least of them."""
+    assert isinstance(count, int | RowCount)
     if isinstance(count, int):
         return f"affine_map<()[m] -> ({count})>"
     numbers = ["m" if count.per == 1 else f"m ceildiv {count.per}"]

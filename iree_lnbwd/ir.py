@@ -153,12 +153,14 @@ def module(
     bodies = {name: text for name, text in texts.items() if name not in MATH}
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
-    elif isinstance(schedule, OnePass | TwoPass | Forward) and plans is not None:
-        aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(spec, plans)
+    elif not isinstance(schedule, WholeTensors):
+        aliases |= _gpu_aliases(spec, target, schedule)
         bodies = {
-            name: host_program.launched(_literals(name, text, spec, target, schedule), spec, plans)
-            for name, text in bodies.items()
+            name: _literals(name, text, spec, target, schedule) for name, text in bodies.items()
         }
+    if plans is not None:
+        aliases |= host_program.export_aliases(spec, plans)
+        bodies = {name: host_program.launched(text, spec, plans) for name, text in bodies.items()}
     first, *others = bodies.values()
     title, text = _HEADER.split(first)
     header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
@@ -170,21 +172,10 @@ def module(
         text = re.sub(r"(!(?:dy_mn|dy_sum_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
     text += host_program.requirements(cpu_features)
-    text += host_program.entry(spec, plans, reflection, _algorithm(spec, schedule))
+    text += host_program.entry(spec, plans, reflection)
     header += "".join(alias[0] for alias in _ALIAS.finditer(text))
     text = re.sub(r"\n{3,}", "\n\n", _ALIAS.sub("", text)).strip("\n")
     return f"{header}\nmodule @{raw_interface.symbol(spec, target)} {{\n\n{text}\n\n}}\n"
-
-
-def _algorithm(spec: NormSpec, schedule: Schedule) -> tuple[str, str]:
-    """The functions of a text without a plan that compute the op, and statistics."""
-    if not isinstance(schedule, RowBlocks):
-        return "algorithm", "statistics"
-    suffix = "" if spec.family.centres else "_uncentred"
-    if not spec.family.is_backward:
-        return f"forward{suffix}", f"statistics{suffix}"
-    of_which = "_from_output" if spec.from_output and spec.family.centres else suffix
-    return f"algorithm{of_which}", f"statistics{suffix}"
 
 
 def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
@@ -398,11 +389,6 @@ def _partial_rows_aliases(
 
 def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
     cols, vector, block = spec.columns, schedule.vector, schedule.block
-
-    def rows_of_each(workgroups: int) -> str:
-        return f"(m ceildiv {block}) ceildiv {workgroups} * {block}"
-
-    of_many = f"{schedule.share}, {rows_of_each(schedule.most_workgroups)}"
     return {
         "#columns": f"{cols} : index",
         "#vector": f"{vector} : index",
@@ -414,9 +400,7 @@ def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
         "#unrolled": _UNROLLED,
         "#span": f"{schedule.span} : index",
         "#block": f"{block} : index",
-        "#of_few": f"affine_map<()[m] -> ({rows_of_each(schedule.workgroups)})>",
-        "#of_many": f"affine_map<()[m] -> ({of_many})>",
-        "#forward_share": f"affine_map<()[m] -> (m ceildiv {schedule.workgroups})>",
+        "#scales": _flag(spec.has_weight),
         "#wants_dx": _flag(spec.has(GRAD_INPUT)),
         "#single_column": _flag(cols == 1),
         "!acc_pn": f"tensor<?x{cols}x!acc>",

@@ -1,5 +1,6 @@
-// Calls that were prepared, put on a stream of a GPU: Python finds out what a kind of call launches,
-// and C++ launches it. Nothing here knows the caller's framework.
+// Calls that were prepared, put on a stream of a GPU, or for threads of the CPU (host_calls.h): Python
+// finds out what a kind of call launches, and C++ launches it. Nothing here knows the caller's
+// framework.
 
 #pragma once
 
@@ -13,6 +14,8 @@
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
+
+#include "host_calls.h"
 
 namespace iree_lnbwd {
 
@@ -68,6 +71,8 @@ struct Call {
   std::vector<int64_t> scratch;  // where each piece begins
   std::vector<Launch> launches;
   std::shared_ptr<Graph> graph;  // of these launches, if there is one
+  std::vector<HostLaunch> host_launches;  // in place of those above, on the CPU
+  std::vector<std::shared_ptr<void>> libraries;  // which they are in
 };
 
 // Numbers from Python.
@@ -96,9 +101,38 @@ inline std::shared_ptr<Graph> graph_of(Numbers handles) {
   return graph;
 }
 
-// A call, as native_calls.py writes it down.
+// The launches of a call on the CPU, as native_calls.py writes them down.
+inline void add_host_launches(Call& call, Numbers launches) {
+  size_t at = 0;
+  const auto next = [&] {
+    expect(at < launches.size, "launches: expected more than " + std::to_string(at) + " numbers");
+    return launches.data[at++];
+  };
+  while (at < launches.size) {
+    HostLaunch& launch = call.host_launches.emplace_back();
+    launch.kernel = reinterpret_cast<HostKernel>(next());
+    for (auto& count : launch.workgroups) count = static_cast<uint32_t>(next());
+    launch.places.resize(next());
+    launch.lengths.resize(launch.places.size());
+    expect(!launch.places.empty() && launch.places.size() <= kMostPointers,
+           "launches: expected 1 to " + std::to_string(kMostPointers) + " pointers, got " +
+               std::to_string(launch.places.size()));
+    for (auto& place : launch.places) place = next();
+    for (auto& length : launch.lengths) length = static_cast<size_t>(next());
+    launch.constants.resize(next());
+    for (auto& constant : launch.constants) constant = static_cast<uint32_t>(next());
+    call.libraries.push_back(library_of(launch.kernel));
+  }
+}
+
+// A call, as native_calls.py writes it down; one on the CPU has no driver.
 inline Call call_of(Numbers driver, int64_t ones, int64_t scratch_bytes, Numbers scratch,
                     Numbers launches, Numbers graph) {
+  if (driver.size == 0) {
+    Call call{{}, 0, scratch_bytes, {scratch.data, scratch.data + scratch.size}, {}, nullptr};
+    add_host_launches(call, launches);
+    return call;
+  }
   const size_t addresses = graph.size ? 8 : 5;
   expect(driver.size == addresses, "driver: expected " + std::to_string(addresses) +
                                        " addresses, got " + std::to_string(driver.size));

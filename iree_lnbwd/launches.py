@@ -42,8 +42,10 @@ from iree_lnbwd.schedules import (
     FewRows,
     Forward,
     OnePass,
+    RowBlocks,
     Schedule,
     TwoPass,
+    WholeTensors,
     choose_statistics,
     forms,
     most_few_rows,
@@ -132,7 +134,48 @@ class RowCount:
         return self.more + (count if self.most is None else min(count, self.most))
 
 
-Count = int | RowCount
+@dataclass(frozen=True)
+class RowShare:
+    """The rows of a CPU's workgroup: an equal part of M for each workgroup, in whole blocks.
+
+    Attributes:
+        block: Rows of a block.
+        workgroups: How many share the rows, while that gives none of them too many.
+        most: The most rows of one, unless that took more than ``most_workgroups``.
+        most_workgroups: At least ``workgroups``.
+    """
+
+    block: int
+    workgroups: int
+    most: int
+    most_workgroups: int
+
+    def of(self, rows: int) -> int:
+        """The number for M >= 1 rows."""
+        blocks = -(-rows // self.block)
+        few, many = (
+            -(-blocks // workgroups) * self.block
+            for workgroups in (self.workgroups, self.most_workgroups)
+        )
+        return min(few, max(self.most, many))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many workgroups M rows are shared out to.
+
+    Attributes:
+        share: The rows of each; the last may have fewer.
+    """
+
+    share: RowShare
+
+    def of(self, rows: int) -> int:
+        """The number for M >= 1 rows."""
+        return -(-rows // self.share.of(rows))
+
+
+Count = int | RowCount | RowShare | Shares
 
 
 @dataclass(frozen=True)
@@ -248,28 +291,31 @@ def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans 
         most = most_few_rows(schedule, spec)
         of_few = (Plan((), (_normalize(_NORMALIZE_FEW, spec, how),), most) for how in few)
         return LaunchPlans((*of_few, Plan((), (_normalize(_NORMALIZE, spec, many),))))
-    if not isinstance(schedule, OnePass | TwoPass):
+    if isinstance(schedule, WholeTensors):
         return None
+    if isinstance(schedule, RowBlocks) and not spec.family.is_backward:
+        return LaunchPlans((Plan((), (_normalize(_NORMALIZE, spec, schedule),)),))
     plans = []
     for form in forms(schedule, spec):
         if isinstance(form, FewRows):
             plans.append(_of_few_rows(spec, form))
-        elif isinstance(form, OnePass | TwoPass):
+        elif isinstance(form, OnePass | TwoPass | RowBlocks):
             plans.append(_of_partial_rows(spec, target, form))
     if spec.eps is not None:
-        plans = [_with_statistics(plan, spec, target) for plan in plans]
+        how = schedule if isinstance(schedule, RowBlocks) else choose_statistics(spec, target)
+        plans = [_with_statistics(plan, spec, how) for plan in plans]
     return LaunchPlans(tuple(plans))
 
 
 def _launch(
-    kernel: Kernel, spec: NormSpec, x: Count, y: Count = 1, *, constant: Count
+    kernel: Kernel, spec: NormSpec, x: Count, y: Count = 1, *, constants: tuple[Count, ...]
 ) -> PlannedLaunch:
     """A kernel with the operands that the spec has."""
     reads, writes, ahead = (
         tuple(operand.name for operand in _own(spec, operands) if _takes(spec, operand))
         for operands in (kernel.reads, kernel.writes, kernel.ahead)
     )
-    return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, (constant,), ahead)
+    return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, constants, ahead)
 
 
 def _own(spec: NormSpec, operands: tuple[Operand, ...]) -> Iterator[Operand]:
@@ -280,7 +326,7 @@ def _own(spec: NormSpec, operands: tuple[Operand, ...]) -> Iterator[Operand]:
 def _takes(spec: NormSpec, operand: Operand) -> bool:
     """Whether kernels of the spec have a pointer to the operand.
 
-    Backward kernels always have one to the weight. If there is none, they get ones.
+    Backward kernels on GPUs always have one to the weight. If there is none, they get ones.
     """
     if not spec.family.knows(operand.name):
         return False
@@ -290,16 +336,30 @@ def _takes(spec: NormSpec, operand: Operand) -> bool:
     return spec.has(own) or not (own.is_option or not spec.family.is_backward)
 
 
-def _normalize(kernel: Kernel, spec: NormSpec, how: Forward) -> PlannedLaunch:
+def _normalize(kernel: Kernel, spec: NormSpec, how: Forward | RowBlocks) -> PlannedLaunch:
     """The kernel of a forward."""
-    return _launch(kernel, spec, RowCount(how.rows), how.cluster, constant=RowCount())
+    if isinstance(how, RowBlocks):
+        share = RowShare(1, how.workgroups, 1, how.workgroups)
+        return _on_cpu(kernel, spec, Shares(share), constants=(RowCount(), share))
+    return _launch(kernel, spec, RowCount(how.rows), how.cluster, constants=(RowCount(),))
 
 
-def _with_statistics(plan: Plan, spec: NormSpec, target: Target) -> Plan:
+def _on_cpu(
+    kernel: Kernel, spec: NormSpec, x: Count, *, constants: tuple[Count, ...]
+) -> PlannedLaunch:
+    """As `_launch`: kernels for CPUs have no pointer to a weight that is not there.
+
+    No compiler for CPUs moves loads that are marked as read-only.
+    """
+    reads = tuple(read for read in kernel.reads if read is not WEIGHT or spec.has_weight)
+    return _launch(replace(kernel, reads=reads, ahead=()), spec, x, constants=constants)
+
+
+def _with_statistics(plan: Plan, spec: NormSpec, how: Forward | RowBlocks) -> Plan:
     """The same, after a kernel that recomputes the statistics."""
     rows = RowCount()
     statistics_alone = replace(_NORMALIZE, reads=(INPUT,), ahead=(INPUT,), writes=(MEAN, RSTD))
-    launch = _normalize(statistics_alone, spec, choose_statistics(spec, target))
+    launch = _normalize(statistics_alone, spec, how)
     statistics = (_scratch(spec, name, rows) for name in launch.writes)
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(launch, *plan.kernels))
 
@@ -308,32 +368,38 @@ def _of_few_rows(spec: NormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
     tiles = form.tiles(spec)
     workgroups = RowCount(more=tiles) if spec.has(GRAD_INPUT) else tiles
-    launch = _launch(_FEW_ROWS, spec, workgroups, constant=RowCount())
+    launch = _launch(_FEW_ROWS, spec, workgroups, constants=(RowCount(),))
     return Plan(_unasked(spec, launch.writes), (launch,), form.rows if spec.rows is None else None)
 
 
-def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass) -> Plan:
+def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | RowBlocks) -> Plan:
     """Partial rows of the column sums, and a kernel that adds them up."""
     rows = RowCount()
     kernels = []
     sums: tuple[str, ...] = ()
+    partial_rows: Count
     if isinstance(form, OnePass):
         walkers = RowCount(form.groups, form.workgroups)
         partial_rows = replace(walkers, more=form.turns(spec))
-        kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constant=rows))
+        kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constants=(rows,)))
+    elif isinstance(form, RowBlocks):
+        share = RowShare(form.block, form.workgroups, form.share, form.most_workgroups)
+        partial_rows = Shares(share)
+        kernels.append(_on_cpu(_ROWS, spec, partial_rows, constants=(rows, share)))
     else:
         partial_rows = walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
         columns = _COLUMNS
         if spec.has(GRAD_INPUT):
-            kernels.append(_launch(_ROW_SUMS, spec, rows, constant=rows))
+            kernels.append(_launch(_ROW_SUMS, spec, rows, constants=(rows,)))
             sums = kernels[0].writes
         else:
             columns = replace(columns, reads=tuple(o for o in columns.reads if o not in _SUMS))
-        kernels.append(_launch(columns, spec, tiles, walkers, constant=rows))
+        kernels.append(_launch(columns, spec, tiles, walkers, constants=(rows,)))
     if any(spec.has(gradient) for gradient in _FINALIZE.writes):
-        tiles = math.ceil(spec.columns / form.finalize_columns)
-        kernels.append(_launch(_FINALIZE, spec, tiles, constant=partial_rows))
+        width = form.vector if isinstance(form, RowBlocks) else form.finalize_columns
+        tiles = math.ceil(spec.columns / width)
+        kernels.append(_launch(_FINALIZE, spec, tiles, constants=(partial_rows,)))
     scratch = (
         *(_scratch(spec, p.name, partial_rows) for p in _PARTIALS if _takes(spec, p)),
         *(_scratch(spec, name, rows) for name in sums),
@@ -417,6 +483,10 @@ def _kernel(values: Any, place: str, bound: Collection[str]) -> PlannedLaunch:
 def _count(value: Any, place: str) -> Count:
     if not isinstance(value, dict):
         return int_of(value, place, least=1, most=_MOST_COUNT)
+    if "share" in value:
+        return Shares(_share(object_of(value, place, _names_of(Shares))["share"], f"{place}.share"))
+    if "block" in value:
+        return _share(value, place)
     given = object_of(value, place, _names_of(RowCount))
     return RowCount(
         int_of(given["per"], f"{place}.per", least=1, most=_MOST_COUNT),
@@ -424,6 +494,16 @@ def _count(value: Any, place: str) -> Count:
         if given["most"] is None
         else int_of(given["most"], f"{place}.most", least=1, most=_MOST_COUNT),
         int_of(given["more"], f"{place}.more", least=0, most=_MOST_COUNT),
+    )
+
+
+def _share(value: Any, place: str) -> RowShare:
+    given = object_of(value, place, _names_of(RowShare))
+    return RowShare(
+        *(
+            int_of(given[name], f"{place}.{name}", least=1, most=_MOST_COUNT)
+            for name in _names_of(RowShare)
+        )
     )
 
 

@@ -1,4 +1,7 @@
-"""Prepared calls as numbers for C++, which launches them without Python: `kernel_calls.h`."""
+"""Prepared calls as numbers for C++, which launches them without Python: `kernel_calls.h`.
+
+Those on the CPU are in `host_calls.h`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import NamedTuple
 
 from iree_lnbwd.runtime.gpu_driver import Graph
+from iree_lnbwd.runtime.host_module import HostSequence
 from iree_lnbwd.runtime.stream_module import LaunchSequence
 
 # The fields of Driver in C++: only those that a call needs.
@@ -17,12 +21,13 @@ class NativeCall(NamedTuple):
     """The arguments of `call_of` in C++.
 
     Attributes:
-        driver: The driver's context, and the addresses of its functions.
+        driver: The driver's context, and the addresses of its functions; none on the CPU.
         ones: Address of a weight of ones, if kernels need it; else 0.
         scratch_bytes: Bytes of all pieces of scratch.
         scratch: Where each piece begins.
         launches: In order: the kernel, workgroups, threads, shared bytes, the number of pointers
-            and their places, and the number of constants and they themselves.
+            and their places, and the number of constants and they themselves. On the CPU there are
+            no threads and shared bytes, and the pointers' lengths follow their places.
         graph: The driver's handles of the executable graph and of its nodes, if there is one.
     """
 
@@ -66,3 +71,19 @@ def native_call(
         launches=tuple(launches),
         graph=graph,
     )
+
+
+def native_host_call(sequence: HostSequence, pointers: Sequence[str]) -> NativeCall:
+    """A call on the CPU for C++, which keeps what its kernels are in.
+
+    Args:
+        sequence: The launches.
+        pointers: As `native_call`.
+    """
+    places = {name: at for at, name in enumerate((*pointers, *sequence.scratch_names))}
+    launches: list[int] = []
+    for launch in sequence.launches:
+        launches += (launch.function, *launch.workgroups, len(launch.bindings))
+        launches += (*(places[name] for name in launch.bindings), *launch.lengths)
+        launches += (len(launch.constants), *launch.constants)
+    return NativeCall((), 0, sequence.scratch_bytes, sequence.scratch, tuple(launches), ())

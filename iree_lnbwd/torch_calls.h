@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "kernel_calls.h"
+#include "torch_cpu.h"
 
 namespace iree_lnbwd {
 
@@ -108,11 +110,17 @@ inline Calls& calls() {
   return all;
 }
 
-// Puts a known call on PyTorch's current stream.
+// Runs a known call on PyTorch's threads, or puts it on PyTorch's current stream.
 //
 // The pointers are those of what the op's kernels read and of its results, in the order of its
 // table.
 inline void launch(const Call& call, at::Device device, c10::SmallVector<int64_t, 16> pointers) {
+  if (!call.host_launches.empty()) {
+    const auto scratch = c10::GetCPUAllocator()->allocate(call.scratch_bytes);
+    const auto begins = reinterpret_cast<int64_t>(scratch.get());
+    for (int64_t piece : call.scratch) pointers.push_back(begins + piece);
+    return run_on_pytorchs_threads(call, pointers.data());
+  }
   const c10::DeviceGuard guard(device);
   // Of this stream, like the kernels: freed here, it is not used again before they are done.
   const auto scratch = c10::GetAllocator(device.type())->allocate(call.scratch_bytes);

@@ -41,9 +41,10 @@ struct Options {
 // Python copies what is not, and refuses what has no memory (any more).
 inline bool is_usable(const Tensor& tensor) {
   const size_t bytes = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
+  const int64_t alignment = tensor.is_cpu() ? tensor.itemsize() : kAccessBytes;
   return tensor.is_contiguous() && tensor.const_data_ptr() != nullptr &&
          tensor.storage().nbytes() >= bytes &&
-         reinterpret_cast<int64_t>(tensor.const_data_ptr()) % kAccessBytes == 0;
+         reinterpret_cast<int64_t>(tensor.const_data_ptr()) % alignment == 0;
 }
 
 // The type of a row's statistics, and of sums.
@@ -57,9 +58,11 @@ inline int64_t address(const Tensor& tensor) {
 
 // There is nothing left to dispatch on.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
-  return at::_ops::empty_memory_format::redispatch(
+  auto tensor = at::_ops::empty_memory_format::redispatch(
       c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA),
       c10::fromIntArrayRefSlow(sizes), type, at::kStrided, device, std::nullopt, std::nullopt);
+  if (device.is_cpu()) use_large_pages(tensor);
+  return tensor;
 }
 
 // What is known of a call from its arguments, if they belong together. What kernels read need not

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from iree_lnbwd import notices
 from iree_lnbwd.arguments import (
     Array,
     BoundCall,
@@ -26,11 +28,14 @@ from iree_lnbwd.runtime import storage
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
+from iree_lnbwd.runtime.host_library import UnservedError
+from iree_lnbwd.runtime.host_module import HostModule, HostSequence
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
 from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, LaunchSequence
 from iree_lnbwd.schedules import host_alignment
 from iree_lnbwd.spec import check_number, check_output_mask
 
+_log = logging.getLogger(__name__)
 _KINDS_KEPT = 1024  # kinds of call (shapes and the like) that are not checked again
 
 
@@ -62,7 +67,7 @@ class Norm:
         self.spec = described.spec
         self.target = described.target.name
         self.device = device
-        self._on_streams = described.launches is not None
+        self._on_streams = described.launches is not None and device.backend != "cpu"
         self.alignment = ACCESS_BYTES if self._on_streams else host_alignment(described.schedule)
         self._module = module
         family = self.spec.family
@@ -204,6 +209,14 @@ class Norm:
             raise DeviceError(f"device: {self.spec.name} has no launches on {self.device}")
         return sequence
 
+    def on_host(self, rows: int) -> HostSequence | None:
+        """The launches of a call with M >= 1 rows, for callers who have threads of the CPU for it.
+
+        Returns:
+            None where IREE has to run this module; a CPU's module that could be run so is logged.
+        """
+        return None if self._host is None else self._host.sequence(rows)
+
     def run(self, call: BoundCall, out: Results | None = None) -> Results:
         """Computes a call on NumPy arrays that ``arguments.bind`` has checked, for this spec."""
         results = {
@@ -235,6 +248,19 @@ class Norm:
     def _gpu(self) -> GpuModule:
         """The module for arrays that are in the GPU's memory."""
         return GpuModule(self._module, self.device, alignment=self.alignment, iree=self._iree)
+
+    @functools.cached_property
+    def _host(self) -> HostModule | None:
+        """The module's kernels in this process, if it is for the CPU and states its launches."""
+        launches = self._module.description.launches
+        if self.device.backend != "cpu" or launches is None:
+            return None
+        self._iree()  # which refuses what is not for this CPU, before the code is loaded here
+        try:
+            return HostModule(self.spec, launches, self._module.vmfb)
+        except UnservedError as error:
+            notices.log(_log, "%s runs on IREE's threads: %s", self.spec.name, error)
+            return None
 
     def _check_options(self, output_mask: object, eps: object) -> None:
         """Expects options that are None, or those that the module was compiled for."""

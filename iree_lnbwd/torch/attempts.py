@@ -20,6 +20,7 @@ from torch import Tensor
 
 from iree_lnbwd import notices
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError, one_line, plain
+from iree_lnbwd.functional import HostCall
 from iree_lnbwd.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
@@ -174,7 +175,7 @@ def _attempt(op: Op, *arguments: Any) -> tuple[Tensor | None, ...]:
     if reason is None:
         try:
             results, known = _compute(call)
-            if known is not None and known.sequence is None:
+            if isinstance(known, KnownCall) and known.sequence is None:
                 RECORD.refuse(kind, "the module does not run on PyTorch's stream")
             return results
         except _NotTakenError as error:
@@ -187,7 +188,7 @@ def _attempt(op: Op, *arguments: Any) -> tuple[Tensor | None, ...]:
     return (None,) * len(_results(op))
 
 
-def _compute(call: _Call) -> tuple[tuple[Tensor | None, ...], KnownCall | None]:
+def _compute(call: _Call) -> tuple[tuple[Tensor | None, ...], KnownCall | HostCall | None]:
     """Raises what goes wrong."""
     if call.data.is_cuda and torch.cuda.is_current_stream_capturing():
         raise _NotTakenError("the first call of its kind was inside a capture of a CUDA graph")

@@ -19,6 +19,7 @@ from iree_lnbwd.arguments import (
 )
 from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.errors import CompileError
+from iree_lnbwd.functional import HostCall
 from iree_lnbwd.operands import (
     RESIDUAL_OUTPUT,
     Element,
@@ -69,7 +70,7 @@ def known_forward(
     eps: float | None,
     weight_offset: float,
     modules: functional.Modules | None = None,
-) -> tuple[NormOutput, KnownCall | None]:
+) -> tuple[NormOutput, KnownCall | HostCall | None]:
     """A forward by ours alone, and the kind of the call where `functional.call` has one.
 
     Raises:
@@ -134,7 +135,7 @@ def known_backward(
     eps: float | None,
     weight_offset: float,
     modules: functional.Modules | None = None,
-) -> tuple[Results, KnownCall | None]:
+) -> tuple[Results, KnownCall | HostCall | None]:
     """Gradients by ours alone, and the kind of the call where `functional.call` has one.
 
     Raises:
@@ -151,8 +152,8 @@ def known_backward(
 
 def _call(
     tensors: Sequence[Tensor | None], options: Options, modules: functional.Modules | None
-) -> tuple[Results, KnownCall | None]:
-    """A call; C++ is told of one on a GPU, and launches the next of its kind itself."""
+) -> tuple[Results, KnownCall | HostCall | None]:
+    """A call; C++ is told of it, and launches the next of its kind itself."""
     results, known = functional.call(tensors, options, modules=modules or _MODULES)
     if known is not None and native.load():
         native.remember(tensors, options, known)

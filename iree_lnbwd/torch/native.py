@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -23,20 +23,27 @@ from torch import Tensor
 
 from iree_lnbwd import folders, notices
 from iree_lnbwd.arguments import Options
-from iree_lnbwd.native_calls import native_call
+from iree_lnbwd.functional import HostCall
+from iree_lnbwd.native_calls import NativeCall, native_call, native_host_call
 from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
 from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op, Operand, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
+from iree_lnbwd.torch import kinds
 from iree_lnbwd.torch.norms import AUTOCAST, GRADIENTS, NORMS
 from iree_lnbwd.user_folders import UnusableError
 
 _HERE = Path(__file__).parent.parent
 _SOURCES = (_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp")
 _HEADERS = tuple(
-    _HERE / f"{name}.h" for name in ("kernel_calls", "torch_calls", "torch_norms", "torch_warnings")
+    _HERE / f"{name}.h"
+    for name in (
+        *("host_calls", "kernel_calls"),
+        *("torch_calls", "torch_cpu", "torch_norms", "torch_warnings"),
+    )
 )
-_FLAGS = ("-O2",)
+# OpenMP's pragmas are in PyTorch's headers. Its library is not named: it is the one of PyTorch.
+_FLAGS = ("-O2", "-fopenmp")
 _LIBRARY = "iree_lnbwd_torch.so"
 _ALL_OPS = (*OPS.values(), *FROM_OUTPUT.values())
 _NUMBERS = {op: number for number, op in enumerate(_ALL_OPS)}
@@ -45,7 +52,7 @@ _POINTERS = {op: names((*op.inputs, *op.results)) for op in _ALL_OPS}
 _KINDS_KEPT = 4096
 
 _log = logging.getLogger(__name__)
-_remembered: set[KnownCall] = set()
+_remembered: set[Hashable] = set()
 _modules: set[GpuModule] = set()  # C++ may launch their kernels
 _graphs: dict[Graph, Graph] = {}
 _loading, _remembering = threading.Lock(), threading.Lock()
@@ -177,33 +184,40 @@ def number_of(op: Op) -> int:
     return _NUMBERS[op]
 
 
-def remember(tensors: Sequence[Tensor | None], options: Options, known: KnownCall) -> None:
+def remember(
+    tensors: Sequence[Tensor | None], options: Options, known: KnownCall | HostCall
+) -> None:
     """Lets the C++ operators launch the kernels themselves for calls of a kind.
 
     Args:
         tensors: Of a call of that kind, in the order of its op's table.
         options: Of the call.
-        known: Computes such calls; it is kept. What IREE's device runs stays in Python.
+        known: Computes such calls; on a GPU, it is kept. What IREE's device runs stays in Python.
     """
+    on_host = isinstance(known, HostCall)
+    key = (known, options, *map(kinds.kind, tensors)) if on_host else known
     with _remembering:
-        if known in _remembered:
+        if key in _remembered:
             return
         if len(_remembered) >= _KINDS_KEPT:  # another thread may be in such a call: modules stay
             _forget_calls()
-        _remembered.add(known)
-        _modules.add(known.module)
-        if (sequence := known.sequence) is None:
+        _remembered.add(key)
+        if (call := _numbers(known, _POINTERS[options.op])) is None:
             return
         op, normalized_shape, mask, weight_offset, eps = options
         torch.ops.iree_lnbwd.remember(
-            number_of(op),
-            tensors,
-            normalized_shape,
-            mask,
-            eps,
-            weight_offset,
-            **native_call(sequence, _POINTERS[op], _graphs)._asdict(),
+            number_of(op), tensors, normalized_shape, mask, eps, weight_offset, **call._asdict()
         )
+
+
+def _numbers(known: KnownCall | HostCall, pointers: Sequence[str]) -> NativeCall | None:
+    """What C++ launches; None where IREE's device runs it."""
+    if isinstance(known, HostCall):
+        on_host = known.norm.on_host(known.rows)
+        return None if on_host is None else native_host_call(on_host, pointers)
+    _modules.add(known.module)
+    on_gpu = known.sequence
+    return None if on_gpu is None else native_call(on_gpu, pointers, _graphs)
 
 
 def forget() -> None:

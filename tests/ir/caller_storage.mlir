@@ -15,7 +15,8 @@
 // CHECK-NEXT: %out_dgamma: !hal.buffer_view,
 // CHECK-NEXT: %out_dbeta: !hal.buffer_view)
 // CHECK-NEXT: -> (!hal.buffer_view, !hal.buffer_view, !hal.buffer_view)
-// CHECK: func.call @algorithm(%dy, %x, %mean, %rstd, %gamma, %x)
+// CHECK: %dx, %partial_dgamma, %partial_dbeta = flow.dispatch @rows::@rows[%rows_workgroups](%rows_0, %rows_1, %dy, %x, %mean, %rstd, %gamma)
+// CHECK: %dgamma, %dbeta = flow.dispatch @finalize::@finalize[%m](%finalize_0, %partial_dgamma, %partial_dbeta)
 // CHECK: hal.tensor.alias %dx : !x_mn{%m} to %out_dx
 // CHECK: hal.tensor.alias %dgamma : !gamma_n to %out_dgamma
 // CHECK: hal.tensor.alias %dbeta : !beta_n to %out_dbeta

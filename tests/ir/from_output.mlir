@@ -40,8 +40,7 @@
 // CPU: #adds_bias = false
 // CPU: #from_output = true
 // CPU: arith.divf %ones, %g : vector
-// CPU: %beta = arith.constant dense<0.0> : !beta_n
-// CPU: func.call @algorithm_from_output(%dy, %x, %rstd, %gamma, %beta, %x)
+// CPU: flow.dispatch @rows::@rows[%rows_workgroups](%rows_0, %rows_1, %dy, %x, %rstd, %gamma)
 
 // INPUT: #from_output = false
 // INPUT: #rows_layout = #hal.pipeline.layout<constants = 1, bindings = [

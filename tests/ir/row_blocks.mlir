@@ -16,11 +16,21 @@
 // CHECK: #x_line = 32 : index
 // CHECK: #span = 2048 : index
 // CHECK: #block = 1 : index
-// CHECK: #of_few = affine_map<()[m] -> ((m ceildiv 1) ceildiv 64 * 1)>
-// CHECK: #of_many = affine_map<()[m] -> (512, (m ceildiv 1) ceildiv 4096 * 1)>
 // CHECK: #wants_dx = true
 // CHECK: !acc_pn = tensor<?x1000x!acc>
 // CHECK: !chunk = vector<16x!acc>
+// The operands of this spec alone, and P workgroups.
+// CHECK: #rows_layout = #hal.pipeline.layout<constants = 2, bindings = [
+// CHECK-NEXT: // dy [M, N]
+// CHECK-NEXT: // x [M, N]
+// CHECK-NEXT: // mean [M]
+// CHECK-NEXT: // rstd [M]
+// CHECK-NEXT: // gamma [N]
+// CHECK-NEXT: // dx [M, N]
+// CHECK-NEXT: // partial_dgamma [P, N]
+// CHECK-NEXT: // partial_dbeta [P, N]
+// CHECK: #rows_x = affine_map<()[p] -> (p)>
+// CHECK: #finalize_x = affine_map<()[m] -> (63)>
 // CHECK: hal.executable.source private @rows {
 // The row sums: a chunk that overlaps the one before counts what is new.
 // CHECK: %col = arith.minui %chunk, %last_chunk : index
@@ -36,6 +46,9 @@
 // CHECK: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
 // CHECK: %[[DX:.+]] = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
 // CHECK-NEXT: vector.store %[[DX]], %dx[%row, %col]
+// The rows of a workgroup: the share of each of 64, but at most 512, unless that took more than 4096.
+// CHECK: %rows_share_few = affine.min affine_map<()[m] -> ((m ceildiv 1) ceildiv 64 * 1)>()[%m]
+// CHECK: %rows_share_many = affine.max affine_map<()[m] -> (512, (m ceildiv 1) ceildiv 4096 * 1)>()[%m]
 
 // NEVER: hal.executable.source private @rows {
 // NEVER-NOT: alignment({{.*}})
@@ -43,5 +56,5 @@
 
 // FLOW: func public @layer_norm_backward(
 // FLOW: flow.dispatch @rows::@rows[
-// FLOW: flow.dispatch @finalize::@finalize(
+// FLOW: flow.dispatch @finalize::@finalize[
 // FLOW-NOT: flow.dispatch
