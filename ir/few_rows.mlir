@@ -107,7 +107,7 @@ hal.executable.source private @few_rows {
   builtin.module {
     // From ir/math/.
     func.func private @widen_of_dy_cells(!dy_cells) -> !cells
-    func.func private @round_of_dy_sum_cells(!cells) -> !dy_sum_cells
+    func.func private @round_apart_of_dy_sum_cells(!cells) -> !dy_sum_cells
     func.func private @widen_of_dy_sum_cells(!dy_sum_cells) -> !cells
     func.func private @widen_of_x_cells(!x_cells) -> !cells
     func.func private @widen_of_gamma_cells(!gamma_cells) -> !cells
@@ -118,7 +118,7 @@ hal.executable.source private @few_rows {
     func.func private @xhat_of_cells(!cells, !acc, !acc) -> !cells
     func.func private @xhat_from_output_of_cells(!cells, !cells, !cells) -> !cells
     func.func private @widen_of_dy(!few_dy_chunk) -> !few_chunk
-    func.func private @round_of_dy_sum(!few_chunk) -> !few_dy_sum_chunk
+    func.func private @round_apart_of_dy_sum(!few_chunk) -> !few_dy_sum_chunk
     func.func private @widen_of_dy_sum(!few_dy_sum_chunk) -> !few_chunk
     func.func private @widen_of_x(!few_x_chunk) -> !few_chunk
     func.func private @widen_of_gamma(!few_gamma_chunk) -> !few_chunk
@@ -140,7 +140,7 @@ hal.executable.source private @few_rows {
       %after = scf.if %counts -> !cells {
         %wide = func.call @widen_of_dy_cells(%more) : (!dy_cells) -> !cells
         %exact = arith.addf %sum, %wide : !cells
-        %rounded = func.call @round_of_dy_sum_cells(%exact) : (!cells) -> !dy_sum_cells
+        %rounded = func.call @round_apart_of_dy_sum_cells(%exact) : (!cells) -> !dy_sum_cells
         %both = func.call @widen_of_dy_sum_cells(%rounded) : (!dy_sum_cells) -> !cells
         scf.yield %both : !cells
       } else {
@@ -154,7 +154,7 @@ hal.executable.source private @few_rows {
       %after = scf.if %counts -> !few_chunk {
         %wide = func.call @widen_of_dy(%more) : (!few_dy_chunk) -> !few_chunk
         %exact = arith.addf %sum, %wide : !few_chunk
-        %rounded = func.call @round_of_dy_sum(%exact) : (!few_chunk) -> !few_dy_sum_chunk
+        %rounded = func.call @round_apart_of_dy_sum(%exact) : (!few_chunk) -> !few_dy_sum_chunk
         %both = func.call @widen_of_dy_sum(%rounded) : (!few_dy_sum_chunk) -> !few_chunk
         scf.yield %both : !few_chunk
       } else {

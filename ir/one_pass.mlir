@@ -200,7 +200,7 @@ hal.executable.source private @rows {
   builtin.module {
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
-    func.func private @round_of_dy_sum(!chunk) -> !dy_sum_chunk
+    func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -632,7 +632,7 @@ hal.executable.source private @rows {
       %after = scf.if %counts -> !chunk {
         %wide = func.call @widen_of_dy(%more) : (!dy_chunk) -> !chunk
         %exact = arith.addf %sum, %wide : !chunk
-        %rounded = func.call @round_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
+        %rounded = func.call @round_apart_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
         %both = func.call @widen_of_dy_sum(%rounded) : (!dy_sum_chunk) -> !chunk
         scf.yield %both : !chunk
       } else {

@@ -199,6 +199,9 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
         return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
     if function in ("set_ieee_rules", "restore_rules"):
         return f"{function}_on_aarch64" if target.architecture == "aarch64" else function
+    if function == "round_apart":
+        is_dropped = target.backend == "cpu" and types[0] != types[-1] and "bf16" in types[-1]
+        function = function if is_dropped else "round"
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
