@@ -113,8 +113,7 @@ func.func private @await_copies(%pending: i32) {
 }
 
 // A chunk of a row from memory. Where rows begin anywhere in an access, what is not of the row is zeros.
-func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: index, %col: index, %exists: i1, %shift: index)
-    -> !narrow {
+func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: index, %col: index, %exists: i1, %shift: index) -> !narrow {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %v = arith.constant #vector

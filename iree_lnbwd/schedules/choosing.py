@@ -119,8 +119,8 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
 
 def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """What `choose` completes the first legal one of, best first, for a backward on a GPU."""
-    yield from measured(spec, product)
-    yield from nearby(spec, target, product)
+    for one in chain(measured(spec, product), nearby(spec, target, product)):
+        yield replace(one, defers=False) if spec.grad_outputs > 1 else one
     reasoned = chain(_staged(spec, target, product), _direct(spec, target, product))
     yield from (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target))
 
