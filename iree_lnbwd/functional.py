@@ -188,10 +188,10 @@ def layer_norm_backward(
     not tell xhat, and this column's ``grad_weight`` means nothing.
 
     Args:
-        grad_output: [..., *normalized_shape], the gradient that reached the output; or a sequence of
-            up to four of one type, which are added up one after the other. Each sum is rounded as
-            an addition would round it that the output's type decides: to theirs, if ``input`` has
-            it, too, and else to that of sums.
+        grad_output: [..., *normalized_shape], the gradient that reached the output. Or a list of up
+            to four, all of one type, which are added up in this order: the gradients of an output
+            with several uses. Each sum is rounded, to their type if ``input`` has it, too, and else
+            to that of sums.
         input: [..., *normalized_shape], any number of rows, zero too; None with ``output``.
         normalized_shape: The trailing dimensions that were normalized.
         mean: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data). Used as

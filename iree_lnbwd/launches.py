@@ -88,9 +88,7 @@ _ROWS = Kernel(
     (GRAD_INPUT, *_PARTIALS),
     ahead=(*_READ[:-1], GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
 )
-_FEW_ROWS = Kernel(
-    "few_rows", (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _GRADIENTS
-)
+_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _GRADIENTS)
 _ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _SUMS)
 _COLUMNS = Kernel(
     "columns",

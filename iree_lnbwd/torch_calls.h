@@ -24,7 +24,7 @@
 
 namespace iree_lnbwd {
 
-constexpr size_t kMostArguments = 8;  // of an op
+constexpr size_t kMostArguments = 10;  // of an op
 constexpr size_t kMostMasked = 3;     // gradients that a mask chooses among
 
 // An operand of an op: a row of the table in operands.py, whose words these are.

@@ -433,12 +433,13 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       return;
     }
     Stack stack;
+    const Tensor none;
     for (size_t i = 0; i < used.arguments.size(); ++i) {
       const Operand& argument = used.arguments[i];
       const auto& value = [&]() -> const Tensor& {
         switch (argument.element) {
-          case Operand::Element::dy:
-            return dy;
+          case Operand::Element::dy:  // autograd has added up those of several uses
+            return argument.name == "grad_output" ? dy : none;
           case Operand::Element::acc:
             return argument.name == "mean" ? saved[1] : saved[2];
           case Operand::Element::gamma:
