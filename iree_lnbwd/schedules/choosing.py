@@ -138,7 +138,7 @@ def choose_statistics(spec: NormSpec, target: Target) -> Forward:
 
 
 def measured(spec: NormSpec, product: Product) -> Iterator[OnePass]:
-    """Schedules that were measured as the fastest of this width, if dy and x have one size."""
+    """Schedules that were measured as the fastest of this width."""
     known = serving(product)
     yield from (known[kind] for kind in _kinds(spec) if kind in known)
 
@@ -150,15 +150,13 @@ def nearby(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass
 
 
 def _kinds(spec: NormSpec) -> tuple[Key, ...]:
-    """What a measurement may be about that serves a spec, best first; none if sizes are mixed.
+    """What a measurement may be about that serves a spec, best first.
 
     That of the very op comes before those of the plain op and of plain layer normalization, which
-    serve others as well.
+    serve others as well. Of mixed sizes, the wider counts: on an H200, with dy in bf16 beside x in
+    f32, layer norm's backwards of 768 columns went from 77 to 87 % of the ceiling.
     """
-    sizes = {DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype)}
-    if len(sizes) > 1:
-        return ()
-    size = sizes.pop()
+    size = max(DTYPES[name].numpy.itemsize for name in (spec.dy_dtype, spec.dtype))
     return (
         Key(spec.op, spec.residual_dtype is not None, spec.from_output, size, spec.columns),
         Key(spec.op, False, False, size, spec.columns),
