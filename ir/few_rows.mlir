@@ -22,6 +22,7 @@
 !beta = bf16
 !residual = bf16
 !acc = f32
+!dy_sum = bf16               // of sums of gradients of the output
 #columns = 4096 : index      // N
 #few_vector = 8 : index          // V
 #subgroup = 32 : index
@@ -34,6 +35,9 @@
 #centres = true              // false for RMS normalization: the mean is not subtracted
 #sums_dbeta = true           // there is a dbeta
 #adds_residual = false       // a gradient that came back past the norm is added to dx
+#has_dy2 = false             // the output has a second gradient, which is added to dy
+#has_dy3 = false
+#has_dy4 = false
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
 #least_weight = 1.0e-5 : !acc
@@ -48,18 +52,21 @@
 !few_warp_sums = vector<16x2x!acc>
 !tile_sums = memref<2x64x36x!acc, #gpu.address_space<workgroup>>  // a little wider: no bank conflicts
 !few_dy_chunk = vector<8x!dy>
+!few_dy_sum_chunk = vector<8x!dy_sum>
 !few_x_chunk = vector<8x!x>
 !few_gamma_chunk = vector<8x!gamma>
 !few_beta_chunk = vector<8x!beta>
 !few_residual_chunk = vector<8x!residual>
 !few_chunk = vector<8x!acc>
 !few_dy = memref<1x!few_dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
+!few_more_dy = memref<3x1x!few_dy_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
 !few_x = memref<1x!few_x_chunk, #gpu.address_space<private>>
 !few_gamma = memref<1x!few_gamma_chunk, #gpu.address_space<private>>
 !few_beta = memref<1x!few_beta_chunk, #gpu.address_space<private>>
 !few_residual = memref<1x!few_residual_chunk, #gpu.address_space<private>>
 !few_held = memref<1x!few_chunk, #gpu.address_space<private>>
 !dy_cells = vector<4x!dy>    // a thread's columns of a tile
+!dy_sum_cells = vector<4x!dy_sum>
 !x_cells = vector<4x!x>
 !gamma_cells = vector<4x!gamma>
 !beta_cells = vector<4x!beta>
@@ -78,6 +85,9 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
   #hal.pipeline.binding<storage_buffer>             // dbeta [N]
@@ -97,6 +107,8 @@ hal.executable.source private @few_rows {
   builtin.module {
     // From ir/math/.
     func.func private @widen_of_dy_cells(!dy_cells) -> !cells
+    func.func private @round_apart_of_dy_sum_cells(!cells) -> !dy_sum_cells
+    func.func private @widen_of_dy_sum_cells(!dy_sum_cells) -> !cells
     func.func private @widen_of_x_cells(!x_cells) -> !cells
     func.func private @widen_of_gamma_cells(!gamma_cells) -> !cells
     func.func private @widen_of_beta_cells(!beta_cells) -> !cells
@@ -106,6 +118,8 @@ hal.executable.source private @few_rows {
     func.func private @xhat_of_cells(!cells, !acc, !acc) -> !cells
     func.func private @xhat_from_output_of_cells(!cells, !cells, !cells) -> !cells
     func.func private @widen_of_dy(!few_dy_chunk) -> !few_chunk
+    func.func private @round_apart_of_dy_sum(!few_chunk) -> !few_dy_sum_chunk
+    func.func private @widen_of_dy_sum(!few_dy_sum_chunk) -> !few_chunk
     func.func private @widen_of_x(!few_x_chunk) -> !few_chunk
     func.func private @widen_of_gamma(!few_gamma_chunk) -> !few_chunk
     func.func private @widen_of_beta(!few_beta_chunk) -> !few_chunk
@@ -120,6 +134,34 @@ hal.executable.source private @few_rows {
     func.func private @round_of_x(!few_chunk) -> !few_x_chunk
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
+
+    // A sum of gradients of the output and one more, rounded as an addition rounds it.
+    func.func private @plus_dy_cells(%sum: !cells, %more: !dy_cells, %counts: i1) -> !cells {
+      %after = scf.if %counts -> !cells {
+        %wide = func.call @widen_of_dy_cells(%more) : (!dy_cells) -> !cells
+        %exact = arith.addf %sum, %wide : !cells
+        %rounded = func.call @round_apart_of_dy_sum_cells(%exact) : (!cells) -> !dy_sum_cells
+        %both = func.call @widen_of_dy_sum_cells(%rounded) : (!dy_sum_cells) -> !cells
+        scf.yield %both : !cells
+      } else {
+        scf.yield %sum : !cells
+      }
+      return %after : !cells
+    }
+
+    // A sum of gradients of the output and one more, rounded as an addition rounds it.
+    func.func private @plus_dy(%sum: !few_chunk, %more: !few_dy_chunk, %counts: i1) -> !few_chunk {
+      %after = scf.if %counts -> !few_chunk {
+        %wide = func.call @widen_of_dy(%more) : (!few_dy_chunk) -> !few_chunk
+        %exact = arith.addf %sum, %wide : !few_chunk
+        %rounded = func.call @round_apart_of_dy_sum(%exact) : (!few_chunk) -> !few_dy_sum_chunk
+        %both = func.call @widen_of_dy_sum(%rounded) : (!few_dy_sum_chunk) -> !few_chunk
+        scf.yield %both : !few_chunk
+      } else {
+        scf.yield %sum : !few_chunk
+      }
+      return %after : !few_chunk
+    }
 
     // The first column of thread t's chunk k, and whether the row has that chunk.
     func.func private @column(%k: index, %t: index) -> (index, i1) {
@@ -141,6 +183,9 @@ hal.executable.source private @few_rows {
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
       %from_output = arith.constant #from_output
       %adds_bias = arith.constant #adds_bias
       %m_i32 = hal.interface.constant.load layout(#few_rows_layout) ordinal(0) : i32
@@ -152,9 +197,12 @@ hal.executable.source private @few_rows {
       %gamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#few_rows_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
       %beta = hal.interface.binding.subspan layout(#few_rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
-      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) : !x_rows{%m}
-      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(8) alignment(64) offset(%c0) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(9) alignment(64) offset(%c0) : !beta_row
+      %dy2 = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy3 = hal.interface.binding.subspan layout(#few_rows_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy4 = hal.interface.binding.subspan layout(#few_rows_layout) binding(9) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(10) alignment(64) offset(%c0) : !x_rows{%m}
+      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(11) alignment(64) offset(%c0) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(12) alignment(64) offset(%c0) : !beta_row
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %t = gpu.thread_id x
@@ -196,7 +244,13 @@ hal.executable.source private @few_rows {
           %x_row = vector.load %x[%row, %column_in] : !x_rows, !x_cells
           %mean_row = memref.load %mean[%row] : !acc_column
           %rstd_row = memref.load %rstd[%row] : !acc_column
-          %dya = func.call @widen_of_dy_cells(%dy_row) : (!dy_cells) -> !cells
+          %dya_1 = func.call @widen_of_dy_cells(%dy_row) : (!dy_cells) -> !cells
+          %dy2_row = vector.load %dy2[%row, %column_in] : !dy_rows, !dy_cells
+          %dya_2 = func.call @plus_dy_cells(%dya_1, %dy2_row, %has_dy2) : (!cells, !dy_cells, i1) -> !cells
+          %dy3_row = vector.load %dy3[%row, %column_in] : !dy_rows, !dy_cells
+          %dya_3 = func.call @plus_dy_cells(%dya_2, %dy3_row, %has_dy3) : (!cells, !dy_cells, i1) -> !cells
+          %dy4_row = vector.load %dy4[%row, %column_in] : !dy_rows, !dy_cells
+          %dya = func.call @plus_dy_cells(%dya_3, %dy4_row, %has_dy4) : (!cells, !dy_cells, i1) -> !cells
           %xa = func.call @widen_of_x_cells(%x_row) : (!x_cells) -> !cells
           %of_y = func.call @xhat_from_output_of_cells(%xa, %bias, %inverse) : (!cells, !cells, !cells) -> !cells
           %of_x = func.call @xhat_of_cells(%xa, %mean_row, %rstd_row) : (!cells, !acc, !acc) -> !cells
@@ -252,6 +306,7 @@ hal.executable.source private @few_rows {
         %chunks = arith.constant #few_chunks
         %t_count = arith.constant #few_threads
         %lanes = arith.constant #subgroup
+        %c2 = arith.constant 2 : index
         %minus_zeros = arith.constant dense<-0.0> : !few_chunk  // adding -0.0 changes no number
         %zeros = arith.constant dense<0.0> : !few_chunk
         %zero_pair = arith.constant dense<0.0> : !sum_pair
@@ -261,6 +316,7 @@ hal.executable.source private @few_rows {
 
         // All loads are issued before the first is waited for.
         %dy_read = memref.alloca() : !few_dy
+        %more_read = memref.alloca() : !few_more_dy
         %x_read = memref.alloca() : !few_x
         %gamma_read = memref.alloca() : !few_gamma
         %beta_read = memref.alloca() : !few_beta
@@ -272,6 +328,18 @@ hal.executable.source private @few_rows {
           %x_k = vector.load %x[%row, %col_in] : !x_rows, !few_x_chunk
           %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !few_gamma_chunk
           memref.store %dy_k, %dy_read[%k] : !few_dy
+          scf.if %has_dy2 {
+            %dy2_k = vector.load %dy2[%row, %col_in] : !dy_rows, !few_dy_chunk
+            memref.store %dy2_k, %more_read[%c0, %k] : !few_more_dy
+          }
+          scf.if %has_dy3 {
+            %dy3_k = vector.load %dy3[%row, %col_in] : !dy_rows, !few_dy_chunk
+            memref.store %dy3_k, %more_read[%c1, %k] : !few_more_dy
+          }
+          scf.if %has_dy4 {
+            %dy4_k = vector.load %dy4[%row, %col_in] : !dy_rows, !few_dy_chunk
+            memref.store %dy4_k, %more_read[%c2, %k] : !few_more_dy
+          }
           memref.store %x_k, %x_read[%k] : !few_x
           memref.store %gamma_k, %gamma_read[%k] : !few_gamma
           scf.if %adds_bias {
@@ -292,7 +360,13 @@ hal.executable.source private @few_rows {
           %dy_k = memref.load %dy_read[%k] : !few_dy
           %x_k = memref.load %x_read[%k] : !few_x
           %gamma_k = memref.load %gamma_read[%k] : !few_gamma
-          %dya = func.call @widen_of_dy(%dy_k) : (!few_dy_chunk) -> !few_chunk
+          %dya_1 = func.call @widen_of_dy(%dy_k) : (!few_dy_chunk) -> !few_chunk
+          %dy2_k = memref.load %more_read[%c0, %k] : !few_more_dy
+          %dya_2 = func.call @plus_dy(%dya_1, %dy2_k, %has_dy2) : (!few_chunk, !few_dy_chunk, i1) -> !few_chunk
+          %dy3_k = memref.load %more_read[%c1, %k] : !few_more_dy
+          %dya_3 = func.call @plus_dy(%dya_2, %dy3_k, %has_dy3) : (!few_chunk, !few_dy_chunk, i1) -> !few_chunk
+          %dy4_k = memref.load %more_read[%c2, %k] : !few_more_dy
+          %dya = func.call @plus_dy(%dya_3, %dy4_k, %has_dy4) : (!few_chunk, !few_dy_chunk, i1) -> !few_chunk
           %xa = func.call @widen_of_x(%x_k) : (!few_x_chunk) -> !few_chunk
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!few_gamma_chunk) -> !few_chunk
           %ga = func.call @weight(%gamma_wide) : (!few_chunk) -> !few_chunk

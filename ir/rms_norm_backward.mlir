@@ -7,7 +7,8 @@
 //   dgamma = sum_M(dy * xhat)                                     a column sum
 //
 // Every sum is an !acc, for data of any type. A spec without dresidual gives another tensor in its place,
-// and does not add it.
+// and does not add it. The output may have up to four gradients, which are added up to dy one after the
+// other, each sum rounded to !dy_sum; a spec with fewer gives another tensor for the others, too.
 
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16
@@ -15,7 +16,9 @@
 !gamma = bf16
 !residual = bf16
 !acc = f32
+!dy_sum = bf16
 !dy_mn = tensor<?x4096x!dy>
+!dy_sum_mn = tensor<?x4096x!dy_sum>
 !x_mn = tensor<?x4096x!x>
 !residual_mn = tensor<?x4096x!residual>
 !acc_mn = tensor<?x4096x!acc>
@@ -26,6 +29,9 @@
 #eps = 1.0e-5 : !acc
 #weight_offset = -0.0 : !acc  // added to gamma; -0.0 changes no number
 #adds_residual = false        // dresidual is added
+#has_dy2 = false              // the output has a second gradient, which is added to dy
+#has_dy3 = false
+#has_dy4 = false
 // End of what is replaced.
 
 #mn = affine_map<(m, n) -> (m, n)>
@@ -37,7 +43,8 @@
 #nm_n  = affine_map<(n, m) -> (n)>
 #id = affine_map<(m) -> (m)>
 
-func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
+    %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
     -> (!x_mn, !gamma_n) {
   %zero = arith.constant 0.0 : !acc
   %inv_n = arith.constant #inv_n
@@ -49,7 +56,13 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
   // The operands in the type of sums. (A copy casts where types differ, and vanishes where they are equal.)
   %empty_mn = tensor.empty(%rows) : !acc_mn
   %empty_n = tensor.empty() : !acc_n
-  %dya = linalg.copy ins(%dy : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %dya_1 = linalg.copy ins(%dy : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %has_dy2 = arith.constant #has_dy2
+  %dya_2 = call @plus_dy(%dya_1, %dy2, %has_dy2) : (!acc_mn, !dy_mn, i1) -> !acc_mn
+  %has_dy3 = arith.constant #has_dy3
+  %dya_3 = call @plus_dy(%dya_2, %dy3, %has_dy3) : (!acc_mn, !dy_mn, i1) -> !acc_mn
+  %has_dy4 = arith.constant #has_dy4
+  %dya = call @plus_dy(%dya_3, %dy4, %has_dy4) : (!acc_mn, !dy_mn, i1) -> !acc_mn
   %xa = linalg.copy ins(%x : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
   %gamma_acc = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
   %dra = linalg.copy ins(%dresidual : !residual_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
@@ -111,6 +124,25 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
   %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
   %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
   return %dx, %dgamma : !x_mn, !gamma_n
+}
+
+// A sum of gradients of the output and one more, rounded as an addition rounds it.
+func.func private @plus_dy(%sum: !acc_mn, %more: !dy_mn, %counts: i1) -> !acc_mn {
+  %c0 = arith.constant 0 : index
+  %rows = tensor.dim %more, %c0 : !dy_mn
+  %empty_mn = tensor.empty(%rows) : !acc_mn
+  %empty_sum = tensor.empty(%rows) : !dy_sum_mn
+  %wide = linalg.copy ins(%more : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %exact = linalg.generic {indexing_maps = [#mn, #mn, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%sum, %wide : !acc_mn, !acc_mn) outs(%empty_mn : !acc_mn) {
+  ^bb0(%sum_: !acc, %more_: !acc, %unused: !acc):
+    %both_ = arith.addf %sum_, %more_ : !acc
+    linalg.yield %both_ : !acc
+  } -> !acc_mn
+  %rounded = linalg.copy ins(%exact : !acc_mn) outs(%empty_sum : !dy_sum_mn) -> !dy_sum_mn
+  %both = linalg.copy ins(%rounded : !dy_sum_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+  %after = arith.select %counts, %both, %sum : !acc_mn
+  return %after : !acc_mn
 }
 
 // rstd = 1 / sqrt(mean_N(x^2) + eps) of every row, for a caller that has none.

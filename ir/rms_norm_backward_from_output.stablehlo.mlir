@@ -9,7 +9,9 @@
 !gamma = bf16
 !residual = bf16
 !acc = f32
+!dy_sum = bf16
 !dy_mn = tensor<64x4096x!dy>
+!dy_sum_mn = tensor<64x4096x!dy_sum>
 !x_mn = tensor<64x4096x!x>
 !residual_mn = tensor<64x4096x!residual>
 !acc_mn = tensor<64x4096x!acc>
@@ -21,16 +23,26 @@
 #weight_offset = -0.0 : !acc
 #least_weight = 1.0e-5 : !acc
 #adds_residual = false
+#has_dy2 = false
+#has_dy3 = false
+#has_dy4 = false
 // End of what is replaced.
 
 !scalar = tensor<!acc>
 !choice = tensor<i1>
 
-func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn)
+func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
+    %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
     -> (!x_mn, !gamma_n) {
   %zero = stablehlo.constant dense<0.0> : !scalar
 
-  %dy_acc = stablehlo.convert %dy : (!dy_mn) -> !acc_mn
+  %first = stablehlo.convert %dy : (!dy_mn) -> !acc_mn
+  %has_dy2 = arith.constant #has_dy2
+  %of_two = call @with_dy(%first, %dy2, %has_dy2) : (!acc_mn, !dy_mn, i1) -> !acc_mn
+  %has_dy3 = arith.constant #has_dy3
+  %of_three = call @with_dy(%of_two, %dy3, %has_dy3) : (!acc_mn, !dy_mn, i1) -> !acc_mn
+  %has_dy4 = arith.constant #has_dy4
+  %dy_acc = call @with_dy(%of_three, %dy4, %has_dy4) : (!acc_mn, !dy_mn, i1) -> !acc_mn
   %gamma_acc = stablehlo.convert %gamma : (!gamma_n) -> !acc_n
   %offset = arith.constant #weight_offset
   %offset_0 = tensor.from_elements %offset : !scalar
@@ -67,6 +79,17 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
       : (!acc_mn, !scalar) -> !acc_n
   %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
   return %dx, %dgamma : !x_mn, !gamma_n
+}
+
+// One more gradient of the output, if there is one: the sum has the output's type.
+func.func private @with_dy(%before: !acc_mn, %more: !dy_mn, %is_there: i1) -> !acc_mn {
+  %more_acc = stablehlo.convert %more : (!dy_mn) -> !acc_mn
+  %both = stablehlo.add %before, %more_acc : !acc_mn
+  %stored = stablehlo.convert %both : (!acc_mn) -> !dy_sum_mn
+  %read = stablehlo.convert %stored : (!dy_sum_mn) -> !acc_mn
+  %is_there_0 = tensor.from_elements %is_there : !choice
+  %after = stablehlo.select %is_there_0, %read, %before : !choice, !acc_mn
+  return %after : !acc_mn
 }
 
 func.func private @away_from_zero(%weight: !acc_n) -> !acc_n {

@@ -34,6 +34,7 @@
 !beta = bf16
 !residual = bf16
 !acc = f32
+!dy_sum = bf16               // of sums of gradients of the output
 !dy_mn = tensor<?x4096x!dy>
 !x_mn = tensor<?x4096x!x>
 !residual_mn = tensor<?x4096x!residual>
@@ -45,6 +46,9 @@
 #sums_dbeta = true           // the op has dbeta
 #scales = true               // there is a gamma
 #adds_residual = false       // dresidual is added to dx
+#has_dy2 = false             // the output has a second gradient, which is added to dy
+#has_dy3 = false
+#has_dy4 = false
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
 #least_weight = 1.0e-5 : !acc
@@ -69,6 +73,7 @@
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !means = memref<4x2x!acc>
 !dy_chunk = vector<64x!dy>
+!dy_sum_chunk = vector<64x!dy_sum>
 !x_chunk = vector<64x!x>
 !residual_chunk = vector<64x!residual>
 !gamma_chunk = vector<64x!gamma>
@@ -85,6 +90,9 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
@@ -113,6 +121,8 @@ hal.executable.source private @rows {
     func.func private @set_ieee_rules() -> i256
     func.func private @restore_rules(i256)
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
+    func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
     func.func private @widen_of_beta(!beta_chunk) -> !chunk
@@ -155,6 +165,36 @@ hal.executable.source private @rows {
         scf.yield %zeros : !chunk
       }
       return %bias : !chunk
+    }
+
+    // A sum of gradients of the output and one more, rounded as an addition rounds it.
+    func.func private @plus_dy(%sum: !chunk, %more: !dy_chunk, %counts: i1) -> !chunk {
+      %after = scf.if %counts -> !chunk {
+        %wide = func.call @widen_of_dy(%more) : (!dy_chunk) -> !chunk
+        %exact = arith.addf %sum, %wide : !chunk
+        %rounded = func.call @round_apart_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
+        %both = func.call @widen_of_dy_sum(%rounded) : (!dy_sum_chunk) -> !chunk
+        scf.yield %both : !chunk
+      } else {
+        scf.yield %sum : !chunk
+      }
+      return %after : !chunk
+    }
+
+    // The sum of a chunk's gradients of the output.
+    func.func private @sum_of_dy(%dy: !dy_rows, %dy2: !dy_rows, %dy3: !dy_rows, %dy4: !dy_rows, %row: index, %col: index) -> !chunk {
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
+      %dy_1 = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+      %dya_1 = func.call @widen_of_dy(%dy_1) : (!dy_chunk) -> !chunk
+      %dy_2 = vector.load %dy2[%row, %col] : !dy_rows, !dy_chunk
+      %dya_2 = func.call @plus_dy(%dya_1, %dy_2, %has_dy2) : (!chunk, !dy_chunk, i1) -> !chunk
+      %dy_3 = vector.load %dy3[%row, %col] : !dy_rows, !dy_chunk
+      %dya_3 = func.call @plus_dy(%dya_2, %dy_3, %has_dy3) : (!chunk, !dy_chunk, i1) -> !chunk
+      %dy_4 = vector.load %dy4[%row, %col] : !dy_rows, !dy_chunk
+      %dya_4 = func.call @plus_dy(%dya_3, %dy_4, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
+      return %dya_4 : !chunk
     }
 
     // Asks for the cache lines of a chunk ahead of their use. A processor that finds by itself what is
@@ -205,6 +245,9 @@ hal.executable.source private @rows {
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
       %from_output = arith.constant #from_output
       %wants_dx = arith.constant #wants_dx
       %fetches_ahead = arith.constant #fetches_ahead
@@ -222,10 +265,13 @@ hal.executable.source private @rows {
       %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) offset(%c0) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
       %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) flags(ReadOnly) : !beta_row
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) : !x_rows{%m}
+      %dy2 = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy3 = hal.interface.binding.subspan layout(#rows_layout) binding(8) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy4 = hal.interface.binding.subspan layout(#rows_layout) binding(9) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(10) offset(%c0) : !x_rows{%m}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(8) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(9) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(11) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) offset(%c0) : !acc_rows{%p}
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %first = arith.muli %workgroup, %share : index
@@ -261,9 +307,8 @@ hal.executable.source private @rows {
                 %col = arith.minui %chunk, %last_chunk : index
                 %seen = arith.subi %chunk, %col : index
                 %again = vector.create_mask %seen : !lanes
-                %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
                 %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-                %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
+                %dya = func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col) : (!dy_rows, !dy_rows, !dy_rows, !dy_rows, index, index) -> !chunk
                 %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
                 %g = func.call @gamma(%gamma, %col) : (!gamma_row, index) -> !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
@@ -319,15 +364,23 @@ hal.executable.source private @rows {
             scf.if %fetches_ahead {
               func.call @fetch_dy(%dy, %next_row, %col) : (!dy_rows, index, index) -> ()
               func.call @fetch_x(%x, %next_row, %col) : (!x_rows, index, index) -> ()
+              scf.if %has_dy2 {
+                func.call @fetch_dy(%dy2, %next_row, %col) : (!dy_rows, index, index) -> ()
+              }
+              scf.if %has_dy3 {
+                func.call @fetch_dy(%dy3, %next_row, %col) : (!dy_rows, index, index) -> ()
+              }
+              scf.if %has_dy4 {
+                func.call @fetch_dy(%dy4, %next_row, %col) : (!dy_rows, index, index) -> ()
+              }
             }
             scf.if %fetches_residual {
               func.call @fetch_residual(%dresidual, %next_row, %col) : (!residual_rows, index, index) -> ()
             }
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
-            %dy_ = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
-            %dya = func.call @widen_of_dy(%dy_) : (!dy_chunk) -> !chunk
+            %dya = func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col) : (!dy_rows, !dy_rows, !dy_rows, !dy_rows, index, index) -> !chunk
             %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk

@@ -21,6 +21,7 @@
 !beta = bf16
 !residual = bf16
 !acc = f32
+!dy_sum = bf16                   // of sums of gradients of the output
 #columns = 32768 : index         // N
 #vector = 8 : index
 #threads = 256 : index
@@ -31,6 +32,9 @@
 #span_steps = 32 : index         // steps of a walker that are summed at a time
 #centres = true                  // false for RMS normalization: the mean is not subtracted
 #sums_dbeta = true               // there is a dbeta
+#has_dy2 = false                 // the output has a second gradient, which is added to dy
+#has_dy3 = false
+#has_dy4 = false
 #from_output = false             // x is the forward's output
 #adds_bias = false               // it has a beta in it
 #least_weight = 1.0e-5 : !acc
@@ -49,12 +53,14 @@
 !exchange = memref<1x1x8x2x!acc, #gpu.address_space<workgroup>>
 !warp_sums = vector<8x2x!acc>
 !dy_chunk = vector<8x!dy>
+!dy_sum_chunk = vector<8x!dy_sum>
 !x_chunk = vector<8x!x>
 !gamma_chunk = vector<8x!gamma>
 !beta_chunk = vector<8x!beta>
 !residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !dy_read = memref<1x!dy_chunk, #gpu.address_space<private>>  // the chunks that a thread reads at once, in registers
+!more_dy_read = memref<3x1x!dy_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
 !x_read = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_read = memref<1x!gamma_chunk, #gpu.address_space<private>>
 !beta_read = memref<1x!beta_chunk, #gpu.address_space<private>>
@@ -68,6 +74,9 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // rstd [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
   #hal.pipeline.binding<storage_buffer>,            // sum of h [M]
   #hal.pipeline.binding<storage_buffer>             // sum of h * xhat [M]
 ]>
@@ -82,6 +91,9 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // sum of h * xhat [M]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dresidual [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
   #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
@@ -102,6 +114,8 @@ hal.executable.source private @row_sums {
   builtin.module {
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
+    func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
     func.func private @widen_of_beta(!beta_chunk) -> !chunk
@@ -110,6 +124,20 @@ hal.executable.source private @row_sums {
     func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
+
+    // A sum of gradients of the output and one more, rounded as an addition rounds it.
+    func.func private @plus_dy(%sum: !chunk, %more: !dy_chunk, %counts: i1) -> !chunk {
+      %after = scf.if %counts -> !chunk {
+        %wide = func.call @widen_of_dy(%more) : (!dy_chunk) -> !chunk
+        %exact = arith.addf %sum, %wide : !chunk
+        %rounded = func.call @round_apart_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
+        %both = func.call @widen_of_dy_sum(%rounded) : (!dy_sum_chunk) -> !chunk
+        scf.yield %both : !chunk
+      } else {
+        scf.yield %sum : !chunk
+      }
+      return %after : !chunk
+    }
 
     // A thread reads several chunks at once, the first of them at column %first. This is the first column
     // of chunk k of them, and whether the row has that chunk.
@@ -136,6 +164,9 @@ hal.executable.source private @row_sums {
       %zero_pair = arith.constant dense<0.0> : !pair
       %chunks_at_once = arith.constant #chunks_at_once
       %centres = arith.constant #centres
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
       %from_output = arith.constant #from_output
       %adds_bias = arith.constant #adds_bias
       %zeros = arith.constant dense<0.0> : !chunk
@@ -148,13 +179,17 @@ hal.executable.source private @row_sums {
       %rstd = hal.interface.binding.subspan layout(#row_sums_layout) binding(3) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %gamma = hal.interface.binding.subspan layout(#row_sums_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
       %beta = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
-      %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
-      %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(7) alignment(64) offset(%c0) : !acc_column{%m}
+      %dy2 = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy3 = hal.interface.binding.subspan layout(#row_sums_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy4 = hal.interface.binding.subspan layout(#row_sums_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(9) alignment(64) offset(%c0) : !acc_column{%m}
+      %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(10) alignment(64) offset(%c0) : !acc_column{%m}
 
       // Workgroups go from the last row to the first, so that the cache still holds the rows that @columns
       // begins with.
       %workgroup = hal.interface.workgroup.id[0] : index
       %c1 = arith.constant 1 : index
+      %c2 = arith.constant 2 : index
       %last = arith.subi %m, %c1 : index
       %row = arith.subi %last, %workgroup : index
       %t = gpu.thread_id x
@@ -168,6 +203,7 @@ hal.executable.source private @row_sums {
       // All loads of a step are issued before the first is waited for. For a chunk past the end of the
       // row, the row's first chunk is read, and is not added.
       %dy_read = memref.alloca() : !dy_read
+      %more_read = memref.alloca() : !more_dy_read
       %x_read = memref.alloca() : !x_read
       %gamma_read = memref.alloca() : !gamma_read
       %beta_read = memref.alloca() : !beta_read
@@ -182,6 +218,18 @@ hal.executable.source private @row_sums {
           %x_k = vector.load %x[%row, %col_in] : !x_rows, !x_chunk
           %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
           memref.store %dy_k, %dy_read[%k] : !dy_read
+          scf.if %has_dy2 {
+            %dy2_k = vector.load %dy2[%row, %col_in] : !dy_rows, !dy_chunk
+            memref.store %dy2_k, %more_read[%c0, %k] : !more_dy_read
+          }
+          scf.if %has_dy3 {
+            %dy3_k = vector.load %dy3[%row, %col_in] : !dy_rows, !dy_chunk
+            memref.store %dy3_k, %more_read[%c1, %k] : !more_dy_read
+          }
+          scf.if %has_dy4 {
+            %dy4_k = vector.load %dy4[%row, %col_in] : !dy_rows, !dy_chunk
+            memref.store %dy4_k, %more_read[%c2, %k] : !more_dy_read
+          }
           memref.store %x_k, %x_read[%k] : !x_read
           memref.store %gamma_k, %gamma_read[%k] : !gamma_read
           scf.if %adds_bias {
@@ -195,7 +243,13 @@ hal.executable.source private @row_sums {
           %dy_k = memref.load %dy_read[%k] : !dy_read
           %x_k = memref.load %x_read[%k] : !x_read
           %gamma_k = memref.load %gamma_read[%k] : !gamma_read
-          %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+          %dya_1 = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+          %dy2_k = memref.load %more_read[%c0, %k] : !more_dy_read
+          %dya_2 = func.call @plus_dy(%dya_1, %dy2_k, %has_dy2) : (!chunk, !dy_chunk, i1) -> !chunk
+          %dy3_k = memref.load %more_read[%c1, %k] : !more_dy_read
+          %dya_3 = func.call @plus_dy(%dya_2, %dy3_k, %has_dy3) : (!chunk, !dy_chunk, i1) -> !chunk
+          %dy4_k = memref.load %more_read[%c2, %k] : !more_dy_read
+          %dya = func.call @plus_dy(%dya_3, %dy4_k, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
           %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
@@ -262,6 +316,8 @@ hal.executable.source private @columns {
   builtin.module {
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
+    func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
+    func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
     func.func private @widen_of_beta(!beta_chunk) -> !chunk
@@ -275,6 +331,20 @@ hal.executable.source private @columns {
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
 
+    // A sum of gradients of the output and one more, rounded as an addition rounds it.
+    func.func private @plus_dy(%sum: !chunk, %more: !dy_chunk, %counts: i1) -> !chunk {
+      %after = scf.if %counts -> !chunk {
+        %wide = func.call @widen_of_dy(%more) : (!dy_chunk) -> !chunk
+        %exact = arith.addf %sum, %wide : !chunk
+        %rounded = func.call @round_apart_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
+        %both = func.call @widen_of_dy_sum(%rounded) : (!dy_sum_chunk) -> !chunk
+        scf.yield %both : !chunk
+      } else {
+        scf.yield %sum : !chunk
+      }
+      return %after : !chunk
+    }
+
     func.func @columns() attributes {translation_info = #two_pass_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %n = arith.constant #columns
@@ -286,6 +356,9 @@ hal.executable.source private @columns {
       %span_steps = arith.constant #span_steps
       %wants_dx = arith.constant #wants_dx
       %sums_dbeta = arith.constant #sums_dbeta
+      %has_dy2 = arith.constant #has_dy2
+      %has_dy3 = arith.constant #has_dy3
+      %has_dy4 = arith.constant #has_dy4
       %from_output = arith.constant #from_output
       %adds_bias = arith.constant #adds_bias
       %c1 = arith.constant 1 : index
@@ -302,10 +375,13 @@ hal.executable.source private @columns {
       %sum_hx = hal.interface.binding.subspan layout(#columns_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %dresidual = hal.interface.binding.subspan layout(#columns_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
       %beta = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
-      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) : !x_rows{%m}
+      %dy2 = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy3 = hal.interface.binding.subspan layout(#columns_layout) binding(10) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dy4 = hal.interface.binding.subspan layout(#columns_layout) binding(11) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
+      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(12) alignment(64) offset(%c0) : !x_rows{%m}
       %walkers = hal.interface.workgroup.count[1] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(10) alignment(64) offset(%c0) : !acc_rows{%walkers}
-      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(11) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(13) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(14) alignment(64) offset(%c0) : !acc_rows{%walkers}
 
       %j = hal.interface.workgroup.id[0] : index
       %walker = hal.interface.workgroup.id[1] : index
@@ -356,7 +432,13 @@ hal.executable.source private @columns {
             %rstd_row = memref.load %rstd[%row_in] : !acc_column
             %row_h = memref.load %sum_h[%row_in] : !acc_column
             %row_hx = memref.load %sum_hx[%row_in] : !acc_column
-            %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+            %dya_1 = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+            %dy2_k = vector.load %dy2[%row_in, %col_in] : !dy_rows, !dy_chunk
+            %dya_2 = func.call @plus_dy(%dya_1, %dy2_k, %has_dy2) : (!chunk, !dy_chunk, i1) -> !chunk
+            %dy3_k = vector.load %dy3[%row_in, %col_in] : !dy_rows, !dy_chunk
+            %dya_3 = func.call @plus_dy(%dya_2, %dy3_k, %has_dy3) : (!chunk, !dy_chunk, i1) -> !chunk
+            %dy4_k = vector.load %dy4[%row_in, %col_in] : !dy_rows, !dy_chunk
+            %dya = func.call @plus_dy(%dya_3, %dy4_k, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk

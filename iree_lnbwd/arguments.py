@@ -14,8 +14,11 @@ import numpy.typing as npt
 from iree_lnbwd import dtypes
 from iree_lnbwd.operands import (
     FROM_OUTPUT,
+    GRAD_OUTPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
+    MORE_GRAD_OUTPUTS,
+    MOST_GRAD_OUTPUTS,
     OPS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
@@ -24,6 +27,7 @@ from iree_lnbwd.operands import (
     Op,
     Operand,
     When,
+    names,
 )
 from iree_lnbwd.spec import (
     MOST_ROWS,
@@ -120,6 +124,8 @@ class NormOutput(NamedTuple):
 
 Results = LayerNormGrads | RmsNormGrads | NormOutput
 
+_MORE = names(MORE_GRAD_OUTPUTS)
+
 _RESULTS: Mapping[str, type[Results]] = {
     LAYER_NORM.name: NormOutput,
     RMS_NORM.name: NormOutput,
@@ -143,6 +149,27 @@ def rms_eps(dtype: str) -> float:
     """PyTorch's eps of ``rms_norm`` if none is given: the machine epsilon of the type of sums."""
     accumulator = dtypes.DTYPES[dtypes.DTYPES[dtype].accumulator]
     return 2 * accumulator.unit_roundoff
+
+
+def named_gradients(grad_output: Any) -> dict[str, Any]:
+    """As `gradients_of`, by ATen's name and ours for the others."""
+    return dict(zip((GRAD_OUTPUT.name, *_MORE), gradients_of(grad_output), strict=True))
+
+
+def gradients_of(grad_output: Any) -> tuple[Any, ...]:
+    """The gradients of an output, from an array or a sequence of them, and None for the others.
+
+    Raises:
+        ValueError: It is a sequence of another length than 1 to `MOST_GRAD_OUTPUTS`.
+    """
+    if not isinstance(grad_output, list | tuple):
+        return (grad_output, *(None for _ in _MORE))
+    if not 1 <= len(grad_output) <= MOST_GRAD_OUTPUTS:
+        raise ValueError(
+            f"grad_output: expected an array, or from 1 to {MOST_GRAD_OUTPUTS} of them, got "
+            f"{len(grad_output)}"
+        )
+    return (*grad_output, *(None for _ in _MORE[len(grad_output) - 1 :]))
 
 
 class Options(NamedTuple):
@@ -320,6 +347,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         if is_read:
             dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
             arrays[name] = dense.reshape(flat[kind])
+    _check_gradients(op, given, types)
     _check_place(data, given)
     for name, found in mixed:
         check_mixture(name, found, dtype)
@@ -343,6 +371,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             has_weight=has_weight,
             has_bias=op.reads_bias and types["bias"] is not None,
             residual_dtype=types.get("residual") or types.get("grad_residual"),
+            grad_outputs=1 + sum(types[more] is not None for more in _MORE if more in types),
             weight_offset=offset,
             output_mask=asked,
             eps=(rms_eps(dtype) if eps is None else eps) if computes else None,
@@ -358,6 +387,26 @@ def _check_statistics(op: Op, given: Mapping[str, AnyArray | None]) -> None:
     if missing and len(missing) < len(read):
         (there,) = set(read) - set(missing)
         raise ValueError(f"{missing[0]}: expected both mean and rstd or neither, got only {there}")
+
+
+def _check_gradients(
+    op: Op, given: Mapping[str, AnyArray | None], types: Mapping[str, str | None]
+) -> None:
+    """Expects gradients of the output without a gap, all of one type."""
+    if not op.is_backward:
+        return
+    before = GRAD_OUTPUT.name
+    for name in _MORE:
+        if types[name] is None:
+            before = name
+            continue
+        if given.get(before) is None:
+            raise ValueError(f"{before}: expected an array, because {name} is one, got None")
+        if types[name] != types[GRAD_OUTPUT.name]:
+            raise TypeError(
+                f"{name}: expected the element type of {GRAD_OUTPUT.name}, "
+                f"{types[GRAD_OUTPUT.name]}, got {types[name]}"
+            )
 
 
 def _check_place(data: str, arrays: Mapping[str, AnyArray | None]) -> None:

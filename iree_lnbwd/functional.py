@@ -19,6 +19,7 @@ from iree_lnbwd.arguments import (
     RmsNormGrads,
     bind_arrays,
     check_options,
+    gradients_of,
     results_of,
     variant,
 )
@@ -187,7 +188,10 @@ def layer_norm_backward(
     not tell xhat, and this column's ``grad_weight`` means nothing.
 
     Args:
-        grad_output: [..., *normalized_shape], the gradient that reached the output.
+        grad_output: [..., *normalized_shape], the gradient that reached the output. Or a list of up
+            to four, all of one type, which are added up in this order: the gradients of an output
+            with several uses. Each sum is rounded, to their type if ``input`` has it, too, and else
+            to that of sums.
         input: [..., *normalized_shape], any number of rows, zero too; None with ``output``.
         normalized_shape: The trailing dimensions that were normalized.
         mean: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data). Used as
@@ -218,10 +222,11 @@ def layer_norm_backward(
     """
     op = variant(LAYER_NORM_BACKWARD, input, output, mean, rstd)
     options = check_options(op, normalized_shape, output_mask, eps, weight_offset)
+    dy, *more = gradients_of(grad_output)
     given = (
-        (grad_output, output, rstd, weight, bias, grad_residual)
+        (dy, output, rstd, weight, bias, grad_residual, *more)
         if op.from_output
-        else (grad_output, input, mean, rstd, weight, bias, grad_residual)
+        else (dy, input, mean, rstd, weight, bias, grad_residual, *more)
     )
     results, _ = call(given, options, _parsed(device))
     return results  # type: ignore[return-value]
@@ -268,7 +273,8 @@ def rms_norm_backward(
     op = variant(RMS_NORM_BACKWARD, input, output, None, rstd)
     options = check_options(op, normalized_shape, output_mask, eps, weight_offset)
     data = output if op.from_output else input
-    given = (grad_output, data, rstd, weight, grad_residual)
+    dy, *more = gradients_of(grad_output)
+    given = (dy, data, rstd, weight, grad_residual, *more)
     results, _ = call(given, options, _parsed(device))
     return results  # type: ignore[return-value]
 

@@ -20,7 +20,7 @@ from iree_lnbwd.launches import (
     RowCount,
     Shares,
 )
-from iree_lnbwd.operands import ADDED_BIAS, Access, Kind, Operand
+from iree_lnbwd.operands import ADDED_BIAS, GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Access, Kind, Operand
 from iree_lnbwd.raw_interface import storage_name
 from iree_lnbwd.spec import MOST_ROWS, NormSpec
 
@@ -248,6 +248,8 @@ def _stand_in(spec: NormSpec, given: Operand) -> str:
     """The symbol of an operand, or of one of its type where the spec lacks it."""
     if spec.has(given) or not given.is_option or (spec.from_output and given is ADDED_BIAS):
         return given.symbol
+    if given in MORE_GRAD_OUTPUTS:
+        return GRAD_OUTPUT.symbol
     return "x" if given.kind is Kind.CELLS else "gamma"
 
 

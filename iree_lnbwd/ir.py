@@ -14,7 +14,15 @@ from dataclasses import replace
 from iree_lnbwd import host_program, linking, raw_interface
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.launches import LaunchPlans, launches
-from iree_lnbwd.operands import GRAD_BIAS, GRAD_INPUT, OPS, RESIDUAL, Element, Kind
+from iree_lnbwd.operands import (
+    GRAD_BIAS,
+    GRAD_INPUT,
+    MORE_GRAD_OUTPUTS,
+    OPS,
+    RESIDUAL,
+    Element,
+    Kind,
+)
 from iree_lnbwd.schedules import (
     FewRows,
     Form,
@@ -162,7 +170,7 @@ def module(
     text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
-        text = re.sub(r"(!(?:dy_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
+        text = re.sub(r"(!(?:dy_mn|dy_sum_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
     text += host_program.requirements(cpu_features)
     text += host_program.entry(spec, plans, reflection)
@@ -192,6 +200,9 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
         return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
     if function in ("set_ieee_rules", "restore_rules"):
         return f"{function}_on_aarch64" if target.architecture == "aarch64" else function
+    if function == "round_apart":
+        is_dropped = target.backend == "cpu" and types[0] != types[-1] and "bf16" in types[-1]
+        function = function if is_dropped else "round"
     if function not in ("widen", "round"):
         return function if spec.family.centres else _UNCENTRED.get(function, function)
     on_cpu = target.backend == "cpu"
@@ -245,12 +256,14 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
     offset = spec.weight_offset or -0.0  # adding -0.0 changes no number, and leaves no code
     return {
         "!dy": spec.dy_dtype,
+        "!dy_sum": spec.dy_sum_dtype,
         "!x": spec.dtype,
         "!gamma": spec.gamma_dtype,
         "!beta": spec.beta_dtype,
         "!residual": spec.element_type(Element.RESIDUAL),
         "!acc": spec.acc_dtype,
         "!dy_mn": f"tensor<{rows}x{cols}x!dy>",
+        "!dy_sum_mn": f"tensor<{rows}x{cols}x!dy_sum>",
         "!x_mn": f"tensor<{rows}x{cols}x!x>",
         "!residual_mn": f"tensor<{rows}x{cols}x!residual>",
         "!acc_mn": f"tensor<{rows}x{cols}x!acc>",
@@ -264,6 +277,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "#weight_offset": f"{offset:.17e} : !acc",
         "#centres": _flag(spec.family.centres),
         "#sums_dbeta": _flag(GRAD_BIAS in spec.family.rows),
+        **{f"#has_{more.symbol}": _flag(spec.has(more)) for more in MORE_GRAD_OUTPUTS},
         "#adds_residual": _flag(spec.residual_dtype is not None),
         "#takes_residual": _flag(spec.has(RESIDUAL)),
         "#adds_bias": _flag(bool(spec.has_bias)),
@@ -312,6 +326,7 @@ def _chunks(vector: int) -> dict[str, str]:
     """Neighbouring elements of a row."""
     return {
         "!dy_chunk": f"vector<{vector}x!dy>",
+        "!dy_sum_chunk": f"vector<{vector}x!dy_sum>",
         "!x_chunk": f"vector<{vector}x!x>",
         "!gamma_chunk": f"vector<{vector}x!gamma>",
         "!beta_chunk": f"vector<{vector}x!beta>",
@@ -470,6 +485,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "!mbarriers": _shared(f"{schedule.mbarriers(spec, target)}xi64"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
+        "!more_dy_held": _private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),
         "!gamma_held": _private(f"{chunks}x!gamma_chunk"),
         "!beta_held": _private(f"{chunks}x!beta_chunk"),
@@ -514,12 +530,14 @@ def _few_rows_aliases(
         "!few_warp_sums": f"vector<{few.warps}x2x!acc>",
         "!tile_sums": _shared(f"2x{slices}x{few.padded_tile(target)}x!acc"),
         "!few_dy": _private(f"{chunks}x!few_dy_chunk"),
+        "!few_more_dy": _private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!few_dy_chunk"),
         "!few_x": _private(f"{chunks}x!few_x_chunk"),
         "!few_gamma": _private(f"{chunks}x!few_gamma_chunk"),
         "!few_beta": _private(f"{chunks}x!few_beta_chunk"),
         "!few_residual": _private(f"{chunks}x!few_residual_chunk"),
         "!few_held": _private(f"{chunks}x!few_chunk"),
         "!dy_cells": f"vector<{vector}x!dy>",
+        "!dy_sum_cells": f"vector<{vector}x!dy_sum>",
         "!x_cells": f"vector<{vector}x!x>",
         "!gamma_cells": f"vector<{vector}x!gamma>",
         "!beta_cells": f"vector<{vector}x!beta>",
@@ -539,6 +557,7 @@ def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict
         "#two_pass_kernel": _kernel(schedule.threads(target), target),
         "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
         "!dy_read": _private(f"{schedule.chunks}x!dy_chunk"),
+        "!more_dy_read": _private(f"{len(MORE_GRAD_OUTPUTS)}x{schedule.chunks}x!dy_chunk"),
         "!x_read": _private(f"{schedule.chunks}x!x_chunk"),
         "!gamma_read": _private(f"{schedule.chunks}x!gamma_chunk"),
         "!beta_read": _private(f"{schedule.chunks}x!beta_chunk"),

@@ -24,6 +24,7 @@ from iree_lnbwd.operands import (
     GRAD_WEIGHT,
     INPUT,
     MEAN,
+    MORE_GRAD_OUTPUTS,
     OUTPUT,
     PARTIAL_DBETA,
     PARTIAL_DGAMMA,
@@ -83,13 +84,17 @@ _PARTIALS = (PARTIAL_DGAMMA, PARTIAL_DBETA)
 _SUMS = (SUM_H, SUM_HX)
 _ROWS = Kernel(
     "rows",
-    (*_READ, GRAD_RESIDUAL, ADDED_BIAS),
+    (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS),
     (GRAD_INPUT, *_PARTIALS),
-    ahead=(*_READ[:-1], GRAD_RESIDUAL),
+    ahead=(*_READ[:-1], GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
 )
-_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL, ADDED_BIAS), _GRADIENTS)
-_ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS), _SUMS)
-_COLUMNS = Kernel("columns", (*_READ, *_SUMS, GRAD_RESIDUAL, ADDED_BIAS), (GRAD_INPUT, *_PARTIALS))
+_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _GRADIENTS)
+_ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _SUMS)
+_COLUMNS = Kernel(
+    "columns",
+    (*_READ, *_SUMS, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS),
+    (GRAD_INPUT, *_PARTIALS),
+)
 _FINALIZE = Kernel("finalize", _PARTIALS, (GRAD_WEIGHT, GRAD_BIAS))
 _NORMALIZE = Kernel(
     "normalize",

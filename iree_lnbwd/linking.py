@@ -106,6 +106,8 @@ def _of_vector(narrow: str) -> dict[str, str]:
         "!words": f"vector<{bits(narrow) // 32}xi32>",
         "!long_words": f"vector<{bits(narrow) // 32}xi64>",
         "!word_indices": f"vector<{bits(narrow) // 32}xindex>",
+        "!wide_words": f"vector<{whole}xi32>",
+        "!short_words": f"vector<{whole}xi16>",
         "!halves": f"vector<{whole // 2}xf32>",
         "!lanes": f"vector<{whole}xi1>",
     }

@@ -64,6 +64,7 @@ class When(Enum):
     WEIGHT_GIVEN = "there is a weight"
     BIAS_GIVEN = "there is a bias"
     RESIDUAL_GIVEN = "there is a residual"
+    SO_MANY_GIVEN = "the output has so many gradients"
     ASKED_FOR = "the mask asks for it"
     NEVER = "no module takes it"
 
@@ -91,7 +92,7 @@ class Operand:
     @property
     def is_option(self) -> bool:
         """Whether a caller adds it to the op, and its kernels have no pointer to it otherwise."""
-        return self.when in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN)
+        return self.when in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN, When.SO_MANY_GIVEN)
 
     @property
     def alias(self) -> str:
@@ -109,6 +110,12 @@ BIAS = Operand("bias", "beta", Kind.COLUMNS, Element.BETA, Access.TYPE_ALONE, Wh
 GRAD_RESIDUAL = Operand(
     "grad_residual", "dresidual", Kind.CELLS, Element.RESIDUAL, when=When.RESIDUAL_GIVEN
 )
+# Other gradients of the output, which are added to the first. The second is ``grad_output_2``.
+MORE_GRAD_OUTPUTS = tuple(
+    Operand(f"grad_output_{n}", f"dy{n}", Kind.CELLS, Element.DY, when=When.SO_MANY_GIVEN)
+    for n in (2, 3, 4)
+)
+MOST_GRAD_OUTPUTS = 1 + len(MORE_GRAD_OUTPUTS)
 GRAD_INPUT = Operand("grad_input", "dx", Kind.CELLS, Element.X, Access.WRITTEN, When.ASKED_FOR)
 GRAD_WEIGHT = Operand(
     "grad_weight", "dgamma", Kind.COLUMNS, Element.GAMMA, Access.WRITTEN, When.ASKED_FOR
@@ -219,7 +226,7 @@ LAYER_NORM_BACKWARD = Op(
     "layer_norm_backward",
     True,
     (
-        *(GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_RESIDUAL),
+        *(GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
         *(GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS),
     ),
     (PARTIAL_DGAMMA, PARTIAL_DBETA, SUM_H, SUM_HX),
@@ -227,7 +234,10 @@ LAYER_NORM_BACKWARD = Op(
 RMS_NORM_BACKWARD = Op(
     "rms_norm_backward",
     False,
-    (GRAD_OUTPUT, INPUT, RSTD, WEIGHT, GRAD_RESIDUAL, GRAD_INPUT, GRAD_WEIGHT),
+    (
+        *(GRAD_OUTPUT, INPUT, RSTD, WEIGHT, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
+        *(GRAD_INPUT, GRAD_WEIGHT),
+    ),
     (PARTIAL_DGAMMA, SUM_HX),
 )
 OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)}

@@ -12,6 +12,7 @@ from iree_lnbwd.arguments import (
     NormOutput,
     RmsNormGrads,
     bind,
+    named_gradients,
 )
 from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD, Op
 from iree_lnbwd.verification.judge import Comparison, Judgement, compare, judge
@@ -52,7 +53,7 @@ def layer_norm_backward(
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
     given = {
-        "grad_output": grad_output,
+        **named_gradients(grad_output),
         "input": input,
         "mean": mean,
         "rstd": rstd,
@@ -85,7 +86,7 @@ def rms_norm_backward(
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
     given = {
-        "grad_output": grad_output,
+        **named_gradients(grad_output),
         "input": input,
         "rstd": rstd,
         "weight": weight,

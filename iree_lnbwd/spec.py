@@ -18,6 +18,8 @@ from iree_lnbwd.operands import (
     FROM_OUTPUT,
     GRAD_BIAS,
     LAYER_NORM_BACKWARD,
+    MORE_GRAD_OUTPUTS,
+    MOST_GRAD_OUTPUTS,
     OPS,
     Element,
     Op,
@@ -84,6 +86,8 @@ class NormSpec:
         has_bias: Whether there is a bias whose values count: one that ``layer_norm`` adds, or that
             is in the output which ``layer_norm_backward`` takes. None means True for these two.
         residual_dtype: Of ``residual`` or ``grad_residual``; None if there is none.
+        grad_outputs: How many gradients of the output a backward takes, from 1 to 4. They are added
+            up one after the other; each sum is rounded to `dy_sum_dtype`.
         weight_offset: Added to the weight in the type of sums: 1.0 where gamma is stored around
             zero. 0.0 without a weight.
         from_output: Whether a backward takes the forward's ``output`` in place of ``input``. Its
@@ -105,6 +109,7 @@ class NormSpec:
     op: str = LAYER_NORM_BACKWARD.name
     has_bias: bool | None = None
     residual_dtype: str | None = None
+    grad_outputs: int = 1
     weight_offset: float = 0.0
     from_output: bool = False
 
@@ -121,6 +126,7 @@ class NormSpec:
             "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
         ):  # fmt: skip
             _check_dtype(field, getattr(self, field), required=field == "dtype")
+        set_field(self, "grad_outputs", self._checked_gradients())
         if not isinstance(self.has_weight, bool):
             raise TypeError(f"has_weight: expected a bool, got {shown(self.has_weight)}")
         set_field(self, "output_mask", self._checked_mask())
@@ -189,6 +195,13 @@ class NormSpec:
             )
         return asked
 
+    def _checked_gradients(self) -> int:
+        most = MOST_GRAD_OUTPUTS if self.family.is_backward else 1
+        if not _is_int(self.grad_outputs) or not 1 <= self.grad_outputs <= most:
+            expected = f"an int from 1 to {most}" if most > 1 else f"1 for {self.op}"
+            raise ValueError(f"grad_outputs: expected {expected}, got {shown(self.grad_outputs)}")
+        return int(self.grad_outputs)
+
     def _checked_bias(self) -> bool:
         if self.has_bias is None:
             return self.family.reads_bias
@@ -217,6 +230,14 @@ class NormSpec:
     def dy_dtype(self) -> str:
         """Element type of ``grad_output``."""
         return self.grad_output_dtype or self.dtype
+
+    @property
+    def dy_sum_dtype(self) -> str:
+        """Element type of sums of gradients of the output, which have that of the output.
+
+        That is theirs, if the input has it, too; else that of sums.
+        """
+        return self.dtype if self.dy_dtype == self.dtype else self.acc_dtype
 
     @property
     def gamma_dtype(self) -> str:
@@ -264,6 +285,8 @@ class NormSpec:
                 return bool(self.has_bias)
             case When.RESIDUAL_GIVEN:
                 return self.residual_dtype is not None
+            case When.SO_MANY_GIVEN:
+                return operand in MORE_GRAD_OUTPUTS[: self.grad_outputs - 1]
             case When.ASKED_FOR:
                 return self.output_mask[self.family.masked.index(operand)]
             case When.NEVER:
@@ -315,6 +338,8 @@ class NormSpec:
             parts.append(
                 "residual" + ("" if self.residual_dtype == self.dtype else self.residual_dtype)
             )
+        if self.grad_outputs > 1:
+            parts.append(f"dys{self.grad_outputs}")
         if self.weight_offset:
             parts.append(f"offset{self.weight_offset!r}")
         if self.output_mask != replace(self, output_mask=()).output_mask:

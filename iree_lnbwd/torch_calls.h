@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -24,7 +25,7 @@
 
 namespace iree_lnbwd {
 
-constexpr size_t kMostArguments = 8;  // of an op
+constexpr size_t kMostArguments = 10;  // of an op
 constexpr size_t kMostMasked = 3;     // gradients that a mask chooses among
 
 // An operand of an op: a row of the table in operands.py, whose words these are.
@@ -75,12 +76,12 @@ struct Kind {
 
 struct HashOfKind {
   size_t operator()(const Kind& kind) const {
-    uint64_t types = 0;
-    static_assert(sizeof(types) == sizeof(kind.types));
-    std::memcpy(&types, kind.types.data(), sizeof(types));
+    const std::string_view types(reinterpret_cast<const char*>(kind.types.data()),
+                                 kind.types.size());
     const auto& [first, second, third] = kind.mask;
-    return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns, types, first, second, third,
-                         kind.eps, kind.weight_offset);
+    return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns,
+                         std::hash<std::string_view>{}(types), first, second, third, kind.eps,
+                         kind.weight_offset);
   }
 };
 

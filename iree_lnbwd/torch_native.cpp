@@ -464,13 +464,17 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       return;
     }
     Stack stack;
+<<<<<<< HEAD
     stack.reserve(used.arguments.size() + 4);
+=======
+    const Tensor none;
+>>>>>>> w-dys
     for (size_t i = 0; i < used.arguments.size(); ++i) {
       const Operand& argument = used.arguments[i];
       const auto& value = [&]() -> const Tensor& {
         switch (argument.element) {
-          case Operand::Element::dy:
-            return dy;
+          case Operand::Element::dy:  // autograd has added up those of several uses
+            return argument.name == "grad_output" ? dy : none;
           case Operand::Element::acc:
             return argument.name == "mean" ? saved[1] : saved[2];
           case Operand::Element::gamma:

@@ -15,6 +15,7 @@ from iree_lnbwd.arguments import (
     Results,
     RmsNormGrads,
     check_options,
+    named_gradients,
     variant,
 )
 from iree_lnbwd.bundles import serving
@@ -146,7 +147,7 @@ class Bundle:
         """As `iree_lnbwd.layer_norm_backward`."""
         op = variant(LAYER_NORM_BACKWARD, input, output, mean, rstd)
         given = {
-            "grad_output": grad_output,
+            **named_gradients(grad_output),
             "input": input,
             "mean": mean,
             "rstd": rstd,
@@ -175,7 +176,7 @@ class Bundle:
         """As `iree_lnbwd.rms_norm_backward`."""
         op = variant(RMS_NORM_BACKWARD, input, output, None, rstd)
         given = {
-            "grad_output": grad_output,
+            **named_gradients(grad_output),
             "input": input,
             "rstd": rstd,
             "weight": weight,

@@ -329,6 +329,12 @@ class Norm:
         ):
             if ours != got:
                 raise TypeError(f"{name}: this module was compiled for {ours}, got {got}")
+        if spec.grad_outputs != theirs.grad_outputs:
+            expected = counted(spec.grad_outputs, "gradient")
+            raise ValueError(
+                f"grad_output: this module takes {expected} of the output, got "
+                f"{theirs.grad_outputs}"
+            )
         if spec.rows is not None and spec.rows != call.rows:
             raise ValueError(
                 f"{self._data}: this module was compiled for {counted(spec.rows, 'row')}, got "

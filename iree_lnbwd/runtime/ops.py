@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from iree_lnbwd.arguments import LayerNormGrads, NormOutput, RmsNormGrads
+from iree_lnbwd.arguments import LayerNormGrads, NormOutput, RmsNormGrads, gradients_of
 from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 from iree_lnbwd.runtime.op import Norm
 
@@ -69,10 +69,11 @@ class LayerNormBackward(Norm):
     ) -> LayerNormGrads:
         """The gradients; as `iree_lnbwd.layer_norm_backward`."""
         self._expect_source(input, output, mean, rstd)
+        dy, *more = gradients_of(grad_output)
         given = (
-            (grad_output, output, rstd, weight, bias, grad_residual)
+            (dy, output, rstd, weight, bias, grad_residual, *more)
             if self.spec.from_output
-            else (grad_output, input, mean, rstd, weight, bias, grad_residual)
+            else (dy, input, mean, rstd, weight, bias, grad_residual, *more)
         )
         results = self._call(given, output_mask, eps, out)
         return results  # type: ignore[return-value]
@@ -97,7 +98,8 @@ class RmsNormBackward(Norm):
         """The gradients; as `iree_lnbwd.rms_norm_backward`."""
         self._expect_source(input, output, None, rstd)
         data = output if self.spec.from_output else input
-        given = (grad_output, data, rstd, weight, grad_residual)
+        dy, *more = gradients_of(grad_output)
+        given = (dy, data, rstd, weight, grad_residual, *more)
         results = self._call(given, output_mask, eps, out)
         return results  # type: ignore[return-value]
 

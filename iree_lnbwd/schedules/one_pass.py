@@ -391,6 +391,7 @@ class OnePass:
             an_element += max(gamma, words(spec)) if self.bulk and self.vector == 1 else gamma
         if self.ahead and not self.slots:
             an_element += dy + x
+        an_element += 2 * dy * (spec.grad_outputs - 1)  # of this row and of the next
         elements = self.chunks(spec, target) * self.vector
         estimate = _REGISTERS_FIXED[target.backend] + elements * an_element
         # In bulk, no thread has to mask what is not its own.
@@ -478,6 +479,10 @@ class OnePass:
                 self.defers and not (self.rereads and self.ahead >= AHEAD_OF_LATER_SUMS),
                 "a row whose sums are awaited later is read again, and fetched "
                 f"{AHEAD_OF_LATER_SUMS} rows ahead",
+            ),
+            (
+                spec.grad_outputs > 1 and (self.defers or self.turns(spec) > 0),
+                "of other gradients of the output, only the next row is there, in the same columns",
             ),
             (self.rereads and not self.slots, "nothing is staged"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),

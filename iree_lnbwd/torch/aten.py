@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from iree_lnbwd.arguments import NormOutput, Results, results_of
-from iree_lnbwd.operands import Op
+from iree_lnbwd.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
 from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.torch import kinds
 from iree_lnbwd.torch.kinds import TensorKind, kind
@@ -125,7 +125,7 @@ def gradients(
     given = kinds.given(op, tensors)
     data, weight, residual = given[op.data.name], given.get("weight"), given.get("grad_residual")
     sums, dims = kinds.wide(data.dtype), tuple(range(-len(normalized_shape), 0))
-    dy = given["grad_output"].to(sums)
+    dy = _gradient_of_output(given, data.dtype)
     gamma = None if weight is None else weight.to(sums) + weight_offset
     if op.from_output:
         xhat, rstd = _of_output(data.to(sums), gamma, given.get("bias")), given["rstd"]
@@ -151,6 +151,19 @@ def gradients(
     asked = (r.name for r, wanted in zip(op.masked, output_mask, strict=True) if wanted)
     found = {name: result for name in asked if (result := computed[name]) is not None}
     return results_of(op, {name: wide.to(dtype) for name, (wide, dtype) in found.items()})
+
+
+def _gradient_of_output(given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """The sum of all gradients of the output in the type of sums, rounded as `NormSpec` says."""
+    first, *more = (
+        given[name] for name in names((GRAD_OUTPUT, *MORE_GRAD_OUTPUTS)) if name in given
+    )
+    sums = kinds.wide(dtype)
+    stored = dtype if first.dtype == dtype else sums
+    total = first.to(sums)
+    for gradient in more:
+        total = (total + gradient.to(sums)).to(stored).to(sums)
+    return total
 
 
 def _of_input(

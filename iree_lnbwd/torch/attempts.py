@@ -24,6 +24,7 @@ from iree_lnbwd.functional import HostCall
 from iree_lnbwd.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
+    MORE_GRAD_OUTPUTS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
     Op,
@@ -228,6 +229,10 @@ def _rms_norm(
     return _Call(RMS_NORM, (input, None, weight), normalized_shape, (), eps)
 
 
+# No gradient of a residual, and no other gradients of the output: the last arguments of backwards.
+NOT_ATENS = (None,) * (1 + len(MORE_GRAD_OUTPUTS))
+
+
 def _layer_norm_backward(
     grad_output: Tensor,
     input: Tensor,
@@ -239,7 +244,7 @@ def _layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> _Call:
     statistics = (_statistic(mean), _statistic(rstd))
-    tensors = (grad_output, input, *statistics, weight, bias, None)
+    tensors = (grad_output, input, *statistics, weight, bias, *NOT_ATENS)
     return _Call(LAYER_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
 
 
@@ -251,7 +256,7 @@ def _rms_norm_backward(
     weight: Tensor | None,
     output_mask: Sequence[bool],
 ) -> _Call:
-    tensors = (grad_output, input, _statistic(rstd), weight, None)
+    tensors = (grad_output, input, _statistic(rstd), weight, *NOT_ATENS)
     return _Call(RMS_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
 
 

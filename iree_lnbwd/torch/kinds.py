@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from iree_lnbwd.operands import Op, names
+from iree_lnbwd.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HALF = (torch.float16, torch.bfloat16)
@@ -91,3 +91,8 @@ def check(first: str, /, **kinds: TensorKind) -> None:
             raise TypeError(f"{name}: expected an element type of {expected}, got {other[1]}")
         if other[1] != dtype and torch.float64 in (other[1], dtype):
             raise TypeError(f"{name}: expected {dtype} like {first}, got {other[1]}")
+    of_output = kinds.get(GRAD_OUTPUT.name)
+    for name in names(MORE_GRAD_OUTPUTS):
+        other = kinds.get(name)
+        if other is not None and of_output is not None and other[1] != of_output[1]:
+            raise TypeError(f"{name}: expected {of_output[1]} like grad_output, got {other[1]}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from iree_lnbwd.arguments import BoundCall
+from iree_lnbwd.arguments import Array, BoundCall
 from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS
 from iree_lnbwd.verification.judged import Judged
 from iree_lnbwd.verification.rows import F64, Arithmetic, Gamma, Normalized, blocks
 from iree_lnbwd.verification.sums import ColumnSums
@@ -26,8 +27,8 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
     dx, dx_off = np.empty((2, call.rows, columns))
     dgamma, dgamma_off, dbeta, dbeta_off = (ColumnSums(columns) for _ in range(4))
     for block in blocks(call.rows, columns):
-        names = ("grad_output", call.spec.family.data.name)
-        dy, data = (call.arrays[name][block].astype(np.float64) for name in names)
+        dy = _gradient_of_output(call, block)
+        data = call.arrays[call.spec.family.data.name][block].astype(np.float64)
         row = (
             Normalized.of_output(call, block, data, gamma, arithmetic)
             if call.spec.from_output
@@ -49,6 +50,25 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
         result.name: Judged.rounded_once(*values[result.name], DTYPES[result.dtype])
         for result in call.spec.results
     }
+
+
+def _gradient_of_output(call: BoundCall, block: slice) -> F64:
+    """The sum of a block's gradients of the output, rounded as our code rounds each partial sum.
+
+    That is to the accumulator's type, and from that to the type of these sums.
+    """
+    assert call.spec is not None
+    first, *more = (
+        call.arrays[given.name][block]
+        for given in (GRAD_OUTPUT, *MORE_GRAD_OUTPUTS)
+        if given.name in call.arrays
+    )
+    wide, stored = (DTYPES[name].numpy for name in (call.spec.acc_dtype, call.spec.dy_sum_dtype))
+    total: Array = first.astype(wide)
+    with np.errstate(all="ignore"):  # of an Inf and another, and beyond the largest number
+        for gradient in more:
+            total = (total + gradient.astype(wide)).astype(stored).astype(wide)
+    return total.astype(np.float64)
 
 
 def _dx(

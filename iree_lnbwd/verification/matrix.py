@@ -13,6 +13,7 @@ from iree_lnbwd.operands import (
     FROM_OUTPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
+    MORE_GRAD_OUTPUTS,
     OPS,
     RMS_NORM_BACKWARD,
     Kind,
@@ -42,6 +43,7 @@ def specs() -> Iterator[NormSpec]:
     for op in OPS.values():
         if op.is_backward:
             yield from _wide_odd_specs(op)
+            yield from _gradients_specs(op)
 
 
 def _layer_norm_backward_specs() -> Iterator[NormSpec]:
@@ -116,6 +118,28 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
         for dtype in ("f32", "bf16"):
             yield of((769,), dtype, residual_dtype=dtype, eps=_eps(op))
             yield of((4096,), dtype, residual_dtype=dtype, output_mask=alone)
+
+
+def _gradients_specs(op: Op) -> Iterator[NormSpec]:
+    """Several gradients of the output: of one type and of mixed ones, with other options."""
+    of = _spec_of(op)
+    for width in _OPTIONS_WIDTHS:
+        for count in (2, 3, 4):
+            yield of((width,), "bf16", grad_outputs=count, residual_dtype="bf16")
+        yield of((width,), "f16", grad_outputs=2)
+        yield of((width,), "f32", grad_outputs=3)
+        yield of((width,), "f32", grad_output_dtype="bf16", grad_outputs=3, residual_dtype="f32")
+        yield of((width,), "bf16", grad_output_dtype="f32", grad_outputs=2)
+        yield of((width,), "f64", grad_outputs=2)
+    yield of((5,), "bf16", grad_outputs=3)
+    yield of((769,), "bf16", grad_output_dtype="f16", grad_outputs=4)
+    yield of((16384,), "bf16", grad_outputs=3)
+    yield of((25001,), "bf16", grad_outputs=2)
+    yield of((65536,), "f32", grad_outputs=4)
+    yield of((65536,), "bf16", grad_outputs=2, residual_dtype="bf16")
+    without = tuple(gradient.name != "grad_input" for gradient in op.masked)
+    yield of((4096,), "bf16", grad_outputs=2, output_mask=without)
+    yield _spec_of(FROM_OUTPUT[op.name])((4096,), "bf16", grad_outputs=2)
 
 
 def _wide_odd_specs(op: Op) -> Iterator[NormSpec]:
@@ -272,6 +296,9 @@ def _call(
     values["weight"] = rng.standard_normal(spec.columns) + (1 - spec.weight_offset)
     if op.is_backward:
         values["grad_output"] = rng.standard_normal(x.shape)
+    for more in MORE_GRAD_OUTPUTS:
+        if spec.has(more):
+            values[more.name] = change(rng.standard_normal(x.shape))
     if spec.has_bias:
         values["bias"] = rng.standard_normal(spec.columns)
     if spec.residual_dtype is not None:

@@ -27,7 +27,7 @@ from iree_lnbwd.torch.inductor.state import STATE, Folded
 
 # Raised inside PyTorch, by the imports of its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-WIDTH = 64
+WIDTH = 264  # of more columns than are left to inductor
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -272,3 +272,78 @@ def test_the_first_use_of_a_process_and_its_cache(tmp_path: Path) -> None:
     ]
     assert ["folded 1 forwards" in lines[0] for lines in said] == [True, False, False]
     np.testing.assert_allclose([float(lines[1]) for lines in said], float(said[0][1]), rtol=1e-6)
+
+
+class Attending(nn.Module):
+    """A norm whose output has several uses, as that before an attention."""
+
+    def __init__(self, norm: nn.Module, width: int, count: int, narrow: Any) -> None:
+        super().__init__()
+        self.norm, self.narrow = norm, narrow
+        self.linears = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        used = [linear(y.to(self.narrow)).to(x.dtype) for linear in self.linears]
+        return torch.stack(used).prod(0) + x
+
+
+@pytest.mark.parametrize(
+    ("dtype", "narrow", "count", "expected"),
+    [
+        (torch.float32, torch.float32, 3, Folded(1, 3, 0)),
+        (torch.bfloat16, torch.bfloat16, 2, Folded(1, 2, 0)),
+        (torch.float32, torch.bfloat16, 4, Folded(1, 4, 0)),  # each is widened before it is added
+        (torch.float32, torch.float32, 6, Folded(1, 1, 0)),  # more than a kernel takes
+    ],
+)
+def test_gradients_of_several_uses_are_added_in_the_kernel(
+    dtype: Any, narrow: Any, count: int, expected: Folded
+) -> None:
+    model = Attending(ours.RMSNorm(WIDTH), WIDTH, count, torch.float64)
+    wide = gradients(model.double(), model, torch.float64)
+    model.to(dtype)
+    model.narrow = narrow
+    model.linears.to(narrow)
+    eager = gradients(model, model, dtype)
+    found: list[Tensor] = []
+    compiled = torch.compile(model)
+    counts = folded(lambda: found.extend(gradients(model, compiled, dtype)))
+    assert counts == expected
+    assert_close(found, eager, wide)
+
+
+def test_what_inductor_computes_itself_stays_in_its_sums() -> None:
+    norm = ours.RMSNorm(WIDTH)
+
+    def run(x: Tensor) -> Tensor:
+        y = norm(x)
+        return torch.sin(y) * torch.cos(y)
+
+    eager = gradients(norm, run, torch.float32)
+    found: list[Tensor] = []
+    compiled = torch.compile(run)
+    counts = folded(lambda: found.extend(gradients(norm, compiled, torch.float32)))
+    assert counts == Folded(1, 0, 0)
+    for mine, theirs in zip(found, eager, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("norm", [ours.LayerNorm, ours.RMSNorm])
+def test_backwards_of_narrow_rows_become_inductors(norm: Callable[[int], nn.Module]) -> None:
+    model = Attending(norm(64), 64, 2, torch.float64)
+    x = torch.randn(5, 3, 64, dtype=torch.float64, requires_grad=True)
+    wide = torch.autograd.grad(model.double()(x).square().sum(), (x, *model.parameters()))
+    model.float().narrow = torch.float32
+    compiled, own = torch.compile(model), x.detach().float().requires_grad_()
+    found: list[Tensor] = []
+
+    def run() -> None:
+        loss = compiled(own).square().sum()
+        found.extend(torch.autograd.grad(loss, (own, *model.parameters())))
+
+    counts = folded(run)
+    assert counts.backwards == 1
+    assert counts.additions == 0
+    for mine, exact in zip(found, wide, strict=True):
+        assert (mine - exact).abs().max() <= 1e-5 * exact.abs().max()

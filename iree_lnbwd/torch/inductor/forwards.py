@@ -7,10 +7,7 @@ from collections.abc import Callable
 from operator import getitem
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
 
 from iree_lnbwd.operands import RESIDUAL, RESIDUAL_OUTPUT, names
 from iree_lnbwd.torch.inductor import graphs
@@ -57,25 +54,7 @@ def _is_wide(node: Node) -> bool:
 
 def _take_apart(node: Node, norm: Norm, decompositions: Callable[[], Any]) -> None:
     """Replaces a norm by what PyTorch's operators compute."""
-    graph, given = node.graph, tuple(graphs.arguments(node).values())
-    by_aten = operator(norm.name + BY_ATEN)
-    nodes = [each for each in given if isinstance(each, Node)]
-
-    def computed(*tensors: torch.Tensor) -> Any:
-        values = dict(zip(nodes, tensors, strict=True))
-        return by_aten(*map_arg(given, lambda each: values.get(each, each.meta.get("val"))))
-
-    values = (each.meta["val"] for each in nodes)
-    with torch._C._DisableAutocast():  # the caller's is no part of the graph
-        inner = make_fx(computed, decompositions(), tracing_mode="real")(*values).graph
-    placeholders = inner.find_nodes(op="placeholder")
-    with graph.inserting_before(node):
-        results = graph.graph_copy(inner, dict(zip(placeholders, nodes, strict=True)))
-    for place, takers in graphs.results(node).items():
-        for taker in takers:
-            taker.replace_all_uses_with(results[place])
-            graph.erase_node(taker)
-    graph.erase_node(node)
+    graphs.take_apart(node, operator(norm.name + BY_ATEN), decompositions)
 
 
 def _with_addition(node: Node, norm: Norm) -> bool:

@@ -11,6 +11,7 @@ from torch import SymInt, Tensor
 from torch._guards import detect_fake_mode
 from torch._prims_common import is_contiguous_or_false
 from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_arg
 
@@ -40,6 +41,28 @@ def call(graph: Graph, operator: Callable[..., Any], *given: Any) -> Node:
     with mode or nullcontext():
         node.meta["val"] = operator(*values)
     return node
+
+
+def take_apart(node: Node, compute: Callable[..., Any], decompositions: Callable[[], Any]) -> None:
+    """Replaces a call by the operators that another function with its arguments calls."""
+    graph, given = node.graph, tuple(arguments(node).values())
+    nodes = [each for each in given if isinstance(each, Node)]
+
+    def computed(*tensors: Tensor) -> Any:
+        values = dict(zip(nodes, tensors, strict=True))
+        return compute(*map_arg(given, lambda each: values.get(each, each.meta.get("val"))))
+
+    values = (each.meta["val"] for each in nodes)
+    with torch._C._DisableAutocast():  # the caller's is no part of the graph
+        inner = make_fx(computed, decompositions(), tracing_mode="real")(*values).graph
+    placeholders = inner.find_nodes(op="placeholder")
+    with graph.inserting_before(node):
+        computed_nodes = graph.graph_copy(inner, dict(zip(placeholders, nodes, strict=True)))
+    for place, takers in results(node).items():
+        for taker in takers:
+            taker.replace_all_uses_with(computed_nodes[place])
+            graph.erase_node(taker)
+    graph.erase_node(node)
 
 
 def like(graph: Graph, node: Node, other: Node) -> Node:
@@ -101,6 +124,12 @@ def is_addition(node: object) -> bool:
         and is_dense(term)
         for term in terms
     )
+
+
+def is_in_memory(node: Node) -> bool:
+    """Whether a node is a tensor that inductor stores anyway, and does not fuse with its user."""
+    tags = getattr(node.target, "tags", ())
+    return node.op != "call_function" or len(node.users) > 1 or torch.Tag.pointwise not in tags
 
 
 def depends(node: Node, on: Node) -> bool:

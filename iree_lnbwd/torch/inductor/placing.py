@@ -30,8 +30,9 @@ class NormPass(CustomGraphPass):
         if not STATE.is_on:
             return
         apart, summed = forwards.lower(graph, select_decomp_table)
+        narrow = backwards.lower(graph, select_decomp_table)
         added, cast = backwards.fold(graph)
-        found = Folded(apart, summed + added, cast)
+        found = Folded(apart, summed + added, cast, narrow)
         if any(found):
             stable_topological_sort(graph)
             STATE.add(found)

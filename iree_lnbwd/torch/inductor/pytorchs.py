@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from iree_lnbwd.operands import Op
 from iree_lnbwd.torch import kinds, overrides
 from iree_lnbwd.torch.inductor import graphs
-from iree_lnbwd.torch.inductor.backwards import PYTORCHS
+from iree_lnbwd.torch.inductor.backwards import PYTORCHS, is_narrow
 
 
 def keep(is_placed: Callable[[], bool]) -> None:
@@ -67,6 +67,7 @@ def _is_ours(op: Op, grad_output: Tensor, input: Tensor, *others: Any) -> bool:
     rule = overrides.rule_in_place(input.device.type, op)
     return (
         rule is not None
+        and not is_narrow(others[0])
         and _is_large_enough(rule, input, others[0])
         and kinds.are_taken(input, grad_output, *tensors)
         and graphs.is_dense(input)

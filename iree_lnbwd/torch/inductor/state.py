@@ -14,11 +14,13 @@ class Folded(NamedTuple):
         forwards: That became inductor's own code.
         additions: That went into a kernel of ours.
         casts: That went into a kernel of ours.
+        backwards: Of narrow rows, that became inductor's own code.
     """
 
     forwards: int = 0
     additions: int = 0
     casts: int = 0
+    backwards: int = 0
 
 
 class _State:
