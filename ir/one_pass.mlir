@@ -197,7 +197,7 @@ hal.executable.source private @rows {
     func.func private @divides_again() -> i1
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
-    func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
+    func.func private @round_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -546,40 +546,6 @@ hal.executable.source private @rows {
         %more_held: !more_dy_held) {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
-<<<<<<< HEAD
-      %v = arith.constant #vector
-      %shifted = func.call @shifted() : () -> i1
-      %bulk = arith.constant #bulk
-      %zeros = arith.constant dense<0.0> : !residual_chunk
-      %chunk = scf.if %shifted -> !residual_chunk {
-        %column = arith.addi %part, %col : index
-        %line, %at = func.call @place(%row, %part, %col) : (index, index, index) -> (index, index)
-        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-        %is_whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
-        %whole = arith.andi %is_whole, %exists : i1
-        %read = scf.if %whole -> !residual_chunk {
-          %all = vector.load %dresidual[%line, %at] : !residual_lines, !residual_chunk
-          scf.yield %all : !residual_chunk
-        } else {
-          %gathered = scf.for %e = %c0 to %v step %c1 iter_args(%before = %zeros) -> !residual_chunk {
-            %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-            %is_own = arith.andi %in_row, %exists : i1
-            %after = scf.if %is_own -> !residual_chunk {
-              %e_at = arith.addi %at, %e : index
-              %one = memref.load %dresidual[%line, %e_at] : !residual_lines
-              // Where the last chunk's place is known, LLVM would make one access of several, beyond the tensor's end.
-              scf.if %bulk {
-                llvm.inline_asm has_side_effects "", "~{memory}" : () -> ()
-              }
-              %more = vector.insert %one, %before[%e] : !residual into !residual_chunk
-              scf.yield %more : !residual_chunk
-            } else {
-              scf.yield %before : !residual_chunk
-            }
-            scf.yield %after : !residual_chunk
-          } {llvm.loop_annotation = #unrolled}
-          scf.yield %gathered : !residual_chunk
-=======
       %c2 = arith.constant 2 : index
       %chunks = arith.constant #chunks
       %has_dy2 = arith.constant #has_dy2
@@ -595,7 +561,6 @@ hal.executable.source private @rows {
           %dy2_k = func.call @load_dy(%dy2, %row_index, %k, %part, %col, %exists, %shift)
               : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
           memref.store %dy2_k, %more_held[%c0, %k] : !more_dy_held
->>>>>>> w-dys
         }
         scf.if %has_dy3 {
           %dy3_k = func.call @load_dy(%dy3, %row_index, %k, %part, %col, %exists, %shift)
@@ -616,7 +581,7 @@ hal.executable.source private @rows {
       %after = scf.if %counts -> !chunk {
         %wide = func.call @widen_of_dy(%more) : (!dy_chunk) -> !chunk
         %exact = arith.addf %sum, %wide : !chunk
-        %rounded = func.call @round_apart_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
+        %rounded = func.call @round_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
         %both = func.call @widen_of_dy_sum(%rounded) : (!dy_sum_chunk) -> !chunk
         scf.yield %both : !chunk
       } else {
@@ -1659,7 +1624,7 @@ hal.executable.source private @rows {
       }
 
       scf.if %adds_dy {
-        func.call @load_more(%dy2, %dy3, %dy4, %first, %last, %t, %part, %shift_first, %more_held)
+        func.call @load_more(%dy2, %dy3, %dy4, %first, %last, %t, %part, %shift, %more_held)
             : (!dy_lines, !dy_lines, !dy_lines, i32, i32, index, index, index, !more_dy_held) -> ()
       }
 
@@ -1668,93 +1633,11 @@ hal.executable.source private @rows {
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
       %ahead = arith.index_castui %ahead_i32 : i32 to index
       %fill_first = arith.select %in_place, %c0, %ahead : index
-<<<<<<< HEAD
       // Where sums are awaited later, those of the first row are told before the walk.
       scf.if %defers {
         %walks = arith.cmpi slt, %subgroup_first, %m_i32 : i32
         scf.if %walks {
           scf.if %bulk {
-=======
-      // The rows of a phase, and then those of the next. Where threads keep their columns, all rows count as one.
-      %phases_end = arith.addi %last_phase, %c1 : index
-      %all_walked:8 = scf.for %phase = %first_phase to %phases_end step %c1
-          iter_args(%mean_begun = %mean_first, %rstd_begun = %rstd_first, %mean_second = %mean_behind_first,
-          %rstd_second = %rstd_behind_first, %fill_begun = %fill_first, %half_begun = %c0, %parity_begun = %zero_i32,
-          %copies_begun = %zero_i32) -> (!acc, !acc, !acc, !acc, index, index, i32, i32) {
-        %phase_i32 = arith.index_castui %phase : index to i32
-        %phase_begins = func.call @first_of_phase(%phase, %m) : (index, index) -> index
-        %phase_after = arith.addi %phase, %c1 : index
-        %phase_ends = func.call @first_of_phase(%phase_after, %m) : (index, index) -> index
-        %from_begun = arith.maxui %begin, %phase_begins : index
-        %until_ended = arith.minui %end, %phase_ends : index
-        %from_i32 = arith.index_castui %from_begun : index to i32
-        %until_i32 = arith.index_castui %until_ended : index to i32
-        %begins_i32 = arith.index_castui %phase_begins : index to i32
-        %walk_from = arith.select %turns_columns, %from_i32, %subgroup_first : i32
-        %walk_until = arith.select %turns_columns, %until_i32, %m_i32 : i32
-        %walk_step = arith.select %turns_columns, %one_i32, %stride : i32
-        %shift_here = func.call @shift(%phase_i32) : (i32) -> index
-        %shift = arith.select %turns_columns, %shift_here, %shift_first : index
-        %turned = arith.cmpi ugt, %phase, %first_phase : index
-        %turns_now = arith.andi %turned, %turns_columns : i1
-        scf.if %turns_now {
-          func.call @begin_columns(%t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged, %dgamma_sums, %dbeta_sums)
-              : (index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held) -> ()
-        }
-        // Where sums are awaited later, those of the first row are told before the walk.
-        scf.if %defers {
-          %walks = arith.cmpi slt, %walk_from, %walk_until : i32
-          scf.if %walks {
-            scf.if %bulk {
-            } else {
-              "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
-            }
-            %fill_next = func.call @slot_after(%fill_begun) : (index) -> index
-            %slot = arith.select %in_place, %fill_begun, %fill_next : index
-            %row_zero = func.call @row_zero(%walk_from) : (i32) -> !acc
-            %from_position = arith.subi %walk_from, %begins_i32 : i32
-            %phases_apart = arith.index_castui %phases : index to i32
-            %from_beyond = arith.muli %from_position, %phases_apart : i32
-            %from_turned = arith.addi %phase_i32, %from_beyond : i32
-            %row_from = arith.select %turns_columns, %from_turned, %walk_from : i32
-            %dy_from = func.call @staged_from(%row_from, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-            %x_from = func.call @staged_from(%row_from, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
-            func.call @await_row(%dy, %x, %row_from, %last, %slot, %copies_begun, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
-                : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-            %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_begun, %rstd_begun, %yes, %row_zero,
-                %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
-                %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
-                !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
-                -> (!chunk, !chunk)
-            %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
-            func.call @tell_cluster(%exchange, %mbarriers, %half_begun, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-          }
-        }
-        %walked:8 = scf.for %subgroup_row = %walk_from to %walk_until step %walk_step
-            iter_args(%mean_row = %mean_begun, %rstd_row = %rstd_begun, %mean_then = %mean_second, %rstd_then = %rstd_second,
-            %fill = %fill_begun, %half = %half_begun, %parity = %parity_begun, %phase_of_copies = %copies_begun)
-            -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
-          %fill_next = func.call @slot_after(%fill) : (index) -> index
-          %slot = arith.select %in_place, %fill, %fill_next : index
-          // Of bulk copies to the next slot: a slot's are in phases of parity 0 and 1 in turn.
-          %wraps = arith.cmpi eq, %fill_next, %c0 : index
-          %wraps_i32 = arith.extui %wraps : i1 to i32
-          %copies_flipped = arith.xori %phase_of_copies, %wraps_i32 : i32
-          %copies_next = arith.select %bulk, %copies_flipped, %phase_of_copies : i32
-
-          %positions_on = arith.subi %subgroup_row, %begins_i32 : i32
-          %phases_i32 = arith.index_castui %phases : index to i32
-          %rows_beyond = arith.muli %positions_on, %phases_i32 : i32
-          %row_turned = arith.addi %phase_i32, %rows_beyond : i32
-          %row_apart = arith.addi %subgroup_row, %place : i32
-          %own_row = arith.select %turns_columns, %row_turned, %row_apart : i32
-          %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
-            %own_row_in = arith.minsi %own_row, %last : i32
-            %is_in = arith.cmpi sle, %own_row, %last : i32
-            scf.yield %own_row_in, %is_in : i32, i1
->>>>>>> w-dys
           } else {
             "nvvm.cp.async.wait.group"() <{n = #pending_first_i32}> : () -> ()
           }
@@ -1766,9 +1649,9 @@ hal.executable.source private @rows {
           func.call @await_row(%dy, %x, %subgroup_first, %last, %slot, %zero_i32, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
               : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
           %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_first, %rstd_first, %yes, %row_zero,
-              %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+              %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
               %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-              : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+              : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
               !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
               -> (!chunk, !chunk)
           %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
@@ -1808,193 +1691,8 @@ hal.executable.source private @rows {
           scf.if %stages {
             scf.if %in_place {
             } else {
-<<<<<<< HEAD
               %exists = arith.andi %inside, %row_ahead_live : i1
               %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-=======
-              %copies = nvgpu.device_async_create_group
-            }
-            %waits_later = arith.ori %apart, %bulk : i1
-            scf.if %waits_later {
-            } else {
-              "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
-            }
-          }
-          %dy_from = func.call @staged_from(%row, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-          %x_from = func.call @staged_from(%row, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
-
-          // Statistics are loaded a whole step ahead of their use.
-          %row_next = func.call @next_row(%own_row, %stride, %m_i32) : (i32, i32, i32) -> i32
-          %row_next_live = arith.cmpi sle, %row_next, %last : i32
-          %row_next_in = arith.minsi %row_next, %last : i32
-          %row_next_index = arith.index_castui %row_next_in : i32 to index
-          %row_loaded = scf.if %defers -> i32 {
-            %row_then = func.call @next_row(%row_next, %stride, %m_i32) : (i32, i32, i32) -> i32
-            scf.yield %row_then : i32
-          } else {
-            scf.yield %row_next : i32
-          }
-          %row_loaded_in = arith.minsi %row_loaded, %last : i32
-          %row_loaded_index = arith.index_castui %row_loaded_in : i32 to index
-          %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
-          %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
-
-          scf.if %adds_dy {
-            func.call @load_more(%dy2, %dy3, %dy4, %row_next, %last, %t, %part, %shift, %more_next)
-                : (!dy_lines, !dy_lines, !dy_lines, i32, i32, index, index, index, !more_dy_held) -> ()
-          }
-
-          %row_zero = func.call @row_zero(%row) : (i32) -> !acc
-          %row_index = arith.index_castui %row : i32 to index
-          scf.if %adds_residual {
-            scf.for %k = %c0 to %chunks step %c1 {
-              %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-              %exists = arith.andi %inside, %has_row : i1
-              %reads = arith.select %shifted, %exists, %inside : i1
-              %dresidual_k = func.call @load_cells_of_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
-                  : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
-              memref.store %dresidual_k, %residual_held[%k] : !residual_held
-            } {llvm.loop_annotation = #unrolled}
-          }
-          %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
-            %step_after = arith.addi %subgroup_row, %walk_step : i32
-            %walks_on = arith.cmpi slt, %step_after, %walk_until : i32
-            scf.if %walks_on {
-              %half_then, %parity_then = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
-              %slot_then = func.call @slot_after(%slot) : (index) -> index
-              %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
-              %dy_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-              %x_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
-              func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
-                  : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-              %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
-                  %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
-                  %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                  : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
-                  !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
-                  -> (!chunk, !chunk)
-              %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
-              func.call @tell_cluster(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                  : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-            }
-            %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-                : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
-            scf.yield %told_h, %told_hx : !acc, !acc
-          } else {
-            func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
-                : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-            %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
-                %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
-                %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
-                !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
-                -> (!chunk, !chunk)
-            %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
-              %warp_h, %warp_hx = func.call @sums_of_subgroup(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
-
-              // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
-              %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
-                scf.yield %warp_h, %warp_hx : !acc, !acc
-              } else {
-                %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-                scf.if %in_clusters {
-                  func.call @tell_cluster(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                      : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-                } else {
-                  scf.if %leads {
-                    vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-                  }
-                  scf.if %one_group {
-                    gpu.barrier
-                  } else {
-                    %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
-                    nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
-                  }
-                }
-                %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
-                  %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-                      : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
-                  scf.yield %told_h, %told_hx : !acc, !acc
-                } else {
-                  %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-                  %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-                  %pair_h = vector.extract %pair[0] : !acc from !pair
-                  %pair_hx = vector.extract %pair[1] : !acc from !pair
-                  scf.yield %pair_h, %pair_hx : !acc, !acc
-                }
-                scf.yield %all_h, %all_hx : !acc, !acc
-              }
-              scf.yield %group_h, %group_hx : !acc, !acc
-            } else {
-              scf.yield %zero, %zero : !acc, !acc
-            }
-            scf.yield %row_h, %row_hx : !acc, !acc
-          }
-
-          // dx, and the row's part of dgamma and dbeta.
-          scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-            %at = arith.addi %part, %col : index
-            %dya, %xhat, %h = scf.if %rereads -> (!chunk, !chunk, !chunk) {
-              %meets = func.call @meets_before(%k) : (index) -> i1
-              scf.if %meets {
-                nvvm.bar.warp.sync %all_lanes : i32
-              }
-              %dy_at = arith.addi %dy_from, %col : index
-              %x_at = arith.addi %x_from, %col : index
-              %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-              %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
-              %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
-              %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
-                  : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-              %dya_again = func.call @sum_of_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
-              %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-              %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
-                  : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-              %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
-                  : (!beta_held, !beta_staged, index, index, index) -> !chunk
-              %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
-                  : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
-              %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-              %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-              %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-              %xhat_again = arith.select %has_row, %of_either, %zeros : !chunk
-              %h_again = arith.mulf %dya_again, %ga : !chunk
-              scf.yield %dya_again, %xhat_again, %h_again : !chunk, !chunk, !chunk
-            } else {
-              %dya_mine = memref.load %dya_kept[%k] : !held
-              %xhat_mine = memref.load %xhat_kept[%k] : !held
-              %h_mine = memref.load %h_kept[%k] : !held
-              scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
-            }
-            %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-            %dresidual_k = memref.load %residual_held[%k] : !residual_held
-            %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
-            %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
-            %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
-            scf.if %wants_dx {
-              %dx_stored = scf.if %fills -> !x_chunk {
-                scf.yield %dx_k : !x_chunk
-              } else {
-                %settled = func.call @settled_of_x(%dx_k) : (!x_chunk) -> !x_chunk
-                scf.yield %settled : !x_chunk
-              }
-              %exists = arith.andi %inside, %has_row : i1
-              %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
-              %stores = arith.andi %exists, %whole : i1
-              scf.if %stores {
-                %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
-                vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
-              }
-              memref.store %dx_stored, %dx_kept[%k] : !x_held
-            }
-            %chunk_by_chunk = arith.xori %bulk, %yes : i1
-            %refills_chunk = arith.andi %in_place, %chunk_by_chunk : i1
-            scf.if %refills_chunk {
-              %col_ahead, %inside_ahead = func.call @column(%k, %t, %part, %shift_ahead) : (index, index, index, index) -> (index, i1)
-              %exists = arith.andi %inside_ahead, %row_ahead_live : i1
-              %size = func.call @copied(%exists, %k, %at, %shift_ahead) : (i1, index, index, index) -> index
->>>>>>> w-dys
               %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
               %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
@@ -2003,53 +1701,6 @@ hal.executable.source private @rows {
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!x_staged, index, index, index, !x_lines, index, index, index) -> !nvgpu.device.async.token
             }
-<<<<<<< HEAD
-=======
-            %dgamma_before = memref.load %dgamma_sums[%k] : !held
-            %dbeta_before = memref.load %dbeta_sums[%k] : !held
-            %dgamma_after = math.fma %dya, %xhat, %dgamma_before : !chunk
-            %dbeta_more = arith.addf %dbeta_before, %dya : !chunk
-            %dbeta_after = arith.select %sums_dbeta, %dbeta_more, %dbeta_before : !chunk
-            // Before the branches of a row's edges, and of copies: LLVM would move both sums behind them, and keep what
-            // they add.
-            %branches = arith.ori %shifted, %bulk : i1
-            %dgamma_here, %dbeta_here = scf.if %branches -> (!chunk, !chunk) {
-              %dgamma_settled = func.call @settled_of_sums(%dgamma_after) : (!chunk) -> !chunk
-              %dbeta_settled = func.call @settled_of_sums(%dbeta_after) : (!chunk) -> !chunk
-              scf.yield %dgamma_settled, %dbeta_settled : !chunk, !chunk
-            } else {
-              scf.yield %dgamma_after, %dbeta_after : !chunk, !chunk
-            }
-            memref.store %dgamma_here, %dgamma_sums[%k] : !held
-            memref.store %dbeta_here, %dbeta_sums[%k] : !held
-
-            scf.if %in_refills {
-              %done = arith.addi %k, %c1 : index
-              %refill = arith.divui %k, %refill_chunks : index
-              %beyond = arith.remui %done, %refill_chunks : index
-              %is_read = arith.cmpi eq, %beyond, %c0 : index
-              %has_another = arith.cmpi ult, %refill, %last_refill : index
-              %refills_now = arith.andi %is_read, %has_another : i1
-              scf.if %refills_now {
-                func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-                    : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-              }
-            }
-
-            %dy_fetched = memref.load %dy_next[%k] : !dy_held
-            %x_fetched = memref.load %x_next[%k] : !x_held
-            memref.store %dy_fetched, %dy_held[%k] : !dy_held
-            memref.store %x_fetched, %x_held[%k] : !x_held
-            scf.for %more = %c0 to %c3 step %c1 {
-              %more_fetched = memref.load %more_next[%more, %k] : !more_dy_held
-              memref.store %more_fetched, %more_held[%more, %k] : !more_dy_held
-            } {llvm.loop_annotation = #unrolled}
-          } {llvm.loop_annotation = #unrolled}
-
-          scf.if %bulk {
-            func.call @refill_in_bulk(%dy, %x, %row_ahead_index, %row_ahead_live, %row_next_index, %row_next_live, %cells, %last_refill, %fill, %group, %copier, %lane, %part, %shift, %shift_ahead, %dy_staged, %x_staged, %mbarriers)
-                : (!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
->>>>>>> w-dys
           } else {
             %col_in = arith.select %inside, %col, %c0 : index
             %at_in = arith.addi %part, %col_in : index
@@ -2089,6 +1740,11 @@ hal.executable.source private @rows {
         %mean_loaded = memref.load %mean[%row_loaded_index] : !acc_column
         %rstd_loaded = memref.load %rstd[%row_loaded_index] : !acc_column
 
+        scf.if %adds_dy {
+          func.call @load_more(%dy2, %dy3, %dy4, %row_next, %last, %t, %part, %shift, %more_next)
+              : (!dy_lines, !dy_lines, !dy_lines, i32, i32, index, index, index, !more_dy_held) -> ()
+        }
+
         %row_zero = func.call @row_zero(%row) : (i32) -> !acc
         %row_index = arith.index_castui %row : i32 to index
         scf.if %adds_residual {
@@ -2096,7 +1752,7 @@ hal.executable.source private @rows {
             %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
             %exists = arith.andi %inside, %has_row : i1
             %reads = arith.select %shifted, %exists, %inside : i1
-            %dresidual_k = func.call @load_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
+            %dresidual_k = func.call @load_cells_of_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
                 : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
             memref.store %dresidual_k, %residual_held[%k] : !residual_held
           } {llvm.loop_annotation = #unrolled}
@@ -2113,9 +1769,9 @@ hal.executable.source private @rows {
             func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
                 : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
             %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
-                %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+                %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                 %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+                : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
             %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
@@ -2129,9 +1785,9 @@ hal.executable.source private @rows {
           func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
               : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
           %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
-              %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
+              %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
               %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
-              : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
+              : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
               !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
               -> (!chunk, !chunk)
           %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
@@ -2192,7 +1848,7 @@ hal.executable.source private @rows {
             %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
             %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
                 : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-            %dya_again = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
+            %dya_again = func.call @sum_of_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
             %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
@@ -2285,6 +1941,10 @@ hal.executable.source private @rows {
           %x_fetched = memref.load %x_next[%k] : !x_held
           memref.store %dy_fetched, %dy_held[%k] : !dy_held
           memref.store %x_fetched, %x_held[%k] : !x_held
+          scf.for %more = %c0 to %c3 step %c1 {
+            %more_fetched = memref.load %more_next[%more, %k] : !more_dy_held
+            memref.store %more_fetched, %more_held[%more, %k] : !more_dy_held
+          } {llvm.loop_annotation = #unrolled}
         } {llvm.loop_annotation = #unrolled}
 
         scf.if %bulk {

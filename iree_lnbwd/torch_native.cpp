@@ -464,11 +464,8 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       return;
     }
     Stack stack;
-<<<<<<< HEAD
-    stack.reserve(used.arguments.size() + 4);
-=======
     const Tensor none;
->>>>>>> w-dys
+    stack.reserve(used.arguments.size() + 4);
     for (size_t i = 0; i < used.arguments.size(); ++i) {
       const Operand& argument = used.arguments[i];
       const auto& value = [&]() -> const Tensor& {

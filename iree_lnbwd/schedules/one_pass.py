@@ -481,8 +481,8 @@ class OnePass:
                 f"{AHEAD_OF_LATER_SUMS} rows ahead",
             ),
             (
-                spec.grad_outputs > 1 and (self.defers or self.turns(spec) > 0),
-                "of other gradients of the output, only the next row is there, in the same columns",
+                spec.grad_outputs > 1 and self.defers,
+                "of other gradients of the output, only the next row is there",
             ),
             (self.rereads and not self.slots, "nothing is staged"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),

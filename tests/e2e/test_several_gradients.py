@@ -161,7 +161,7 @@ def test_specs_say_what_they_expect(given: Any, said: str) -> None:
 def test_sums_that_come_a_row_later_are_for_one_gradient() -> None:
     target, found = find_target("sm_90"), []
     for columns in (25001, 32768, 65536):
-        one = schedules.choose(NormSpec((columns,), "bf16"), target)
+        one: Any = schedules.choose(NormSpec((columns,), "bf16"), target)
         several = NormSpec((columns,), "bf16", grad_outputs=2)
         chosen = schedules.choose(several, target)
         found.append(isinstance(one, OnePass) and one.defers)

@@ -274,7 +274,7 @@ def test_the_first_use_of_a_process_and_its_cache(tmp_path: Path) -> None:
     np.testing.assert_allclose([float(lines[1]) for lines in said], float(said[0][1]), rtol=1e-6)
 
 
-class Attending(nn.Module):
+class Attending(nn.Module):  # type: ignore[misc]
     """A norm whose output has several uses, as that before an attention."""
 
     def __init__(self, norm: nn.Module, width: int, count: int, narrow: Any) -> None:
