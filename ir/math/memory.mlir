@@ -15,12 +15,12 @@
 !two_words = vector<4xbf16>
 !four_words = vector<8xbf16>
 #vector = 8 : index
-#shifted = false
 #bulk = false
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
 
 // Of one_pass.mlir, which declares @load_cells.
+func.func private @shifted() -> i1
 func.func private @place(index, index, index) -> (index, index)
 func.func private @span(index, index, index) -> (index, index)
 func.func private @is_whole(index, index, index) -> i1
@@ -117,7 +117,7 @@ func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: inde
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %v = arith.constant #vector
-  %shifted = arith.constant #shifted
+  %shifted = func.call @shifted() : () -> i1
   %bulk = arith.constant #bulk
   %zeros = arith.constant dense<0.0> : !narrow
   %chunk = scf.if %shifted -> !narrow {
