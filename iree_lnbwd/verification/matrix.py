@@ -43,7 +43,6 @@ def specs() -> Iterator[NormSpec]:
     for op in OPS.values():
         if op.is_backward:
             yield from _wide_odd_specs(op)
-            yield from _gradients_specs(op)
 
 
 def _layer_norm_backward_specs() -> Iterator[NormSpec]:
@@ -120,8 +119,15 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
             yield of((4096,), dtype, residual_dtype=dtype, output_mask=alone)
 
 
-def _gradients_specs(op: Op) -> Iterator[NormSpec]:
-    """Several gradients of the output: of one type and of mixed ones, with other options."""
+def several_gradients() -> Iterator[NormSpec]:
+    """Backwards of several gradients of the output. No record has them yet."""
+    for op in OPS.values():
+        if op.is_backward:
+            yield from _several_gradients(op)
+
+
+def _several_gradients(op: Op) -> Iterator[NormSpec]:
+    """Of one type and of mixed ones, with other options."""
     of = _spec_of(op)
     for width in _OPTIONS_WIDTHS:
         for count in (2, 3, 4):

@@ -8,8 +8,11 @@
 
 // CHECK-LABEL: func private @algorithm(
 // CHECK-SAME: %[[DY:[^:]+]]: tensor<?x4096xbf16>, %[[X:[^:]+]]: tensor<?x4096xbf16>, %{{[^:]+}}: tensor<?xf32>, %{{[^:]+}}: tensor<?xf32>, %[[GAMMA:[^:]+]]: tensor<4096xbf16>
-// CHECK: %[[DYA:.+]] = linalg.copy ins(%[[DY]] : tensor<?x4096xbf16>) outs({{.*}} : tensor<?x4096xf32>)
-// CHECK: %[[XA:.+]] = linalg.copy ins(%[[X]] : tensor<?x4096xbf16>) outs({{.*}} : tensor<?x4096xf32>)
+// CHECK: linalg.copy ins(%[[DY]] : tensor<?x4096xbf16>) outs({{.*}} : tensor<?x4096xf32>)
+// CHECK: call @plus_dy(
+// CHECK: call @plus_dy(
+// CHECK: %[[DYA:.+]] = {{.*}}call @plus_dy({{.*}}) : (tensor<?x4096xf32>, tensor<?x4096xbf16>, i1) -> tensor<?x4096xf32>
+// CHECK-NEXT: %[[XA:.+]] = linalg.copy ins(%[[X]] : tensor<?x4096xbf16>) outs({{.*}} : tensor<?x4096xf32>)
 // CHECK: %[[WIDE:.+]] = linalg.copy ins(%[[GAMMA]] : tensor<4096xbf16>) outs({{.*}} : tensor<4096xf32>)
 // CHECK: %[[GA:.+]] = linalg.generic
 // CHECK-SAME: iterator_types = ["parallel"]

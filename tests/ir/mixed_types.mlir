@@ -5,8 +5,11 @@
 
 // CHECK-LABEL: func private @algorithm(
 // CHECK-SAME: -> (tensor<?x64xf16>, tensor<64xf32>, tensor<64xbf16>)
-// CHECK: %[[DYA:.+]] = linalg.copy ins(%{{.+}} : tensor<?x64xbf16>) outs(%{{.+}} : tensor<?x64xf32>)
-// CHECK: %[[XA:.+]] = linalg.copy ins(%{{.+}} : tensor<?x64xf16>) outs(%{{.+}} : tensor<?x64xf32>)
+// CHECK: linalg.copy ins(%{{.+}} : tensor<?x64xbf16>) outs(%{{.+}} : tensor<?x64xf32>)
+// CHECK: call @plus_dy(
+// CHECK: call @plus_dy(
+// CHECK: %[[DYA:.+]] = {{.*}}call @plus_dy({{.*}}) : (tensor<?x64xf32>, tensor<?x64xbf16>, i1) -> tensor<?x64xf32>
+// CHECK-NEXT: %[[XA:.+]] = linalg.copy ins(%{{.+}} : tensor<?x64xf16>) outs(%{{.+}} : tensor<?x64xf32>)
 // CHECK: iterator_types = ["parallel", "reduction"]
 // CHECK-SAME: ins(%[[DYA]], %[[XA]],
 // CHECK: %[[DX:.+]] = linalg.generic

@@ -36,14 +36,14 @@
 // CHECK: %col = arith.minui %chunk, %last_chunk : index
 // CHECK: %seen = arith.subi %chunk, %col : index
 // CHECK-NEXT: %again = vector.create_mask %seen : !lanes
-// CHECK-NEXT: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+// CHECK: func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col)
 // CHECK: arith.select %again, %zeros, %dya : !lanes, !chunk
 // CHECK: arith.addf {{.*}} : !chunk
 // The next block is fetched while this one is worked on.
 // CHECK: func.call @fetch_dy(%dy, %next_row, %col)
 // CHECK: func.call @fetch_x(%x, %next_row, %col)
 // dx is narrowed as it is stored, and the row is read from the cache for it.
-// CHECK: vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
+// CHECK: func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col)
 // CHECK: %[[DX:.+]] = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
 // CHECK-NEXT: vector.store %[[DX]], %dx[%row, %col]
 // The rows of a workgroup: the share of each of 64, but at most 512, unless that took more than 4096.

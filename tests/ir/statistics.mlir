@@ -29,7 +29,7 @@
 // CHECK-NEXT: %in_gamma: !hal.buffer_view,
 // CHECK-NEXT: %out_dx
 // CHECK: %mean, %rstd = func.call @statistics(%x) : (!x_mn) -> (!acc_m, !acc_m)
-// CHECK-NEXT: func.call @algorithm(%dy, %x, %mean, %rstd, %gamma, %x)
+// CHECK-NEXT: func.call @algorithm(%dy, %x, %mean, %rstd, %gamma, %x, %dy, %dy, %dy)
 
 // INPUT-LABEL: func private @statistics(
 // INPUT: %[[EPS:.+]] = arith.constant 1.250000e-01 : f32

@@ -99,6 +99,15 @@ class _Run:
         array: Array = self.arrays[name].astype(self.acc)
         return array
 
+    def gradient_of_output(self) -> Array:
+        """The sum of all, each partial sum rounded as an addition of these types rounds it."""
+        stored = DTYPES[self.spec.dy_sum_dtype].numpy
+        first, *more = (name for name in self.arrays if name.startswith("grad_output"))
+        total = self.wide(first)
+        for name in more:
+            total = (total + self.wide(name)).astype(stored).astype(self.acc)
+        return total
+
     def total(self, terms: Array, axis: int) -> Array:
         """Sums in the accumulator's type; over columns they keep their dimension."""
         lines = np.ascontiguousarray(terms if axis == 1 else terms.T)
@@ -200,7 +209,7 @@ class _Run:
         return (y - bias) * (1 / by) if self.way.by_reciprocal else (y - bias) / by
 
     def backward(self) -> dict[str, Array]:
-        dy = self.wide("grad_output")
+        dy = self.gradient_of_output()
         if self.spec.from_output:
             rstd = self.wide("rstd")[:, None]
             xhat = self.xhat_of_output()

@@ -23,7 +23,16 @@ from iree_lnbwd.arguments import (
     results_of,
     results_type,
 )
-from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, Op
+from iree_lnbwd.operands import (
+    FROM_OUTPUT,
+    GRAD_OUTPUT,
+    LAYER_NORM_BACKWARD,
+    MORE_GRAD_OUTPUTS,
+    MOST_GRAD_OUTPUTS,
+    OPS,
+    Op,
+    names,
+)
 from iree_lnbwd.spec import MOST_ROWS
 
 
@@ -198,7 +207,7 @@ EVERY: list[Op] = [*OPS.values(), *FROM_OUTPUT.values()]
 every_op = pytest.mark.parametrize(
     "op", EVERY, ids=lambda op: op.name + "_from_output" * op.from_output
 )
-CELLS = ("input", "residual", "grad_output", "output", "grad_residual")
+CELLS = ("input", "residual", "output", "grad_residual", *names((GRAD_OUTPUT, *MORE_GRAD_OUTPUTS)))
 
 
 def given_to(op: Op, *without: str, **dtypes: Any) -> dict[str, Array]:
@@ -225,6 +234,7 @@ def test_all_that_is_given_is_in_the_spec(op: Op) -> None:
         op=op.name,
         from_output=op.from_output,
         residual_dtype="f32",
+        grad_outputs=MOST_GRAD_OUTPUTS if op.is_backward else 1,
         weight_offset=0.5,
         eps=None if op.is_backward else 0.25,
     )
@@ -264,7 +274,9 @@ def test_each_part_has_its_own_type(op: Op) -> None:
         ("grad_output", "grad_output_dtype"),
     ):
         if name in given_to(op):
-            spec = spec_of(bind(op.name, given_to(op, **{name: np.float16}), 4))
+            alike = names(MORE_GRAD_OUTPUTS) if name == GRAD_OUTPUT.name else ()
+            dtypes = dict.fromkeys((name, *alike), np.float16)
+            spec = spec_of(bind(op.name, given_to(op, **dtypes), 4))
             assert getattr(spec, field) == "f16", name
             assert spec.dtype == "f32"
 

@@ -18,6 +18,8 @@ from iree_lnbwd.operands import (
     GRAD_RESIDUAL,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
+    MORE_GRAD_OUTPUTS,
+    MOST_GRAD_OUTPUTS,
     OPS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
@@ -34,7 +36,13 @@ PACKAGE = Path(iree_lnbwd.__file__).parent
 every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 # A spec of an op with all that it can have.
 FULL = {
-    op.name: NormSpec((8,), op=op.name, residual_dtype="f32", eps=None if op.is_backward else 1e-5)
+    op.name: NormSpec(
+        (8,),
+        op=op.name,
+        residual_dtype="f32",
+        grad_outputs=MOST_GRAD_OUTPUTS if op.is_backward else 1,
+        eps=None if op.is_backward else 1e-5,
+    )
     for op in OPS.values()
 }
 
@@ -60,7 +68,10 @@ def test_arguments_are_what_callers_give(op: Op) -> None:
         taken = [name for name in arguments if name in by_place]
         assert [name for name in by_place if name in arguments] == taken
         added = "grad_residual" if op.is_backward else "residual"
-        assert {name for name in by_name if name in arguments} == {added} == {*arguments} - {*taken}
+        others = (
+            {*arguments} - {*taken} - {*names(MORE_GRAD_OUTPUTS)}
+        )  # beside the first, in a list
+        assert {name for name in by_name if name in arguments} == {added} == others
     assert getattr(runtime, CLASSES[op.name].__name__) is CLASSES[op.name]
 
 
@@ -111,6 +122,7 @@ def test_each_element_type_of_a_spec_is_its_own() -> None:
         ),
         (RMS_NORM_BACKWARD, {"residual_dtype": "f32"}, set()),
         (RMS_NORM_BACKWARD, {"eps": 1e-6}, {"rstd", "grad_residual"}),
+        (RMS_NORM_BACKWARD, {"grad_outputs": 3}, {"grad_residual"}),
         (RMS_NORM_BACKWARD, {"output_mask": (True, False)}, {"grad_weight", "grad_residual"}),
         (LAYER_NORM, {"eps": 1e-5, "residual_dtype": "f32"}, set()),
         (LAYER_NORM, {"eps": 1e-5}, {"residual", "residual_output"}),
@@ -122,7 +134,8 @@ def test_each_element_type_of_a_spec_is_its_own() -> None:
 def test_a_spec_says_which_are_there(op: Op, changes: dict[str, object], missing: set[str]) -> None:
     spec = NormSpec((8,), op=op.name, **changes)  # type: ignore[arg-type]
     there = {argument.name for argument in spec.arguments}
-    assert there == set(names(op.inputs + op.results)) - missing
+    others = names(MORE_GRAD_OUTPUTS)[spec.grad_outputs - 1 :]
+    assert there == set(names(op.inputs + op.results)) - missing - {*others}
 
 
 def test_every_row_of_a_table_is_read_or_written_or_counts_by_its_type() -> None:
