@@ -29,7 +29,7 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
-def _are_pytorchs_rules_needed() -> bool:
+def are_pytorchs_rules_needed() -> bool:
     """Whether ATen's operators are to run, because PyTorch differentiates and batches those.
 
     That is under the transforms of ``torch.func``, and for derivatives in forward mode.
@@ -58,7 +58,7 @@ def _register(norm: Norm) -> None:
         return run(aten.norm if norm.own_forward else aten.pytorchs, arguments)
 
     def with_autograd(*arguments: Any) -> tuple[Tensor, ...]:
-        if _are_pytorchs_rules_needed():
+        if are_pytorchs_rules_needed():
             return by_aten(*arguments)
         tensors = norm.completed(arguments[:count])
         found: tuple[Tensor, ...] = NormFunction.apply(norm, Options(*arguments[count:]), *tensors)

@@ -246,7 +246,8 @@ def _rows(
     weight = form_of(module).parameters(module)[0] if is_replaced else module.weight
     like = first() if weight is None else weight
     if is_replaced and form_of(module).channels_first:
-        shape = (*shape, 1, 1)
+        rank = min(form_of(module).ranks or (4,))
+        shape = (*shape, *(1 for _ in range(rank - 2)))
     dtypes = (dtype, dtype if residual_dtype is None else residual_dtype)
     return [
         torch.zeros(

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
 from torch import Tensor, nn
 
 from iree_lnbwd.torch import replace_norms, status, warmup
+from iree_lnbwd.torch.replacement import clamped
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -107,6 +108,44 @@ class OnePlus(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
+class Clamped(Naive):
+    """Research code's and Wan's: `F.normalize` divides by 1e-12 where that is longer than a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * COLUMNS**0.5 * self.scale
+
+
+class ClampedOnePlus(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * COLUMNS**0.5 * (self.scale + 1)
+
+
+class ClampedL2(nn.Module):
+    """With a clamp of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.least = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1, eps=self.least)
+
+
+class ClampedImages(nn.Module):
+    ones: tuple[int, ...] = (1, 1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.rand(COLUMNS, *self.ones))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=1) * COLUMNS**0.5 * self.gamma
+
+
+class ClampedVolumes(ClampedImages):
+    ones = (1, 1, 1)
+
+
 FOUND: dict[type[nn.Module], str] = {
     Naive: "RMS norm, 1 + scale, output in what the input's and the weight's promote to type",
     ImagesByHand: "layer norm, channels first",
@@ -117,7 +156,20 @@ FOUND: dict[type[nn.Module], str] = {
     InABuffer: "RMS norm",
     UnreadBuffer: "RMS norm, no weight",
     OnePlus: "layer norm, 1 + weight",
+    Clamped: "RMS norm, clamped",
+    ClampedOnePlus: "RMS norm, clamped, 1 + scale",
+    ClampedL2: "L2 norm, no weight, clamped",
+    ClampedImages: "RMS norm, clamped, channels first",
+    ClampedVolumes: "RMS norm, clamped, channels first",
 }
+IMAGES = (ImagesByHand, ClampedImages)
+
+
+def shape_of(cls: type[nn.Module], *rows: int) -> tuple[int, ...]:
+    """Of an input for a class: of images, of volumes, or of rows."""
+    if cls is ClampedVolumes:
+        return (3, COLUMNS, 2, 1, 5)
+    return (3, COLUMNS, 2, 5) if cls in IMAGES else (*rows, COLUMNS)
 
 
 def made(cls: type[nn.Module]) -> nn.Module:
@@ -144,8 +196,7 @@ def test_norms_of_any_class(cls: type[nn.Module], dtype: torch.dtype) -> None:
     ours = copy.deepcopy(own)
     (entry,) = replace_norms(ours).replaced
     assert (entry.norm or "").startswith(FOUND[cls].partition(", output")[0])
-    shape = (3, COLUMNS, 2, 5) if cls is ImagesByHand else (3, 5, COLUMNS)
-    x = torch.randn(shape, dtype=dtype)
+    x = torch.randn(shape_of(cls, 3, 5), dtype=dtype)
     with torch.profiler.profile() as profiled:
         found = results(ours, x)
     assert any(event.name.startswith("iree_lnbwd::") for event in profiled.events())
@@ -198,9 +249,8 @@ def test_autocast_on_the_cpu(cls: type[nn.Module]) -> None:
     ours = copy.deepcopy(own)
     with torch.autocast("cpu", torch.bfloat16):
         assert replace_norms(ours).replaced
-        shape = (3, COLUMNS, 2, 5) if cls is ImagesByHand else (3, COLUMNS)
         for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(shape, dtype=dtype)
+            x = torch.randn(shape_of(cls, 3), dtype=dtype)
             mine, theirs = ours(x), own(x)
             assert mine.dtype == theirs.dtype
             off = (mine.double() - theirs.double()).norm()
@@ -250,12 +300,139 @@ def test_bad_types_are_refused(bad: object, error: type[Exception]) -> None:
     assert not isinstance(norm, ReplacedNorm)
 
 
-def test_a_clamped_length_is_no_eps() -> None:
-    class Clamped(WeightedL2):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.normalize(x, dim=-1) * self.scale
+# --- lengths that are clamped ---------------------------------------------------------------------
 
-    assert not replace_norms(Clamped()).replaced
+CLAMPED = (Clamped, ClampedOnePlus, ClampedL2, ClampedImages, ClampedVolumes)
+# Of rows, in units of the clamp: zeros, far below, around it, far above, and usual ones.
+LENGTHS = (0.0, 1e-12, 1e-3, 0.1, 0.7, 0.999, 1.001, 1.5, 10.0, 1e4, 1e12, 0.0)
+
+
+def rows_around_the_clamp(cls: type[nn.Module], dtype: torch.dtype) -> Tensor:
+    """Their lengths are `LENGTHS`."""
+    torch.manual_seed(1)
+    least = 1e-3 if cls is ClampedL2 else 1e-12
+    x = F.normalize(torch.randn(12, COLUMNS, dtype=torch.float64), dim=-1)
+    x = x * torch.tensor(LENGTHS, dtype=torch.float64)[:, None] * least
+    if cls is ClampedImages:
+        x = x.reshape(2, 3, 2, COLUMNS).movedim(-1, 1)
+    if cls is ClampedVolumes:
+        x = x.reshape(2, 3, 2, 1, COLUMNS).movedim(-1, 1)
+    return x.to(dtype)
+
+
+def of_each_row(cls: type[nn.Module], tensor: Tensor) -> Tensor:
+    """A tensor of such a shape as rows; a parameter's gradient is one."""
+    if cls in (ClampedImages, ClampedVolumes) and tensor.ndim > 3 and tensor.shape[0] == 2:
+        tensor = tensor.movedim(1, -1)
+    return tensor.reshape(-1, COLUMNS).double()
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["on the CPU", "as on a GPU"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("cls", CLAMPED)
+def test_rows_around_a_clamp(
+    cls: type[nn.Module], dtype: torch.dtype, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is right in both directions, by kernels; a GPU is not asked which are short."""
+    if not is_told:
+        monkeypatch.setattr(clamped, "_places", lambda _: slice(None))
+    own = made(cls).to(dtype)
+    for parameter in own.parameters():
+        nn.init.normal_(parameter, 0.5, 0.3)
+    ours = copy.deepcopy(own)
+    assert replace_norms(ours, dtypes=[torch.float32, torch.bfloat16]).replaced
+    x = rows_around_the_clamp(cls, dtype)
+    with torch.profiler.profile() as profiled:
+        found = results(ours, x)
+    ran = {event.name for event in profiled.events()}
+    assert {"iree_lnbwd::rms_norm", "iree_lnbwd::rms_norm_backward"} <= ran
+    exact = results(copy.deepcopy(own).double(), x.double())
+    # In f64, what is added so that zeros stay zeros is lost. A sum has 12 terms.
+    bound = 24 * torch.finfo(dtype).eps
+    for mine, theirs in zip(found, exact, strict=True):
+        assert mine.dtype == dtype
+        mine, theirs = of_each_row(cls, mine), of_each_row(cls, theirs)
+        off, size = (each.norm(dim=-1) for each in (mine - theirs, theirs))
+        assert (off <= bound * size).all()
+
+
+@pytest.mark.parametrize("cls", CLAMPED)
+def test_gradients_of_clamped_lengths_are_differentiable(cls: type[nn.Module]) -> None:
+    own = made(cls).double()
+    ours = copy.deepcopy(own)
+    replace_norms(ours)
+    x = rows_around_the_clamp(cls, torch.float64).requires_grad_()
+    weight = torch.randn_like(x)
+    first, second = (
+        torch.autograd.grad((norm(x) * weight).sum(), x, create_graph=True)[0]
+        for norm in (ours, own)
+    )
+    again, expected = (torch.autograd.grad((g * weight).sum(), x)[0] for g in (first, second))
+    for mine, theirs in ((first, second), (again, expected)):
+        # PyTorch's second derivative of the length of zeros is NaN.
+        mine, theirs = (of_each_row(cls, each)[1:-1] for each in (mine, theirs))
+        off, size = (each.norm(dim=-1) for each in (mine - theirs, theirs))
+        assert (off <= 1e-9 * size).all()
+
+
+def test_clamped_lengths_are_their_own_class_s_elsewhere() -> None:
+    """Under transforms and in graphs of compilers, and where the clamp has gone."""
+    norm, own = Clamped(), Clamped()
+    assert replace_norms(norm).replaced
+    x = rows_around_the_clamp(Clamped, torch.float32)
+    assert torch.equal(torch.func.vmap(norm)(x), torch.func.vmap(own)(x))
+    assert torch.equal(norm(x[:0]), own(x[:0]))
+    gradients = [torch.func.jacrev(each)(x[3:5]) for each in (norm, own)]
+    assert torch.equal(*gradients)
+    other = ClampedL2()
+    assert replace_norms(other).replaced
+    other.least = 0.0
+    assert torch.equal(other(x[3:9]), ClampedL2.forward(other, x[3:9]))
+
+
+class AddsItsLeast(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.norm(dim=-1, keepdim=True) + 1e-12) * COLUMNS**0.5 * self.scale
+
+
+class KeepsShortRows(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.norm(dim=-1, keepdim=True)
+        return torch.where(length < 1e-12, x, x / length) * COLUMNS**0.5 * self.scale
+
+
+class ClampsWithoutGradient(Naive):
+    """Where the row is short, its length still has a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.norm(dim=-1, keepdim=True)
+        clamp = length + (length.clamp_min(1e-12) - length).detach()
+        return x / clamp * COLUMNS**0.5 * self.scale
+
+
+class ClampsTwice(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1, eps=1e-12).clamp(-0.9, 0.9) * COLUMNS**0.5 * self.scale
+
+
+class AnotherLength(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, p=1.0, dim=-1) * COLUMNS**0.5 * self.scale
+
+
+@pytest.mark.parametrize(
+    "cls", [AddsItsLeast, KeepsShortRows, ClampsWithoutGradient, ClampsTwice, AnotherLength]
+)
+def test_what_is_nearly_a_clamped_norm(cls: type[nn.Module]) -> None:
+    assert not replace_norms(cls()).replaced
+
+
+@pytest.mark.parametrize("cls", [WithoutWeight, L2, ClampedL2])
+def test_rows_without_elements(cls: type[nn.Module]) -> None:
+    norm = cls()
+    assert replace_norms(norm).replaced
+    for shape in ((3, 0), (0,), (0, 3, 0), (0, 8)):
+        assert norm(torch.ones(shape)).shape == shape
 
 
 def test_a_sample_of_near_norms() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from iree_lnbwd.operands import Op
 from iree_lnbwd.torch import kinds
 from iree_lnbwd.torch.functions import layer_norm, rms_norm
+from iree_lnbwd.torch.replacement import clamped
 
 
 class OutputType(enum.Enum):
@@ -62,6 +63,11 @@ class Autocast(enum.Enum):
 Pair = tuple[torch.dtype, torch.dtype | None]
 
 
+def _columns(dims: Sequence[int]) -> int:
+    """N; one for rows without elements, of which nothing is computed."""
+    return math.prod(dims) or 1
+
+
 @dataclass(frozen=True)
 class Form:
     """A norm of one tensor.
@@ -87,6 +93,8 @@ class Form:
         fixed: The names of the module's other attributes that its forward reads. With other values
             it may be another norm.
         is_l2: Whether squares are added up, in place of their mean: eps is added to that sum.
+        is_clamped: Whether eps is not added, but the least length (the root of the sum of squares)
+            that a row has in the formula.
         is_flattened: Whether the weight and the bias have further dimensions of one element, as
             those of images do.
         any_width: Whether the input alone says how long rows are: a weight is one number, and
@@ -113,6 +121,7 @@ class Form:
     order: Order = Order.ROWS
     fixed: frozenset[str] = frozenset()
     is_l2: bool = False
+    is_clamped: bool = False
     is_flattened: bool = False
     any_width: bool = False
     pairs: tuple[Pair, ...] | None = None
@@ -124,6 +133,8 @@ class Form:
             parts.append("no weight")
         elif self.any_width:
             parts.append("one weight")
+        if self.is_clamped:
+            parts.append("clamped")
         if self.weight_offset:
             parts.append(f"{self.weight_offset:g} + {self.weight_name}")
         if self.channels_first:
@@ -171,15 +182,22 @@ class Form:
             )
         if not self.is_l2:
             return weight, bias, self.weight_offset
-        root = math.prod(dims) ** -0.5
+        root = _columns(dims) ** -0.5
         if weight is None:
             return input.new_full(tuple(dims), root, dtype=kinds.wide(input.dtype)), bias, 0.0
         return (weight.to(kinds.wide(input.dtype)) + self.weight_offset) * root, bias, 0.0
 
     def eps_of(self, module: nn.Module, dims: Sequence[int]) -> Any:
-        """What is added to the mean of the squares."""
+        """What is added to the mean of the squares; if clamped, the least that it may be."""
         eps: Any = self.eps if self.eps_name is None else getattr(module, self.eps_name)
-        return eps / math.prod(dims) if self.is_l2 else eps
+        if self.is_clamped:
+            return eps**2 / _columns(dims)
+        return eps / _columns(dims) if self.is_l2 else eps
+
+    def _can_clamp(self, module: nn.Module, input: Tensor) -> bool:
+        if not clamped.takes(input):
+            return False
+        return clamped.is_possible(self.eps_of(module, self.dims(module, input.shape)))
 
     def _holds_for(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
         """Whether this form was found with such inputs."""
@@ -210,6 +228,8 @@ class Form:
         if not isinstance(input, Tensor) or not kinds.are_taken(input, weight, bias):
             return None
         if not self._holds_for(input, weight, bias):
+            return None
+        if self.is_clamped and not self._can_clamp(module, input):
             return None
         device = input.device.type
         if device == "meta" or not torch.is_autocast_enabled(device):
@@ -243,7 +263,9 @@ class Form:
             rows = rows.to(torch.promote_types(input.dtype, wanted))
         if self.channels_first:
             rows = rows.movedim(1, -1)
-        if self.op.centres:
+        if self.is_clamped:
+            output = clamped.rms_norm(rows, dims, weight, offset, eps)
+        elif self.op.centres:
             output = layer_norm(rows, dims, weight, bias, eps, weight_offset=offset)
         else:
             output = rms_norm(rows, dims, weight, eps, weight_offset=offset)

@@ -45,7 +45,7 @@ from iree_lnbwd.dtypes import DTYPES, name_of
 from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.torch import aten
-from iree_lnbwd.torch.replacement import constants, effects, shards
+from iree_lnbwd.torch.replacement import clamped, constants, effects, shards
 from iree_lnbwd.torch.replacement.classes import own_class, parameter_names, stand_in
 from iree_lnbwd.torch.replacement.form import Autocast, Form, Order, OutputType, Pair
 from iree_lnbwd.torch.replacement.watched import NotPlainError, notes_of, watched_class
@@ -60,10 +60,12 @@ _ZEROS = len(_SCALES) - 1  # the row that is zero
 _OUTLIER = 10  # the row that has one
 _FAR = 1000.0  # an outlier, in units of its row
 _LEADING = (2, 3, 2)  # as images have
+_OF_VOLUMES = (2, 3, 2, 1)
 _OTHER_LEADING = ((), (12,), (3, 4), (12, 1), (12, 1, 1), (1, 3, 4), (1, 2, 3, 2))
 _AROUND_EPS = (0.03, 0.3, 1.0, 3.0, 30.0)  # of a row, in units of the root of eps
 _ANY_WIDTHS = (48, 7, 64)  # of samples for modules without a width: the first, and others
 _HALF_THE_DIGITS = 2.0**-12  # of f32
+_SAME = 2.0**-22  # relative; of outputs in f32
 _RAISED = "its forward raised"
 _OTHER_SHAPE = "its output is no tensor of the input's shape"
 _MOST_COLUMNS = 1 << 18  # samples have 12 rows
@@ -149,10 +151,15 @@ def _find(module: nn.Module, dtypes: Collection[torch.dtype]) -> Form:
         raise NotPlainError(f"its parameters have shape {first.normalized_shape}")
     if math.prod(first.normalized_shape) > _MOST_COLUMNS:
         raise NotPlainError(f"its rows have more than {_MOST_COLUMNS} elements")
+    layouts: list[dict[str, Any]] = [{"channels_first": False}]
+    if len(first.normalized_shape) == 1:
+        layouts.append({"channels_first": True})
+    if first.is_flattened:  # a weight of [N, 1, 1, 1] goes with no image
+        layouts.append({"channels_first": True, "ranks": (1 + len(_OF_VOLUMES),)})
     reasons = []
-    for channels_first in (False, True)[: 1 + (len(first.normalized_shape) == 1)]:
+    for layout in layouts:
         try:
-            tried = [replace(c, channels_first=channels_first) for c in candidates]
+            tried = [replace(c, **layout) for c in candidates]
             _check_effects(module, tried[0])
             best = _best(module, tried)
         except NotPlainError as error:
@@ -171,8 +178,9 @@ def _completed(module: nn.Module, found: Form, dtypes: Collection[torch.dtype]) 
     found = replace(found, ranks=_ranks(module, found))
     _check_eps(module, found)
     _check_nan(module, found)
-    for training in (True, False):
-        _check_gradients(module, found, training)
+    around = _around_eps(module, found) if found.is_clamped else ()
+    for training, scales in itertools.product((True, False), {(), around}):
+        _check_gradients(module, found, training, scales)
     is_free = {found.weight_name, found.bias_name, found.shape_name} == {None}
     if found.any_width or (is_free and len(found.normalized_shape) == 1):
         _check_widths(module, found)
@@ -268,13 +276,15 @@ def _candidates(module: nn.Module) -> Iterator[Form]:
         roles[None, None] = None
     (argument,) = _arguments(module)
     for (weight, bias), (eps, eps_name) in itertools.product(roles, epsilons):
-        kinds = [(LAYER_NORM, False)]
-        kinds += [(RMS_NORM, False), (RMS_NORM, True)] if bias is None else []
-        for op, is_l2 in kinds:
+        kinds = [(LAYER_NORM, False, False)]
+        clamps = (False, True)[: 1 + clamped.is_possible(eps**2 / math.prod(dims))]
+        kinds += [(RMS_NORM, *each) for each in itertools.product((False, True), clamps)
+                  if bias is None]  # fmt: skip
+        for op, is_l2, is_clamped in kinds:
             for offset in (0.0, 1.0) if weight is not None else (0.0,):
                 yield Form(
-                    op, dims, eps, eps_name, weight, bias, offset, argument=argument,
-                    is_l2=is_l2, is_flattened=is_flattened, any_width=any_width,
+                    op, dims, eps, eps_name, weight, bias, offset, argument=argument, is_l2=is_l2,
+                    is_clamped=is_clamped, is_flattened=is_flattened, any_width=any_width,
                 )  # fmt: skip
 
 
@@ -307,9 +317,24 @@ def _best(module: nn.Module, candidates: Sequence[Form]) -> Form:
         return float(torch.nan_to_num(apart / size, nan=np.inf).max())
 
     with torch.no_grad():
-        best = min(candidates, key=distance)
+        apart = {form: distance(form) for form in candidates}
+    best = min(apart, key=apart.__getitem__)
+    # Without eps and with a clamp at one, they are the same in all but the shortest rows.
+    alike = [form for form in apart if apart[form] <= apart[best] + _SAME < math.inf]
+    if any(form.is_clamped for form in alike):
+        best = _first_around_eps(module, alike) or best
     _check(sample, best, output)
     return best
+
+
+def _first_around_eps(module: nn.Module, candidates: Sequence[Form]) -> Form | None:
+    """The first candidate that a module's outputs are near to where eps counts."""
+    for form in candidates:
+        with contextlib.suppress(NotPlainError):
+            _check_eps(module, form)
+            _check_zeros(module, form)
+            return form
+    return None
 
 
 def _reference(
@@ -324,6 +349,9 @@ def _reference(
     dims = form.normalized_shape
     weight, bias, offset = form.scaling(weight, bias, dims, rows)
     eps = None if form.eps is None else form.eps_of(module, dims)
+    if form.is_clamped:
+        assert eps is not None
+        return clamped.normalized(rows, dims, weight, offset, eps)
     return aten.normalized(form.op, rows, weight, bias, dims, eps, offset)[0]
 
 
@@ -377,14 +405,15 @@ class _Sample:
         """Normal numbers in f32."""
         return torch.randn(shape, generator=self._generator, dtype=torch.float32)
 
-    def input(self, leading: Sequence[int] = _LEADING, *, turned: bool = False) -> Tensor:
+    def input(self, leading: Sequence[int] | None = None, *, turned: bool = False) -> Tensor:
         """The rows as the module takes them, with dimensions other than the normalized ones.
 
         Args:
-            leading: These dimensions.
+            leading: These dimensions; None means those that the module is sure to take.
             turned: Whether they lie in another order in memory: those of images channels last.
         """
         dims = self._form.normalized_shape
+        leading = _leading(self._form) if leading is None else leading
         x = self.rows.reshape(*leading, *dims) if leading else self.rows[0]
         if self._form.channels_first and leading:
             x = x.movedim(-1, 1)
@@ -393,7 +422,7 @@ class _Sample:
 
     def output(
         self,
-        leading: Sequence[int] = _LEADING,
+        leading: Sequence[int] | None = None,
         *,
         turned: bool = False,
         training: bool = True,
@@ -470,8 +499,14 @@ def _traced(
 
 def _shape(form: Form) -> tuple[int, ...]:
     """Of a sample's input."""
-    dims = form.normalized_shape
-    return (_LEADING[0], *dims, *_LEADING[1:]) if form.channels_first else (*_LEADING, *dims)
+    dims, leading = form.normalized_shape, _leading(form)
+    return (leading[0], *dims, *leading[1:]) if form.channels_first else (*leading, *dims)
+
+
+def _leading(form: Form) -> tuple[int, ...]:
+    """The dimensions of a sample's input other than the normalized ones."""
+    takes_images = form.ranks is None or len(_LEADING) + len(form.normalized_shape) in form.ranks
+    return _LEADING if takes_images else _OF_VOLUMES
 
 
 def _empty_vectors(
@@ -549,11 +584,23 @@ def _roundings(module: nn.Module, form: Form, dtype: torch.dtype, other: torch.d
 
 def _check_eps(module: nn.Module, form: Form) -> None:
     """Expects eps where it counts: in rows of about its size."""
+    if scales := _around_eps(module, form):
+        sample = _Sample(module, form, torch.float32, scales=scales)
+        _check(sample, form, sample.output())
+
+
+def _check_zeros(module: nn.Module, form: Form) -> None:
+    """Expects what the form makes of a row of zeros, which it may divide by their length."""
+    sample = _Sample(module, form, torch.float32, scales=(1.0, 0.0))
+    _check(sample, form, sample.output())
+
+
+def _around_eps(module: nn.Module, form: Form) -> tuple[float, ...]:
+    """Scales of rows in which eps counts; none if squares of such rows do not."""
     eps = None if form.eps is None else form.eps_of(module, form.normalized_shape)
     if eps is None or eps < _LEAST_EPS:
-        return
-    sample = _Sample(module, form, torch.float32, scales=[math.sqrt(eps) * s for s in _AROUND_EPS])
-    _check(sample, form, sample.output())
+        return ()
+    return tuple(math.sqrt(eps) * s for s in _AROUND_EPS)
 
 
 def _check_nan(module: nn.Module, form: Form) -> None:
@@ -594,12 +641,19 @@ def _check(sample: _Sample, form: Form, output: Tensor, roundings: int = 2) -> N
     dims = form.normalized_shape
     given, offset = _arrays(sample, form)
     eps = None if form.eps is None else form.eps_of(sample.module, dims)
-    judged = judge(bind(form.op.name, given, dims, eps=eps, weight_offset=offset))
+    added = torch.finfo(torch.float32).tiny if form.is_clamped else eps
+    judged = judge(bind(form.op.name, given, dims, eps=added, weight_offset=offset))
     expected, tolerance = judged.expected["output"], judged.tolerance["output"]
     got = interop.to_numpy("output", _as_rows(output, form).contiguous())
     name = name_of(got.dtype)
     if name is None:
         raise NotPlainError(f"its output has another element type: {output.dtype}")
+    if form.is_clamped:
+        assert eps is not None
+        linear, is_short = _short_rows(given, offset, eps)
+        roundoff_of_three = 3 * DTYPES[name].unit_roundoff  # of the clamp, the quotient, the output
+        expected = np.where(is_short, linear, expected)
+        tolerance = np.where(is_short, roundoff_of_three * np.abs(linear), tolerance)
     scaled = expected if given["bias"] is None else expected - given["bias"].astype(np.float64)
     roundoff = DTYPES[name].unit_roundoff
     if name == "f32" and roundings > 2:  # they were in a half type
@@ -617,6 +671,18 @@ def _check(sample: _Sample, form: Form, output: Tensor, roundings: int = 2) -> N
         )
 
 
+def _short_rows(
+    given: Mapping[str, np.ndarray | None], offset: float, least_square: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """What rows shorter than a clamp become, of all rows, and which are."""
+    rows = np.asarray(given["input"], np.float64)
+    axes, weight = tuple(range(1, rows.ndim)), given["weight"]
+    gamma = 1.0 if weight is None else np.asarray(weight, np.float64) + offset
+    with np.errstate(all="ignore"):
+        is_short = np.square(rows).mean(axes, keepdims=True) < least_square
+        return rows / math.sqrt(least_square) * gamma, is_short
+
+
 def _off_centre(given: Mapping[str, np.ndarray | None], eps: float) -> Any:
     """How large the mean of each row is, as what the output gets of it."""
     rows = np.asarray(given["input"], np.float64)
@@ -629,9 +695,11 @@ def _off_centre(given: Mapping[str, np.ndarray | None], eps: float) -> Any:
     )  # fmt: skip
 
 
-def _check_gradients(module: nn.Module, form: Form, training: bool) -> None:
-    """Expects the gradients of the form, in f32."""
-    sample = _Sample(module, form, torch.float32)
+def _check_gradients(
+    module: nn.Module, form: Form, training: bool, scales: Sequence[float]
+) -> None:
+    """Expects the gradients of the form, in f32, of rows of such scales."""
+    sample = _Sample(module, form, torch.float32, scales=scales)
     sample.module.train(training)
     x = sample.input().requires_grad_()
     with torch.enable_grad():
