@@ -1,7 +1,10 @@
 // XLA's custom call of a norm. On GPUs, Python says once what each kind of call launches, before XLA
 // runs or records the first of the kind, and it is launched from here on XLA's stream. On the CPU,
-// Python computes each call, in XLA's own memory.
+// Python computes the first call of each kind, in XLA's own memory, and says what it launched; later
+// ones run on XLA's threads.
 
+#include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -24,9 +27,10 @@ using iree_lnbwd::Numbers;
 
 constexpr size_t kScratchAlignment = 256;  // jax_native.py asks for so much more
 constexpr size_t kMessageBytes = 1024;
+constexpr int32_t kHost = -1;  // in place of a GPU's number
 
-// Python's, which return 0, or write why they failed. One tells `iree_lnbwd_jax_remember` of a call
-// on a GPU; the other computes one on the CPU, whose pointers it gets.
+// Python's, which return 0, or write why they failed. Both tell `iree_lnbwd_jax_remember` of a call:
+// one of a call on a GPU; the other of one on the CPU, which it computes, and whose pointers it gets.
 using Prepare = int (*)(int32_t device, int64_t rows, const char* spec, size_t spec_size,
                         char* message, size_t message_size);
 using Compute = int (*)(int64_t rows, const char* spec, size_t spec_size, const int64_t* pointers,
@@ -160,8 +164,67 @@ ffi::Error prepare_on_gpu(int32_t device, std::string_view spec, int64_t rows, f
   return prepare(device, spec, rows);
 }
 
-ffi::Error on_cpu(std::string_view spec, int64_t rows, ffi::RemainingArgs arguments,
-                  ffi::RemainingRets results) {
+// Parts of a launch's workgroups, which any threads take one after the other.
+class Parts {
+ public:
+  using Run = std::function<void(int64_t, int64_t)>;
+
+  Parts(int64_t count, int64_t parts, Run run)
+      : count_(count), parts_(parts), left_(parts), run_(std::move(run)) {}
+
+  // Takes parts until none is left. A thread that comes late finds none, and touches nothing else.
+  void take() {
+    for (int64_t part; (part = next_.fetch_add(1)) < parts_;) {
+      std::exception_ptr error;
+      try {
+        run_(part * count_ / parts_, (part + 1) * count_ / parts_);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (error) error_ = error;
+      if (--left_ == 0) done_.notify_all();
+    }
+  }
+
+  // Waits for parts that other threads have taken.
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return left_ == 0; });
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const int64_t count_, parts_;
+  std::atomic<int64_t> next_{0};
+  int64_t left_;
+  const Run run_;
+  std::exception_ptr error_;
+  std::mutex mutex_;
+  std::condition_variable done_;
+};
+
+// Runs a known call on XLA's threads. This one may be among them, so it waits for no part that nobody
+// has begun.
+void run_on_xlas_threads(ffi::ThreadPool pool, const Call& call, std::vector<int64_t> pointers) {
+  const std::unique_ptr<char[]> scratch(new char[call.scratch_bytes]);
+  const auto begins = reinterpret_cast<int64_t>(scratch.get());
+  for (int64_t piece : call.scratch) pointers.push_back(begins + piece);
+  for (const auto& launch : call.host_launches) {
+    run_on_host(launch, pointers.data(), [&](int64_t count, int64_t at_least, const auto& run) {
+      const int64_t most = std::max<int64_t>(pool.num_threads(), 1);
+      const int64_t count_of_parts = std::min(most, std::max<int64_t>(count / at_least, 1));
+      if (count_of_parts == 1) return run(0, count);
+      const auto parts = std::make_shared<Parts>(count, count_of_parts, run);
+      for (int64_t i = 1; i < count_of_parts; ++i) pool.Schedule([parts] { parts->take(); });
+      parts->take();
+      parts->wait();
+    });
+  }
+}
+
+ffi::Error on_cpu(ffi::ThreadPool pool, std::string_view spec, int64_t rows,
+                  ffi::RemainingArgs arguments, ffi::RemainingRets results) {
   try {
     std::vector<int64_t> pointers;
     pointers.reserve(arguments.size() + results.size());
@@ -170,7 +233,11 @@ ffi::Error on_cpu(std::string_view spec, int64_t rows, ffi::RemainingArgs argume
     };
     for (size_t i = 0; i < arguments.size(); ++i) add(*arguments.get<ffi::AnyBuffer>(i));
     for (size_t i = 0; i < results.size(); ++i) add(**results.get<ffi::AnyBuffer>(i));
-    python().compute(rows, spec, pointers.data());
+    if (const auto call = calls().find(kHost, rows, spec)) {
+      run_on_xlas_threads(pool, *call, std::move(pointers));
+    } else {
+      python().compute(rows, spec, pointers.data());
+    }
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   }
@@ -208,6 +275,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_gpu, run,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(iree_lnbwd_jax_on_cpu, on_cpu,
                               ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
                                   .Attr<std::string_view>("spec")
                                   .Attr<int64_t>("rows")
                                   .RemainingArgs()

@@ -1,8 +1,9 @@
 """Builds the C++ of `iree_lnbwd.jax`, XLA's custom call, and is called by it.
 
 On GPUs, C++ is told what a call launches before XLA runs it, so that XLA can record calls into its
-command buffers. On the CPU, a call is computed here. The build needs a C++ compiler, once for each
-version of JAX. Without one, XLA computes the norms by its own kernels, and a warning says so.
+command buffers. On the CPU, the first call of a kind is computed here, and C++ runs the others. The
+build needs a C++ compiler, once for each version of JAX. Without one, XLA computes the norms by its
+own kernels, and a warning says so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from iree_lnbwd.arguments import Array
 from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, gpu_of
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import CompileError, DeviceError, plain
-from iree_lnbwd.native_calls import native_call
+from iree_lnbwd.native_calls import NativeCall, native_call, native_host_call
 from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
 from iree_lnbwd.operands import WEIGHT, names
 from iree_lnbwd.runtime import Norm
@@ -53,6 +54,7 @@ _GPU = "cuda"  # JAX's name of the platform, and ours of its driver
 _CPU = "cpu"  # JAX's name of the platform
 _XLA_NAMES = {_GPU: "CUDA", _CPU: "cpu"}
 _HOST = DeviceUri.parse(DEFAULT_DEVICE)
+_HOST_NUMBER = -1  # C++'s, in place of a GPU's
 _MESSAGE = (ctypes.c_void_p, ctypes.c_size_t)
 _CALL = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t)  # its rows, and its spec as text
 _Prepare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, *_CALL, *_MESSAGE)
@@ -232,20 +234,24 @@ def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:
     with _preparing:
         sequence = norm.launches(rows)
         pointers = [*names(spec.arguments), *([WEIGHT.name] if sequence.fixed else [])]
-        call = native_call(sequence, pointers, _graphs)
-        numbers = [
-            number
-            for each in call
-            for number in (
-                (_array(each), ctypes.c_size_t(len(each)))
-                if isinstance(each, tuple)
-                else (ctypes.c_int64(each),)
-            )
-        ]
-        size = ctypes.c_size_t(len(text))
-        remember = load().iree_lnbwd_jax_remember
-        if remember(ctypes.c_int32(uri.index), ctypes.c_int64(rows), text, size, *numbers):
-            raise RuntimeError(f"C++ refuses the launches of {spec.name}")
+        _remember(uri.index, rows, text, native_call(sequence, pointers, _graphs))
+
+
+def _remember(device: int, rows: int, text: bytes, call: NativeCall) -> None:
+    """Tells C++ of a call."""
+    numbers = [
+        number
+        for each in call
+        for number in (
+            (_array(each), ctypes.c_size_t(len(each)))
+            if isinstance(each, tuple)
+            else (ctypes.c_int64(each),)
+        )
+    ]
+    size = ctypes.c_size_t(len(text))
+    remember = load().iree_lnbwd_jax_remember
+    if remember(ctypes.c_int32(device), ctypes.c_int64(rows), text, size, *numbers):
+        raise RuntimeError(f"C++ refuses the launches of {text.decode()}")
 
 
 def _array(numbers: tuple[int, ...]) -> Any:
@@ -282,12 +288,18 @@ def _prepare_new(
 def _compute(
     rows: int, spec: int, spec_size: int, pointers: Any, message: int, message_size: int
 ) -> int:
-    """Computes a call on the CPU, in a thread of XLA's, from XLA's memory into XLA's memory."""
+    """Computes a call on the CPU, in a thread of XLA's, from XLA's memory into XLA's memory.
+
+    C++ is told of it, and runs the next of its kind on XLA's threads.
+    """
     with _Told(message, message_size) as told:
-        layout = _layout(ctypes.string_at(spec, spec_size), rows)
+        text = ctypes.string_at(spec, spec_size)
+        layout = _layout(text, rows)
         arrays = [array.at(pointers[place]) for place, array in enumerate(layout.arrays)]
         norm = _module(layout.spec, _HOST)
         norm.fill(arrays[: layout.inputs], arrays[layout.inputs :])
+        if (sequence := norm.on_host(rows)) is not None:
+            _remember(_HOST_NUMBER, rows, text, native_host_call(sequence, sequence.arguments))
     return told.failed
 
 

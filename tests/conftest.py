@@ -94,15 +94,19 @@ def cpp_operators(
 
 
 @pytest.fixture(autouse=True)
-def python_operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def python_operators(request: pytest.FixtureRequest) -> Iterator[None]:
     """PyTorch's tests build no C++ without ``--cpp-operators``, nor do processes that they start.
 
     So the operators in Python are tested, too; not where the build itself is.
     """
-    if request.path.parent.name != "pytorch" or request.config.getoption("--cpp-operators"):
-        return
-    if request.node.get_closest_marker("builds") is None:
-        monkeypatch.setenv("CXX", "no-such-compiler")
+    in_cpp = request.config.getoption("--cpp-operators") or request.node.get_closest_marker(
+        "builds"
+    )
+    # Of its own: the tests' monkeypatch would be undone last, after what it was used in.
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name == "pytorch" and not in_cpp:
+            patch.setenv("CXX", "no-such-compiler")
+        yield
 
 
 def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import shutil
 import subprocess
@@ -35,11 +36,17 @@ THREADS = (1, 2, 3)
 RAISED = (jax.errors.JaxRuntimeError, ValueError)
 
 
+def forget() -> None:
+    """The next call of each kind on the CPU comes to Python."""
+    jax_native.load().iree_lnbwd_jax_forget()
+
+
 @pytest.fixture
 def by_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small norms, too, as large ones."""
     monkeypatch.setattr(jax_native, "is_faster", lambda spec, rows: True)
     jax.clear_caches()
+    forget()
     yield
     jax.clear_caches()
 
@@ -140,11 +147,46 @@ def test_an_error_is_raised_as_xlas(by_modules: None, monkeypatch: pytest.Monkey
     norm = jax.jit(lambda x: lnbwd.rms_norm(x, COLUMNS))
     x = jnp.ones((3, COLUMNS))
     expected = norm(x)
+    forget()
     with monkeypatch.context() as patch:
         patch.setattr(Norm, "fill", fill)
         with pytest.raises(RAISED, match="RuntimeError: the module said no"):
             jax.block_until_ready(norm(x))
     np.testing.assert_array_equal(norm(x), expected)
+
+
+@needs_cpp
+@pytest.mark.parametrize("rows", [7, 2050])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_known_calls_have_the_same_bits_without_python(
+    dtype: str, rows: int, by_modules: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On XLA's threads; also many at once, which may be more than there are threads."""
+    columns = 512
+    x, reached = (
+        jnp.asarray(random_generator().standard_normal((rows, columns)), DTYPES[dtype].numpy)
+        for _ in range(2)
+    )
+    weight = jnp.ones(columns, x.dtype)
+
+    def step(x: Any) -> Any:
+        y, pull = jax.vjp(lambda x, w: lnbwd.rms_norm(x, columns, w), x, weight)
+        return y, *pull(reached)
+
+    once = jax.jit(step)
+    several = jax.jit(lambda x: [step(x) for _ in range(8)])
+    first = [np.asarray(each).tobytes() for each in once(x)]
+    lowered = several.lower(x).compile()
+
+    def fill(*_: Any) -> None:
+        raise RuntimeError("a known call came to Python")
+
+    monkeypatch.setattr(Norm, "fill", fill)
+    for found in (once(x), once(x), *lowered(x)):
+        assert [np.asarray(each).tobytes() for each in found] == first
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for found in pool.map(once, [x] * 32):
+            assert [np.asarray(each).tobytes() for each in found] == first
 
 
 @needs_cpp
