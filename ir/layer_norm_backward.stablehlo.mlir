@@ -91,12 +91,16 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_
 
 // One more gradient of the output, if there is one: the sum has the output's type.
 func.func private @with_dy(%before: !acc_mn, %more: !dy_mn, %is_there: i1) -> !acc_mn {
-  %more_acc = stablehlo.convert %more : (!dy_mn) -> !acc_mn
-  %both = stablehlo.add %before, %more_acc : !acc_mn
-  %stored = stablehlo.convert %both : (!acc_mn) -> !dy_sum_mn
-  %read = stablehlo.convert %stored : (!dy_sum_mn) -> !acc_mn
-  %is_there_0 = tensor.from_elements %is_there : !choice
-  %after = stablehlo.select %is_there_0, %read, %before : !choice, !acc_mn
+  %after = scf.if %is_there -> !acc_mn {
+    %more_acc = stablehlo.convert %more : (!dy_mn) -> !acc_mn
+    %both = stablehlo.add %before, %more_acc : !acc_mn
+    %rounded = stablehlo.convert %both : (!acc_mn) -> !dy_sum_mn
+    %stored = util.optimization_barrier %rounded : !dy_sum_mn
+    %read = stablehlo.convert %stored : (!dy_sum_mn) -> !acc_mn
+    scf.yield %read : !acc_mn
+  } else {
+    scf.yield %before : !acc_mn
+  }
   return %after : !acc_mn
 }
 

@@ -132,21 +132,28 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   return %dx, %dgamma : !x_mn, !gamma_n
 }
 
-// A sum of gradients of the output and one more, rounded as an addition rounds it.
+// A sum of gradients of the output and one more, rounded as an addition rounds it. Without the barrier, IREE
+// drops a rounding to bf16 whose result is widened at once.
 func.func private @plus_dy(%sum: !acc_mn, %more: !dy_mn, %counts: i1) -> !acc_mn {
-  %c0 = arith.constant 0 : index
-  %rows = tensor.dim %more, %c0 : !dy_mn
-  %empty_mn = tensor.empty(%rows) : !acc_mn
-  %empty_sum = tensor.empty(%rows) : !dy_sum_mn
-  %wide = linalg.copy ins(%more : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
-  %exact = linalg.generic {indexing_maps = [#mn, #mn, #mn], iterator_types = ["parallel", "parallel"]}
-      ins(%sum, %wide : !acc_mn, !acc_mn) outs(%empty_mn : !acc_mn) {
-  ^bb0(%sum_: !acc, %more_: !acc, %unused: !acc):
-    %both_ = arith.addf %sum_, %more_ : !acc
-    linalg.yield %both_ : !acc
-  } -> !acc_mn
-  %rounded = linalg.copy ins(%exact : !acc_mn) outs(%empty_sum : !dy_sum_mn) -> !dy_sum_mn
-  %both = linalg.copy ins(%rounded : !dy_sum_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
-  %after = arith.select %counts, %both, %sum : !acc_mn
+  %after = scf.if %counts -> !acc_mn {
+    %c0 = arith.constant 0 : index
+    %rows = tensor.dim %more, %c0 : !dy_mn
+    %empty_mn = tensor.empty(%rows) : !acc_mn
+    %empty_sum = tensor.empty(%rows) : !dy_sum_mn
+    %wide = linalg.copy ins(%more : !dy_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+    %exact = linalg.generic {indexing_maps = [#mn, #mn, #mn], iterator_types = ["parallel", "parallel"]}
+        ins(%sum, %wide : !acc_mn, !acc_mn) outs(%empty_mn : !acc_mn) {
+    ^bb0(%sum_: !acc, %more_: !acc, %unused: !acc):
+      %both_ = arith.addf %sum_, %more_ : !acc
+      linalg.yield %both_ : !acc
+    } -> !acc_mn
+    %rounded = linalg.copy ins(%exact : !acc_mn) outs(%empty_sum : !dy_sum_mn) -> !dy_sum_mn
+    %stored = util.optimization_barrier %rounded : !dy_sum_mn
+    %sized = flow.tensor.tie_shape %stored : !dy_sum_mn{%rows}
+    %both = linalg.copy ins(%sized : !dy_sum_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
+    scf.yield %both : !acc_mn
+  } else {
+    scf.yield %sum : !acc_mn
+  }
   return %after : !acc_mn
 }
