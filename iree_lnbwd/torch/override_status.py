@@ -55,12 +55,14 @@ class Status:
         operators: All that `enable` knows.
         calls: Since `enable`, those that there were.
         inductor: What becomes of norms under ``torch.compile``.
+        size_on_cpus: From which size on ours computes calls on CPUs.
     """
 
     enabled: bool
     operators: tuple[Operator, ...]
     calls: tuple[Calls, ...]
     inductor: InductorStatus
+    size_on_cpus: str
 
     @property
     def ours(self) -> int:
@@ -90,7 +92,9 @@ class Status:
                 for each in found
             )
         inductor = f"torch.compile's inductor: {self.inductor}"
-        return "\n".join((f"enabled: {self._enabled}", *_aligned(rows), inductor, _UNREACHED))
+        on_cpus = f"on CPUs: iree-lnbwd from {self.size_on_cpus}"
+        lines = (f"enabled: {self._enabled}", *_aligned(rows), on_cpus, inductor, _UNREACHED)
+        return "\n".join(lines)
 
     @property
     def _enabled(self) -> str:

@@ -50,11 +50,13 @@ _ALL = Rule(0, 0, 0, 0)
 # ms before it begins, and few rows do not fill its threads. PyTorch's in f32 is as fast as ours
 # while all tensors are in the caches.
 _LARGE = Rule(12 << 20, 3 << 20, 512, max(2, (os.cpu_count() or 1) // 2))
+_SIZE = (
+    f"{_LARGE.least_elements} elements ({_LARGE.least_elements_half} in f16 and bf16), "
+    f"{_LARGE.least_rows} rows and {_LARGE.least_threads} threads"
+)
 # In the order of Outcome in C++, after those that ours computed.
 _LEFT = (
-    f"PyTorch's kernel is faster below {_LARGE.least_elements} elements "
-    f"({_LARGE.least_elements_half} in f16 and bf16), {_LARGE.least_rows} rows and "
-    f"{_LARGE.least_threads} threads",
+    f"PyTorch's kernel is faster below {_SIZE}",
     "PyTorch's kernel alone takes such arguments",
 )
 _RULES = {("cuda", op): _ALL for op in OPS.values()} | {
@@ -187,7 +189,7 @@ def status() -> Status:
         }
         calls += [Calls(*of_both, reason, count) for reason, count in reasons.items()]
     ran_or_not = tuple(each for each in calls if each.number)
-    return Status(is_enabled, tuple(operators), ran_or_not, switch.status())
+    return Status(is_enabled, tuple(operators), ran_or_not, switch.status(), _SIZE)
 
 
 def is_in_place(device_type: str, op: Op) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import sys
 from pathlib import Path
 
@@ -558,3 +559,12 @@ def test_status_names_what_enable_does_not_reach() -> None:
     *_, last = str(status()).splitlines()
     assert last.startswith("not reached: ")
     assert "replace_norms(model)" in last
+
+
+def test_status_says_from_which_size_on_it_acts_on_cpus() -> None:
+    """Before any call, too: most models on CPUs are smaller."""
+    (line,) = (each for each in str(status()).splitlines() if each.startswith("on CPUs: "))
+    assert line == (
+        "on CPUs: iree-lnbwd from 12582912 elements (3145728 in f16 and bf16), 512 rows and "
+        f"{max(2, (os.cpu_count() or 1) // 2)} threads"
+    )
