@@ -131,7 +131,7 @@ _INPUTS: Mapping[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def _small(cls: type, settings: Mapping[str, Any]) -> Any:
+def small_config(cls: type, settings: Mapping[str, Any]) -> Any:
     """A configuration with the small sizes that its class knows."""
     known = {*inspect.signature(cls).parameters}
     known |= {name for each in cls.__mro__ for name in getattr(each, "__annotations__", {})}
@@ -144,8 +144,8 @@ def _of_transformers(family: Family) -> nn.Module:
     config_class, settings = cls.config_class, dict(family.settings)
     for part, of_part in getattr(config_class, "sub_configs", {}).items():
         if isinstance(settings.get(part), dict) and of_part.__name__ != "AutoConfig":
-            settings[part] = _small(of_part, settings[part]).to_dict()
-    config = _small(config_class, settings)
+            settings[part] = small_config(of_part, settings[part]).to_dict()
+    config = small_config(config_class, settings)
     config._attn_implementation = config._experts_implementation = "eager"
     model: nn.Module = cls(config)
     return model
