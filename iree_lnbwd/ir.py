@@ -38,15 +38,17 @@ ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
-LIBRARY = (
+MATH = (
     "math/norm.mlir",
     "math/types.mlir",
     "math/clusters.mlir",
     "math/bulk.mlir",
     "math/memory.mlir",
     "math/environment.mlir",
-    "parts/numbers.mlir",
 )
+# The parts of one pass that do not depend on the schedule.
+PARTS = ("parts/numbers.mlir", "parts/columns.mlir", "parts/weights.mlir", "parts/fetch/bulk.mlir")
+
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
     FewRows: (FEW_ROWS,),
@@ -100,7 +102,20 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
         statistics = FORWARD
     if spec.eps is not None and statistics not in names:
         names.append(statistics)
-    return (*names, *LIBRARY)
+    return (*names, *MATH, *_parts(spec, schedule))
+
+
+def _parts(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
+    """The parts that make a schedule's kernel of one pass."""
+    if not isinstance(schedule, OnePass):
+        return ()
+    rows = "shifted" if schedule.shifted(spec) else "whole"
+    return (*PARTS, f"parts/rows/{rows}.mlir")
+
+
+def _is_library(name: str) -> bool:
+    """Whether a file has functions that kernels declare, and no kernel."""
+    return name.startswith(("math/", "parts/"))
 
 
 def oracle(spec: NormSpec) -> str:
@@ -143,7 +158,7 @@ def module(
         typed = spec
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
-    bodies = {name: text for name, text in texts.items() if name not in LIBRARY}
+    bodies = {name: text for name, text in texts.items() if not _is_library(name)}
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif isinstance(schedule, OnePass | TwoPass | Forward) and plans is not None:
@@ -156,7 +171,7 @@ def module(
     title, text = _HEADER.split(first)
     header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
     text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
-    library = linking.functions(text for name, text in texts.items() if name in LIBRARY)
+    library = linking.functions(text for name, text in texts.items() if _is_library(name))
     text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
