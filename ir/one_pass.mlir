@@ -154,10 +154,18 @@ hal.executable.source private @rows {
   }
   builtin.module {
     // From ir/parts/.
+    func.func private @meets_before(index) -> i1
+    func.func private @row_shares(index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held) -> (!chunk, !chunk)
+    func.func private @subgroup_sums(!chunk, !chunk) -> (!acc, !acc)
+    func.func private @row_zero(i32) -> !acc
+    func.func private @ready_for_sums(!mbarriers, index)
+    func.func private @send_sums(!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc)
+    func.func private @receive_sums(!exchange, !mbarriers, index, i32, index, i32, index, !acc, !acc) -> (!acc, !acc)
+    func.func private @buffer_after(index, i32) -> (index, i32)
     func.func private @column(index, index, index, index) -> (index, i1)
     func.func private @is_within(index, index, index) -> i1
     func.func private @slot_after(index) -> index
-    func.func private @address(index, index, index) -> (index, index)
+    func.func private @cell_address(index, index, index) -> (index, index)
     func.func private @may_be_edge(index) -> i1
     func.func private @shift(i32) -> index
     func.func private @span(index, index, index) -> (index, index)
@@ -201,7 +209,6 @@ hal.executable.source private @rows {
     func.func private @told() -> index
     func.func private @turns() -> index
     func.func private @sent_bytes() -> i32
-    func.func private @one_warp() -> i1
     func.func private @one_group() -> i1
     func.func private @shares_subgroup() -> i1
     func.func private @parts_alike() -> i1
@@ -259,230 +266,6 @@ hal.executable.source private @rows {
     func.func private @zero_of_x(!x_staged, index, index, index, index)
     func.func private @before_copies(!dy_staged)
 
-    // A subgroup's sums of a row for all workgroups of its cluster: lane r sends them to that of rank r. One thread of
-    // each workgroup says what is to come.
-    func.func private @tell_cluster(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %rank: index, %warp: index, %lane: index,
-        %thread: index, %h: !acc, %hx: !acc) {
-      %c0 = arith.constant 0 : index
-      %is_zero = arith.cmpi eq, %thread, %c0 : index
-      %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-      scf.if %is_zero {
-        %sent_bytes = func.call @sent_bytes() : () -> i32
-        func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
-      }
-      %cluster = arith.constant #cluster
-      %warps = arith.constant #warps
-      %two = arith.constant 2 : index
-      %bytes = arith.constant 4 : index
-      %there = arith.cmpi ult, %lane, %cluster : index
-      scf.if %there {
-        %all_warps = arith.muli %cluster, %warps : index
-        %halves_before = arith.muli %half, %all_warps : index
-        %ranks_before = arith.muli %rank, %warps : index
-        %before = arith.addi %halves_before, %ranks_before : index
-        %place = arith.addi %before, %warp : index
-        %number = arith.muli %place, %two : index
-        %offset = arith.muli %number, %bytes : index
-        %base = memref.extract_aligned_pointer_as_index %exchange : !exchange -> index
-        %mine = arith.addi %base, %offset : index
-        %mine_i32 = arith.index_castui %mine : index to i32
-        %lane_i32 = arith.index_castui %lane : index to i32
-        %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
-        %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
-        func.call @send_two(%theirs, %h, %hx, %their_mbarrier) : (i32, !acc, !acc, i32) -> ()
-      }
-      return
-    }
-
-    // A row's sums, once all of the cluster's subgroups have told theirs: there are many, so each lane reads a few.
-    func.func private @of_cluster(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %parity: i32, %lane: index) -> (!acc, !acc) {
-      %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-      func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %lanes = arith.constant #subgroup
-      %told = func.call @told() : () -> index
-      %turns = func.call @turns() : () -> index
-      %centres = arith.constant #centres
-      %zero = arith.constant 0.0 : !acc
-      %lane_h, %lane_hx = scf.for %turn = %c0 to %turns step %c1 iter_args(%h_before = %zero, %hx_before = %zero) -> (!acc, !acc) {
-        %before = arith.muli %turn, %lanes : index
-        %which = arith.addi %before, %lane : index
-        %there = arith.cmpi ult, %which, %told : index
-        %which_in = arith.select %there, %which, %c0 : index
-        %pair = vector.load %exchange[%half, %c0, %which_in, %c0] : !exchange, !pair
-        %h = vector.extract %pair[0] : !acc from !pair
-        %hx = vector.extract %pair[1] : !acc from !pair
-        %h_more = arith.addf %h_before, %h : !acc
-        %hx_more = arith.addf %hx_before, %hx : !acc
-        %h_after = arith.select %there, %h_more, %h_before : !acc
-        %hx_after = arith.select %there, %hx_more, %hx_before : !acc
-        scf.yield %h_after, %hx_after : !acc, !acc
-      } {llvm.loop_annotation = #unrolled}
-      %sum_h = scf.if %centres -> !acc {
-        %all_h = gpu.subgroup_reduce add %lane_h cluster(size = 32) : (!acc) -> !acc
-        scf.yield %all_h : !acc
-      } else {
-        scf.yield %zero : !acc
-      }
-      %sum_hx = gpu.subgroup_reduce add %lane_hx cluster(size = 32) : (!acc) -> !acc
-      return %sum_h, %sum_hx : !acc, !acc
-    }
-
-    // The buffer of the exchange for the row after this one: they are used in turn. The phases of a buffer's mbarrier
-    // have parity 0 and 1 in turn.
-    func.func private @buffer_after(%half: index, %parity: i32) -> (index, i32) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %in_clusters = func.call @in_clusters() : () -> i1
-      %defers = arith.constant #defers
-      %buffers = arith.constant #buffers
-      %next, %flipped = scf.if %defers -> (index, i32) {
-        %after = arith.addi %half, %c1 : index
-        %wraps = arith.cmpi eq, %after, %buffers : index
-        %wrapped = arith.select %wraps, %c0, %after : index
-        %flips = arith.extui %wraps : i1 to i32
-        %parity_wrapped = arith.xori %parity, %flips : i32
-        scf.yield %wrapped, %parity_wrapped : index, i32
-      } else {
-        %other = arith.xori %half, %c1 : index
-        %half_i32 = arith.index_castui %half : index to i32
-        %parity_other = arith.xori %parity, %half_i32 : i32
-        scf.yield %other, %parity_other : index, i32
-      }
-      %parity_next = arith.select %in_clusters, %flipped, %parity : i32
-      return %next, %parity_next : index, i32
-    }
-
-    // Whether the lanes of a subgroup meet before they read chunk k from shared memory, which keeps ptxas from loading
-    // all chunks first.
-    func.func private @meets_before(%k: index) -> i1 {
-      %c0 = arith.constant 0 : index
-      %at_once = arith.constant #chunks_a_load
-      %rereads = arith.constant #rereads
-      %others = arith.remui %k, %at_once : index
-      %is_first = arith.cmpi eq, %others, %c0 : index
-      %meets = arith.andi %rereads, %is_first : i1
-      return %meets : i1
-    }
-
-    // A thread's share of a row's two sums, of h and of h * xhat. Of the row's elements in its slot, %dy_from and %x_from
-    // say where they are.
-    func.func private @shares_of_row(%slot: index, %dy_from: index, %x_from: index, %t: index, %group: index, %part: index, %shift: index, %mean_row: !acc, %rstd_row: !acc,
-        %has_row: i1, %row_zero: !acc, %dy_staged: !dy_staged, %x_staged: !x_staged, %dy_held: !dy_held, %x_held: !x_held,
-        %dy_next: !dy_held, %x_next: !x_held, %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged,
-        %beta_held: !beta_held, %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dya_kept: !held, %xhat_kept: !held,
-        %h_kept: !held) -> (!chunk, !chunk) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %chunks = arith.constant #chunks
-      %stages = func.call @stages() : () -> i1
-      %at_once = func.call @at_once() : () -> i1
-      %apart = func.call @apart() : () -> i1
-      %rereads = arith.constant #rereads
-      %centres = arith.constant #centres
-      %from_output = arith.constant #from_output
-      %all_lanes = arith.constant -1 : i32
-      %zeros = arith.constant dense<0.0> : !chunk
-      %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
-      %zero_dy = arith.constant dense<0.0> : !dy_chunk
-      %zero_x = arith.constant dense<0.0> : !x_chunk
-      %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
-          iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-        %meets = func.call @meets_before(%k) : (index) -> i1
-        scf.if %meets {
-          nvvm.bar.warp.sync %all_lanes : i32
-        }
-        // A chunk waits for its own copies alone, so that memory is busy while the first ones are summed.
-        scf.if %apart {
-          %last_chunk = arith.subi %chunks, %c1 : index
-          %behind = arith.subi %last_chunk, %k : index
-          %behind_i32 = arith.index_castui %behind : index to i32
-          func.call @await_copies(%behind_i32) : (i32) -> ()
-        }
-        %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
-          %dy_at = arith.addi %dy_from, %col : index
-          %x_at = arith.addi %x_from, %col : index
-          %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-          %slot_of_x = func.call @x_slot(%slot) : (index) -> index
-          %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
-          %at = arith.addi %part, %col : index
-          %dy_own, %x_own = func.call @masked(%dy_copied, %x_copied, %k, %at, %shift)
-              : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-          scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
-        } else {
-          %dy_early = memref.load %dy_held[%k] : !dy_held
-          %x_early = memref.load %x_held[%k] : !x_held
-          %dy_late = memref.load %dy_next[%k] : !dy_held
-          %x_late = memref.load %x_next[%k] : !x_held
-          %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
-          %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
-          %counts = arith.andi %inside, %has_row : i1
-          %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
-          %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
-          scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
-        }
-        %dya = func.call @widen_of_dy(%dy_k) : (!dy_chunk) -> !chunk
-        %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-        %ga = func.call @chunk_weight(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
-            : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-        %bias = func.call @chunk_bias(%beta_held, %beta_staged, %group, %k, %col)
-            : (!beta_held, !beta_staged, index, index, index) -> !chunk
-        %inverse = func.call @chunk_inverse(%inverse_staged, %group, %col, %ga, %row_zero)
-            : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
-        %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-        %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-        %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-        %xhat = arith.select %has_row, %of_either, %zeros : !chunk
-        %h = arith.mulf %dya, %ga : !chunk
-        %h_more = arith.addf %h_before, %h : !chunk
-        %h_after = arith.select %centres, %h_more, %h_before : !chunk
-        // If dx computes xhat once more, the sum takes h * xhat without it.
-        %divides_later = arith.andi %from_output, %rereads : i1
-        %hx_after = scf.if %divides_later -> !chunk {
-          %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
-              : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
-          scf.yield %undivided : !chunk
-        } else {
-          %divided = math.fma %h, %xhat, %hx_before : !chunk
-          scf.yield %divided : !chunk
-        }
-        memref.store %dya, %dya_kept[%k] : !held
-        memref.store %xhat, %xhat_kept[%k] : !held
-        memref.store %h, %h_kept[%k] : !held
-        scf.yield %h_after, %hx_after : !chunk, !chunk
-      } {llvm.loop_annotation = #unrolled}
-      return %share_h, %share_hx : !chunk, !chunk
-    }
-
-    // A subgroup's share of them. Any order of these additions will do, as long as it is always the same order.
-    func.func private @sums_of_subgroup(%share_h: !chunk, %share_hx: !chunk) -> (!acc, !acc) {
-      %centres = arith.constant #centres
-      %zero = arith.constant 0.0 : !acc
-      %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
-      %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
-      %warp_h = scf.if %centres -> !acc {
-        %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
-        scf.yield %subgroup_h : !acc
-      } else {
-        scf.yield %zero : !acc
-      }
-      %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
-      return %warp_h, %warp_hx : !acc, !acc
-    }
-
-    // -0.0: rows are counted from zero, so this number is below it. The compiler does not know that, and
-    // does not compute with it before the first row.
-    func.func private @row_zero(%row: i32) -> !acc {
-      %all_lanes = arith.constant -1 : i32
-      %zero = arith.constant 0.0 : !acc
-      %row_below = arith.xori %row, %all_lanes : i32
-      %row_below_acc = arith.sitofp %row_below : i32 to !acc
-      %row_zero = math.copysign %zero, %row_below_acc : !acc
-      return %row_zero : !acc
-    }
-
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -493,10 +276,8 @@ hal.executable.source private @rows {
       %lanes = arith.constant #subgroup
       %groups = arith.constant #groups
       %groups_i32 = func.call @groups_i32() : () -> i32
-      %threads_i32 = func.call @threads_i32() : () -> i32
       %p_i32 = arith.constant #workgroups_i32
       %ahead_i32 = arith.constant #ahead_i32
-      %at_once = func.call @at_once() : () -> i1
       %stages = func.call @stages() : () -> i1
       %bulk = arith.constant #bulk
       %in_refills = func.call @in_refills() : () -> i1
@@ -526,20 +307,16 @@ hal.executable.source private @rows {
       %adds_bias = arith.constant #adds_bias
       %shifted = func.call @shifted() : () -> i1
       %one_group = func.call @one_group() : () -> i1
-      %one_warp = func.call @one_warp() : () -> i1
       %shares_subgroup = func.call @shares_subgroup() : () -> i1
       %yes = arith.constant true
       %together = arith.xori %x_later, %yes : i1
       %in_clusters = func.call @in_clusters() : () -> i1
       %zero_i32 = arith.constant 0 : i32
-      %buffers_count = arith.constant #buffers
       %lanes_i32 = func.call @subgroup_i32() : () -> i32
       %one_i32 = arith.constant 1 : i32
       %all_lanes = arith.constant -1 : i32
       %zero = arith.constant 0.0 : !acc
-      %zero_pair = arith.constant dense<0.0> : !pair
       %zeros = arith.constant dense<0.0> : !chunk
-      %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
 
@@ -694,7 +471,7 @@ hal.executable.source private @rows {
               %at = arith.addi %part, %col : index
               %exists = arith.andi %inside, %live : i1
               %size = func.call @copied_elements(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-              %line, %in_line = func.call @address(%row_index, %part, %col) : (index, index, index) -> (index, index)
+              %line, %in_line = func.call @cell_address(%row_index, %part, %col) : (index, index, index) -> (index, index)
               %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %line, %in_line, %size)
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
@@ -764,20 +541,7 @@ hal.executable.source private @rows {
         }
       } {llvm.loop_annotation = #unrolled}
 
-      // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come. And
-      // nobody is two rows ahead of another, which has to send its sums of the row between first. Where sums are
-      // awaited later, nobody is three rows ahead: the exchange has room for four.
-      %is_zero = arith.cmpi eq, %thread, %c0 : index
-      scf.if %in_clusters {
-        scf.if %is_zero {
-          scf.for %half = %c0 to %buffers_count step %c1 {
-            %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-            func.call @init_mbarrier(%mbarrier, %one_i32) : (i32, i32) -> ()
-          }
-        }
-        nvvm.cluster.arrive.relaxed
-        nvvm.cluster.wait
-      }
+      func.call @ready_for_sums(%mbarriers, %thread) : (!mbarriers, index) -> ()
 
       // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
       // other groups: each has a barrier of its own.
@@ -799,15 +563,15 @@ hal.executable.source private @rows {
           %x_from = func.call @slot_offset(%subgroup_first, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
           func.call @await_row(%dy, %x, %subgroup_first, %last, %slot, %zero_i32, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
               : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-          %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_first, %rstd_first, %yes, %row_zero,
+          %first_h, %first_hx = func.call @row_shares(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_first, %rstd_first, %yes, %row_zero,
               %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
               %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
               : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
               !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
               -> (!chunk, !chunk)
-          %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
-          func.call @tell_cluster(%exchange, %mbarriers, %c0, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-              : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+          %warp_h, %warp_hx = func.call @subgroup_sums(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
+          func.call @send_sums(%exchange, %mbarriers, %c0, %group, %rank, %warp, %lane, %leads, %thread, %warp_h, %warp_hx)
+              : (!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc) -> ()
         }
       }
       %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride
@@ -844,7 +608,7 @@ hal.executable.source private @rows {
             } else {
               %exists = arith.andi %inside, %row_ahead_live : i1
               %size = func.call @copied_elements(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-              %line, %in_line = func.call @address(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
+              %line, %in_line = func.call @cell_address(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
               %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
@@ -914,63 +678,35 @@ hal.executable.source private @rows {
             %x_from_then = func.call @slot_offset(%row_next, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
             func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
                 : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-            %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
+            %then_h, %then_hx = func.call @row_shares(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
                 %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                 %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
                 : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
-            %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
-            func.call @tell_cluster(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+            %warp_h, %warp_hx = func.call @subgroup_sums(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
+            func.call @send_sums(%exchange, %mbarriers, %half_then, %group, %rank, %warp, %lane, %leads, %thread, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc) -> ()
           }
-          %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-              : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
+          %told_h, %told_hx = func.call @receive_sums(%exchange, %mbarriers, %half, %parity, %group, %group_i32, %lane, %zero, %zero)
+              : (!exchange, !mbarriers, index, i32, index, i32, index, !acc, !acc) -> (!acc, !acc)
           scf.yield %told_h, %told_hx : !acc, !acc
         } else {
           func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
               : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-          %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
+          %share_h, %share_hx = func.call @row_shares(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
               %dy_staged, %x_staged, %dy_held, %x_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
               %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
               : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !dy_held, !x_held,
               !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
               -> (!chunk, !chunk)
           %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
-            %warp_h, %warp_hx = func.call @sums_of_subgroup(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
+            %warp_h, %warp_hx = func.call @subgroup_sums(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
 
-            // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
-            %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
-              scf.yield %warp_h, %warp_hx : !acc, !acc
-            } else {
-              %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-              scf.if %in_clusters {
-                func.call @tell_cluster(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                    : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-              } else {
-                scf.if %leads {
-                  vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-                }
-                scf.if %one_group {
-                  gpu.barrier
-                } else {
-                  %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
-                  nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
-                }
-              }
-              %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
-                %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-                    : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
-                scf.yield %told_h, %told_hx : !acc, !acc
-              } else {
-                %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-                %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-                %pair_h = vector.extract %pair[0] : !acc from !pair
-                %pair_hx = vector.extract %pair[1] : !acc from !pair
-                scf.yield %pair_h, %pair_hx : !acc, !acc
-              }
-              scf.yield %all_h, %all_hx : !acc, !acc
-            }
+            func.call @send_sums(%exchange, %mbarriers, %half, %group, %rank, %warp, %lane, %leads, %thread, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc) -> ()
+            %group_h, %group_hx = func.call @receive_sums(%exchange, %mbarriers, %half, %parity, %group, %group_i32, %lane, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, i32, index, i32, index, !acc, !acc) -> (!acc, !acc)
             scf.yield %group_h, %group_hx : !acc, !acc
           } else {
             scf.yield %zero, %zero : !acc, !acc
@@ -1030,7 +766,7 @@ hal.executable.source private @rows {
             %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
             %stores = arith.andi %exists, %whole : i1
             scf.if %stores {
-              %line, %in_line = func.call @address(%row_index, %part, %col) : (index, index, index) -> (index, index)
+              %line, %in_line = func.call @cell_address(%row_index, %part, %col) : (index, index, index) -> (index, index)
               vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
             }
             memref.store %dx_stored, %dx_kept[%k] : !x_held
@@ -1041,7 +777,7 @@ hal.executable.source private @rows {
             %col_ahead, %inside_ahead = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
             %exists = arith.andi %inside_ahead, %row_ahead_live : i1
             %size = func.call @copied_elements(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-            %line, %in_line = func.call @address(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
+            %line, %in_line = func.call @cell_address(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
             %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                 <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token

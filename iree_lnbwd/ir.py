@@ -47,7 +47,13 @@ MATH = (
     "math/environment.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
-PARTS = ("parts/numbers.mlir", "parts/columns.mlir", "parts/weights.mlir", "parts/fetch/bulk.mlir")
+PARTS = (
+    "parts/numbers.mlir",
+    "parts/columns.mlir",
+    "parts/weights.mlir",
+    "parts/row_sums.mlir",
+    "parts/fetch/bulk.mlir",
+)
 
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
@@ -110,7 +116,10 @@ def _parts(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
     if not isinstance(schedule, OnePass):
         return ()
     rows = "shifted" if schedule.shifted(spec) else "whole"
-    return (*PARTS, f"parts/rows/{rows}.mlir")
+    sums = "workgroup" if schedule.warps > 1 else "subgroup"
+    if schedule.cluster > 1:
+        sums = "cluster"
+    return (*PARTS, f"parts/rows/{rows}.mlir", f"parts/sums/{sums}.mlir")
 
 
 def _is_library(name: str) -> bool:
@@ -163,10 +172,10 @@ def module(
         aliases |= _row_blocks_aliases(spec, schedule)
     elif isinstance(schedule, OnePass | TwoPass | Forward) and plans is not None:
         aliases |= _gpu_aliases(spec, target, schedule) | host_program.export_aliases(spec, plans)
-        bodies = {
-            name: host_program.launched(_literals(name, text, spec, target, schedule), spec, plans)
-            for name, text in bodies.items()
+        texts = {
+            name: _literals(name, text, spec, target, schedule) for name, text in texts.items()
         }
+        bodies = {name: host_program.launched(texts[name], spec, plans) for name in bodies}
     first, *others = bodies.values()
     title, text = _HEADER.split(first)
     header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
@@ -237,6 +246,7 @@ def _literals(
     if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _past_l1(text, spec, schedule)
         text = _clustered(text, "rows", schedule.cluster)
+    if isinstance(schedule, OnePass) and (name == ONE_PASS or _is_library(name)):
         sharing[_OF_A_ROW] = schedule.lanes(target)
     if name == FORWARD:
         how = _forward(spec, target, schedule)

@@ -48,11 +48,17 @@ class Function:
 
 
 def functions(texts: Iterable[str]) -> dict[str, Function]:
-    """The functions that files define, by name."""
-    found = {}
+    """The functions that files define, by name.
+
+    Raises:
+        ValueError: Two have one name.
+    """
+    found: dict[str, Function] = {}
     for text in texts:
         for match in _DEFINITION.finditer(text):
             types = (*_PARAMETER_TYPE.findall(match[2]), *_names(match[3] or match[4]))
+            if match[1] in found:
+                raise ValueError(f"@{match[1]}: expected one function of that name, got two")
             found[match[1]] = Function(match[1], types, match[0])
     return found
 

@@ -239,6 +239,16 @@ def test_the_part_for_rows_follows_from_the_schedule(vector: int, rows: str) -> 
     assert not any(name.startswith("parts/") for name in ir.sources(spec, WholeTensors()))
 
 
+@pytest.mark.parametrize(
+    ("warps", "cluster", "sums"),
+    [(1, 1, "subgroup"), (4, 1, "workgroup"), (4, 2, "cluster"), (1, 2, "cluster")],
+)
+def test_the_part_for_sums_follows_from_the_schedule(warps: int, cluster: int, sums: str) -> None:
+    how = OnePass(8, 1, warps, 4, ahead=2, slots=3, cluster=cluster)
+    names = [name for name in ir.sources(SPECS[0], how) if name.startswith("parts/sums/")]
+    assert names == [f"parts/sums/{sums}.mlir"]
+
+
 def test_unknown_file() -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.mlir: not in .* and not in"):
         compiler.read_ir("nothing.mlir")

@@ -124,3 +124,9 @@ func.func private @twice_of_x(!x) -> !x
     other = kernel.replace("(!x, index)\n", "(!y, index)\n", 1)
     with pytest.raises(ValueError, match="expected types like"):
         linking.link(other, ALIASES, linking.functions([library]), as_named)
+
+
+def test_two_functions_of_one_name() -> None:
+    """The one of another part would be taken in silence."""
+    with pytest.raises(ValueError, match="@twice: expected one function of that name, got two"):
+        linking.functions([LIBRARY, LIBRARY])

@@ -32,7 +32,7 @@ func.func private @is_within(index, index, index) -> i1
 // End of what is replaced.
 
 // Where a column of a row is in memory, counted from the first of the workgroup's part.
-func.func private @address(%row: index, %part: index, %column: index) -> (index, index) {
+func.func private @cell_address(%row: index, %part: index, %column: index) -> (index, index) {
   %n = arith.constant #columns
   %v = arith.constant #vector
   %c0 = arith.constant 0 : index
@@ -154,7 +154,7 @@ func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %part: inde
   %broken = arith.xori %whole, %yes : i1
   %stores = arith.andi %broken, %exists : i1
   scf.if %stores {
-    %line, %at = func.call @address(%row, %part, %col) : (index, index, index) -> (index, index)
+    %line, %at = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
     %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
     scf.for %e = %c0 to %v step %c1 {
       %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
@@ -176,7 +176,7 @@ func.func private @load_residual(%dresidual: !residual_lines, %row: index, %k: i
   %bulk = arith.constant #bulk
   %zeros = arith.constant dense<0.0> : !residual_chunk
   %column = arith.addi %part, %col : index
-  %line, %at = func.call @address(%row, %part, %col) : (index, index, index) -> (index, index)
+  %line, %at = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
   %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
   %is_whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
   %whole = arith.andi %is_whole, %exists : i1

@@ -19,7 +19,7 @@
 // End of what is replaced.
 
 // Where a column of a row is in memory, counted from the first of the workgroup's part.
-func.func private @address(%row: index, %part: index, %column: index) -> (index, index) {
+func.func private @cell_address(%row: index, %part: index, %column: index) -> (index, index) {
   %at = arith.addi %part, %column : index
   return %row, %at : index, index
 }
