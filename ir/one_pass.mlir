@@ -163,6 +163,56 @@ hal.executable.source private @rows {
   }
   builtin.module {
     // From ir/parts/.
+    func.func private @meets_before(index) -> i1
+    func.func private @row_shares(index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held) -> (!chunk, !chunk)
+    func.func private @subgroup_sums(!chunk, !chunk) -> (!acc, !acc)
+    func.func private @row_zero(i32) -> !acc
+    func.func private @ready_for_sums(!mbarriers, index)
+    func.func private @send_sums(!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc)
+    func.func private @receive_sums(!exchange, !mbarriers, index, i32, index, i32, index, !acc, !acc) -> (!acc, !acc)
+    func.func private @buffer_after(index, i32) -> (index, i32)
+    func.func private @column(index, index, index, index) -> (index, i1)
+    func.func private @is_within(index, index, index) -> i1
+    func.func private @slot_after(index) -> index
+    func.func private @cell_address(index, index, index) -> (index, index)
+    func.func private @may_be_edge(index) -> i1
+    func.func private @shift(i32) -> index
+    func.func private @span(index, index, index) -> (index, index)
+    func.func private @copied_elements(i1, index, index, index) -> index
+    func.func private @masked(!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+    func.func private @is_whole(index, index, index) -> i1
+    func.func private @store_edge(!x_lines, index, index, index, index, index, i1, !x_chunk)
+    func.func private @load_cells_of_residual(!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
+    func.func private @load_cells_of_dy(!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+    func.func private @load_dy(!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+    func.func private @load_more(!dy_lines, !dy_lines, !dy_lines, i32, i32, index, index, index, !more_dy_held)
+    func.func private @plus_dy(!chunk, !dy_chunk, i1) -> !chunk
+    func.func private @summed_dy(!dy_chunk, !more_dy_held, index) -> !chunk
+    func.func private @store_sums(!acc_rows, index, index, index, index, !chunk)
+    func.func private @keep_bias(!beta_row, index, index, index, i1, index, index, !beta_held, !beta_staged)
+    func.func private @keep_inverse(!chunk, index, index, !inverse_staged)
+    func.func private @keep_columns(index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged)
+    func.func private @begin_columns(index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held)
+    func.func private @chunk_weight(!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
+    func.func private @chunk_inverse(!inverse_staged, index, index, !chunk, !acc) -> !chunk
+    func.func private @chunk_bias(!beta_held, !beta_staged, index, index, index) -> !chunk
+    func.func private @slot_offset(i32, index, index, index, index, index) -> index
+    func.func private @x_slot(index) -> index
+    func.func private @copied_mbarrier(!mbarriers, index, index, index) -> i32
+    func.func private @subgroup_columns(index, index, index) -> index
+    func.func private @extent(index, index, index, index) -> (index, index, index)
+    func.func private @subgroup_begin(index, index, index, index) -> (index, index, index)
+    func.func private @begins_within(index, index, index) -> i1
+    func.func private @refill_extent(index, index, index) -> (index, index)
+    func.func private @copy_extent(index, index, index, index, index, index, index, index) -> (index, index, index)
+    func.func private @fetch_in_bulk(i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers)
+    func.func private @await_row(!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers)
+    func.func private @stored_before_copies(index, index, index, !dy_staged)
+    func.func private @refill_in_bulk(!dy_lines, !x_lines, index, i1, index, i1, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers)
+    func.func private @ready_for_bulk(!mbarriers, index, index, index)
+    func.func private @zero_room(index, index, index, index, !dy_staged, !x_staged)
+    func.func private @columns_at_of_gamma(!gamma_row, index, index, index, i1, index) -> !gamma_chunk
+    func.func private @columns_at_of_beta(!beta_row, index, index, index, i1, index) -> !beta_chunk
     func.func private @vector_i32() -> i32
     func.func private @threads_i32() -> i32
     func.func private @subgroup_i32() -> i32
@@ -173,7 +223,6 @@ hal.executable.source private @rows {
     func.func private @told() -> index
     func.func private @turns() -> index
     func.func private @sent_bytes() -> i32
-    func.func private @one_warp() -> i1
     func.func private @one_group() -> i1
     func.func private @shares_subgroup() -> i1
     func.func private @parts_alike() -> i1
@@ -197,7 +246,7 @@ hal.executable.source private @rows {
     func.func private @divides_again() -> i1
     // From ir/math/.
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
-    func.func private @round_of_dy_sum(!chunk) -> !dy_sum_chunk
+    func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -211,8 +260,6 @@ hal.executable.source private @rows {
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @plus_hx_from_output(!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
-    func.func private @load_cells_of_dy(!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-    func.func private @load_cells_of_residual(!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
@@ -235,1088 +282,6 @@ hal.executable.source private @rows {
     func.func private @zero_of_x(!x_staged, index, index, index, index)
     func.func private @before_copies(!dy_staged)
 
-    // The first column of thread t's chunk k, of the workgroup's columns, which begin at %part, and whether they
-    // have that chunk. The last workgroup of a cluster may have fewer columns. Columns are counted from the
-    // first chunk on, which begins %shift elements before the row.
-    func.func private @column(%k: index, %t: index, %part: index, %shift: index) -> (index, i1) {
-      %n_all = arith.constant #columns
-      %all = arith.addi %n_all, %shift : index
-      %n = arith.constant #own_columns
-      %alike = func.call @parts_alike() : () -> i1
-      %v = arith.constant #vector
-      %t_count = arith.constant #threads
-      %bulk = arith.constant #bulk
-      %lanes = arith.constant #subgroup
-      %chunks = arith.constant #chunks
-      %lane = arith.remui %t, %lanes : index
-      %warp = arith.divui %t, %lanes : index
-      %of_warp = arith.muli %chunks, %lanes : index
-      %warps_before = arith.muli %warp, %of_warp overflow<nsw, nuw> : index
-      %first_of_lane = arith.addi %warps_before, %lane overflow<nsw, nuw> : index
-      %turns_before = arith.muli %k, %lanes : index
-      %of_subgroup = arith.addi %turns_before, %first_of_lane overflow<nsw, nuw> : index
-      %before = arith.muli %k, %t_count : index
-      %of_group = arith.addi %before, %t : index
-      %chunk = arith.select %bulk, %of_subgroup, %of_group : index
-      %col = arith.muli %chunk, %v overflow<nsw, nuw> : index
-      %at = arith.addi %part, %col : index
-      %in_row = arith.cmpi ult, %at, %all : index
-      %exists = arith.ori %alike, %in_row : i1
-      %in_part = arith.cmpi ult, %col, %n : index
-      %inside = arith.andi %in_part, %exists : i1
-      return %col, %inside : index, i1
-    }
-
-    // Where a column of a row is in memory, counted from the first of the workgroup's part.
-    func.func private @place(%row: index, %part: index, %column: index) -> (index, index) {
-      %n = arith.constant #columns
-      %v = arith.constant #vector
-      %c0 = arith.constant 0 : index
-      %shifted = func.call @shifted() : () -> i1
-      %bulk = arith.constant #bulk
-      %line, %at = scf.if %shifted -> (index, index) {
-        %before = arith.muli %row, %n : index
-        %row_line = arith.divui %before, %v : index
-        %part_lines = arith.divui %part, %v : index
-        %part_line = arith.addi %row_line, %part_lines : index
-        %lines_on = arith.divui %column, %v : index
-        %chunk = arith.addi %part_line, %lines_on : index
-        // LLVM takes the constant part of a column into an access, but not that of a line.
-        %line_here = arith.select %bulk, %part_line, %chunk : index
-        %at_here = arith.select %bulk, %column, %c0 : index
-        scf.yield %line_here, %at_here : index, index
-      } else {
-        %at = arith.addi %part, %column : index
-        scf.yield %row, %at : index, index
-      }
-      return %line, %at : index, index
-    }
-
-    // Whether chunk k of a thread may have elements of other rows in it.
-    func.func private @may_be_edge(%k: index) -> i1 {
-      %c0 = arith.constant 0 : index
-      %shifted = func.call @shifted() : () -> i1
-      %least_last = arith.constant #least_last
-      %may_be_first = arith.cmpi eq, %k, %c0 : index
-      %may_be_last = arith.cmpi uge, %k, %least_last : index
-      %may_be_either = arith.ori %may_be_first, %may_be_last : i1
-      %may_be = arith.andi %shifted, %may_be_either : i1
-      return %may_be : i1
-    }
-
-    // How many elements of other rows are before a row, in the access where it begins. The product may wrap
-    // around: V is a power of 2, so the rest is right.
-    func.func private @shift(%row: i32) -> index {
-      %c0 = arith.constant 0 : index
-      %shifted = func.call @shifted() : () -> i1
-      %beyond = func.call @beyond_i32() : () -> i32
-      %v = func.call @vector_i32() : () -> i32
-      %all_beyond = arith.muli %row, %beyond : i32
-      %before_i32 = arith.remui %all_beyond, %v : i32
-      %before = arith.index_castui %before_i32 : i32 to index
-      %shift = arith.select %shifted, %before, %c0 : index
-      return %shift : index
-    }
-
-    // The elements of chunk k that are of the row: from the first number on, below the second. The row has
-    // that chunk.
-    func.func private @span(%k: index, %column: index, %shift: index) -> (index, index) {
-      %c0 = arith.constant 0 : index
-      %n = arith.constant #columns
-      %v = arith.constant #vector
-      %least_last = arith.constant #least_last
-      %edge = func.call @may_be_edge(%k) : (index) -> i1
-      %first, %end = scf.if %edge -> (index, index) {
-        %is_first = arith.cmpi eq, %k, %c0 : index
-        %begins = arith.cmpi ult, %column, %shift : index
-        %has_before = arith.andi %is_first, %begins : i1
-        %before = arith.subi %shift, %column : index
-        %from = arith.select %has_before, %before, %c0 : index
-        %may_be_last = arith.cmpi uge, %k, %least_last : index
-        %all = arith.addi %n, %shift : index
-        %left = arith.subi %all, %column : index
-        %less = arith.minui %left, %v : index
-        %below = arith.select %may_be_last, %less, %v : index
-        scf.yield %from, %below : index, index
-      } else {
-        scf.yield %c0, %v : index, index
-      }
-      return %first, %end : index, index
-    }
-
-    // Whether an element of a chunk is one of a span.
-    func.func private @is_within(%e: index, %from: index, %below: index) -> i1 {
-      %begun = arith.cmpi uge, %e, %from : index
-      %goes_on = arith.cmpi ult, %e, %below : index
-      %within = arith.andi %begun, %goes_on : i1
-      return %within : i1
-    }
-
-    // How many elements are copied of a chunk that exists, and none of another. What is before the row comes along.
-    func.func private @copied(%exists: i1, %k: index, %column: index, %shift: index) -> index {
-      %c0 = arith.constant 0 : index
-      %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-      %size = arith.select %exists, %below, %c0 : index
-      return %size : index
-    }
-
-    // With zeros for what came along.
-    func.func private @own_of_copied(%dy: !dy_chunk, %x: !x_chunk, %k: index, %column: index, %shift: index) -> (!dy_chunk, !x_chunk) {
-      %c0 = arith.constant 0 : index
-      %shifted = func.call @shifted() : () -> i1
-      %bulk = arith.constant #bulk
-      %zeroed = arith.constant false
-      %masks = arith.select %bulk, %zeroed, %shifted : i1  // in bulk, shared memory has the zeros
-      %dy_own, %x_own = scf.if %masks -> (!dy_chunk, !x_chunk) {
-        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-        %dy_bits = arith.constant #dy_bits
-        %x_bits = arith.constant #x_bits
-        %dy_before = arith.muli %from, %dy_bits : index
-        %x_before = arith.muli %from, %x_bits : index
-        %dy_rest = func.call @zero_first_of_dy(%dy, %dy_before) : (!dy_chunk, index) -> !dy_chunk
-        %x_rest = func.call @zero_first_of_x(%x, %x_before) : (!x_chunk, index) -> !x_chunk
-        scf.yield %dy_rest, %x_rest : !dy_chunk, !x_chunk
-      } else {
-        scf.yield %dy, %x : !dy_chunk, !x_chunk
-      }
-      return %dy_own, %x_own : !dy_chunk, !x_chunk
-    }
-
-    // The weight at a chunk that the row has, and zeros at another.
-    func.func private @gamma_at(%gamma: !gamma_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !gamma_chunk {
-      %c0 = arith.constant 0 : index
-      %v = arith.constant #vector
-      %shifted = func.call @shifted() : () -> i1
-      %zeros = arith.constant dense<0.0> : !gamma_chunk
-      %chunk = scf.if %shifted -> !gamma_chunk {
-        %at = arith.addi %part, %col : index
-        %from, %below = func.call @span(%k, %at, %shift) : (index, index, index) -> (index, index)
-        %gathered = func.call @gathered_of_gamma(%gamma, %at, %shift, %from, %below, %inside, %v)
-            : (!gamma_row, index, index, index, index, i1, index) -> !gamma_chunk
-        scf.yield %gathered : !gamma_chunk
-      } else {
-        %col_in = arith.select %inside, %col, %c0 : index
-        %at_in = arith.addi %part, %col_in : index
-        %read = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
-        %own = arith.select %inside, %read, %zeros : !gamma_chunk
-        scf.yield %own : !gamma_chunk
-      }
-      return %chunk : !gamma_chunk
-    }
-
-    // Likewise the bias.
-    func.func private @beta_at(%beta: !beta_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index) -> !beta_chunk {
-      %c0 = arith.constant 0 : index
-      %v = arith.constant #vector
-      %shifted = func.call @shifted() : () -> i1
-      %zeros = arith.constant dense<0.0> : !beta_chunk
-      %chunk = scf.if %shifted -> !beta_chunk {
-        %at = arith.addi %part, %col : index
-        %from, %below = func.call @span(%k, %at, %shift) : (index, index, index) -> (index, index)
-        %gathered = func.call @gathered_of_beta(%beta, %at, %shift, %from, %below, %inside, %v)
-            : (!beta_row, index, index, index, index, i1, index) -> !beta_chunk
-        scf.yield %gathered : !beta_chunk
-      } else {
-        %col_in = arith.select %inside, %col, %c0 : index
-        %at_in = arith.addi %part, %col_in : index
-        %read = vector.load %beta[%at_in] : !beta_row, !beta_chunk
-        %own = arith.select %inside, %read, %zeros : !beta_chunk
-        scf.yield %own : !beta_chunk
-      }
-      return %chunk : !beta_chunk
-    }
-
-    // The bias of chunk k, to where the schedule keeps it.
-    func.func private @keep_bias(%beta: !beta_row, %k: index, %part: index, %col: index, %inside: i1, %shift: index, %group: index,
-        %held: !beta_held, %staged: !beta_staged) {
-      %stages_bias = arith.constant #stages_bias
-      %beta_k = func.call @beta_at(%beta, %k, %part, %col, %inside, %shift)
-          : (!beta_row, index, index, index, i1, index) -> !beta_chunk
-      scf.if %stages_bias {
-        vector.store %beta_k, %staged[%group, %col] : !beta_staged, !beta_chunk
-      } else {
-        memref.store %beta_k, %held[%k] : !beta_held
-      }
-      return
-    }
-
-    // 1 / g to shared memory.
-    func.func private @keep_inverse(%g: !chunk, %group: index, %col: index, %staged: !inverse_staged) {
-      %divisor = func.call @away_from_zero(%g) : (!chunk) -> !chunk
-      %inverse = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
-      vector.store %inverse, %staged[%group, %col] : !inverse_staged, !chunk
-      return
-    }
-
-    // What a thread keeps for chunk k of rows that begin anywhere: the weight, and what a backward from the
-    // output takes.
-    func.func private @keep_columns(%k: index, %t: index, %group: index, %part: index, %shift: index, %gamma: !gamma_row, %beta: !beta_row,
-        %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged, %beta_held: !beta_held,
-        %beta_staged: !beta_staged, %inverse_staged: !inverse_staged) {
-      %copies_weight = arith.constant #copies_weight
-      %widens_weight = arith.constant #widens_weight
-      %adds_bias = arith.constant #adds_bias
-      %stages_inverse = arith.constant #stages_inverse
-      %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-      %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %shift)
-          : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
-      %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
-      %g = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-      scf.if %copies_weight {
-        vector.store %gamma_k, %gamma_staged[%group, %col] : !gamma_staged, !gamma_chunk
-      } else {
-        memref.store %gamma_k, %gamma_held[%k] : !gamma_held
-      }
-      scf.if %widens_weight {
-        vector.store %g, %wide_staged[%group, %col] : !wide_staged, !chunk
-      }
-      scf.if %adds_bias {
-        func.call @keep_bias(%beta, %k, %part, %col, %inside, %shift, %group, %beta_held, %beta_staged)
-            : (!beta_row, index, index, index, i1, index, index, !beta_held, !beta_staged) -> ()
-      }
-      scf.if %stages_inverse {
-        func.call @keep_inverse(%g, %group, %col, %inverse_staged) : (!chunk, index, index, !inverse_staged) -> ()
-      }
-      return
-    }
-
-    // What a thread keeps of its columns, and zeros for their sums. A chunk past the end of the row is all zeros and is
-    // never stored.
-    func.func private @begin_columns(%t: index, %group: index, %part: index, %shift: index, %gamma: !gamma_row, %beta: !beta_row,
-        %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged, %beta_held: !beta_held,
-        %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dgamma_sums: !held, %dbeta_sums: !held) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %chunks = arith.constant #chunks
-      %zeros = arith.constant dense<0.0> : !chunk
-      scf.for %k = %c0 to %chunks step %c1 {
-        func.call @keep_columns(%k, %t, %group, %part, %shift, %gamma, %beta, %gamma_held, %gamma_staged, %wide_staged, %beta_held, %beta_staged, %inverse_staged)
-            : (index, index, index, index, index, !gamma_row, !beta_row, !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged) -> ()
-        memref.store %zeros, %dgamma_sums[%k] : !held
-        memref.store %zeros, %dbeta_sums[%k] : !held
-      } {llvm.loop_annotation = #unrolled}
-      return
-    }
-
-    // Whether all elements of chunk k are of the row.
-    func.func private @is_whole(%k: index, %column: index, %shift: index) -> i1 {
-      %v = arith.constant #vector
-      %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-      %count = arith.subi %below, %from : index
-      %whole = arith.cmpi eq, %count, %v : index
-      return %whole : i1
-    }
-
-    // The elements of chunk k that are of the row to memory, one by one, if not all are.
-    func.func private @store_edge(%dx: !x_lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !x_chunk) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %v = arith.constant #vector
-      %yes = arith.constant true
-      %column = arith.addi %part, %col : index
-      %whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
-      %broken = arith.xori %whole, %yes : i1
-      %stores = arith.andi %broken, %exists : i1
-      scf.if %stores {
-        %line, %at = func.call @place(%row, %part, %col) : (index, index, index) -> (index, index)
-        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-        scf.for %e = %c0 to %v step %c1 {
-          %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-          scf.if %in_row {
-            %one = vector.extract %chunk[%e] : !x from !x_chunk
-            %e_at = arith.addi %at, %e : index
-            memref.store %one, %dx[%line, %e_at] : !x_lines
-          }
-        } {llvm.loop_annotation = #unrolled}
-      }
-      return
-    }
-
-    // A row's chunk of another gradient of the output. What is not of the row is zeros.
-    func.func private @load_dy(%more: !dy_lines, %row: index, %k: index, %part: index, %col: index, %exists: i1, %shift: index) -> !dy_chunk {
-      %zeros = arith.constant dense<0.0> : !dy_chunk
-      %read = func.call @load_cells_of_dy(%more, %row, %k, %part, %col, %exists, %shift)
-          : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-      %own = arith.select %exists, %read, %zeros : !dy_chunk
-      return %own : !dy_chunk
-    }
-
-    // A thread's chunks of a row of all other gradients.
-    func.func private @load_more(%dy2: !dy_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: i32, %last: i32, %t: index, %part: index, %shift: index,
-        %more_held: !more_dy_held) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
-      %chunks = arith.constant #chunks
-      %has_dy2 = arith.constant #has_dy2
-      %has_dy3 = arith.constant #has_dy3
-      %has_dy4 = arith.constant #has_dy4
-      %live = arith.cmpi sle, %row, %last : i32
-      %row_in = arith.minsi %row, %last : i32
-      %row_index = arith.index_castui %row_in : i32 to index
-      scf.for %k = %c0 to %chunks step %c1 {
-        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-        %exists = arith.andi %inside, %live : i1
-        scf.if %has_dy2 {
-          %dy2_k = func.call @load_dy(%dy2, %row_index, %k, %part, %col, %exists, %shift)
-              : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-          memref.store %dy2_k, %more_held[%c0, %k] : !more_dy_held
-        }
-        scf.if %has_dy3 {
-          %dy3_k = func.call @load_dy(%dy3, %row_index, %k, %part, %col, %exists, %shift)
-              : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-          memref.store %dy3_k, %more_held[%c1, %k] : !more_dy_held
-        }
-        scf.if %has_dy4 {
-          %dy4_k = func.call @load_dy(%dy4, %row_index, %k, %part, %col, %exists, %shift)
-              : (!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
-          memref.store %dy4_k, %more_held[%c2, %k] : !more_dy_held
-        }
-      } {llvm.loop_annotation = #unrolled}
-      return
-    }
-
-    // A sum of gradients of the output and one more, rounded as an addition rounds it.
-    func.func private @plus_dy(%sum: !chunk, %more: !dy_chunk, %counts: i1) -> !chunk {
-      %after = scf.if %counts -> !chunk {
-        %wide = func.call @widen_of_dy(%more) : (!dy_chunk) -> !chunk
-        %exact = arith.addf %sum, %wide : !chunk
-        %rounded = func.call @round_of_dy_sum(%exact) : (!chunk) -> !dy_sum_chunk
-        %both = func.call @widen_of_dy_sum(%rounded) : (!dy_sum_chunk) -> !chunk
-        scf.yield %both : !chunk
-      } else {
-        scf.yield %sum : !chunk
-      }
-      return %after : !chunk
-    }
-
-    // The sum of a chunk's gradients of the output.
-    func.func private @sum_of_dy(%dy: !dy_chunk, %more_held: !more_dy_held, %k: index) -> !chunk {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
-      %has_dy2 = arith.constant #has_dy2
-      %has_dy3 = arith.constant #has_dy3
-      %has_dy4 = arith.constant #has_dy4
-      %dya_1 = func.call @widen_of_dy(%dy) : (!dy_chunk) -> !chunk
-      %dy2 = memref.load %more_held[%c0, %k] : !more_dy_held
-      %dya_2 = func.call @plus_dy(%dya_1, %dy2, %has_dy2) : (!chunk, !dy_chunk, i1) -> !chunk
-      %dy3 = memref.load %more_held[%c1, %k] : !more_dy_held
-      %dya_3 = func.call @plus_dy(%dya_2, %dy3, %has_dy3) : (!chunk, !dy_chunk, i1) -> !chunk
-      %dy4 = memref.load %more_held[%c2, %k] : !more_dy_held
-      %dya_4 = func.call @plus_dy(%dya_3, %dy4, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
-      return %dya_4 : !chunk
-    }
-
-    // A chunk's sums, to where their columns are.
-    func.func private @store_sums(%sums: !acc_rows, %workgroup: index, %k: index, %column: index, %shift: index, %chunk: !chunk) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %v = arith.constant #vector
-      %shifted = func.call @shifted() : () -> i1
-      scf.if %shifted {
-        %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-        scf.for %e = %c0 to %v step %c1 {
-          %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-          scf.if %in_row {
-            %shifted_at = arith.addi %column, %e : index
-            %own_column = arith.subi %shifted_at, %shift : index
-            %one = vector.extract %chunk[%e] : !acc from !chunk
-            memref.store %one, %sums[%workgroup, %own_column] : !acc_rows
-          }
-        } {llvm.loop_annotation = #unrolled}
-      } else {
-        vector.store %chunk, %sums[%workgroup, %column] : !acc_rows, !chunk
-      }
-      return
-    }
-
-    // The weight of chunk k, from where the schedule keeps it.
-    func.func private @weight_of_chunk(%held: !gamma_held, %copied: !gamma_staged, %widened: !wide_staged,
-        %group: index, %k: index, %col: index) -> !chunk {
-      %copies_weight = arith.constant #copies_weight
-      %widens_weight = arith.constant #widens_weight
-      %weight = scf.if %widens_weight -> !chunk {
-        %wide = vector.load %widened[%group, %col] : !wide_staged, !chunk
-        scf.yield %wide : !chunk
-      } else {
-        %narrow = scf.if %copies_weight -> !gamma_chunk {
-          %shared = vector.load %copied[%group, %col] : !gamma_staged, !gamma_chunk
-          scf.yield %shared : !gamma_chunk
-        } else {
-          %own = memref.load %held[%k] : !gamma_held
-          scf.yield %own : !gamma_chunk
-        }
-        %gamma_wide = func.call @widen_of_gamma(%narrow) : (!gamma_chunk) -> !chunk
-        %wide = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
-        scf.yield %wide : !chunk
-      }
-      return %weight : !chunk
-    }
-
-    // 1 / g, from where it is kept. Without a place for it, it is computed for each row: a weight that is in
-    // registers gets -0.0 added, which changes no number, so that 1 / g seems to depend on the row.
-    func.func private @inverse_of_chunk(%staged: !inverse_staged, %group: index, %col: index, %g: !chunk, %row_zero: !acc)
-        -> !chunk {
-      %stages_inverse = arith.constant #stages_inverse
-      %divides_again = func.call @divides_again() : () -> i1
-      %inverse = scf.if %stages_inverse -> !chunk {
-        %shared = vector.load %staged[%group, %col] : !inverse_staged, !chunk
-        scf.yield %shared : !chunk
-      } else {
-        %row_zeros = vector.broadcast %row_zero : !acc to !chunk
-        %row_g = arith.addf %g, %row_zeros : !chunk
-        %g_here = arith.select %divides_again, %row_g, %g : !chunk
-        %divisor = func.call @away_from_zero(%g_here) : (!chunk) -> !chunk
-        %own = func.call @reciprocal(%divisor) : (!chunk) -> !chunk
-        scf.yield %own : !chunk
-      }
-      return %inverse : !chunk
-    }
-
-    // The bias of chunk k, from where it is kept.
-    func.func private @bias_of_chunk(%held: !beta_held, %staged: !beta_staged, %group: index, %k: index, %col: index) -> !chunk {
-      %adds_bias = arith.constant #adds_bias
-      %stages_bias = arith.constant #stages_bias
-      %zeros = arith.constant dense<0.0> : !chunk
-      %bias = scf.if %adds_bias -> !chunk {
-        %narrow = scf.if %stages_bias -> !beta_chunk {
-          %shared = vector.load %staged[%group, %col] : !beta_staged, !beta_chunk
-          scf.yield %shared : !beta_chunk
-        } else {
-          %own = memref.load %held[%k] : !beta_held
-          scf.yield %own : !beta_chunk
-        }
-        %wide = func.call @widen_of_beta(%narrow) : (!beta_chunk) -> !chunk
-        scf.yield %wide : !chunk
-      } else {
-        scf.yield %zeros : !chunk
-      }
-      return %bias : !chunk
-    }
-
-    // A subgroup's sums of a row for all workgroups of its cluster: lane r sends them to that of rank r. One thread of
-    // each workgroup says what is to come.
-    func.func private @tell_cluster(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %rank: index, %warp: index, %lane: index,
-        %thread: index, %h: !acc, %hx: !acc) {
-      %c0 = arith.constant 0 : index
-      %is_zero = arith.cmpi eq, %thread, %c0 : index
-      %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-      scf.if %is_zero {
-        %sent_bytes = func.call @sent_bytes() : () -> i32
-        func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
-      }
-      %cluster = arith.constant #cluster
-      %warps = arith.constant #warps
-      %two = arith.constant 2 : index
-      %bytes = arith.constant 4 : index
-      %there = arith.cmpi ult, %lane, %cluster : index
-      scf.if %there {
-        %all_warps = arith.muli %cluster, %warps : index
-        %halves_before = arith.muli %half, %all_warps : index
-        %ranks_before = arith.muli %rank, %warps : index
-        %before = arith.addi %halves_before, %ranks_before : index
-        %place = arith.addi %before, %warp : index
-        %number = arith.muli %place, %two : index
-        %offset = arith.muli %number, %bytes : index
-        %base = memref.extract_aligned_pointer_as_index %exchange : !exchange -> index
-        %mine = arith.addi %base, %offset : index
-        %mine_i32 = arith.index_castui %mine : index to i32
-        %lane_i32 = arith.index_castui %lane : index to i32
-        %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
-        %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
-        func.call @send_two(%theirs, %h, %hx, %their_mbarrier) : (i32, !acc, !acc, i32) -> ()
-      }
-      return
-    }
-
-    // A row's sums, once all of the cluster's subgroups have told theirs: there are many, so each lane reads a few.
-    func.func private @of_cluster(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %parity: i32, %lane: index) -> (!acc, !acc) {
-      %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-      func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %lanes = arith.constant #subgroup
-      %told = func.call @told() : () -> index
-      %turns = func.call @turns() : () -> index
-      %centres = arith.constant #centres
-      %zero = arith.constant 0.0 : !acc
-      %lane_h, %lane_hx = scf.for %turn = %c0 to %turns step %c1 iter_args(%h_before = %zero, %hx_before = %zero) -> (!acc, !acc) {
-        %before = arith.muli %turn, %lanes : index
-        %which = arith.addi %before, %lane : index
-        %there = arith.cmpi ult, %which, %told : index
-        %which_in = arith.select %there, %which, %c0 : index
-        %pair = vector.load %exchange[%half, %c0, %which_in, %c0] : !exchange, !pair
-        %h = vector.extract %pair[0] : !acc from !pair
-        %hx = vector.extract %pair[1] : !acc from !pair
-        %h_more = arith.addf %h_before, %h : !acc
-        %hx_more = arith.addf %hx_before, %hx : !acc
-        %h_after = arith.select %there, %h_more, %h_before : !acc
-        %hx_after = arith.select %there, %hx_more, %hx_before : !acc
-        scf.yield %h_after, %hx_after : !acc, !acc
-      } {llvm.loop_annotation = #unrolled}
-      %sum_h = scf.if %centres -> !acc {
-        %all_h = gpu.subgroup_reduce add %lane_h cluster(size = 32) : (!acc) -> !acc
-        scf.yield %all_h : !acc
-      } else {
-        scf.yield %zero : !acc
-      }
-      %sum_hx = gpu.subgroup_reduce add %lane_hx cluster(size = 32) : (!acc) -> !acc
-      return %sum_h, %sum_hx : !acc, !acc
-    }
-
-    // The slot of shared memory after this one: they are used in turn.
-    func.func private @slot_after(%slot: index) -> index {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %slots = arith.constant #slots
-      %after = arith.addi %slot, %c1 : index
-      %wraps = arith.cmpi eq, %after, %slots : index
-      %wrapped = arith.select %wraps, %c0, %after : index
-      return %wrapped : index
-    }
-
-    // The buffer of the exchange for the row after this one: they are used in turn. The phases of a buffer's mbarrier
-    // have parity 0 and 1 in turn.
-    func.func private @buffer_after(%half: index, %parity: i32) -> (index, i32) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %in_clusters = func.call @in_clusters() : () -> i1
-      %defers = arith.constant #defers
-      %buffers = arith.constant #buffers
-      %next, %flipped = scf.if %defers -> (index, i32) {
-        %after = arith.addi %half, %c1 : index
-        %wraps = arith.cmpi eq, %after, %buffers : index
-        %wrapped = arith.select %wraps, %c0, %after : index
-        %flips = arith.extui %wraps : i1 to i32
-        %parity_wrapped = arith.xori %parity, %flips : i32
-        scf.yield %wrapped, %parity_wrapped : index, i32
-      } else {
-        %other = arith.xori %half, %c1 : index
-        %half_i32 = arith.index_castui %half : index to i32
-        %parity_other = arith.xori %parity, %half_i32 : i32
-        scf.yield %other, %parity_other : index, i32
-      }
-      %parity_next = arith.select %in_clusters, %flipped, %parity : i32
-      return %next, %parity_next : index, i32
-    }
-
-    // Where a row's elements are in a slot, counted from their columns. Copies in bulk are fastest between places of the
-    // same rest by 128 bytes. So each subgroup's part of a slot begins with 128 bytes of memory. The product may wrap
-    // around: these are a power of 2.
-    func.func private @staged_from(%row: i32, %part: index, %warp: index, %shift: index, %of_line: index, %pitch: index) -> index {
-      %c0 = arith.constant 0 : index
-      %bulk = arith.constant #bulk
-      %n = arith.constant #columns
-      %room = func.call @of_subgroup() : () -> index
-      %n_i32 = arith.index_castui %n : index to i32
-      %warps_before = arith.muli %warp, %room : index
-      %columns_before = arith.addi %part, %warps_before : index
-      %columns_on = arith.subi %columns_before, %shift : index
-      %columns_i32 = arith.index_cast %columns_on : index to i32
-      %of_line_i32 = arith.index_castui %of_line : index to i32
-      %rows_before = arith.muli %row, %n_i32 : i32
-      %all_before = arith.addi %rows_before, %columns_i32 : i32
-      %before_i32 = arith.remui %all_before, %of_line_i32 : i32
-      %before = arith.index_castui %before_i32 : i32 to index
-      %beside_each = arith.subi %pitch, %room : index
-      %beside = arith.muli %warp, %beside_each : index
-      %from = arith.addi %beside, %before : index
-      %staged_from = arith.select %bulk, %from, %c0 : index
-      return %staged_from : index
-    }
-
-    // The slot for x of a row, if dy has that one.
-    func.func private @slot_of_x(%slot: index) -> index {
-      %c0 = arith.constant 0 : index
-      %x_later = arith.constant #x_later
-      %slot_of_x = arith.select %x_later, %c0, %slot : index
-      return %slot_of_x : index
-    }
-
-    // The mbarrier that a subgroup's copies to a slot tell.
-    func.func private @copied_mbarrier(%mbarriers: !mbarriers, %group: index, %warp: index, %slot: index) -> i32 {
-      %first = func.call @copies_first() : () -> index
-      %warps = arith.constant #warps
-      %slots = arith.constant #slots
-      %groups_before = arith.muli %group, %warps : index
-      %subgroups_before = arith.addi %groups_before, %warp : index
-      %slots_before = arith.muli %subgroups_before, %slots : index
-      %of_copies = arith.addi %slots_before, %slot : index
-      %which = arith.addi %first, %of_copies : index
-      %mbarrier = func.call @mbarrier(%mbarriers, %which) : (!mbarriers, index) -> i32
-      return %mbarrier : i32
-    }
-
-    // How many columns a subgroup copies: the last ones of a workgroup may have fewer than there is room for, or none.
-    func.func private @columns_of_subgroup(%part: index, %warp: index, %shift: index) -> index {
-      %n = arith.constant #columns
-      %own = arith.constant #own_columns
-      %room = func.call @of_subgroup() : () -> index
-      %end = arith.addi %n, %shift : index
-      %left = arith.subi %end, %part : index
-      %of_workgroup = arith.minui %left, %own : index
-      %warps_before = arith.muli %warp, %room : index
-      %begun = arith.minui %warps_before, %of_workgroup : index
-      %behind = arith.subi %of_workgroup, %begun : index
-      %count = arith.minui %behind, %room : index
-      return %count : index
-    }
-
-    // What is copied of so many elements from a number on: how many elements before them, how many in all, and how
-    // many are wanted. Copies have whole 16 bytes, and none from behind a tensor's last element, so that its last ones
-    // may be left.
-    func.func private @extent(%first: index, %count: index, %all: index, %of_16: index) -> (index, index, index) {
-      %whole = func.call @whole_16() : () -> i1
-      %before = arith.remui %first, %of_16 : index
-      %from = arith.subi %first, %before : index
-      %until = arith.addi %before, %count : index
-      %c0 = arith.constant 0 : index
-      %may_be_none = arith.constant #may_have_none
-      %has_none = arith.cmpi eq, %count, %c0 : index
-      %is_none = arith.andi %may_be_none, %has_none : i1
-      %wanted = arith.select %is_none, %c0, %until : index
-      %pieces = arith.ceildivui %wanted, %of_16 : index
-      %more = arith.muli %pieces, %of_16 : index
-      %beyond = arith.remui %wanted, %of_16 : index
-      %less = arith.subi %wanted, %beyond : index
-      %end = arith.addi %from, %more : index
-      %is_there = arith.cmpi ule, %end, %all : index
-      %fits = arith.ori %whole, %is_there : i1
-      %copied = arith.select %fits, %more, %less : index
-      return %before, %copied, %wanted : index, index, index
-    }
-
-    // The first column that a subgroup copies, the number of its element among all of the rows, and the place of its
-    // columns in a slot but for what is beside them.
-    func.func private @first_of_subgroup(%row: index, %part: index, %warp: index, %shift: index) -> (index, index, index) {
-      %n = arith.constant #columns
-      %room = func.call @of_subgroup() : () -> index
-      %warps_before = arith.muli %warp, %room : index
-      %column = arith.addi %part, %warps_before : index
-      %rows_before = arith.muli %row, %n : index
-      %all_before = arith.addi %rows_before, %column : index
-      %first = arith.subi %all_before, %shift : index
-      return %column, %first, %warps_before : index, index, index
-    }
-
-    // Whether a subgroup has the first access of a row, and in it what is before the row.
-    func.func private @begins_within(%part: index, %warp: index, %shift: index) -> i1 {
-      %c0 = arith.constant 0 : index
-      %shifted = func.call @shifted() : () -> i1
-      %either = arith.addi %part, %warp : index
-      %is_first = arith.cmpi eq, %either, %c0 : index
-      %is_within = arith.cmpi ne, %shift, %c0 : index
-      %has_both = arith.andi %is_first, %is_within : i1
-      %begins = arith.andi %has_both, %shifted : i1
-      return %begins : i1
-    }
-
-    // Of copies to a subgroup's part of a slot, from a place there on, what belongs to one refill of several: how many
-    // elements come before it, and how many it has. All that a refill overwrites is in chunks whose dx is stored: a row
-    // begins up to 128 bytes behind the first place.
-    func.func private @of_refill(%refill: index, %from: index, %copied: index) -> (index, index) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %refills = arith.constant #refills
-      %in_refills = func.call @in_refills() : () -> i1
-      %columns = func.call @refill_columns() : () -> index
-      %before, %count = scf.if %in_refills -> (index, index) {
-        %end = arith.addi %from, %copied : index
-        %begins = arith.muli %refill, %columns : index
-        %ends = arith.addi %begins, %columns : index
-        %next = arith.addi %refill, %c1 : index
-        %is_last = arith.cmpi eq, %next, %refills : index
-        %own_from = arith.maxui %from, %begins : index
-        %until = arith.minui %end, %ends : index
-        %own_end = arith.select %is_last, %end, %until : index
-        %has_any = arith.cmpi ult, %own_from, %own_end : index
-        %few = arith.subi %own_end, %own_from : index
-        %own = arith.select %has_any, %few, %c0 : index
-        %others = arith.subi %own_from, %from : index
-        scf.yield %others, %own : index, index
-      } else {
-        scf.yield %c0, %copied : index, index
-      }
-      return %before, %count : index, index
-    }
-
-    // What is copied of a row of one tensor: the number of its first element among all of the rows, how many, and their
-    // place in a slot.
-    func.func private @copy_of(%first: index, %count: index, %all: index, %of_16: index, %of_line: index, %pitch: index, %warp: index,
-        %refill: index) -> (index, index, index) {
-      %before, %copied_all, %wanted = func.call @extent(%first, %count, %all, %of_16) : (index, index, index, index) -> (index, index, index)
-      %first_all = arith.subi %first, %before : index
-      %begins = arith.muli %warp, %pitch : index
-      %in_line = arith.remui %first_all, %of_line : index
-      %place_all = arith.addi %begins, %in_line : index
-      %others, %copied = func.call @of_refill(%refill, %in_line, %copied_all) : (index, index, index) -> (index, index)
-      %from = arith.addi %first_all, %others : index
-      %place = arith.addi %place_all, %others : index
-      return %from, %copied, %place : index, index, index
-    }
-
-    // A subgroup's columns of a row to a slot, or those of one refill: of dy, of x, or of both. One thread does that.
-    func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %refill: index, %slot: index, %group: index,
-        %warp: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
-      %c0 = arith.constant 0 : index
-      %dy_of_16 = func.call @dy_in_16() : () -> index
-      %x_of_16 = func.call @x_in_16() : () -> index
-      %dy_of_line = func.call @dy_in_line() : () -> index
-      %x_of_line = func.call @x_in_line() : () -> index
-      %dy_pitch = arith.constant #dy_pitch
-      %x_pitch = arith.constant #x_pitch
-      %dy_size_bits = arith.constant #dy_bits
-      %x_size_bits = arith.constant #x_bits
-      %bits = arith.constant 8 : index
-      %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
-      %column, %first, %warps_before = func.call @first_of_subgroup(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
-      %dy_first, %dy_copied, %dy_place = func.call @copy_of(%first, %count, %all, %dy_of_16, %dy_of_line, %dy_pitch, %warp, %refill)
-          : (index, index, index, index, index, index, index, index) -> (index, index, index)
-      %x_first, %x_copied, %x_place = func.call @copy_of(%first, %count, %all, %x_of_16, %x_of_line, %x_pitch, %warp, %refill)
-          : (index, index, index, index, index, index, index, index) -> (index, index, index)
-      %dy_bits_copied = arith.muli %dy_copied, %dy_size_bits : index
-      %x_bits_copied = arith.muli %x_copied, %x_size_bits : index
-      %dy_bits_taken = arith.select %takes_dy, %dy_bits_copied, %c0 : index
-      %x_bits_taken = arith.select %takes_x, %x_bits_copied, %c0 : index
-      %bits_copied = arith.addi %dy_bits_taken, %x_bits_taken : index
-      %bytes = arith.divui %bits_copied, %bits : index
-      %bytes_i32 = arith.index_castui %bytes : index to i32
-      %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
-      func.call @expect(%mbarrier, %bytes_i32) : (i32, i32) -> ()
-      scf.if %takes_dy {
-        func.call @copy_in_bulk_of_dy(%dy, %dy_staged, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_place, %mbarrier)
-            : (!dy_lines, !dy_staged, index, index, index, index, index, index, i32) -> ()
-      }
-      scf.if %takes_x {
-        %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
-        func.call @copy_in_bulk_of_x(%x, %x_staged, %x_first, %x_copied, %x_of_16, %slot_of_x, %group, %x_place, %mbarrier)
-            : (!x_lines, !x_staged, index, index, index, index, index, index, i32) -> ()
-      }
-      return
-    }
-
-    // Until a subgroup's columns of a row have come in bulk. The last elements of the last row may be left: a lane loads
-    // each. Behind the columns may be what is not the subgroup's: zeros take its place.
-    func.func private @await_row(%dy: !dy_lines, %x: !x_lines, %row: i32, %last: i32, %slot: index, %parity: i32, %group: index, %warp: index,
-        %lane: index, %part: index, %shift: index, %dy_from: index, %x_from: index, %dy_staged: !dy_staged, %x_staged: !x_staged,
-        %mbarriers: !mbarriers) {
-      %bulk = arith.constant #bulk
-      scf.if %bulk {
-        %room = func.call @of_subgroup() : () -> index
-        %whole = func.call @whole_16() : () -> i1
-        %all_lanes = arith.constant -1 : i32
-        %yes = arith.constant true
-        %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
-        %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
-        func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
-        %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
-        %has_room = arith.cmpi ult, %count, %room : index
-        %is_last = arith.cmpi eq, %row, %last : i32
-        %broken = arith.xori %whole, %yes : i1
-        %may_be_left = arith.andi %broken, %is_last : i1
-        %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
-        %stores_zeros = arith.ori %has_room, %begins : i1
-        %stores = arith.ori %stores_zeros, %may_be_left : i1
-        scf.if %stores {
-          %dy_of_16 = func.call @dy_in_16() : () -> index
-          %x_of_16 = func.call @x_in_16() : () -> index
-          %n = arith.constant #columns
-          %row_index = arith.index_castui %row : i32 to index
-          %column, %first, %place = func.call @first_of_subgroup(%row_index, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
-          scf.if %may_be_left {
-            %row_begins = arith.subi %first, %column : index
-            %row_on = arith.addi %row_begins, %shift : index
-            %all = arith.addi %row_on, %n : index  // of the last row: the end of the tensor
-            %dy_before, %dy_copied, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
-                : (index, index, index, index) -> (index, index, index)
-            %x_before, %x_copied, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
-                : (index, index, index, index) -> (index, index, index)
-            %dy_begins = arith.addi %dy_from, %place : index
-            %x_begins = arith.addi %x_from, %place : index
-            %dy_place = arith.subi %dy_begins, %dy_before : index
-            %x_place = arith.subi %x_begins, %x_before : index
-            %dy_first = arith.subi %first, %dy_before : index
-            %x_first = arith.subi %first, %x_before : index
-            %dy_which = arith.addi %dy_copied, %lane : index
-            %x_which = arith.addi %x_copied, %lane : index
-            func.call @copy_one_of_dy(%dy, %dy_staged, %dy_first, %dy_which, %dy_wanted, %slot, %group, %dy_place)
-                : (!dy_lines, !dy_staged, index, index, index, index, index, index) -> ()
-            func.call @copy_one_of_x(%x, %x_staged, %x_first, %x_which, %x_wanted, %slot_of_x, %group, %x_place)
-                : (!x_lines, !x_staged, index, index, index, index, index, index) -> ()
-          }
-          // A copy has less than 16 bytes behind the columns, and one before may have begun up to 128 bytes later.
-          %c0 = arith.constant 0 : index
-          %c1 = arith.constant 1 : index
-          %lanes = arith.constant #subgroup
-          %behind = arith.constant #lines_behind
-          %own_end = arith.addi %place, %count : index
-          %at_first = arith.addi %own_end, %lane : index
-          %room_end = arith.addi %place, %room : index
-          %dy_below = arith.addi %dy_from, %room_end : index
-          %x_below = arith.addi %x_from, %room_end : index
-          scf.for %turn = %c0 to %behind step %c1 {
-            %lanes_before = arith.muli %turn, %lanes : index
-            %at = arith.addi %at_first, %lanes_before : index
-            %dy_at = arith.addi %dy_from, %at : index
-            %x_at = arith.addi %x_from, %at : index
-            func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
-            func.call @zero_of_x(%x_staged, %slot_of_x, %group, %x_at, %x_below) : (!x_staged, index, index, index, index) -> ()
-          } {llvm.loop_annotation = #unrolled}
-          // Where a row begins within an access, what is before it in that access.
-          %before_end = arith.select %begins, %shift, %c0 : index
-          %dy_before_end = arith.addi %dy_from, %before_end : index
-          %x_before_end = arith.addi %x_from, %before_end : index
-          %dy_before_at = arith.addi %dy_from, %lane : index
-          %x_before_at = arith.addi %x_from, %lane : index
-          func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_before_at, %dy_before_end) : (!dy_staged, index, index, index, index) -> ()
-          func.call @zero_of_x(%x_staged, %slot_of_x, %group, %x_before_at, %x_before_end) : (!x_staged, index, index, index, index) -> ()
-          nvvm.bar.warp.sync %all_lanes : i32
-        }
-      }
-      return
-    }
-
-    // Of a subgroup that has stored zeros in a slot, before it is filled again.
-    func.func private @stored_before_copies(%part: index, %warp: index, %shift: index, %dy_staged: !dy_staged) {
-      %room = func.call @of_subgroup() : () -> index
-      %count = func.call @columns_of_subgroup(%part, %warp, %shift) : (index, index, index) -> index
-      %has_room = arith.cmpi ult, %count, %room : index
-      %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
-      %stores_zeros = arith.ori %has_room, %begins : i1
-      scf.if %stores_zeros {
-        func.call @before_copies(%dy_staged) : (!dy_staged) -> ()
-      }
-      return
-    }
-
-    // A slot, or a part of it, with columns of a row ahead. The subgroup has read what was there. If x is copied later,
-    // its part of the next row takes the place of this row's, and dy of the row ahead follows with the last part.
-    func.func private @refill_in_bulk(%dy: !dy_lines, %x: !x_lines, %row_ahead: index, %is_live: i1, %row_next: index, %next_is_live: i1, %all: index, %refill: index,
-        %slot: index, %group: index, %warp: index, %lane: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged,
-        %mbarriers: !mbarriers) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %x_later = arith.constant #x_later
-      %refills = arith.constant #refills
-      %yes = arith.constant true
-      %no = arith.constant false
-      %all_lanes = arith.constant -1 : i32
-      func.call @stored_before_copies(%part, %warp, %shift, %dy_staged) : (index, index, index, !dy_staged) -> ()
-      nvvm.bar.warp.sync %all_lanes : i32
-      %leads = arith.cmpi eq, %lane, %c0 : index
-      %fetches = arith.andi %leads, %is_live : i1
-      scf.if %x_later {
-        %slot_next = func.call @slot_after(%slot) : (index) -> index
-        %fetches_x = arith.andi %leads, %next_is_live : i1
-        scf.if %fetches_x {
-          func.call @fetch_in_bulk(%no, %yes, %dy, %x, %row_next, %all, %refill, %slot_next, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-              : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-        }
-        %refill_after = arith.addi %refill, %c1 : index
-        %is_last = arith.cmpi eq, %refill_after, %refills : index
-        %fetches_dy = arith.andi %fetches, %is_last : i1
-        scf.if %fetches_dy {
-          scf.for %each = %c0 to %refills step %c1 {
-            func.call @fetch_in_bulk(%yes, %no, %dy, %x, %row_ahead, %all, %each, %slot, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-                : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-          }
-        }
-      } else {
-        scf.if %fetches {
-          func.call @fetch_in_bulk(%yes, %yes, %dy, %x, %row_ahead, %all, %refill, %slot, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-              : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-        }
-      }
-      return
-    }
-
-    // Before the first copies in bulk.
-    func.func private @ready_for_bulk(%mbarriers: !mbarriers, %group: index, %warp: index, %lane: index) {
-      %bulk = arith.constant #bulk
-      scf.if %bulk {
-        %c0 = arith.constant 0 : index
-        %c1 = arith.constant 1 : index
-        %slots = arith.constant #slots
-        %arrivals_i32 = func.call @arrivals_i32() : () -> i32
-        %all_lanes = arith.constant -1 : i32
-        %leads = arith.cmpi eq, %lane, %c0 : index
-        scf.if %leads {
-          scf.for %slot = %c0 to %slots step %c1 {
-            %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
-            func.call @init_mbarrier(%mbarrier, %arrivals_i32) : (i32, i32) -> ()
-          }
-        }
-        nvvm.bar.warp.sync %all_lanes : i32
-      }
-      return
-    }
-
-    // Zeros where a subgroup has room for more columns, but for those that each row stores anew. No copy comes so far.
-    func.func private @zero_room(%group: index, %warp: index, %lane: index, %part: index, %dy_staged: !dy_staged, %x_staged: !x_staged) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %slots = arith.constant #slots
-      %x_slots = func.call @x_slots() : () -> index
-      %lanes = arith.constant #subgroup
-      %behind = arith.constant #lines_behind
-      %dy_pitch = arith.constant #dy_pitch
-      %x_pitch = arith.constant #x_pitch
-      %all_lanes = arith.constant -1 : i32
-      %count = func.call @columns_of_subgroup(%part, %warp, %c0) : (index, index, index) -> index
-      %each_row = arith.muli %behind, %lanes : index
-      %lane_on = arith.addi %each_row, %lane : index
-      %from = arith.addi %count, %lane_on : index
-      %dy_place = arith.muli %warp, %dy_pitch : index
-      %x_place = arith.muli %warp, %x_pitch : index
-      %dy_first = arith.addi %dy_place, %from : index
-      %x_first = arith.addi %x_place, %from : index
-      %dy_below = arith.addi %dy_place, %dy_pitch : index
-      %x_below = arith.addi %x_place, %x_pitch : index
-      scf.for %slot = %c0 to %slots step %c1 {
-        scf.for %at = %dy_first to %dy_below step %lanes {
-          func.call @zero_of_dy(%dy_staged, %slot, %group, %at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
-        } {llvm.loop_annotation = #rolled}
-        %has_x = arith.cmpi ult, %slot, %x_slots : index
-        scf.if %has_x {
-          scf.for %at = %x_first to %x_below step %lanes {
-            func.call @zero_of_x(%x_staged, %slot, %group, %at, %x_below) : (!x_staged, index, index, index, index) -> ()
-          } {llvm.loop_annotation = #rolled}
-        }
-      }
-      nvvm.bar.warp.sync %all_lanes : i32
-      return
-    }
-
-    // Whether the lanes of a subgroup meet before they read chunk k from shared memory, which keeps ptxas from loading
-    // all chunks first.
-    func.func private @meets_before(%k: index) -> i1 {
-      %c0 = arith.constant 0 : index
-      %at_once = arith.constant #chunks_a_load
-      %rereads = arith.constant #rereads
-      %others = arith.remui %k, %at_once : index
-      %is_first = arith.cmpi eq, %others, %c0 : index
-      %meets = arith.andi %rereads, %is_first : i1
-      return %meets : i1
-    }
-
-    // A thread's share of a row's two sums, of h and of h * xhat. Of the row's elements in its slot, %dy_from and %x_from
-    // say where they are.
-    func.func private @shares_of_row(%slot: index, %dy_from: index, %x_from: index, %t: index, %group: index, %part: index, %shift: index, %mean_row: !acc, %rstd_row: !acc,
-        %has_row: i1, %row_zero: !acc, %dy_staged: !dy_staged, %x_staged: !x_staged, %dy_held: !dy_held, %x_held: !x_held, %more_held: !more_dy_held,
-        %dy_next: !dy_held, %x_next: !x_held, %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged,
-        %beta_held: !beta_held, %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dya_kept: !held, %xhat_kept: !held,
-        %h_kept: !held) -> (!chunk, !chunk) {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %chunks = arith.constant #chunks
-      %stages = func.call @stages() : () -> i1
-      %at_once = func.call @at_once() : () -> i1
-      %apart = func.call @apart() : () -> i1
-      %rereads = arith.constant #rereads
-      %centres = arith.constant #centres
-      %from_output = arith.constant #from_output
-      %all_lanes = arith.constant -1 : i32
-      %zeros = arith.constant dense<0.0> : !chunk
-      %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
-      %zero_dy = arith.constant dense<0.0> : !dy_chunk
-      %zero_x = arith.constant dense<0.0> : !x_chunk
-      %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
-          iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-        %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-        %meets = func.call @meets_before(%k) : (index) -> i1
-        scf.if %meets {
-          nvvm.bar.warp.sync %all_lanes : i32
-        }
-        // A chunk waits for its own copies alone, so that memory is busy while the first ones are summed.
-        scf.if %apart {
-          %last_chunk = arith.subi %chunks, %c1 : index
-          %behind = arith.subi %last_chunk, %k : index
-          %behind_i32 = arith.index_castui %behind : index to i32
-          func.call @await_copies(%behind_i32) : (i32) -> ()
-        }
-        %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
-          %dy_at = arith.addi %dy_from, %col : index
-          %x_at = arith.addi %x_from, %col : index
-          %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-          %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
-          %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
-          %at = arith.addi %part, %col : index
-          %dy_own, %x_own = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
-              : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-          scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
-        } else {
-          %dy_early = memref.load %dy_held[%k] : !dy_held
-          %x_early = memref.load %x_held[%k] : !x_held
-          %dy_late = memref.load %dy_next[%k] : !dy_held
-          %x_late = memref.load %x_next[%k] : !x_held
-          %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
-          %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
-          %counts = arith.andi %inside, %has_row : i1
-          %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
-          %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
-          scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
-        }
-        %dya = func.call @sum_of_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
-        %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-        %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
-            : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-        %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
-            : (!beta_held, !beta_staged, index, index, index) -> !chunk
-        %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
-            : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
-        %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-        %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-        %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-        %xhat = arith.select %has_row, %of_either, %zeros : !chunk
-        %h = arith.mulf %dya, %ga : !chunk
-        %h_more = arith.addf %h_before, %h : !chunk
-        %h_after = arith.select %centres, %h_more, %h_before : !chunk
-        // If dx computes xhat once more, the sum takes h * xhat without it.
-        %divides_later = arith.andi %from_output, %rereads : i1
-        %hx_after = scf.if %divides_later -> !chunk {
-          %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
-              : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
-          scf.yield %undivided : !chunk
-        } else {
-          %divided = math.fma %h, %xhat, %hx_before : !chunk
-          scf.yield %divided : !chunk
-        }
-        memref.store %dya, %dya_kept[%k] : !held
-        memref.store %xhat, %xhat_kept[%k] : !held
-        memref.store %h, %h_kept[%k] : !held
-        scf.yield %h_after, %hx_after : !chunk, !chunk
-      } {llvm.loop_annotation = #unrolled}
-      return %share_h, %share_hx : !chunk, !chunk
-    }
-
-    // A subgroup's share of them. Any order of these additions will do, as long as it is always the same order.
-    func.func private @sums_of_subgroup(%share_h: !chunk, %share_hx: !chunk) -> (!acc, !acc) {
-      %centres = arith.constant #centres
-      %zero = arith.constant 0.0 : !acc
-      %thread_h = vector.reduction <add>, %share_h fastmath<reassoc> : !chunk into !acc
-      %thread_hx = vector.reduction <add>, %share_hx fastmath<reassoc> : !chunk into !acc
-      %warp_h = scf.if %centres -> !acc {
-        %subgroup_h = gpu.subgroup_reduce add %thread_h cluster(size = 32) : (!acc) -> !acc
-        scf.yield %subgroup_h : !acc
-      } else {
-        scf.yield %zero : !acc
-      }
-      %warp_hx = gpu.subgroup_reduce add %thread_hx cluster(size = 32) : (!acc) -> !acc
-      return %warp_h, %warp_hx : !acc, !acc
-    }
-
-    // -0.0: rows are counted from zero, so this number is below it. The compiler does not know that, and
-    // does not compute with it before the first row.
-    func.func private @row_zero(%row: i32) -> !acc {
-      %all_lanes = arith.constant -1 : i32
-      %zero = arith.constant 0.0 : !acc
-      %row_below = arith.xori %row, %all_lanes : i32
-      %row_below_acc = arith.sitofp %row_below : i32 to !acc
-      %row_zero = math.copysign %zero, %row_below_acc : !acc
-      return %row_zero : !acc
-    }
-
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -1328,10 +293,8 @@ hal.executable.source private @rows {
       %lanes = arith.constant #subgroup
       %groups = arith.constant #groups
       %groups_i32 = func.call @groups_i32() : () -> i32
-      %threads_i32 = func.call @threads_i32() : () -> i32
       %p_i32 = arith.constant #workgroups_i32
       %ahead_i32 = arith.constant #ahead_i32
-      %at_once = func.call @at_once() : () -> i1
       %stages = func.call @stages() : () -> i1
       %bulk = arith.constant #bulk
       %in_refills = func.call @in_refills() : () -> i1
@@ -1365,20 +328,16 @@ hal.executable.source private @rows {
       %adds_bias = arith.constant #adds_bias
       %shifted = func.call @shifted() : () -> i1
       %one_group = func.call @one_group() : () -> i1
-      %one_warp = func.call @one_warp() : () -> i1
       %shares_subgroup = func.call @shares_subgroup() : () -> i1
       %yes = arith.constant true
       %together = arith.xori %x_later, %yes : i1
       %in_clusters = func.call @in_clusters() : () -> i1
       %zero_i32 = arith.constant 0 : i32
-      %buffers_count = arith.constant #buffers
       %lanes_i32 = func.call @subgroup_i32() : () -> i32
       %one_i32 = arith.constant 1 : i32
       %all_lanes = arith.constant -1 : i32
       %zero = arith.constant 0.0 : !acc
-      %zero_pair = arith.constant dense<0.0> : !pair
       %zeros = arith.constant dense<0.0> : !chunk
-      %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
       %zero_dy = arith.constant dense<0.0> : !dy_chunk
       %zero_x = arith.constant dense<0.0> : !x_chunk
 
@@ -1494,7 +453,7 @@ hal.executable.source private @rows {
                   <{dstElements = #gamma_copied, operandSegmentSizes = array<i32: 1, 2, 1, 1, 1>}>
                   : (!gamma_staged, index, index, !gamma_row, index, index) -> !nvgpu.device.async.token
             } else {
-              %gamma_k = func.call @gamma_at(%gamma, %k, %part, %col, %inside, %c0)
+              %gamma_k = func.call @columns_at_of_gamma(%gamma, %k, %part, %col, %inside, %c0)
                   : (!gamma_row, index, index, index, i1, index) -> !gamma_chunk
               memref.store %gamma_k, %gamma_held[%k] : !gamma_held
             }
@@ -1537,8 +496,8 @@ hal.executable.source private @rows {
               %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
               %at = arith.addi %part, %col : index
               %exists = arith.andi %inside, %live : i1
-              %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-              %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
+              %size = func.call @copied_elements(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+              %line, %in_line = func.call @cell_address(%row_index, %part, %col) : (index, index, index) -> (index, index)
               %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %slot, %group, %col, %dy, %line, %in_line, %size)
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
@@ -1608,20 +567,7 @@ hal.executable.source private @rows {
         }
       } {llvm.loop_annotation = #unrolled}
 
-      // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come. And
-      // nobody is two rows ahead of another, which has to send its sums of the row between first. Where sums are
-      // awaited later, nobody is three rows ahead: the exchange has room for four.
-      %is_zero = arith.cmpi eq, %thread, %c0 : index
-      scf.if %in_clusters {
-        scf.if %is_zero {
-          scf.for %half = %c0 to %buffers_count step %c1 {
-            %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
-            func.call @init_mbarrier(%mbarrier, %one_i32) : (i32, i32) -> ()
-          }
-        }
-        nvvm.cluster.arrive.relaxed
-        nvvm.cluster.wait
-      }
+      func.call @ready_for_sums(%mbarriers, %thread) : (!mbarriers, index) -> ()
 
       scf.if %adds_dy {
         func.call @load_more(%dy2, %dy3, %dy4, %first, %last, %t, %part, %shift, %more_held)
@@ -1644,19 +590,19 @@ hal.executable.source private @rows {
           %fill_next = func.call @slot_after(%fill_first) : (index) -> index
           %slot = arith.select %in_place, %fill_first, %fill_next : index
           %row_zero = func.call @row_zero(%subgroup_first) : (i32) -> !acc
-          %dy_from = func.call @staged_from(%subgroup_first, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-          %x_from = func.call @staged_from(%subgroup_first, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+          %dy_from = func.call @slot_offset(%subgroup_first, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+          %x_from = func.call @slot_offset(%subgroup_first, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
           func.call @await_row(%dy, %x, %subgroup_first, %last, %slot, %zero_i32, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
               : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-          %first_h, %first_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_first, %rstd_first, %yes, %row_zero,
+          %first_h, %first_hx = func.call @row_shares(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_first, %rstd_first, %yes, %row_zero,
               %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
               %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
               : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
               !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
               -> (!chunk, !chunk)
-          %warp_h, %warp_hx = func.call @sums_of_subgroup(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
-          func.call @tell_cluster(%exchange, %mbarriers, %c0, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-              : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+          %warp_h, %warp_hx = func.call @subgroup_sums(%first_h, %first_hx) : (!chunk, !chunk) -> (!acc, !acc)
+          func.call @send_sums(%exchange, %mbarriers, %c0, %group, %rank, %warp, %lane, %leads, %thread, %warp_h, %warp_hx)
+              : (!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc) -> ()
         }
       }
       %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride
@@ -1692,8 +638,8 @@ hal.executable.source private @rows {
             scf.if %in_place {
             } else {
               %exists = arith.andi %inside, %row_ahead_live : i1
-              %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-              %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
+              %size = func.call @copied_elements(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+              %line, %in_line = func.call @cell_address(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
               %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                   <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                   : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token
@@ -1721,8 +667,8 @@ hal.executable.source private @rows {
             "nvvm.cp.async.wait.group"() <{n = #pending_i32}> : () -> ()
           }
         }
-        %dy_from = func.call @staged_from(%row, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-        %x_from = func.call @staged_from(%row, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+        %dy_from = func.call @slot_offset(%row, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+        %x_from = func.call @slot_offset(%row, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
 
         // Statistics are loaded a whole step ahead of their use.
         %row_next = arith.addi %own_row, %stride : i32
@@ -1764,67 +710,39 @@ hal.executable.source private @rows {
             %half_then, %parity_then = func.call @buffer_after(%half, %parity) : (index, i32) -> (index, i32)
             %slot_then = func.call @slot_after(%slot) : (index) -> index
             %row_zero_then = func.call @row_zero(%row_next) : (i32) -> !acc
-            %dy_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
-            %x_from_then = func.call @staged_from(%row_next, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+            %dy_from_then = func.call @slot_offset(%row_next, %part, %copier, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+            %x_from_then = func.call @slot_offset(%row_next, %part, %copier, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
             func.call @await_row(%dy, %x, %row_next, %last, %slot_then, %copies_next, %group, %copier, %lane, %part, %shift, %dy_from_then, %x_from_then, %dy_staged, %x_staged, %mbarriers)
                 : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-            %then_h, %then_hx = func.call @shares_of_row(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
+            %then_h, %then_hx = func.call @row_shares(%slot_then, %dy_from_then, %x_from_then, %t, %group, %part, %shift, %mean_then, %rstd_then, %yes, %row_zero_then,
                 %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
                 %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
                 : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
                 !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
                 -> (!chunk, !chunk)
-            %warp_h, %warp_hx = func.call @sums_of_subgroup(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
-            func.call @tell_cluster(%exchange, %mbarriers, %half_then, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
+            %warp_h, %warp_hx = func.call @subgroup_sums(%then_h, %then_hx) : (!chunk, !chunk) -> (!acc, !acc)
+            func.call @send_sums(%exchange, %mbarriers, %half_then, %group, %rank, %warp, %lane, %leads, %thread, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc) -> ()
           }
-          %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-              : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
+          %told_h, %told_hx = func.call @receive_sums(%exchange, %mbarriers, %half, %parity, %group, %group_i32, %lane, %zero, %zero)
+              : (!exchange, !mbarriers, index, i32, index, i32, index, !acc, !acc) -> (!acc, !acc)
           scf.yield %told_h, %told_hx : !acc, !acc
         } else {
           func.call @await_row(%dy, %x, %row, %last, %slot, %phase_of_copies, %group, %copier, %lane, %part, %shift, %dy_from, %x_from, %dy_staged, %x_staged, %mbarriers)
               : (!dy_lines, !x_lines, i32, i32, index, i32, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
-          %share_h, %share_hx = func.call @shares_of_row(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
+          %share_h, %share_hx = func.call @row_shares(%slot, %dy_from, %x_from, %t, %group, %part, %shift, %mean_row, %rstd_row, %has_row, %row_zero,
               %dy_staged, %x_staged, %dy_held, %x_held, %more_held, %dy_next, %x_next, %gamma_held, %gamma_staged, %wide_staged,
               %beta_held, %beta_staged, %inverse_staged, %dya_kept, %xhat_kept, %h_kept)
               : (index, index, index, index, index, index, index, !acc, !acc, i1, !acc, !dy_staged, !x_staged, !dy_held, !x_held, !more_dy_held, !dy_held, !x_held,
               !gamma_held, !gamma_staged, !wide_staged, !beta_held, !beta_staged, !inverse_staged, !held, !held, !held)
               -> (!chunk, !chunk)
           %row_h, %row_hx = scf.if %wants_dx -> (!acc, !acc) {
-            %warp_h, %warp_hx = func.call @sums_of_subgroup(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
+            %warp_h, %warp_hx = func.call @subgroup_sums(%share_h, %share_hx) : (!chunk, !chunk) -> (!acc, !acc)
 
-            // Warps exchange their sums through two buffers in turn, so one barrier for each row is enough.
-            %group_h, %group_hx = scf.if %one_warp -> (!acc, !acc) {
-              scf.yield %warp_h, %warp_hx : !acc, !acc
-            } else {
-              %warp_pair = vector.from_elements %warp_h, %warp_hx : !pair
-              scf.if %in_clusters {
-                func.call @tell_cluster(%exchange, %mbarriers, %half, %rank, %warp, %lane, %thread, %warp_h, %warp_hx)
-                    : (!exchange, !mbarriers, index, index, index, index, index, !acc, !acc) -> ()
-              } else {
-                scf.if %leads {
-                  vector.store %warp_pair, %exchange[%half, %group, %warp, %c0] : !exchange, !pair
-                }
-                scf.if %one_group {
-                  gpu.barrier
-                } else {
-                  %group_barrier = arith.addi %group_i32, %one_i32 : i32  // the workgroup's is 0
-                  nvvm.barrier id = %group_barrier number_of_threads = %threads_i32
-                }
-              }
-              %all_h, %all_hx = scf.if %in_clusters -> (!acc, !acc) {
-                %told_h, %told_hx = func.call @of_cluster(%exchange, %mbarriers, %half, %parity, %lane)
-                    : (!exchange, !mbarriers, index, i32, index) -> (!acc, !acc)
-                scf.yield %told_h, %told_hx : !acc, !acc
-              } else {
-                %pairs = vector.transfer_read %exchange[%half, %group, %c0, %c0], %zero {in_bounds = [true, true]} : !exchange, !warp_sums
-                %pair = vector.multi_reduction <add>, %pairs, %zero_pair [0] : !warp_sums to !pair
-                %pair_h = vector.extract %pair[0] : !acc from !pair
-                %pair_hx = vector.extract %pair[1] : !acc from !pair
-                scf.yield %pair_h, %pair_hx : !acc, !acc
-              }
-              scf.yield %all_h, %all_hx : !acc, !acc
-            }
+            func.call @send_sums(%exchange, %mbarriers, %half, %group, %rank, %warp, %lane, %leads, %thread, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, index, index, index, index, i1, index, !acc, !acc) -> ()
+            %group_h, %group_hx = func.call @receive_sums(%exchange, %mbarriers, %half, %parity, %group, %group_i32, %lane, %warp_h, %warp_hx)
+                : (!exchange, !mbarriers, index, i32, index, i32, index, !acc, !acc) -> (!acc, !acc)
             scf.yield %group_h, %group_hx : !acc, !acc
           } else {
             scf.yield %zero, %zero : !acc, !acc
@@ -1844,17 +762,17 @@ hal.executable.source private @rows {
             %dy_at = arith.addi %dy_from, %col : index
             %x_at = arith.addi %x_from, %col : index
             %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-            %slot_of_x = func.call @slot_of_x(%slot) : (index) -> index
+            %slot_of_x = func.call @x_slot(%slot) : (index) -> index
             %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
-            %dy_k, %x_k = func.call @own_of_copied(%dy_copied, %x_copied, %k, %at, %shift)
+            %dy_k, %x_k = func.call @masked(%dy_copied, %x_copied, %k, %at, %shift)
                 : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-            %dya_again = func.call @sum_of_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
+            %dya_again = func.call @summed_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-            %ga = func.call @weight_of_chunk(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
+            %ga = func.call @chunk_weight(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
                 : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-            %bias = func.call @bias_of_chunk(%beta_held, %beta_staged, %group, %k, %col)
+            %bias = func.call @chunk_bias(%beta_held, %beta_staged, %group, %k, %col)
                 : (!beta_held, !beta_staged, index, index, index) -> !chunk
-            %inverse = func.call @inverse_of_chunk(%inverse_staged, %group, %col, %ga, %row_zero)
+            %inverse = func.call @chunk_inverse(%inverse_staged, %group, %col, %ga, %row_zero)
                 : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
@@ -1884,7 +802,7 @@ hal.executable.source private @rows {
             %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
             %stores = arith.andi %exists, %whole : i1
             scf.if %stores {
-              %line, %in_line = func.call @place(%row_index, %part, %col) : (index, index, index) -> (index, index)
+              %line, %in_line = func.call @cell_address(%row_index, %part, %col) : (index, index, index) -> (index, index)
               vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
             }
             memref.store %dx_stored, %dx_kept[%k] : !x_held
@@ -1894,8 +812,8 @@ hal.executable.source private @rows {
           scf.if %refills_chunk {
             %col_ahead, %inside_ahead = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
             %exists = arith.andi %inside_ahead, %row_ahead_live : i1
-            %size = func.call @copied(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
-            %line, %in_line = func.call @place(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
+            %size = func.call @copied_elements(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
+            %line, %in_line = func.call @cell_address(%row_ahead_index, %part, %col) : (index, index, index) -> (index, index)
             %dy_copy = "nvgpu.device_async_copy"(%dy_staged, %fill, %group, %col, %dy, %line, %in_line, %size)
                 <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
                 : (!dy_staged, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token

@@ -46,15 +46,24 @@ ROW_BLOCKS = "row_blocks.mlir"
 FINALIZE = "finalize.mlir"
 FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
-LIBRARY = (
+MATH = (
     "math/norm.mlir",
     "math/types.mlir",
     "math/clusters.mlir",
     "math/bulk.mlir",
     "math/memory.mlir",
     "math/environment.mlir",
-    "parts/numbers.mlir",
 )
+# The parts of one pass that do not depend on the schedule.
+PARTS = (
+    "parts/numbers.mlir",
+    "parts/columns.mlir",
+    "parts/weights.mlir",
+    "parts/gradients.mlir",
+    "parts/row_sums.mlir",
+    "parts/fetch/bulk.mlir",
+)
+
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
     FewRows: (FEW_ROWS,),
@@ -108,7 +117,23 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
         statistics = FORWARD
     if spec.eps is not None and statistics not in names:
         names.append(statistics)
-    return (*names, *LIBRARY)
+    return (*names, *MATH, *_parts(spec, schedule))
+
+
+def _parts(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
+    """The parts that make a schedule's kernel of one pass."""
+    if not isinstance(schedule, OnePass):
+        return ()
+    rows = "shifted" if schedule.shifted(spec) else "whole"
+    sums = "workgroup" if schedule.warps > 1 else "subgroup"
+    if schedule.cluster > 1:
+        sums = "cluster"
+    return (*PARTS, f"parts/rows/{rows}.mlir", f"parts/sums/{sums}.mlir")
+
+
+def _is_library(name: str) -> bool:
+    """Whether a file has functions that kernels declare, and no kernel."""
+    return name.startswith(("math/", "parts/"))
 
 
 def oracle(spec: NormSpec) -> str:
@@ -151,14 +176,15 @@ def module(
         typed = spec
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
-    bodies = {name: text for name, text in texts.items() if name not in LIBRARY}
+    bodies = {name: text for name, text in texts.items() if not _is_library(name)}
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif not isinstance(schedule, WholeTensors):
         aliases |= _gpu_aliases(spec, target, schedule)
-        bodies = {
-            name: _literals(name, text, spec, target, schedule) for name, text in bodies.items()
+        texts = {
+            name: _literals(name, text, spec, target, schedule) for name, text in texts.items()
         }
+        bodies = {name: texts[name] for name in bodies}
     if plans is not None:
         aliases |= host_program.export_aliases(spec, plans)
         bodies = {name: host_program.launched(text, spec, plans) for name, text in bodies.items()}
@@ -166,7 +192,7 @@ def module(
     title, text = _HEADER.split(first)
     header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
     text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
-    library = linking.functions(text for name, text in texts.items() if name in LIBRARY)
+    library = linking.functions(text for name, text in texts.items() if _is_library(name))
     text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
@@ -224,6 +250,7 @@ def _literals(
     if isinstance(schedule, OnePass) and name == ONE_PASS:
         text = _past_l1(text, spec, schedule)
         text = _clustered(text, "rows", schedule.cluster)
+    if isinstance(schedule, OnePass) and (name == ONE_PASS or _is_library(name)):
         sharing[_OF_A_ROW] = schedule.lanes(target)
     if name == FORWARD:
         how = _forward(spec, target, schedule)

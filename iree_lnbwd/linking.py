@@ -2,7 +2,8 @@
 
 A kernel's module declares ``func.func private @widen_of_dy(!dy_chunk) -> !chunk``. The declaration
 is replaced by a copy of ``@widen`` from ``ir/math/``, for these types and under that name. The part
-of the name after ``_of_`` only tells copies apart. (A function of MLIR has one type.)
+of the name after ``_of_`` only tells copies apart. (A function of MLIR has one type.) What such a
+copy calls by a name that ends in ``_of_it`` has the same part after ``_of_`` as the copy.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from dataclasses import dataclass
 
 from iree_lnbwd.dtypes import DTYPES
 
+_TYPES = r"(?:!?\w+(?:, !?\w+)*)?"
+_RESULTS = rf"(?: -> (?:(!?\w+)|\(({_TYPES})\)))?"  # one, or several in parentheses
 _DECLARATION = re.compile(
-    r"^( *)func\.func private @(\w+)\(((?:!?\w+(?:, !?\w+)*)?)\)(?: -> (!?\w+))?\n", re.MULTILINE
+    rf"^( *)func\.func private @(\w+)\(({_TYPES})\){_RESULTS}\n", re.MULTILINE
 )
 _DEFINITION = re.compile(
-    r"func\.func private @(\w+)\(((?:%\w+: !?\w+(?:, %\w+: !?\w+)*)?)\)(?: -> (!?\w+))? \{\n"
+    rf"func\.func private @(\w+)\(((?:%\w+: !?\w+(?:, %\w+: !?\w+)*)?)\){_RESULTS} \{{\n"
     r".*?^\}\n",
     re.MULTILINE | re.DOTALL,
 )
+_OF_IT = "_of_it"  # in a name that a function calls: the same part of the copy's own name
 _ALIAS = re.compile(r"![a-z_]+(?![a-z_.])")  # "!llvm.ptr" is of a dialect
 _PARAMETER_TYPE = re.compile(r"%\w+: (!?\w+)")
 _VECTOR = re.compile(r"vector<(\d+)x(\w+)>")
@@ -34,7 +38,7 @@ class Function:
 
     Attributes:
         name: Its name.
-        types: The types of its parameters and of its result, if it has one; most are aliases.
+        types: The types of its parameters and of its results; most are aliases.
         text: Its whole text.
     """
 
@@ -44,11 +48,17 @@ class Function:
 
 
 def functions(texts: Iterable[str]) -> dict[str, Function]:
-    """The functions that files define, by name."""
-    found = {}
+    """The functions that files define, by name.
+
+    Raises:
+        ValueError: Two have one name.
+    """
+    found: dict[str, Function] = {}
     for text in texts:
         for match in _DEFINITION.finditer(text):
-            types = (*_PARAMETER_TYPE.findall(match[2]), *filter(None, [match[3]]))
+            types = (*_PARAMETER_TYPE.findall(match[2]), *_names(match[3] or match[4]))
+            if match[1] in found:
+                raise ValueError(f"@{match[1]}: expected one function of that name, got two")
             found[match[1]] = Function(match[1], types, match[0])
     return found
 
@@ -73,10 +83,11 @@ def link(
     """
 
     def linked(declaration: re.Match[str]) -> str:
-        indent, name, parameters, result = declaration.groups()
-        named = tuple(filter(None, (*parameters.split(", "), result)))
+        indent, name, parameters, result, results = declaration.groups()
+        named = (*_names(parameters), *_names(result or results))
         types = tuple(_ALIAS.sub(lambda a: resolved(a[0], aliases), name) for name in named)
-        function = library[choose(name.partition("_of_")[0], types)]
+        base, _, which = name.partition("_of_")
+        function = library[choose(base, types)]
         own = dict(zip(function.types, types, strict=False))
         if tuple(map(own.get, function.types)) != types:
             raise ValueError(
@@ -86,9 +97,15 @@ def link(
         own |= _of_vector(types[0]) | _of_memory(types[0])
         body = _ALIAS.sub(lambda alias: own.get(alias[0], alias[0]), function.text)
         body = body.replace(f"@{function.name}(", f"@{name}(", 1)
+        body = body.replace(f"{_OF_IT}(", f"_of_{which}(")
         return textwrap.indent(body, indent)
 
     return _DECLARATION.sub(linked, text)
+
+
+def _names(listed: str | None) -> tuple[str, ...]:
+    """The types of a list."""
+    return tuple(listed.split(", ")) if listed else ()
 
 
 def resolved(alias: str, aliases: Mapping[str, str]) -> str:

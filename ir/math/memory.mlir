@@ -7,24 +7,14 @@
 // What a kernel's declaration decides.
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
 !row = memref<4096xbf16, #hal.descriptor_type<storage_buffer>>
-!lines = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>  // rows, or chunks where rows are shifted
 !element = bf16
 !pointer = !llvm.ptr<1>
 !narrow = vector<8xbf16>
 !one_word = vector<2xbf16>     // narrow elements of so many words
 !two_words = vector<4xbf16>
 !four_words = vector<8xbf16>
-#vector = 8 : index
-#bulk = false
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // End of what is replaced.
-
-// Of one_pass.mlir, which declares @load_cells.
-func.func private @shifted() -> i1
-func.func private @place(index, index, index) -> (index, index)
-func.func private @span(index, index, index) -> (index, index)
-func.func private @is_whole(index, index, index) -> i1
-func.func private @is_within(index, index, index) -> i1
 
 // Of an element in rows. LLVM takes the constant part of such an address into the load: a thread's chunks
 // have one address in registers.
@@ -110,51 +100,4 @@ func.func private @gathered(%row: !row, %first: index, %shift: index, %from: ind
 func.func private @await_copies(%pending: i32) {
   llvm.inline_asm has_side_effects "cp.async.wait_group $0;", "n,~{memory}" %pending : (i32) -> ()
   return
-}
-
-// A chunk of a row from memory. Where rows begin anywhere in an access, what is not of the row is zeros.
-func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: index, %col: index, %exists: i1, %shift: index) -> !narrow {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %v = arith.constant #vector
-  %shifted = func.call @shifted() : () -> i1
-  %bulk = arith.constant #bulk
-  %zeros = arith.constant dense<0.0> : !narrow
-  %chunk = scf.if %shifted -> !narrow {
-    %column = arith.addi %part, %col : index
-    %line, %at = func.call @place(%row, %part, %col) : (index, index, index) -> (index, index)
-    %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-    %is_whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
-    %whole = arith.andi %is_whole, %exists : i1
-    %read = scf.if %whole -> !narrow {
-      %all = vector.load %rows[%line, %at] : !lines, !narrow
-      scf.yield %all : !narrow
-    } else {
-      %gathered = scf.for %e = %c0 to %v step %c1 iter_args(%before = %zeros) -> !narrow {
-        %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
-        %is_own = arith.andi %in_row, %exists : i1
-        %after = scf.if %is_own -> !narrow {
-          %e_at = arith.addi %at, %e : index
-          %one = memref.load %rows[%line, %e_at] : !lines
-          // Where the last chunk's place is known, LLVM would make one access of several, beyond the tensor's end.
-          scf.if %bulk {
-            llvm.inline_asm has_side_effects "", "~{memory}" : () -> ()
-          }
-          %more = vector.insert %one, %before[%e] : !element into !narrow
-          scf.yield %more : !narrow
-        } else {
-          scf.yield %before : !narrow
-        }
-        scf.yield %after : !narrow
-      } {llvm.loop_annotation = #unrolled}
-      scf.yield %gathered : !narrow
-    }
-    scf.yield %read : !narrow
-  } else {
-    %col_in = arith.select %exists, %col, %c0 : index
-    %at_in = arith.addi %part, %col_in : index
-    %read = vector.load %rows[%row, %at_in] : !lines, !narrow
-    scf.yield %read : !narrow
-  }
-  return %chunk : !narrow
 }

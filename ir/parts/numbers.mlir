@@ -103,14 +103,6 @@ func.func private @sent_bytes() -> i32 {
   return %n : i32
 }
 
-// Whether a row has a single subgroup.
-func.func private @one_warp() -> i1 {
-  %c1 = arith.constant 1 : index
-  %told = func.call @told() : () -> index
-  %is = arith.cmpi eq, %told, %c1 : index
-  return %is : i1
-}
-
 // Whether a workgroup has a single group.
 func.func private @one_group() -> i1 {
   %c1 = arith.constant 1 : index

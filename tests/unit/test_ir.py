@@ -227,6 +227,28 @@ def test_module_carries_its_spec_and_target(spec: NormSpec) -> None:
     assert 'iree_lnbwd.target = "generic"' in entry
 
 
+@pytest.mark.parametrize(("vector", "rows"), [(4, "whole"), (8, "shifted")])
+def test_the_part_for_rows_follows_from_the_schedule(vector: int, rows: str) -> None:
+    """One of two files has the functions, and the other's are not in the text."""
+    spec, target = NormSpec((1004,), "bf16"), find_target("sm_90")
+    how = OnePass(132, 1, 8, vector, ahead=2, slots=3)
+    names = [name for name in ir.sources(spec, how) if name.startswith("parts/rows/")]
+    assert names == [f"parts/rows/{rows}.mlir"]
+    span = functions(compiler.source_text(spec, target, how=how))["span"]
+    assert ("scf.if" in span) == (rows == "shifted")
+    assert not any(name.startswith("parts/") for name in ir.sources(spec, WholeTensors()))
+
+
+@pytest.mark.parametrize(
+    ("warps", "cluster", "sums"),
+    [(1, 1, "subgroup"), (4, 1, "workgroup"), (4, 2, "cluster"), (1, 2, "cluster")],
+)
+def test_the_part_for_sums_follows_from_the_schedule(warps: int, cluster: int, sums: str) -> None:
+    how = OnePass(8, 1, warps, 4, ahead=2, slots=3, cluster=cluster)
+    names = [name for name in ir.sources(SPECS[0], how) if name.startswith("parts/sums/")]
+    assert names == [f"parts/sums/{sums}.mlir"]
+
+
 def test_unknown_file() -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.mlir: not in .* and not in"):
         compiler.read_ir("nothing.mlir")

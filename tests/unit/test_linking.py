@@ -99,3 +99,34 @@ func.func private @keep(%value: !narrow, %times: i32) {
 )
 def test_bits_of_a_vector(vector: str, bits: int) -> None:
     assert linking.bits(vector) == bits
+
+
+def test_several_results_and_a_call_of_the_copys_own_kind() -> None:
+    """What a copy calls by ``_of_it`` has the name that tells the copy apart."""
+    library = """\
+func.func private @both(%value: !narrow, %k: index) -> (!narrow, index) {
+  %two = func.call @twice_of_it(%value) : (!narrow) -> !narrow
+  return %two, %k : !narrow, index
+}
+func.func private @twice(%value: !narrow) -> !narrow {
+  %two = arith.addf %value, %value : !narrow
+  return %two : !narrow
+}
+"""
+    kernel = """\
+func.func private @both_of_x(!x, index) -> (!x, index)
+func.func private @twice_of_x(!x) -> !x
+"""
+    text = linking.link(kernel, ALIASES, linking.functions([library]), as_named)
+    assert "@both_of_x(%value: vector<4xf16>, %k: index) -> (vector<4xf16>, index) {" in text
+    assert "func.call @twice_of_x(%value)" in text
+    assert compile_str(text, extra_args=["--compile-to=input"])
+    other = kernel.replace("(!x, index)\n", "(!y, index)\n", 1)
+    with pytest.raises(ValueError, match="expected types like"):
+        linking.link(other, ALIASES, linking.functions([library]), as_named)
+
+
+def test_two_functions_of_one_name() -> None:
+    """The one of another part would be taken in silence."""
+    with pytest.raises(ValueError, match="@twice: expected one function of that name, got two"):
+        linking.functions([LIBRARY, LIBRARY])
