@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support import assert_right, random_generator
+from support import assert_right, assert_right_in_emulation, random_generator
 
 import iree_lnbwd
 from iree_lnbwd import NormSpec, compiler, runtime, schedules
@@ -19,7 +19,7 @@ from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.operands import OPS
 from iree_lnbwd.schedules import OnePass, WholeTensors
 from iree_lnbwd.targets import find_target
-from iree_lnbwd.verification.matrix import adversarial_call, random_call
+from iree_lnbwd.verification import matrix
 
 HOST = find_target("host")
 BACKWARDS = [op.name for op in OPS.values() if op.is_backward]
@@ -94,11 +94,23 @@ def test_product_whole_tensors_and_oracle_agree_with_the_reference(spec: NormSpe
         "oracle": compiler.build_oracle(fixed, HOST),
     }
     rng = random_generator()
-    calls = [random_call(spec, 37, rng), adversarial_call(spec, rng)]
+    calls = [matrix.random_call(spec, 37, rng), matrix.adversarial_call(spec, rng)]
     for name, vmfb in built.items():
         module = runtime.load_built(vmfb)
         for call in calls[: 2 if name == "product" else 1]:
             assert_right(module.run(call), call)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942"])
+@pytest.mark.parametrize(
+    "spec",
+    [spec for spec in matrix.several_gradients() if spec.columns <= 4096],
+    ids=lambda spec: spec.name,
+)
+def test_modules_for_gpus_are_right(spec: NormSpec, target: str) -> None:
+    vmfb, _ = compiler.build(spec, find_target(target))
+    assert_right_in_emulation(vmfb, spec, 1, 37, adversarial=7)
 
 
 ONES = np.ones((2, 8), np.float32)

@@ -4,7 +4,6 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
-!residual = bf16
 !acc = f32
 #columns = 4096 : index
 #vector = 8 : index
@@ -13,11 +12,9 @@
 #x_bits = 16 : index
 #bulk = false
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
-!residual_lines = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
-!residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>

@@ -4,15 +4,12 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
-!residual = bf16
 !acc = f32
 #vector = 8 : index
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
-!residual_lines = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
-!residual_chunk = vector<8x!residual>
 !chunk = vector<8x!acc>
 !row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !lines = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
