@@ -109,8 +109,8 @@ def scratch_bytes(spec: NormSpec, rows: int) -> int | None:
 def is_faster(spec: NormSpec, rows: int) -> bool:
     """Whether our module for the CPU is faster than XLA's code for the formulas.
 
-    A call of ours takes 0.1 ms before it begins. XLA's forwards of RMS norm are as fast as ours
-    unless their elements have to be converted.
+    Measured when each call took 0.1 ms before it began, as the first one of a kind does. XLA's
+    forwards of RMS norm are as fast as ours unless their elements have to be converted.
     """
     elements = rows * spec.columns
     if spec.family.is_backward:
