@@ -15,6 +15,8 @@ from iree_lnbwd.user_folders import UnusableError
 # its symbols visible the loader would mix that copy with the one of the process, and the first
 # number in a message of an error would end the process.
 OWN_COPIES = ("-Wl,--exclude-libs,libstdc++.a",)
+# For the linker, too: before glibc 2.34, what watches forks is in a library of its own.
+THREADS = ("-pthread",)
 
 
 _LONGEST_BUILD = 600.0  # seconds that another process is waited for

@@ -28,7 +28,7 @@ from iree_lnbwd import folders, notices
 from iree_lnbwd.arguments import Options
 from iree_lnbwd.functional import HostCall
 from iree_lnbwd.native_calls import NativeCall, native_call, native_host_call
-from iree_lnbwd.native_libraries import OWN_COPIES, NativeLibrary
+from iree_lnbwd.native_libraries import OWN_COPIES, THREADS, NativeLibrary
 from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op, Operand, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
@@ -47,6 +47,7 @@ _HEADERS = tuple(
 )
 # OpenMP's pragmas are in PyTorch's headers. Its library is not named: it is the one of PyTorch.
 _FLAGS = ("-O2", "-fopenmp")
+_LINKED = (*OWN_COPIES, *THREADS)
 _LIBRARY = "iree_lnbwd_torch.so"
 _ALL_OPS = (*OPS.values(), *FROM_OUTPUT.values())
 _NUMBERS = {op: number for number, op in enumerate(_ALL_OPS)}
@@ -92,7 +93,7 @@ def _library() -> NativeLibrary:
     """Its place in the cache."""
     version = (torch.__version__, str(torch.version.git_version))
     texts = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
-    return NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *OWN_COPIES, *version))
+    return NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *_LINKED, *version))
 
 
 @functools.cache
@@ -176,7 +177,7 @@ def _build_and_load() -> bytes:
             Path(_LIBRARY).stem,
             list(map(str, _SOURCES)),
             extra_cflags=list(_FLAGS),
-            extra_ldflags=list(OWN_COPIES),
+            extra_ldflags=list(_LINKED),
             build_directory=folder,
             is_python_module=False,
         )

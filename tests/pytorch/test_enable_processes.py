@@ -75,7 +75,7 @@ def test_a_program_that_one_cannot_edit(
         pytest.skip("for --cpp-operators")
     ended = run(first + PROGRAM + SAYS, installed, IREE_LNBWD_ENABLE="1")
     assert ended.stdout.split() == ["True", "True"]
-    assert not ended.stderr
+    assert ended.stderr in ("", "compiling layer_norm_backward_n10_f32 for host\n")
 
 
 WITHOUT_COMPILER = """
