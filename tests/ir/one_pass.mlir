@@ -23,11 +23,11 @@
 // NODX-DAG: #rereads = false
 // CUDA-DAG: !chunk = vector<{{[48]}}x!acc>
 // CHECK: hal.executable.source private @rows {
-// CUDA-DAG: gpu.subgroup_reduce add {{.*}} cluster(size = 32) : (!acc) -> !acc
-// ROCM-DAG: gpu.subgroup_reduce add {{.*}} cluster(size = 64) : (!acc) -> !acc
-// CUDA-DAG: "nvgpu.device_async_copy"(%dy_staged,
-// CHECK-DAG: func.call @dx(
-// CHECK-DAG: math.fma {{.*}} : !chunk
+// CUDA: gpu.subgroup_reduce add {{.*}} cluster(size = 32) : (f32) -> f32
+// ROCM: gpu.subgroup_reduce add {{.*}} cluster(size = 64) : (f32) -> f32
+// CUDA: "nvgpu.device_async_copy"(%dy_staged,
+// CHECK: func.call @dx(
+// CHECK: math.fma {{.*}} : !chunk
 // CHECK: hal.executable.source private @finalize {
 // CHECK: flow.dispatch @rows::@rows[
 // CHECK: flow.dispatch @finalize::@finalize[
