@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import importlib
 import os
 import random
 import secrets
@@ -105,6 +106,7 @@ def python_operators(request: pytest.FixtureRequest) -> Iterator[None]:
     # Of its own: the tests' monkeypatch would be undone last, after what it was used in.
     with pytest.MonkeyPatch.context() as patch:
         if request.path.parent.name == "pytorch" and not in_cpp:
+            importlib.import_module("torch._inductor.config")  # it reads the compiler's name once
             patch.setenv("CXX", "no-such-compiler")
         yield
 

@@ -73,7 +73,7 @@ def test_opcheck_of_a_backward(gradients: Gradients, options: bool, device: str)
         "bias": bias,
         "grad_residual": grad_residual if options else None,
     }
-    tensors = [given[name] for name in names(gradients.op.arguments)]
+    tensors = [given.get(name) for name in names(gradients.op.arguments)]
     mask = [True, not options, True][: len(gradients.op.masked)]
     torch.library.opcheck(gradients.operator, (*tensors, [24], mask, EPS, 1.0 if options else 0.0))
 
@@ -257,12 +257,9 @@ def test_compiled_model(backend: str, device: str) -> None:
         gradients = parameter_gradients(model, output)
     called = [event.name for event in profiled.events() if event.name.startswith("iree_lnbwd::")]
     ran = [name for name in called if not name.endswith("_checked")]  # what C++ calls for them
-    assert sorted(ran) == [
-        "iree_lnbwd::layer_norm_backward",
-        "iree_lnbwd::layer_norm_backward",
-        "iree_lnbwd::rms_norm_backward",
-        "iree_lnbwd::rms_norm_backward",
-    ]
+    ours = ("iree_lnbwd::layer_norm_backward", "iree_lnbwd::rms_norm_backward")
+    # Inductor has backwards of such narrow rows itself.
+    assert sorted(ran) == ([] if backend == "inductor" else sorted(2 * ours))
     expected = parameter_gradients(model, model(x))
     for name, gradient in gradients.items():
         # Fused kernels round elsewhere; PyTorch's own tolerance of f32.

@@ -192,7 +192,8 @@ def test_compiled_block(backend: str, device: str) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         gradients = parameter_gradients(block, output)
     names = [event.name for event in profiled.events()]
-    assert names.count("iree_lnbwd::layer_norm_backward") == 2
+    # Inductor has backwards of such narrow rows itself.
+    assert names.count("iree_lnbwd::layer_norm_backward") == (0 if backend == "inductor" else 2)
     expected = parameter_gradients(block, block(x))
     for name, gradient in gradients.items():
         # Fused kernels round elsewhere; PyTorch's own tolerance of f32.

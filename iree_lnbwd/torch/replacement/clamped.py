@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.torch import kinds
+from iree_lnbwd.torch.attempts import NOT_ATENS
 from iree_lnbwd.torch.norms import OWN_RMS_NORM
 from iree_lnbwd.torch.operators import are_pytorchs_rules_needed
 
@@ -126,7 +127,7 @@ class _Clamped(torch.autograd.Function):
             of_each = _differentiable(ctx, grad, (input, weight), mask)
         else:
             of_each = OWN_RMS_NORM.gradients.operator(
-                grad, input, rstd, weight, None, ctx.dims, mask, ctx.added, ctx.offset
+                *(grad, input, rstd, weight, *NOT_ATENS, ctx.dims, mask, ctx.added, ctx.offset)
             )
             if mask[0] and (places := _places(is_short)) is not None:
                 columns = math.prod(ctx.dims)
