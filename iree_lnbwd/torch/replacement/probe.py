@@ -277,7 +277,8 @@ def _candidates(module: nn.Module) -> Iterator[Form]:
     (argument,) = _arguments(module)
     for (weight, bias), (eps, eps_name) in itertools.product(roles, epsilons):
         kinds = [(LAYER_NORM, False, False)]
-        clamps = (False, True)[: 1 + clamped.is_possible(eps**2 / math.prod(dims))]
+        columns = max(1, math.prod(dims))  # a weight may have none
+        clamps = (False, True)[: 1 + clamped.is_possible(eps**2 / columns)]
         kinds += [(RMS_NORM, *each) for each in itertools.product((False, True), clamps)
                   if bias is None]  # fmt: skip
         for op, is_l2, is_clamped in kinds:
