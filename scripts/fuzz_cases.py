@@ -47,7 +47,7 @@ from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.functional import loaded
-from iree_lnbwd.operands import FROM_OUTPUT, GIVEN_OUTPUT, INPUT, OPS, Kind
+from iree_lnbwd.operands import FROM_OUTPUT, GIVEN_OUTPUT, INPUT, MORE_GRAD_OUTPUTS, OPS, Kind
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.ops import CLASSES
 from iree_lnbwd.schedules import FewRows, Forward, OnePass, Schedule, TwoPass
@@ -233,7 +233,9 @@ def junk(case: Case) -> None:
         op = FROM_OUTPUT[op.name]
     shapes = {Kind.CELLS: (3, 8), Kind.ROWS: (3,), Kind.COLUMNS: (8,)}
     given: dict[str, Any] = {
-        operand.name: np.ones(shapes[operand.kind], np.float32) for operand in op.arguments
+        operand.name: np.ones(shapes[operand.kind], np.float32)
+        for operand in op.arguments
+        if operand not in MORE_GRAD_OUTPUTS
     }
     if op.from_output:
         given[INPUT.name] = None
