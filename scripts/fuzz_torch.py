@@ -338,7 +338,7 @@ def torch_junk(case: Case) -> None:
         ("torch.add_layer_norm", {"input": x, "residual": residual, "bias": bias} | shared),
         ("torch.add_rms_norm", {"input": x, "residual": residual} | shared),
         ("torch.warmup", {"model": lnbwd_torch().AddRMSNorm(8)} | types),
-        ("torch.replace_norms", {"model": torch.nn.LayerNorm(8), "also": [torch.nn.RMSNorm]}),
+        ("torch.replace_norms", {"model": torch.nn.LayerNorm(8), "only": [torch.nn.LayerNorm]}),
     )
     if case.chance(0.2):
         case.call(name, **given)
