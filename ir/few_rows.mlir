@@ -75,7 +75,7 @@
 !beta_cell = vector<1x!beta>
 !cell = vector<1x!acc>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
+// The launch, as iree_lnbwd/vmfb/launches.py states it: the bindings, and the workgroups for M rows, the least
 // number of a list.
 #few_rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]

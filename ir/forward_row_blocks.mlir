@@ -61,7 +61,7 @@
 !beta_chunk = vector<64x!beta>
 !chunk = vector<64x!acc>
 !lanes = vector<64xi1>
-// The launch, as iree_lnbwd/launches.py states it: the bindings, and the P workgroups, each of which has a share
+// The launch, as iree_lnbwd/vmfb/launches.py states it: the bindings, and the P workgroups, each of which has a share
 // of neighbouring rows.
 #normalize_layout = #hal.pipeline.layout<constants = 2, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // x [M, N]

@@ -130,7 +130,7 @@
 !held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>
-// The launch, as iree_lnbwd/launches.py states it: the bindings, and the workgroups for M rows, the least
+// The launch, as iree_lnbwd/vmfb/launches.py states it: the bindings, and the workgroups for M rows, the least
 // number of a list.
 #rows_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer>,            // dy [M, N]

@@ -80,7 +80,7 @@
 !beta_chunk = vector<64x!beta>
 !chunk = vector<64x!acc>
 !lanes = vector<64xi1>
-// The launches, as iree_lnbwd/launches.py states them: the bindings, and the workgroups. Of @rows there are P,
+// The launches, as iree_lnbwd/vmfb/launches.py states them: the bindings, and the workgroups. Of @rows there are P,
 // and each has a share of neighbouring rows.
 #rows_layout = #hal.pipeline.layout<constants = 2, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]

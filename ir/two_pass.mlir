@@ -65,7 +65,7 @@
 !gamma_read = memref<1x!gamma_chunk, #gpu.address_space<private>>
 !beta_read = memref<1x!beta_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
-// The launches, as iree_lnbwd/launches.py states them: the bindings, and the workgroups for M rows, the
+// The launches, as iree_lnbwd/vmfb/launches.py states them: the bindings, and the workgroups for M rows, the
 // least number of a list.
 #row_sums_layout = #hal.pipeline.layout<constants = 1, bindings = [
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy [M, N]

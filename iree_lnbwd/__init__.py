@@ -7,12 +7,9 @@ machine, and ``reference`` is the NumPy judge.
 """
 
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import LayerNormGrads, NormOutput, RmsNormGrads
-from iree_lnbwd.artifact import Artifact, Manifest
 from iree_lnbwd.bundles.container import BundleFile
-from iree_lnbwd.bundles.loaded import Bundle, load_bundle
-from iree_lnbwd.bundles.making import bundle
-from iree_lnbwd.compiler import compile
+from iree_lnbwd.bundles.writing import bundle
+from iree_lnbwd.calls.bundle import Bundle, load_bundle
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import (
     layer_norm,
@@ -20,11 +17,14 @@ from iree_lnbwd.functional import (
     rms_norm,
     rms_norm_backward,
 )
+from iree_lnbwd.hardware.targets import Target, targets
+from iree_lnbwd.ops.arguments import LayerNormGrads, NormOutput, RmsNormGrads
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime import LayerNorm, LayerNormBackward, Norm, RmsNorm, RmsNormBackward, load
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target, targets
+from iree_lnbwd.stores.shipping import compile
 from iree_lnbwd.tuning.tuner import tune
 from iree_lnbwd.version import __version__
+from iree_lnbwd.vmfb.artifact import Artifact, Manifest
 
 __all__ = [
     "Artifact",

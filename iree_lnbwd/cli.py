@@ -20,25 +20,14 @@ from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
-from iree_lnbwd import (
-    artifact,
-    compiler,
-    emulator,
-    files,
-    inspection,
-    npz,
-    raw_interface,
-    runtime,
-)
-from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, rms_eps
-from iree_lnbwd.artifact import Manifest
+from iree_lnbwd import emulator, runtime
 from iree_lnbwd.bundles import choosing, serving
 from iree_lnbwd.bundles.container import BundleFile, is_bundle
 from iree_lnbwd.bundles.index import Member
-from iree_lnbwd.bundles.making import bundle
-from iree_lnbwd.description import Description, describe
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, target_of
-from iree_lnbwd.dtypes import DTYPES, unknown
+from iree_lnbwd.bundles.writing import bundle
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.disk import files
+from iree_lnbwd.disk.user_folders import UnusableError
 from iree_lnbwd.errors import (
     ArtifactError,
     CompileError,
@@ -48,26 +37,33 @@ from iree_lnbwd.errors import (
     plain,
     shown,
 )
-from iree_lnbwd.inspection import KernelReport
-from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
-from iree_lnbwd.products import standing_for
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri, target_of
+from iree_lnbwd.hardware.products import standing_for
+from iree_lnbwd.hardware.targets import Target, find_target, targets
+from iree_lnbwd.ops import npz
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, BoundCall, rms_eps
+from iree_lnbwd.ops.dtypes import DTYPES, unknown
+from iree_lnbwd.ops.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
+from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec, check_output_mask
 from iree_lnbwd.schedules import (
     Forward,
     OnePass,
     Schedule,
     TwoPass,
     WholeTensors,
-    model,
+    cost_model,
     paths,
 )
-from iree_lnbwd.spec import MOST_ROWS, NormSpec, check_output_mask
-from iree_lnbwd.targets import Target, find_target, targets
-from iree_lnbwd.tuning import folder, tuner
-from iree_lnbwd.tuning.tuned import why_stale
-from iree_lnbwd.user_folders import UnusableError
+from iree_lnbwd.stores import shipping, tuned_folder
+from iree_lnbwd.stores.tuned import why_stale
+from iree_lnbwd.tuning import tuner
 from iree_lnbwd.verification import evidence, matrix, verify
 from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.version import __version__
+from iree_lnbwd.vmfb import artifact, inspection, raw_interface
+from iree_lnbwd.vmfb.artifact import Manifest
+from iree_lnbwd.vmfb.description import Description, describe
+from iree_lnbwd.vmfb.inspection import KernelReport
 
 _MASK_LENGTHS = {len(op.masked) for op in OPS.values() if op.is_backward}
 _DTYPES = f"{{{','.join(DTYPES)}}}"  # in the help
@@ -673,7 +669,7 @@ def _compile(options: argparse.Namespace) -> int:
                 f"output_dir: expected none where nothing is compiled, got {options.output_dir}"
             )
         if options.print_ir:
-            if how is None and (tuned := compiler.tuned_for(spec, options.target)) is not None:
+            if how is None and (tuned := shipping.tuned_for(spec, options.target)) is not None:
                 how = tuned.schedule
             shown = compiler.folded_text if options.folded else compiler.source_text
             _put(shown(spec, target, how=how), sys.stdout)
@@ -685,7 +681,7 @@ def _compile(options: argparse.Namespace) -> int:
         return _EXIT_OK
     folder = Path() if options.output_dir is None else options.output_dir
     start = time.perf_counter()
-    made = compiler.compile(spec, options.target, folder, how=how, extra_flags=options.extra_flags)
+    made = shipping.compile(spec, options.target, folder, how=how, extra_flags=options.extra_flags)
     size = made.path.stat().st_size
     _say(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")
     _say(str(made.manifest_path))
@@ -878,26 +874,28 @@ def _on_device(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs],
 
 def _emulated(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs], str]:
     """The same as `_on_device`, for the emulator."""
-    from iree_lnbwd import emulated  # the emulator is slow to load, and seldom needed
+    from iree_lnbwd.verification import (
+        emulated_norm,  # the emulator is slow to load, and seldom needed
+    )
 
     if options.device is not None:
         raise DeviceError("device: expected none beside --emulate")
     if options.target is None:
         raise ValueError("target: expected the name of a GPU target beside --emulate, got none")
     target = find_target(options.target)
-    emulated.check_target(target)
+    emulated_norm.check_target(target)
 
     def load(spec: NormSpec) -> Runs:
         name = artifact.stem(spec, target.name)
         if options.modules is None:
             vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
-            return emulated.EmulatedNorm(vmfb, source=name, progress=_show_launch)
+            return emulated_norm.EmulatedNorm(vmfb, source=name, progress=_show_launch)
         path = options.modules / f"{name}.vmfb"
         if is_bundle(options.modules):
             vmfb = serving.read(BundleFile(options.modules), spec, target)
         else:
             vmfb, _ = artifact.read(path)
-        op = emulated.EmulatedNorm(vmfb, source=str(path), progress=_show_launch)
+        op = emulated_norm.EmulatedNorm(vmfb, source=str(path), progress=_show_launch)
         _expect_module(path, op.spec, op.target)
         return op
 
@@ -983,19 +981,19 @@ def _say_tuned(outcome: tuner.Outcome, seconds: float) -> None:
     how = f"the best of {tuned.candidates} schedules, {seconds:.0f} s"
     _say(f"{outcome.spec.name}: {tuned.gain}")
     _say(f"  {how if outcome.is_new else 'kept before; --again times it anew'}; {tuned.source}")
-    _say(f"  {folder.file_of(tuned)}")
+    _say(f"  {tuned_folder.file_of(tuned)}")
 
 
 def _export_tuned(path: Path) -> int:
     with _unusable_as_error():
-        _say(f"{path}: {folder.export(path)} entries")
+        _say(f"{path}: {tuned_folder.export(path)} entries")
     return _EXIT_OK
 
 
 def _import_tuned(path: Path) -> int:
     with _unusable_as_error():
-        found = folder.take(path)
-        _say(f"{folder.directory()}: {len(found)} entries from {path}")
+        found = tuned_folder.take(path)
+        _say(f"{tuned_folder.directory()}: {len(found)} entries from {path}")
     for tuned in found:
         try:
             why = why_stale(tuned)
@@ -1116,14 +1114,14 @@ def _on_paper(described: Description, kernels: Sequence[KernelReport]) -> list[s
     if target.backend == "cpu" or not isinstance(schedule, OnePass | TwoPass | Forward):
         return []
     product = standing_for(target.name)
-    if not model.knows(product) or schedule.illegal(spec, target) is not None:
+    if not cost_model.knows(product) or schedule.illegal(spec, target) is not None:
         return []
     registers = {kernel.name: kernel.registers for kernel in kernels}
-    paper = model.estimate(
-        spec, target, product, schedule, registers=registers.get(model.kernel(schedule))
+    paper = cost_model.estimate(
+        spec, target, product, schedule, registers=registers.get(cost_model.kernel(schedule))
     )
     share = f"; about {paper.share:.0%} of the bandwidth" if target.backend == "cuda" else ""
-    rows = counted(model.rows_of(spec), "row")
+    rows = counted(cost_model.rows_of(spec), "row")
     return [f"not measured: {product.name}, {rows}: {paper.said}{share}"]
 
 

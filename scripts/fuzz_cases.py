@@ -40,18 +40,19 @@ from fuzz_draw import (
 )
 from fuzz_turns import emulated_turns, turns
 
-from iree_lnbwd import NormSpec, compiler, schedules
-from iree_lnbwd.arguments import bind, results_type, rms_eps
-from iree_lnbwd.description import describe
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.functional import loaded
-from iree_lnbwd.operands import FROM_OUTPUT, GIVEN_OUTPUT, INPUT, MORE_GRAD_OUTPUTS, OPS, Kind
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import Target, targets
+from iree_lnbwd.ops.arguments import bind, results_type, rms_eps
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import FROM_OUTPUT, GIVEN_OUTPUT, INPUT, MORE_GRAD_OUTPUTS, OPS, Kind
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.ops import CLASSES
 from iree_lnbwd.schedules import FewRows, Forward, OnePass, Schedule, TwoPass
-from iree_lnbwd.targets import Target, targets
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb.description import describe
 
 EMULATED = tuple(t for t in targets() if t.backend != "cpu")
 _CASES_OF_A_SPEC = 6  # about: a new spec takes a compilation

@@ -17,10 +17,10 @@ import numpy as np
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec, reference
-from iree_lnbwd.arguments import Array, BoundCall, Results, bind, rms_eps
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
-from iree_lnbwd.operands import (
+from iree_lnbwd.ops.arguments import Array, BoundCall, Results, bind, rms_eps
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     INPUT,
     MORE_GRAD_OUTPUTS,
@@ -30,8 +30,8 @@ from iree_lnbwd.operands import (
     Op,
     names,
 )
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.runtime.ops import CLASSES
-from iree_lnbwd.spec import LEAST_WEIGHT
 
 torch: Any = None
 with contextlib.suppress(ImportError):

@@ -16,9 +16,9 @@ from fuzz_draw import EPS, OFFSETS, Case, Failure, array_of
 from torch import Tensor, nn
 
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import Array, bind, rms_eps
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, Op, names
+from iree_lnbwd.ops.arguments import Array, bind, rms_eps
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, Op, names
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm
 
 _DTYPES = {

@@ -33,9 +33,9 @@ from fuzz_draw import (
 )
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd.arguments import Array, bind, results_of
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import (
+from iree_lnbwd.ops.arguments import Array, bind, results_of
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OPS,

@@ -27,9 +27,9 @@ from fuzz_draw import (
 )
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import bind
-from iree_lnbwd.operands import names
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import bind
+from iree_lnbwd.ops.operands import names
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from emulated_arrays import emulated_gpu

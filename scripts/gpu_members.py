@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_lnbwd import NormSpec, runtime
-from iree_lnbwd.arguments import DEFAULT_EPS
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, OPS, RMS_NORM, RMS_NORM_BACKWARD
+from iree_lnbwd.ops.arguments import DEFAULT_EPS
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import (
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+)
 
 if TYPE_CHECKING:  # PyTorch is only there where they are timed
     from gpu_timing import Contender

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from iree_lnbwd.arguments import DEFAULT_EPS, rms_eps
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, rms_eps
 
 
 def layer_norm(x: Any, weight: Any, bias: Any) -> Any:

@@ -19,9 +19,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from iree_lnbwd import compiler, functional
-from iree_lnbwd.operands import OPS
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.calls import modules
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import OPS
+from iree_lnbwd.stores import shipping
 from iree_lnbwd.torch import native, overrides
 
 Check = Callable[[torch.device, int], bool]  # of a device and a seed: whether all is right
@@ -105,8 +106,8 @@ def _run(check: Check, device_type: str, seed: int) -> int:
 def _compile(target_name: str, folder: Path) -> int:
     """What this process has called, for another target."""
     target = find_target(target_name)
-    specs = dict.fromkeys(spec for spec, _ in functional.in_use())
+    specs = dict.fromkeys(spec for spec, _ in modules.in_use())
     for number, spec in enumerate(specs, start=1):
-        made = compiler.compile(spec, target.name, folder)
+        made = shipping.compile(spec, target.name, folder)
         print(f"{number}/{len(specs)} {made.path.name}", flush=True)
     return 0

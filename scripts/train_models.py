@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from iree_lnbwd import NormSpec
 from iree_lnbwd import torch as ours
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 
 BASELINE, OURS, IN_PLACE = "PyTorch", "iree-lnbwd", "iree-lnbwd enable()"
 

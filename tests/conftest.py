@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from iree_lnbwd import DeviceError, runtime
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DeviceUri
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So a shell starts what runs in the background; what the tests interrupt would inherit it.
@@ -161,7 +161,7 @@ def ours_at_all_sizes(
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
     import iree_lnbwd.torch as lnbwd
-    from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+    from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
     from iree_lnbwd.torch import overrides
 
     monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)

@@ -11,12 +11,12 @@ from unittest import mock
 import numpy as np
 from emulated_driver import EmulatedDriver
 
-from iree_lnbwd import functional
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.calls import modules
 from iree_lnbwd.emulator.memory import Buffer
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import dlpack
-from iree_lnbwd.targets import Target
 
 _CUDA = 2  # kDLCUDA
 _NAME, _VERSIONED = b"dltensor", b"dltensor_versioned"
@@ -167,8 +167,8 @@ def emulated_gpu(target: Target) -> Iterator[Namespace]:
     driver = EmulatedDriver(target.backend)
     with (
         mock.patch.object(gpu_module, "Driver", return_value=driver),
-        mock.patch.object(functional, "target_of", return_value=target),
+        mock.patch.object(modules, "target_of", return_value=target),
     ):
-        functional.loaded.cache_clear()
+        modules.loaded.cache_clear()
         yield Namespace(driver)
-        functional.loaded.cache_clear()
+        modules.loaded.cache_clear()

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.emulator.executables import Export
 from iree_lnbwd.emulator.executor import Executor
 from iree_lnbwd.emulator.launch import Binding, Launch
 from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
 from iree_lnbwd.emulator.module import EXECUTORS, FORMATS
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.vmfb.executables import Export
 
 
 class Uploaded(NamedTuple):

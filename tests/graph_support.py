@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import Array, bind
 from iree_lnbwd.graph import (
     Graph,
     LayernormAttributes,
@@ -21,6 +20,7 @@ from iree_lnbwd.graph import (
 )
 from iree_lnbwd.graph.calls import calls_of
 from iree_lnbwd.graph.tensors import memory_order
+from iree_lnbwd.ops.arguments import Array, bind
 
 EPS = 1e-5
 TRAINING, INFERENCE = NormFwdPhase.TRAINING, NormFwdPhase.INFERENCE

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulator.executables import Export
 from iree_lnbwd.emulator.hal import Hal, Span, View, _Loaded, _text
 from iree_lnbwd.emulator.launch import Launch, Unknown
 from iree_lnbwd.emulator.memory import GlobalMemory
 from iree_lnbwd.emulator.module import ELEMENT_TYPES
 from iree_lnbwd.emulator.vm import Program, Steps
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime.host_library import PLAIN, HostLibraries
+from iree_lnbwd.vmfb.executables import Export
 
 
 class _Nothing:

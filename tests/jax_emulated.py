@@ -17,11 +17,13 @@ import pytest
 from native_driver import NativeDriver
 from support import built, without_few_rows
 
-from iree_lnbwd import NormSpec, functional, jax_native, runtime
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd import NormSpec, runtime
+from iree_lnbwd.calls import modules
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.jax import native as jax_native
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime import gpu_module
-from iree_lnbwd.targets import find_target
 
 NAME = "iree_lnbwd_emulated"  # beside the custom call of the CPU
 
@@ -41,7 +43,7 @@ class EmulatedGpu:
         self.platforms = jax_native.platforms
 
     def load(self, spec: NormSpec, uri: Any, compiling: Any) -> Any:
-        """As `functional.loaded`."""
+        """As `modules.loaded`."""
         assert uri.driver == "cuda"
         self.loaded.append(spec)
         target = find_target("sm_90")
@@ -77,7 +79,7 @@ def emulated_gpu(*, has_graphs: bool = False) -> Iterator[EmulatedGpu]:
     found = EmulatedGpu(has_graphs=has_graphs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_module, "Driver", lambda uri: found.driver)
-        patch.setattr(functional, "loaded", found.load)
+        patch.setattr(modules, "loaded", found.load)
         patch.setattr(jax_native, "TARGET", NAME)
         patch.setattr(jax_native, "_is_registered", lambda platform: True)
         patch.setattr(jax_native, "_gpus", lambda: (DeviceUri("cuda", 0),))

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from iree_lnbwd import NormSpec, jax_native
+from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
 from iree_lnbwd.jax import calls
+from iree_lnbwd.jax import native as jax_native
 
 COLUMNS = 16
 _LAUNCHED = calls._launched

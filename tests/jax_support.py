@@ -12,11 +12,11 @@ import numpy as np
 
 from iree_lnbwd import NormSpec, reference
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.arguments import bind
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.jax import calls
-from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, names
-from iree_lnbwd.spec import check_number
+from iree_lnbwd.ops.arguments import bind
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, names
+from iree_lnbwd.ops.spec import check_number
 from iree_lnbwd.verification.matrix import random_call
 
 COLUMNS, EPS = 48, 1e-3

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from emulated_driver import EmulatedDriver, EmulatedLaunch
 
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.runtime.gpu_driver import _KernelNode
 
 CONTEXT = 1

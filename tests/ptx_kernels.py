@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Binding, GlobalMemory, Launch, PtxExecutor
 from iree_lnbwd.emulator.launch import Dim3
 from iree_lnbwd.emulator.memory import Buffer
+from iree_lnbwd.ops.arguments import Array
 
 # %rd<n> holds the address of buffer n, %r0 the thread's number in its workgroup, %r1 the
 # workgroup's number, and %rd20 four times the thread's number in the launch.

@@ -15,7 +15,7 @@ BEGIN = """
 import json, os, sys, time, warnings
 import numpy as np
 import iree_lnbwd as lnbwd
-from iree_lnbwd import iree_compile
+from iree_lnbwd.compiling import iree_compile
 {imports}
 compiled, run = [], iree_compile.run
 

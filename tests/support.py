@@ -13,18 +13,20 @@ from typing import Any
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, cache, compiler, reference, schedules
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, NormOutput, Results, bind
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulated import EmulatedNorm
+from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, reference, schedules
+from iree_lnbwd.compiling import compiler
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.module import Edit
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS, names
+from iree_lnbwd.hardware.targets import Target, find_target
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, Array, BoundCall, NormOutput, Results, bind
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.reference import F64
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import Forward, OnePass, Schedule
-from iree_lnbwd.targets import Target, find_target
+from iree_lnbwd.stores import cache
 from iree_lnbwd.verification import matrix, verify
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.verification.judge import Judgement
 
 SEED_VARIABLE = "LNBWD_TEST_SEED"

@@ -50,7 +50,7 @@ def threads_of_a_call():
     (key,) = [
         key
         for key, device in iree_module._DEVICES._of_this_process.items()
-        if device is iree_module._DEVICES.open(lnbwd.functional._HOST)
+        if device is iree_module._DEVICES.open(lnbwd.calls.calling._HOST)
     ]
     return key.threads.number
 """

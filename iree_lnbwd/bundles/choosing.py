@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from iree_lnbwd.bundles.index import Member
-from iree_lnbwd.cache import standing_in
-from iree_lnbwd.devices import DeviceUri, cpu_features, gpu_of, host_cpu, target_of
-from iree_lnbwd.products import product_of_device
-from iree_lnbwd.targets import TARGETS, Target, generic_targets
+from iree_lnbwd.hardware.devices import DeviceUri, cpu_features, gpu_of, host_cpu, target_of
+from iree_lnbwd.hardware.products import product_of_device
+from iree_lnbwd.hardware.targets import TARGETS, Target, generic_targets
+from iree_lnbwd.stores.cache import standing_in
 
 _NO_RANK = len(TARGETS)
 

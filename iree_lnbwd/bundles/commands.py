@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.ops.spec import NormSpec
 
 
 def adding(spec: NormSpec, target: str, path: Path) -> str:

@@ -18,11 +18,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from iree_lnbwd import artifact, files
-from iree_lnbwd.artifact import Manifest
 from iree_lnbwd.bundles import index
 from iree_lnbwd.bundles.index import Member, StoredFile
+from iree_lnbwd.disk import files
 from iree_lnbwd.errors import ArtifactError, one_line, shown
+from iree_lnbwd.vmfb import artifact
+from iree_lnbwd.vmfb.artifact import Manifest
 
 _INDEX = "index.json"
 _MOST_INDEX_BYTES = 1 << 26

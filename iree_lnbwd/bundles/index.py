@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iree_lnbwd import artifact
+from iree_lnbwd.disk.json_values import int_of, object_of, of_type, parsed, wrong
 from iree_lnbwd.errors import ArtifactError, one_line, shown
-from iree_lnbwd.json_values import int_of, object_of, of_type, parsed, wrong
-from iree_lnbwd.products import PRODUCTS
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import TARGETS, Target, find_target
+from iree_lnbwd.hardware.products import PRODUCTS
+from iree_lnbwd.hardware.targets import TARGETS, Target, find_target
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.vmfb import artifact
 
 FORMAT = "iree-lnbwd bundle"
 VERSION = 1

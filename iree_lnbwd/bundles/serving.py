@@ -10,13 +10,13 @@ from pathlib import Path
 from iree_lnbwd.bundles import choosing, commands
 from iree_lnbwd.bundles.container import BundleFile
 from iree_lnbwd.bundles.index import Member
-from iree_lnbwd.description import open_module
-from iree_lnbwd.devices import DeviceUri, target_of
 from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.hardware.devices import DeviceUri, target_of
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.loading import load_opened, shared_bytes
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
+from iree_lnbwd.vmfb.description import open_module
 
 VARIABLE = "IREE_LNBWD_BUNDLE"
 

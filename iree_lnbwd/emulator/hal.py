@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iree_lnbwd.emulator.executables import Export, exports_of_executable
 from iree_lnbwd.emulator.executor import Executor
 from iree_lnbwd.emulator.launch import Binding, Bytes, Launch
 from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
 from iree_lnbwd.emulator.vm import Imports, Steps, VmError
+from iree_lnbwd.vmfb.executables import Export, exports_of_executable
 
 _WHOLE = (1 << 64) - 1  # a length that means "to the end"
 _MOVED_IN_STEP, _READ_IN_STEP = 1 << 16, 1 << 5  # bytes that the host moves, and of code

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor, disassemble
-from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.emulator.executor import Executor
 from iree_lnbwd.emulator.hal import Hal, Span, View
 from iree_lnbwd.emulator.launch import Array, Binding, Fault, Launch, Unknown
 from iree_lnbwd.emulator.memory import GlobalMemory
 from iree_lnbwd.emulator.ptx import PtxExecutor
 from iree_lnbwd.emulator.vm import Program, Steps, imported
+from iree_lnbwd.vmfb.executables import exports
 
 # iree/hal/buffer_view.h: iree_hal_element_types_t.
 ELEMENT_TYPES: Mapping[str, int] = {

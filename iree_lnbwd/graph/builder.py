@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import graph_json
 from iree_lnbwd.graph.attributes import (
@@ -38,7 +37,8 @@ from iree_lnbwd.graph.tensors import (
     packed_stride,
     rounded,
 )
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.ops.spec import NormSpec
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from iree_lnbwd.graph import ordering
 from iree_lnbwd.graph.inference import epsilon_of
 from iree_lnbwd.graph.nodes import RMSNORM_BACKWARD, GraphAttributes, Node, Port
 from iree_lnbwd.graph.tensors import TensorAttributes, is_packed, memory_order
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, Kind, names
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, Kind, names
+from iree_lnbwd.ops.spec import NormSpec
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from iree_lnbwd.disk.json_values import int_of, object_of, of_type, parsed, wrong
 from iree_lnbwd.errors import one_line
 from iree_lnbwd.graph.attributes import NormFwdPhase
 from iree_lnbwd.graph.nodes import KINDS, RMSNORM, GraphAttributes, Node, NodeKind, Port
@@ -19,8 +20,7 @@ from iree_lnbwd.graph.tensors import (
     TensorAttributes,
     rounded,
 )
-from iree_lnbwd.json_values import int_of, object_of, of_type, parsed, wrong
-from iree_lnbwd.spec import MOST_DIMENSIONS
+from iree_lnbwd.ops.spec import MOST_DIMENSIONS
 
 _TYPES = ("compute_data_type", "io_data_type", "intermediate_data_type")
 _UNSET = "unset"

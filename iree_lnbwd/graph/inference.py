@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from iree_lnbwd.arguments import DEFAULT_EPS
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import ordering
 from iree_lnbwd.graph.attributes import NormFwdPhase
@@ -23,8 +22,9 @@ from iree_lnbwd.graph.tensors import (
     overlaps,
     packed_stride,
 )
-from iree_lnbwd.operands import Kind
-from iree_lnbwd.spec import MOST_COLUMNS, MOST_ROWS, check_eps
+from iree_lnbwd.ops.arguments import DEFAULT_EPS
+from iree_lnbwd.ops.operands import Kind
+from iree_lnbwd.ops.spec import MOST_COLUMNS, MOST_ROWS, check_eps
 
 _Tensors = dict[int, TensorAttributes]
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from iree_lnbwd.errors import plain
 from iree_lnbwd.graph.attributes import NormFwdPhase
 from iree_lnbwd.graph.tensors import DataType, TensorAttributes
-from iree_lnbwd.operands import (
+from iree_lnbwd.ops.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RMS_NORM,

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd import functional
-from iree_lnbwd.arguments import results_of
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.calls import modules
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import arrays
 from iree_lnbwd.graph.calls import Call, calls_of
 from iree_lnbwd.graph.nodes import GraphAttributes, listed, short
 from iree_lnbwd.graph.ordering import producers
 from iree_lnbwd.graph.tensors import TensorAttributes
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import results_of
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.storage import Extent, check_apart
 
@@ -37,7 +37,7 @@ class Plan:
         """
         self.device = device
         self._calls = calls_of(graph)
-        self._modules = tuple(functional.loaded(call.spec, device) for call in self._calls)
+        self._modules = tuple(modules.loaded(call.spec, device) for call in self._calls)
         self._tensors = graph.by_uid()
         written = producers(graph.nodes)
         used = {uid for node in graph.nodes for uid in node.uids.values()}

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd import dtypes
 from iree_lnbwd.errors import shown
-from iree_lnbwd.spec import MOST_DIMENSIONS, check_number
+from iree_lnbwd.ops import dtypes
+from iree_lnbwd.ops.spec import MOST_DIMENSIONS, check_number
 
 LEAST_UID, MOST_UID = -(2**63), 2**63 - 1  # they are int64 there
 

@@ -13,10 +13,10 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from iree_lnbwd import jax_native
 from iree_lnbwd.jax import formulas
-from iree_lnbwd.operands import Kind, names
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.jax import native as jax_native
+from iree_lnbwd.ops.operands import Kind, names
+from iree_lnbwd.ops.spec import NormSpec
 
 Arrays = tuple[jax.Array, ...]
 

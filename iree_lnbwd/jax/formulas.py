@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import names
-from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import names
+from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 
 
 def compute(spec: NormSpec, *arrays: jax.Array) -> tuple[jax.Array, ...]:

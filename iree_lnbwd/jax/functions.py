@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iree_lnbwd.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import shown
 from iree_lnbwd.jax.norms import Way, normalize
-from iree_lnbwd.operands import LAYER_NORM, RMS_NORM, Op, names
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, Op, names
 
 
 def layer_norm(
@@ -32,7 +32,7 @@ def layer_norm(
     Each result is rounded once.
 
     On NVIDIA GPUs both directions are kernels of this package, on XLA's stream, without a copy. On
-    the CPU, large ones are its modules, in XLA's own memory (``jax_native.is_faster``). The first
+    the CPU, large ones are its modules, in XLA's own memory (``native.is_faster``). The first
     call for a row length, element types and a device compiles a module. This takes about a second
     and is logged; the module is kept on disk. Else, and for more than 2**31 rows, XLA compiles the
     same formulas.

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.jax import calls
-from iree_lnbwd.operands import OPS, RESIDUAL, RESIDUAL_OUTPUT, names
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import OPS, RESIDUAL, RESIDUAL_OUTPUT, names
+from iree_lnbwd.ops.spec import NormSpec
 
 Arrays = tuple[jax.Array, ...]
 

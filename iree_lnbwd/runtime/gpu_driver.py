@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.emulator.executables import Export
 from iree_lnbwd.errors import NOT_IN_A_CHILD, DeviceError
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.vmfb.executables import Export
 
 _LIBRARIES = MappingProxyType({"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"})
 

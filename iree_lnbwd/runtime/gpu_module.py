@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.arguments import BoundCall, GpuArray, Results, results_of, results_type
-from iree_lnbwd.description import OpenedModule
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import Operand, names
-from iree_lnbwd.raw_interface import storage_name
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import BoundCall, GpuArray, Results, results_of, results_type
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import Operand, names
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
 from iree_lnbwd.runtime.storage import Extent, check_apart
 from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_aligned
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.vmfb.description import OpenedModule
+from iree_lnbwd.vmfb.raw_interface import storage_name
 
 _BYTE = np.dtype(np.uint8)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from iree_lnbwd import folders
+from iree_lnbwd.disk import folders
 
 _ELF = b"\x7fELF"
 _QUERY = "iree_hal_executable_library_query"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import ArtifactError, DeviceError
-from iree_lnbwd.launches import LaunchPlans, count_of
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.host_library import (
     ENVIRONMENT,
     PLAIN,
@@ -22,7 +22,7 @@ from iree_lnbwd.runtime.host_library import (
     HostLibraries,
     Workgroup,
 )
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.vmfb.launches import LaunchPlans, count_of
 
 _SCRATCH_BYTES = 64  # each piece of scratch is rounded up to a multiple: a line of the cache
 _SEQUENCES_KEPT = 64  # of a module: numbers of rows

@@ -17,14 +17,14 @@ import iree.runtime as rt
 import numpy as np
 from iree.runtime.dtypes import map_dtype_to_hal_element_type
 
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.description import OpenedModule, vm_module
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import IREE_ERRORS, NOT_IN_A_CHILD, DeviceError, reason
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import TensorType
 from iree_lnbwd.runtime import host_threads
 from iree_lnbwd.runtime.host_threads import HostThreads
-from iree_lnbwd.spec import TensorType
+from iree_lnbwd.vmfb.description import OpenedModule, vm_module
 
 _HOST = DeviceUri.parse(DEFAULT_DEVICE)
 _ON_THE_CALLERS_THREAD = DeviceUri.parse("local-sync")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from iree_lnbwd import artifact, notices
-from iree_lnbwd.artifact import Manifest
-from iree_lnbwd.description import Description, OpenedModule, open_module
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri, host_cpu, target_of
-from iree_lnbwd.emulator import executables
+from iree_lnbwd import notices
 from iree_lnbwd.errors import ArtifactError, DeviceError
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri, host_cpu, target_of
+from iree_lnbwd.hardware.targets import Target, find_target, generic_targets, older_targets
 from iree_lnbwd.runtime.iree_module import open_device
 from iree_lnbwd.runtime.op import Norm
 from iree_lnbwd.runtime.ops import CLASSES
-from iree_lnbwd.targets import Target, find_target, generic_targets, older_targets
+from iree_lnbwd.vmfb import artifact, executables
+from iree_lnbwd.vmfb.artifact import Manifest
+from iree_lnbwd.vmfb.description import Description, OpenedModule, open_module
 
 
 def load(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Norm:

@@ -8,7 +8,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from iree_lnbwd import notices
-from iree_lnbwd.arguments import (
+from iree_lnbwd.errors import DeviceError, counted
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import (
     Array,
     BoundCall,
     Options,
@@ -18,12 +20,9 @@ from iree_lnbwd.arguments import (
     results_type,
     variant,
 )
-from iree_lnbwd.description import OpenedModule
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.errors import DeviceError, counted
-from iree_lnbwd.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
-from iree_lnbwd.raw_interface import storage_name
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
+from iree_lnbwd.ops.spec import check_number, check_output_mask
 from iree_lnbwd.runtime import storage
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
@@ -33,7 +32,8 @@ from iree_lnbwd.runtime.host_module import HostModule, HostSequence, address_of
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
 from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, LaunchSequence
 from iree_lnbwd.schedules import host_alignment
-from iree_lnbwd.spec import check_number, check_output_mask
+from iree_lnbwd.vmfb.description import OpenedModule
+from iree_lnbwd.vmfb.raw_interface import storage_name
 
 _log = logging.getLogger(__name__)
 _MOST_SMALL = 1 << 17  # elements: more are worth waking threads

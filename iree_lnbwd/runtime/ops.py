@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from iree_lnbwd.arguments import LayerNormGrads, NormOutput, RmsNormGrads, gradients_of
-from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
+from iree_lnbwd.ops.arguments import LayerNormGrads, NormOutput, RmsNormGrads, gradients_of
+from iree_lnbwd.ops.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 from iree_lnbwd.runtime.op import Norm
 
-# Each call takes the arguments of the function in `functional` without ``normalized_shape`` and
+# Each call takes the arguments of a method of `calls.norms.Norms` but ``normalized_shape`` and
 # ``weight_offset``, which the module has. ``output_mask`` and ``eps`` are None, or what the module
 # was compiled for. ``out`` and the errors are those of `Norm._call`.
 

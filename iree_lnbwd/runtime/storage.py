@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from iree_lnbwd import dtypes
-from iree_lnbwd.arguments import Array, GpuArray, Results, results_type
 from iree_lnbwd.errors import counted
-from iree_lnbwd.operands import Op
-from iree_lnbwd.raw_interface import storage_name
+from iree_lnbwd.ops import dtypes
+from iree_lnbwd.ops.arguments import Array, GpuArray, Results, results_type
+from iree_lnbwd.ops.operands import Op
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.vmfb.raw_interface import storage_name
 
 
 class Extent(NamedTuple):

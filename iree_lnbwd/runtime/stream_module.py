@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulator.executables import exports
 from iree_lnbwd.errors import ArtifactError
-from iree_lnbwd.launches import LaunchPlans, Plan, count_of
-from iree_lnbwd.operands import WEIGHT
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import WEIGHT
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.vmfb.executables import exports
+from iree_lnbwd.vmfb.launches import LaunchPlans, Plan, count_of
 
 ACCESS_BYTES = 16  # alignment that kernels may assume for the address of a row
 _SCRATCH_BYTES = 256  # each piece of scratch is rounded up to a multiple

@@ -11,7 +11,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from iree_lnbwd.products import Product
+from iree_lnbwd.hardware.products import Product
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.choosing import alternatives, completed
 from iree_lnbwd.schedules.elements import WHOLE_LINES, across_borders, vector_of
 from iree_lnbwd.schedules.finalize import with_finalize
@@ -20,8 +22,6 @@ from iree_lnbwd.schedules.one_pass import AHEAD_OF_LATER_SUMS, OnePass
 from iree_lnbwd.schedules.rules import MOST_BUSY, RESERVED_BYTES, alike, touched_columns
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
 
 # What is worth a try: rules of thumb, where nothing else is said.
 _MOST_ELEMENTS = 32  # of a row, a thread's

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import NormSpec
 
 # Bytes: the widest global access, of NVIDIA (PTX ISA, ld.v4.b32) and of AMD (global_load_dwordx4).
 _ACCESS_BYTES = 16

@@ -6,11 +6,11 @@ from dataclasses import replace
 from math import gcd
 from typing import TypeVar
 
-from iree_lnbwd.products import Product
+from iree_lnbwd.hardware.products import Product
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.two_pass import TwoPass
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
 
 _MOST_SLICES = 32  # of the partial rows, one for each thread of a column: a rule of thumb
 _MOST_ROWS = 16  # partial rows in a thread's registers at once: a rule of thumb

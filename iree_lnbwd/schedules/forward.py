@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import counted
-from iree_lnbwd.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
-from iree_lnbwd.products import Product
+from iree_lnbwd.hardware.products import Product
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.rules import (
     FEWEST_THREADS,
@@ -20,8 +22,6 @@ from iree_lnbwd.schedules.rules import (
     registers_of_thread,
     resident_rule,
 )
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
 
 # Rules for all GPUs, from 7021 schedules of 71 widths from 64 to 65536, on an H200.
 # Elements of a row that a thread has at best, by their bytes.

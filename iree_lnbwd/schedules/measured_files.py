@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from iree_lnbwd import files
-from iree_lnbwd.products import Product, find_product
+from iree_lnbwd.disk import files
+from iree_lnbwd.hardware.products import Product, find_product
 from iree_lnbwd.schedules.measured import Key, Run, merged
 from iree_lnbwd.schedules.measured_json import from_text, to_text
 from iree_lnbwd.schedules.one_pass import OnePass

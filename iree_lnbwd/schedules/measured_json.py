@@ -6,9 +6,9 @@ import json
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+from iree_lnbwd.disk.json_values import date_of, int_of, object_of, of_type, positive_of, wrong
 from iree_lnbwd.errors import one_line
-from iree_lnbwd.json_values import date_of, int_of, object_of, of_type, positive_of, wrong
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.schedules.measured import Key, Measurement, Run
 from iree_lnbwd.schedules.one_pass import OnePass
 

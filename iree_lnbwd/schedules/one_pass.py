@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import WHOLE_LINES, words
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.rules import (
@@ -24,8 +26,6 @@ from iree_lnbwd.schedules.rules import (
     touched_columns,
     wait_by_themselves,
 )
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
 
 _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.async": .cg)
 _SECTOR_BYTES = 32  # that the L2 cache reads and writes together

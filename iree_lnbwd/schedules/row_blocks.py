@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
 
 # More than was ever the fastest: of elements at a time, which the compiler writes out, of rows that
 # a cache can keep, and of workgroups, each of which leaves a partial row.

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Protocol
 
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.schedules.elements import words
-from iree_lnbwd.spec import MOST_ROWS, NormSpec
-from iree_lnbwd.targets import Target
 
 MOST_NUMBER = 2**31 - 1  # of a schedule: kernels count in 32 bits
 _MAY_BE_ZERO = ("ahead", "slots", "most_few_rows")

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any, get_type_hints
 
+from iree_lnbwd.disk.json_values import of_type, wrong
 from iree_lnbwd.errors import shown
-from iree_lnbwd.json_values import of_type, wrong
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.one_pass import OnePass
@@ -15,7 +16,6 @@ from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.rules import MOST_NUMBER, least_numbers
 from iree_lnbwd.schedules.two_pass import TwoPass
 from iree_lnbwd.schedules.whole_tensors import WholeTensors
-from iree_lnbwd.spec import NormSpec
 
 # Bytes: the alignment that IREE's own CPU code assumes (IREE_HAL_HEAP_BUFFER_ALIGNMENT).
 _IREE_ALIGNMENT = 64

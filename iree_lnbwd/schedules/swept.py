@@ -14,12 +14,12 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from iree_lnbwd import files
+from iree_lnbwd.disk import files
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.measured_files import DATA
 from iree_lnbwd.schedules.measured_json import FOLLOWING
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.two_pass import TwoPass
-from iree_lnbwd.spec import NormSpec
 
 _KEPT = 2  # schedules of each form and cell
 _MOST_BYTES = 1 << 20  # of such a file, several times its real size: a rule of thumb

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.rules import (
     elements_rule,
     first_broken,
@@ -13,8 +15,6 @@ from iree_lnbwd.schedules.rules import (
     out_of_bounds,
     terms_rule,
 )
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
 
 
 @dataclass(frozen=True)

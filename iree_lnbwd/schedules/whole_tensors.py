@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.ops.spec import NormSpec
 
 
 @dataclass(frozen=True)

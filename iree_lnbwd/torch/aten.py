@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from iree_lnbwd.arguments import NormOutput, Results, results_of
-from iree_lnbwd.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
-from iree_lnbwd.spec import LEAST_WEIGHT
-from iree_lnbwd.torch import kinds
-from iree_lnbwd.torch.kinds import TensorKind, kind
+from iree_lnbwd.ops.arguments import NormOutput, Results, results_of
+from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
+from iree_lnbwd.torch import supported
+from iree_lnbwd.torch.supported import TensorKind, kind
 
 
 def pytorchs(
@@ -36,7 +36,7 @@ def pytorchs(
     assert eps is not None
     assert not weight_offset
     of_input, of_weight, of_bias = kind(input), kind(weight), kind(bias)
-    kinds.check("input", input=of_input, weight=of_weight, bias=of_bias)
+    supported.check("input", input=of_input, weight=of_weight, bias=of_bias)
     if _takes_kinds(of_input, of_weight, of_bias):
         output, mean, rstd = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
         return NormOutput(output, mean, rstd, None)
@@ -70,10 +70,10 @@ def norm(
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
     """
-    given = kinds.given(op, tensors)
+    given = supported.given(op, tensors)
     total, residual = given["input"], given.get("residual")
     if residual is not None:
-        sums = kinds.wide(total.dtype)
+        sums = supported.wide(total.dtype)
         total = (total.to(sums) + residual.to(sums)).to(residual.dtype)
     parameters = (given.get("weight"), given.get("bias"))
     output, mean, rstd = normalized(op, total, *parameters, normalized_shape, eps, weight_offset)
@@ -92,7 +92,7 @@ def normalized(
     weight_offset: float,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Output, mean and rstd in the type of sums; the mean is None of an op that has none."""
-    sums = kinds.wide(input.dtype)
+    sums = supported.wide(input.dtype)
     x = input.to(sums)
     gamma = None if weight is None else weight.to(sums) + weight_offset
     if op.centres:
@@ -122,9 +122,9 @@ def gradients(
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
     """
-    given = kinds.given(op, tensors)
+    given = supported.given(op, tensors)
     data, weight, residual = given[op.data.name], given.get("weight"), given.get("grad_residual")
-    sums, dims = kinds.wide(data.dtype), tuple(range(-len(normalized_shape), 0))
+    sums, dims = supported.wide(data.dtype), tuple(range(-len(normalized_shape), 0))
     dy = _gradient_of_output(given, data.dtype)
     gamma = None if weight is None else weight.to(sums) + weight_offset
     if op.from_output:
@@ -158,7 +158,7 @@ def _gradient_of_output(given: Mapping[str, Tensor], dtype: torch.dtype) -> Tens
     first, *more = (
         given[name] for name in names((GRAD_OUTPUT, *MORE_GRAD_OUTPUTS)) if name in given
     )
-    sums = kinds.wide(dtype)
+    sums = supported.wide(dtype)
     stored = dtype if first.dtype == dtype else sums
     total = first.to(sums)
     for gradient in more:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd.arguments import NormOutput, results_of
-from iree_lnbwd.operands import Op, names
+from iree_lnbwd.ops.arguments import NormOutput, results_of
+from iree_lnbwd.ops.operands import Op, names
 from iree_lnbwd.runtime.frameworks import pytorch
-from iree_lnbwd.torch import aten, kernels, kinds, sharding
-from iree_lnbwd.torch.norms import Norm
+from iree_lnbwd.torch import aten, sharding, supported, tensor_calls
+from iree_lnbwd.torch.operator_table import Norm
 
 INPUT_NOT_SAVED = (
     "memory_efficient: expected a backward that is not differentiated itself, got "
@@ -55,7 +55,7 @@ class NormFunction(torch.autograd.Function):
         ctx.mark_non_differentiable(*(s for s in (mean, rstd) if s is not None))
         if options.memory_efficient:
             data, mean = results.output, None
-        elif rstd.dtype in kinds.HALF:
+        elif rstd.dtype in supported.HALF:
             # PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
             mean = rstd = None
         ctx.save_for_backward(data, mean, rstd, given["weight"], given.get("bias"))
@@ -99,7 +99,7 @@ def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> 
     if not norm.own_forward:  # ATen's instead of the operator again, so that a compiler may fuse it
         return aten.pytorchs(norm.op, tensors, *options[:3])
     if _are_plain(*tensors):
-        return kernels.forward(norm.op, tensors, *options[:3])
+        return tensor_calls.forward(norm.op, tensors, *options[:3])
     sharding.register()
     given = dict(zip(norm.all_arguments, tensors, strict=True))
     with torch._C._AutoDispatchBelowAutograd():
@@ -138,7 +138,7 @@ def _gradients(
     tensors = tuple(map(given.get, gradients.arguments))  # autograd adds up those of several uses
     dims, eps, weight_offset, _ = options
     if _are_plain(*tensors):
-        return kernels.backward(op, tensors, dims, mask, eps, weight_offset)
+        return tensor_calls.backward(op, tensors, dims, mask, eps, weight_offset)
     sharding.register()
     found: Sequence[Tensor | None] = gradients.operator(*tensors, dims, mask, eps, weight_offset)
     return found

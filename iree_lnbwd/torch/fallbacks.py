@@ -7,12 +7,13 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from iree_lnbwd import functional, notices
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import notices
+from iree_lnbwd.calls import modules
+from iree_lnbwd.calls.modules import Compiling
 from iree_lnbwd.errors import CompileError, one_line
-from iree_lnbwd.functional import Compiling
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime import Norm
-from iree_lnbwd.spec import NormSpec
 
 _log = logging.getLogger(__package__)
 
@@ -31,7 +32,7 @@ class Refusals:
         self._computed = _Calls()
 
     def load(self, spec: NormSpec, uri: DeviceUri, compiling: Compiling) -> Norm:
-        """`functional.loaded`, which is not asked again for what it did not have.
+        """`modules.loaded`, which is not asked again for what it did not have.
 
         Raises:
             CompileError: There is no such module.
@@ -43,7 +44,7 @@ class Refusals:
         if (reason := self._reasons.get(key)) is not None:
             raise CompileError(reason)
         try:
-            return functional.loaded(spec, uri, compiling)
+            return modules.loaded(spec, uri, compiling)
         except CompileError as error:
             self._reasons[key] = str(error)
             raise

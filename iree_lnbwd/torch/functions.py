@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from iree_lnbwd.arguments import DEFAULT_EPS
+from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.torch import sharding
 from iree_lnbwd.torch.jagged import by_values, is_jagged
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.torch.modules import check_model
 from iree_lnbwd.torch.replacement.replace import replace_norms
 from iree_lnbwd.torch.warmup import specs

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd.arguments import DEFAULT_EPS
-from iree_lnbwd.spec import check_number
+from iree_lnbwd.ops.arguments import DEFAULT_EPS
+from iree_lnbwd.ops.spec import check_number
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from iree_lnbwd.torch.inductor import switch
 

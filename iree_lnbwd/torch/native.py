@@ -24,19 +24,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from iree_lnbwd import folders, notices
-from iree_lnbwd.arguments import Options
-from iree_lnbwd.functional import HostCall
-from iree_lnbwd.native_calls import NativeCall, native_call, native_host_call
-from iree_lnbwd.native_libraries import OWN_COPIES, THREADS, NativeLibrary
-from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op, Operand, names
+from iree_lnbwd import notices
+from iree_lnbwd.calls.calling import HostCall
+from iree_lnbwd.disk import folders
+from iree_lnbwd.disk.user_folders import UnusableError
+from iree_lnbwd.native.calls import NativeCall, native_call, native_host_call
+from iree_lnbwd.native.libraries import OWN_COPIES, THREADS, NativeLibrary
+from iree_lnbwd.ops.arguments import Options
+from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op, Operand, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
-from iree_lnbwd.torch import kinds
-from iree_lnbwd.torch.norms import AUTOCAST, GRADIENTS, NORMS
-from iree_lnbwd.user_folders import UnusableError
+from iree_lnbwd.torch import supported
+from iree_lnbwd.torch.operator_table import AUTOCAST, GRADIENTS, NORMS
 
-_HERE = Path(__file__).parent.parent
+_HERE = Path(__file__).parents[1] / "native"
 _SOURCES = (_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp")
 _HEADERS = tuple(
     _HERE / f"{name}.h"
@@ -215,7 +216,7 @@ def remember(
         known: Computes such calls; on a GPU, it is kept. What IREE's device runs stays in Python.
     """
     on_host = isinstance(known, HostCall)
-    key = (known, options, *map(kinds.kind, tensors)) if on_host else known
+    key = (known, options, *map(supported.kind, tensors)) if on_host else known
     with _remembering:
         if key in _remembered:
             return

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from iree_lnbwd.arguments import Results
-from iree_lnbwd.torch import aten, kernels
+from iree_lnbwd.ops.arguments import Results
+from iree_lnbwd.torch import aten, tensor_calls
 from iree_lnbwd.torch.autograd import NormFunction, Options, differentiable
 from iree_lnbwd.torch.inductor import switch
-from iree_lnbwd.torch.norms import (
+from iree_lnbwd.torch.operator_table import (
     AUTOCAST,
     BY_ATEN,
     CHECKED,
@@ -48,11 +48,11 @@ def _register(norm: Norm) -> None:
         return norm.returned(compute(norm.op, tensors, dims, eps, weight_offset))
 
     def without_autograd(*arguments: Any) -> tuple[Tensor, ...]:
-        return run(kernels.forward if norm.own_forward else aten.pytorchs, arguments)
+        return run(tensor_calls.forward if norm.own_forward else aten.pytorchs, arguments)
 
     def fake(*arguments: Any) -> tuple[Tensor, ...]:
         switch.observe()
-        return run(kernels.fake_forward if norm.own_forward else aten.pytorchs, arguments)
+        return run(tensor_calls.fake_forward if norm.own_forward else aten.pytorchs, arguments)
 
     def by_aten(*arguments: Any) -> tuple[Tensor, ...]:
         return run(aten.norm if norm.own_forward else aten.pytorchs, arguments)
@@ -79,11 +79,11 @@ def _register_gradients(gradients: Gradients) -> None:
     op, count = gradients.op, len(gradients.op.arguments)
 
     def run(*arguments: Any) -> Results:
-        return kernels.backward(op, arguments[:count], *arguments[count:])
+        return tensor_calls.backward(op, arguments[:count], *arguments[count:])
 
     def fake(*arguments: Any) -> Results:
         dims, mask, *_ = arguments[count:]
-        return kernels.fake_backward(op, arguments[:count], dims, mask)
+        return tensor_calls.fake_backward(op, arguments[:count], dims, mask)
 
     _library.define(gradients.schema(), tags=_TAGS)
     torch.library.register_fake(f"{NAMESPACE}::{gradients.name}", fake, lib=_library)

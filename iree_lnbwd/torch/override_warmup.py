@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from iree_lnbwd.torch import attempts, overrides
+from iree_lnbwd.torch import overrides, overrides_in_python
 
-_OPS = {getattr(torch.ops.aten, name).default: op for op, name in attempts.ATENS.items()}
+_OPS = {getattr(torch.ops.aten, name).default: op for op, name in overrides_in_python.ATENS.items()}
 
 
 class InPlace(TorchDispatchMode):
@@ -33,5 +33,5 @@ class InPlace(TorchDispatchMode):
         """
         op = _OPS.get(function)
         if op is not None and overrides.is_in_place(arguments[0].device.type, op):
-            return attempts.compute(op, *arguments)
+            return overrides_in_python.compute(op, *arguments)
         return function(*arguments, **(named or {}))

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 
 from iree_lnbwd import notices
-from iree_lnbwd.operands import OPS, Op
+from iree_lnbwd.ops.operands import OPS, Op
 from iree_lnbwd.torch import native
-from iree_lnbwd.torch.attempts import ATENS, RECORD
 from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.override_status import Calls, Operator, Status
+from iree_lnbwd.torch.overrides_in_python import ATENS, RECORD
 
 _OURS = "torch_overrides.cpp"  # where PyTorch's dispatcher says that our kernels are from
 _KEYS = {"cuda": "CUDA", "cpu": "CPU"}  # PyTorch calls AMD GPUs "cuda" too

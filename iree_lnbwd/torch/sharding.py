@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from iree_lnbwd.operands import Kind, Op
-from iree_lnbwd.torch.norms import GRADIENTS, NORMS
+from iree_lnbwd.ops.operands import Kind, Op
+from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS
 
 _DTENSOR = "torch.distributed.tensor"
 _Placements = list[Any]

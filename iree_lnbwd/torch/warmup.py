@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.errors import CompileError, shown
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.torch import kernels, overrides
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.torch import overrides, tensor_calls
 from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.modules import NORMS, AddLayerNorm, AddRMSNorm, check_model
 from iree_lnbwd.torch.override_warmup import InPlace
@@ -174,7 +174,7 @@ def _warm_up(
     for norm, inputs in zip(norms, rows, strict=True):
         _run_once(norm.module, inputs)
     if tune:
-        kernels.tune({norm.shape for norm in norms})
+        tensor_calls.tune({norm.shape for norm in norms})
         for norm, inputs in zip(norms, rows, strict=True):
             _run_once(norm.module, inputs)
 

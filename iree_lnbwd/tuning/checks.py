@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iree_lnbwd.arguments import Array, BoundCall
-from iree_lnbwd.operands import Kind
+from iree_lnbwd.ops.arguments import Array, BoundCall
+from iree_lnbwd.ops.operands import Kind
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import Forward, OnePass, Schedule, TwoPass, most_few_rows
-from iree_lnbwd.spec import NormSpec
 from iree_lnbwd.verification.judge import Judgement, compare, judge
 from iree_lnbwd.verification.matrix import ADVERSARIAL_ROWS, adversarial_call, random_call
 

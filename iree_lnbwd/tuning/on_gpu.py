@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.description import describe
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.errors import CompileError
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import NormSpec, TensorType
 from iree_lnbwd.runtime.gpu_driver import DeviceMemory, Driver
 from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule
 from iree_lnbwd.schedules import Schedule
-from iree_lnbwd.spec import NormSpec, TensorType
 from iree_lnbwd.verification.matrix import random_call
+from iree_lnbwd.vmfb.description import describe
 
 STREAM = 0  # the GPU's default stream
 _DRAWN = 1 << 22  # elements that are drawn at random for large calls, which repeat them

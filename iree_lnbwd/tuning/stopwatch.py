@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from iree_lnbwd import compiler
-from iree_lnbwd.devices import Gpu
-from iree_lnbwd.operands import RMS_NORM_BACKWARD
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.devices import Gpu
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.operands import RMS_NORM_BACKWARD
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_driver import Driver
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
 from iree_lnbwd.tuning.on_gpu import STREAM, CallMemory, Contender
 from iree_lnbwd.tuning.ranking import Times
 

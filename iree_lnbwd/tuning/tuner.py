@@ -10,22 +10,23 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import NamedTuple
 
-from iree_lnbwd import compiler, notices, schedules
-from iree_lnbwd.devices import DeviceUri, Gpu, gpu_of, target_of
+from iree_lnbwd import notices, schedules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.disk.user_folders import UnusableError
 from iree_lnbwd.errors import CompileError, DeviceError, counted, shown
-from iree_lnbwd.products import standing_for
+from iree_lnbwd.hardware.devices import DeviceUri, Gpu, gpu_of, target_of
+from iree_lnbwd.hardware.products import standing_for
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.schedules import Forward, Schedule
 from iree_lnbwd.schedules.candidates import sample
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target
-from iree_lnbwd.tuning import folder
+from iree_lnbwd.stores import tuned_folder
+from iree_lnbwd.stores.tuned import GpuSchedule, Tuned, code_sha256, subject, why_stale
 from iree_lnbwd.tuning.checks import Check, checks
 from iree_lnbwd.tuning.on_gpu import STREAM, CallMemory, Contender
 from iree_lnbwd.tuning.ranking import Times, finalists, winner
 from iree_lnbwd.tuning.stopwatch import Stopwatch
-from iree_lnbwd.tuning.tuned import GpuSchedule, Tuned, code_sha256, subject, why_stale
-from iree_lnbwd.user_folders import UnusableError
 
 CANDIDATES = 48  # they take about half a minute of one core to compile
 
@@ -128,7 +129,7 @@ def outcomes(
     target, gpu = target_of(uri), gpu_of(uri)
     tell = progress or (lambda line: None)
     try:
-        folder.make()
+        tuned_folder.make()
         with contextlib.ExitStack() as closing:
             tuner: _Tuner | None = None
             for norm in norms:
@@ -140,7 +141,7 @@ def outcomes(
                     closing.callback(tuner.close)
                 tuned, wrong = tuner.tuned(norm, candidates, seed, tell)
                 if tuned is not None:
-                    folder.keep(tuned)
+                    tuned_folder.keep(tuned)
                 yield Outcome(norm, tuned, wrong, True)
     except UnusableError as error:
         raise OSError(str(error)) from error
@@ -159,7 +160,7 @@ def _checked(specs: object) -> tuple[NormSpec, ...]:
 def _kept(norm: NormSpec, target: Target, gpu: Gpu) -> Tuned | None:
     """What was found before and still holds; what is damaged is found anew."""
     try:
-        before = folder.find(norm, target, gpu)
+        before = tuned_folder.find(norm, target, gpu)
     except ValueError:
         return None
     return before if before is not None and why_stale(before) is None else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from iree_lnbwd.arguments import Array, BoundCall
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS
-from iree_lnbwd.verification.judged import Judged
-from iree_lnbwd.verification.rows import F64, Arithmetic, Gamma, Normalized, blocks
+from iree_lnbwd.ops.arguments import Array, BoundCall
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS
+from iree_lnbwd.verification.expectation import Judged
+from iree_lnbwd.verification.row_block import F64, Arithmetic, Gamma, Normalized, blocks
 from iree_lnbwd.verification.sums import ColumnSums
 
 

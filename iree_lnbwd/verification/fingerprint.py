@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 
-from iree_lnbwd.artifact import digest
-from iree_lnbwd.description import describe
-from iree_lnbwd.emulator import executables
 from iree_lnbwd.emulator.amdgcn.disassembly import loaded
 from iree_lnbwd.verification import host_calls
+from iree_lnbwd.vmfb import executables
+from iree_lnbwd.vmfb.artifact import digest
+from iree_lnbwd.vmfb.description import describe
 
 _ELF = b"\x7fELF"
 # In PTX: comments, and source locations.

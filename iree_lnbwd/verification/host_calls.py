@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.description import Description
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator.hal import Hal, Span, View
 from iree_lnbwd.emulator.launch import Array, Bytes, Fault, Launch, Unknown
 from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
 from iree_lnbwd.emulator.module import ELEMENT_TYPES, FORMATS
 from iree_lnbwd.emulator.vm import Program, Steps
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.vmfb.description import Description
 
 _ROWS = (1, 5, 37, 1 << 10, 1 << 20)
 _ALIGNMENT = 256

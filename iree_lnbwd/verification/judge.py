@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iree_lnbwd.arguments import Array, BoundCall
-from iree_lnbwd.dtypes import DTYPES, name_of
+from iree_lnbwd.ops.arguments import Array, BoundCall
+from iree_lnbwd.ops.dtypes import DTYPES, name_of
 from iree_lnbwd.verification.backward import gradients
 from iree_lnbwd.verification.forward import outputs
-from iree_lnbwd.verification.rows import F64
+from iree_lnbwd.verification.row_block import F64
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, bind
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import (
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, Array, BoundCall, bind
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
@@ -19,8 +19,8 @@ from iree_lnbwd.operands import (
     Kind,
     Op,
 )
+from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.schedules import Schedule, most_few_rows
-from iree_lnbwd.spec import LEAST_WEIGHT, NormSpec
 
 _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12288, 16384, 65536)
 _DTYPES = ("f32", "f16", "bf16")

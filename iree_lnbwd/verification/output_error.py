@@ -19,9 +19,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from iree_lnbwd.arguments import BoundCall
-from iree_lnbwd.dtypes import DType
-from iree_lnbwd.verification.rows import F64, divisor
+from iree_lnbwd.ops.arguments import BoundCall
+from iree_lnbwd.ops.dtypes import DType
+from iree_lnbwd.verification.row_block import F64, divisor
 
 
 def rounding_of(output: F64, dtype: DType) -> F64:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from iree_lnbwd.verification.rows import F64
+from iree_lnbwd.verification.row_block import F64
 
 
 class ColumnSums:

@@ -7,17 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from iree_lnbwd.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind, variant_of
 from iree_lnbwd.errors import plain, shown
-from iree_lnbwd.operands import (
-    LAYER_NORM_BACKWARD,
-    OPS,
-    OUTPUT,
-    Op,
-    When,
-    names,
-)
-from iree_lnbwd.spec import NormSpec
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind, variant_of
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS, OUTPUT, Op, When, names
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.verification.judge import Comparison, compare, judge
 
 EXPLANATION = """\

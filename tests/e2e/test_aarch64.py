@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import ArtifactError, DeviceError, NormSpec, cli, compiler, runtime
-from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op
-from iree_lnbwd.targets import find_target
+from iree_lnbwd import ArtifactError, DeviceError, NormSpec, cli, runtime
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op
 
 AARCH64 = find_target("generic-aarch64")
 HERE = find_target("host").architecture

@@ -11,11 +11,12 @@ import pytest
 from iree.compiler.tools import CompilerToolError, compile_str
 from support import built
 
-from iree_lnbwd.emulator import Fault, executables
+from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import PROCESSORS, symbols
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target, targets
+from iree_lnbwd.hardware.targets import find_target, targets
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.vmfb import executables
 
 TARGETS = tuple(target.name for target in targets() if target.backend == "rocm")
 

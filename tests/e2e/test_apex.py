@@ -28,9 +28,9 @@ from support import (
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import bind
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.ops.arguments import bind
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.verification.output_error import gradients_difference, rounding_of
 
 ROWS, LONG, ROWS_OF_LONG = 512, 2304, 64

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support import normal, random_generator, trained
 
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.ops.dtypes import DTYPES
 
 NORMALIZED_SHAPE = (32, 16)
 BATCHES = (16, 512)

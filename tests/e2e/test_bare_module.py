@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 from support import built, random_generator
 
-from iree_lnbwd import NormSpec, cli, compiler, iree_compile, runtime
-from iree_lnbwd.description import describe
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd import NormSpec, cli, runtime
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.emulator import VmError
 from iree_lnbwd.emulator.hal import Span, View
 from iree_lnbwd.emulator.module import Module
-from iree_lnbwd.raw_interface import storage_name, symbol
-from iree_lnbwd.spec import MOST_ROWS
-from iree_lnbwd.targets import find_target, targets
+from iree_lnbwd.hardware.targets import find_target, targets
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import MOST_ROWS
+from iree_lnbwd.stores import shipping
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.vmfb.description import describe
+from iree_lnbwd.vmfb.raw_interface import storage_name, symbol
 
 N = 4
 BACKWARD = NormSpec((N,), residual_dtype="f32")
@@ -203,7 +205,7 @@ def words_of(capsys: pytest.CaptureFixture[str], path: Path) -> list[str]:
 
 
 def test_the_command_that_inspect_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = compiler.compile(NormSpec((N,)), "generic", tmp_path)
+    made = shipping.compile(NormSpec((N,)), "generic", tmp_path)
     words = words_of(capsys, made.path)
     run = run_module(*words)
     assert run.returncode == 0, run.stderr
@@ -267,7 +269,7 @@ assert "iree_lnbwd" not in sys.modules
 def test_iree_and_numpy_alone(tmp_path: Path) -> None:
     """The example of the page, where nothing of this package is to be had."""
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    compiler.compile(NormSpec((N,)), "generic", tmp_path / "dist")
+    shipping.compile(NormSpec((N,)), "generic", tmp_path / "dist")
     command = [sys.executable, "-c", _ALONE + code + _KEEP]
     subprocess.run(command, cwd=tmp_path, check=True)
     with np.load(tmp_path / "results.npz") as results:
@@ -279,7 +281,7 @@ def test_the_page_shows_what_inspect_and_the_tool_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = compiler.compile(NormSpec((N,)), "generic", Path("dist"))
+    made = shipping.compile(NormSpec((N,)), "generic", Path("dist"))
     words = words_of(capsys, made.path)
     (console,) = re.findall(r"```console\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert console.count(" ".join(["iree-run-module", *words])) == 2

@@ -16,12 +16,13 @@ from support import (
     without_few_rows,
 )
 
-from iree_lnbwd import NormSpec, compiler, ir, schedules
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.compiling import compiler, ir
 from iree_lnbwd.emulator import Fault
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
-from iree_lnbwd.products import find_product
+from iree_lnbwd.hardware.products import find_product
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from iree_lnbwd.schedules import FewRows, OnePass
-from iree_lnbwd.targets import find_target
 
 SM_90 = find_target("sm_90")
 LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name

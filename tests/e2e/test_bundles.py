@@ -21,10 +21,11 @@ from emulated_driver import EmulatedDriver
 from support import assert_right, random_generator
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import ArtifactError, NormSpec, cli, devices
-from iree_lnbwd.arguments import bind, rms_eps
+from iree_lnbwd import ArtifactError, NormSpec, cli
 from iree_lnbwd.bundles import choosing, container, serving
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.hardware import devices
+from iree_lnbwd.ops.arguments import bind, rms_eps
+from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.runtime import gpu_module
 
 N, EPS = 20, rms_eps("f32")
@@ -313,7 +314,7 @@ sys.modules["iree.compiler"] = None
 import importlib.metadata as metadata
 import numpy as np
 import iree_lnbwd as lnbwd
-from iree_lnbwd import compiler
+from iree_lnbwd.compiling import compiler
 
 def absent():
     raise lnbwd.CompileError("no compiler here")

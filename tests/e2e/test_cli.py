@@ -31,14 +31,17 @@ from support import (
 )
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, NormSpec, artifact, cli, compiler, iree_compile, npz, runtime
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import LayerNormGrads, NormSpec, cli, runtime
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.errors import DeviceError
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops import npz
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import fingerprint, verify
+from iree_lnbwd.vmfb import artifact
 
 BINARIES = Path(sys.executable).parent
 COMMAND = BINARIES / "iree-lnbwd"

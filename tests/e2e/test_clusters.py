@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from support import assert_right_in_emulation
 
-from iree_lnbwd import NormSpec, compiler
+from iree_lnbwd import NormSpec
+from iree_lnbwd.compiling import compiler
 from iree_lnbwd.emulator import Fault
-from iree_lnbwd.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 from iree_lnbwd.schedules import Forward, OnePass
-from iree_lnbwd.targets import find_target
 
 SM_90 = find_target("sm_90")
 ONE = OnePass(3, 1, 2, vector=4, ahead=1, slots=2, cluster=2)

@@ -13,13 +13,15 @@ import pytest
 from support import built
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import Artifact, NormSpec, artifact, cli, compiler, inspection
-from iree_lnbwd.description import describe
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.products import products_of
+from iree_lnbwd import Artifact, NormSpec, cli
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.products import products_of
+from iree_lnbwd.hardware.targets import Target, find_target
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.schedules.measured_files import fastest
-from iree_lnbwd.targets import Target, find_target
+from iree_lnbwd.vmfb import artifact, inspection
+from iree_lnbwd.vmfb.description import describe
 
 EVERYWHERE = (NormSpec((4096,), "f32"), NormSpec((4096,), "bf16"))
 

@@ -22,7 +22,7 @@ from support import (
 )
 
 from iree_lnbwd import NormSpec, reference
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.reference import F64
 
 # The driver line owns the lengths and init methods of Composable Kernel.

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from iree_lnbwd import NormSpec, artifact, compile, npz
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.verification import bits, fingerprint
+from iree_lnbwd import NormSpec, compile
+from iree_lnbwd.ops import npz
+from iree_lnbwd.verification import fingerprint, recorded_bits
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb import artifact
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
 
@@ -52,7 +54,7 @@ def test_comparison(tmp_path: Path) -> None:
     vmfb, _ = artifact.read(made.path)
     op = EmulatedNorm(vmfb)
     kept = tmp_path / "bits"
-    bits.save(
+    recorded_bits.save(
         kept,
         made.path.stem,
         op.spec,

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from support import built, random_generator, without_few_rows
 
-from iree_lnbwd.emulated import EmulatedNorm
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass, Schedule, choose
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 TARGETS = ("gfx942", "gfx1100")
 ROWS = (1, 7, 64)

@@ -14,14 +14,16 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator, without_few_rows
 
-from iree_lnbwd import NormSpec, compiler
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.emulator import Fault, Module, PtxError, VmError, executables, launch
+from iree_lnbwd import NormSpec
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.emulator import Fault, Module, PtxError, VmError, launch
 from iree_lnbwd.emulator.amdgcn import disassemble
 from iree_lnbwd.emulator.amdgcn.disassembly import symbols
 from iree_lnbwd.errors import ArtifactError
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb import executables
 
 TARGETS = ("sm_90", "gfx942")
 _SPEC = NormSpec((64,), "f32")

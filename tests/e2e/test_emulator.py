@@ -21,14 +21,15 @@ from support import (
     without_few_rows,
 )
 
-from iree_lnbwd import LayerNormGrads, NormSpec, compiler
-from iree_lnbwd.arguments import BoundCall
-from iree_lnbwd.emulated import EmulatedNorm
+from iree_lnbwd import LayerNormGrads, NormSpec
+from iree_lnbwd.compiling import compiler
 from iree_lnbwd.emulator import Fault, Launch, Module
 from iree_lnbwd.errors import ArtifactError
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import BoundCall
 from iree_lnbwd.schedules import OnePass, TwoPass, WholeTensors
-from iree_lnbwd.targets import find_target
-from iree_lnbwd.verification import bits, matrix
+from iree_lnbwd.verification import matrix, recorded_bits
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 
 @functools.cache
@@ -175,8 +176,8 @@ def test_kept_bits(tmp_path: Path) -> None:
     spec = NormSpec((64,), "bf16")
     vmfb, manifest = built(spec, find_target("sm_90"))
     op, how = EmulatedNorm(vmfb), manifest.schedule
-    bits.save(tmp_path, "module", spec, how, "abc", op.run)
-    found = list(bits.compare(tmp_path / "module.npz", spec, how, "abc", op.run))
+    recorded_bits.save(tmp_path, "module", spec, how, "abc", op.run)
+    found = list(recorded_bits.compare(tmp_path / "module.npz", spec, how, "abc", op.run))
     assert {difference.result for difference in found} == {
         "grad_input",
         "grad_weight",
@@ -190,7 +191,7 @@ def test_kept_bits(tmp_path: Path) -> None:
     }
     assert all(difference.different == difference.largest == 0 for difference in found)
     with pytest.raises(ValueError, match=r"module.npz: of a module with code abc, expected xyz"):
-        list(bits.compare(tmp_path / "module.npz", spec, how, "xyz", op.run))
+        list(recorded_bits.compare(tmp_path / "module.npz", spec, how, "xyz", op.run))
 
     def off_by_one(call: BoundCall) -> LayerNormGrads:
         gradients = gradients_of(op.run(call))
@@ -198,7 +199,7 @@ def test_kept_bits(tmp_path: Path) -> None:
         gradients.grad_bias.view(np.uint16)[3] += 1
         return gradients
 
-    found = list(bits.compare(tmp_path / "module.npz", spec, how, "abc", off_by_one))
+    found = list(recorded_bits.compare(tmp_path / "module.npz", spec, how, "abc", off_by_one))
     for difference in found:
         expected = (1, 1) if difference.result == "grad_bias" else (0, 0)
         assert (difference.different, difference.largest) == expected

@@ -8,9 +8,9 @@ import pytest
 from iree.compiler.tools import compile_str
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Module, VmError
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import Array
 
 TARGETS = ("sm_80", "gfx90a", "gfx942", "gfx1100", "gfx1201")
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from support import built, emulated_verdict
 
-from iree_lnbwd import compiler, schedules
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.emulator.executables import exports
+from iree_lnbwd import schedules
+from iree_lnbwd.compiling import compiler
 from iree_lnbwd.emulator.module import Edit
-from iree_lnbwd.launches import count_of, launches
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass, TwoPass
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb.executables import exports
+from iree_lnbwd.vmfb.launches import count_of, launches
 
 _TARGET = find_target("sm_90")
 _ROWS = 9

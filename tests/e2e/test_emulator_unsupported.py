@@ -8,10 +8,10 @@ import re
 import pytest
 from iree.compiler.tools import compile_str
 
-from iree_lnbwd import compiler
+from iree_lnbwd.compiling import compiler
 from iree_lnbwd.emulator import Fault, Module, PtxError, unsupported
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target, targets
+from iree_lnbwd.hardware.targets import find_target, targets
+from iree_lnbwd.ops.spec import NormSpec
 
 PRODUCT = """
 func.func @f(%a: tensor<64x64xf16>, %b: tensor<64x64xf16>) -> tensor<64x64xf32> {

@@ -35,17 +35,17 @@ from iree_lnbwd import (
     CompileError,
     DeviceError,
     NormSpec,
-    artifact,
-    cache,
-    compiler,
-    npz,
     reference,
     runtime,
 )
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops import npz
+from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.schedules import FewRows, OnePass, RowBlocks, WholeTensors
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.stores import cache
 from iree_lnbwd.verification import verify
+from iree_lnbwd.vmfb import artifact
 
 COMMAND = Path(sys.executable).parent / "iree-lnbwd"
 SPEC = NormSpec((8,))
@@ -507,7 +507,7 @@ DESCRIBE_FORGED = """
 import json, os, random, struct, sys, zipfile, zlib
 from pathlib import Path
 from iree_lnbwd import ArtifactError
-from iree_lnbwd.description import describe
+from iree_lnbwd.vmfb.description import describe
 
 whole, rng = Path(sys.argv[1]).read_bytes(), random.Random(int(sys.argv[2]))
 with zipfile.ZipFile(sys.argv[1]) as archive:
@@ -713,7 +713,7 @@ def test_killed_compile(
 def test_killed_at_any_time_nothing_is_incomplete(tmp_path: Path) -> None:
     """A script that only writes, killed while it does so: what has its name is whole."""
     script = (
-        "import sys, iree_lnbwd.files as f\n"
+        "import sys, iree_lnbwd.disk.files as f\n"
         "from pathlib import Path\n"
         "print('ready', flush=True)\n"
         "while True:\n"

@@ -14,13 +14,15 @@ import pytest
 from support import CPU_TARGETS, assert_right, assert_same_bits, random_generator
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import NormSpec, cli, compiler, npz, runtime
-from iree_lnbwd.arguments import DEFAULT_EPS, BoundCall, bind, results_type, rms_eps
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.operands import OPS, Kind, Op, names
+from iree_lnbwd import NormSpec, cli, runtime
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops import npz
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, BoundCall, bind, results_type, rms_eps
+from iree_lnbwd.ops.operands import OPS, Kind, Op, names
 from iree_lnbwd.schedules import RowBlocks, WholeTensors, most_few_rows
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 FORWARDS = [op.name for op in OPS.values() if not op.is_backward]
 BACKWARDS = [op.name for op in OPS.values() if op.is_backward]

@@ -18,12 +18,13 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import NormSpec, compiler, schedules
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.launches import count_of, launches
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import Target, find_target, targets
 from iree_lnbwd.schedules import FewRows, OnePass
-from iree_lnbwd.targets import Target, find_target, targets
 from iree_lnbwd.verification import matrix, verify
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb.launches import count_of, launches
 
 TARGETS = ("sm_90", "gfx942", "gfx1100")
 AMD = TARGETS[1:]  # waves of 64 lanes, and of 32

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import NormSpec, artifact, compiler, iree_compile
+from iree_lnbwd import NormSpec
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.errors import ArtifactError
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.verification import fingerprint
+from iree_lnbwd.vmfb import artifact
 
 SPEC = NormSpec((769,), "bf16")  # few rows, rows, and a last kernel that adds up
 

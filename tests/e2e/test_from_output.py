@@ -10,16 +10,18 @@ import pytest
 from support import assert_right, assert_same_bits, built, central_differences, random_generator
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import NormSpec, cli, compiler, npz, runtime
-from iree_lnbwd.arguments import Array, BoundCall
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.operands import FROM_OUTPUT
+from iree_lnbwd import NormSpec, cli, runtime
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops import npz
+from iree_lnbwd.ops.arguments import Array, BoundCall
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import FROM_OUTPUT
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.reference import F64
 from iree_lnbwd.schedules import OnePass
-from iree_lnbwd.spec import LEAST_WEIGHT
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix, verify
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 every_op = pytest.mark.parametrize("op", FROM_OUTPUT)
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import functional
-from iree_lnbwd.arguments import Results
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.calls import calling, modules
+from iree_lnbwd.ops.arguments import Results
+from iree_lnbwd.ops.operands import OPS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -176,8 +176,8 @@ def test_an_option_that_is_left_out_of_a_kind_of_call_is_found(
 
     monkeypatch.setattr(fuzz_turns, "_others", these)
     assert first_failure("emulated_turns", "emulator", 4) == ""
-    forgetful = functional.Modules(functional.loaded, Forgetful(left_out))
-    monkeypatch.setattr(functional, "_MODULES", forgetful)
+    forgetful = modules.Modules(modules.loaded, Forgetful(left_out))
+    monkeypatch.setattr(calling, "MODULES", forgetful)
     assert first_failure("emulated_turns", "emulator")
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from support import assert_matches_reference, random_arguments, random_generator
 
-from iree_lnbwd import NormSpec, compiler, schedules
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulated import EmulatedNorm
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.schedules import Schedule, TwoPass
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 TARGETS = ("sm_90", "gfx90a", "gfx942", "gfx1100")
 every_target = pytest.mark.parametrize("target", TARGETS)

@@ -26,9 +26,7 @@ from graph_support import (
 )
 from support import normal, random_generator
 
-from iree_lnbwd import functional
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.calls import modules
 from iree_lnbwd.graph import (
     DataType,
     Graph,
@@ -38,9 +36,11 @@ from iree_lnbwd.graph import (
     RMSNormBackwardAttributes,
     Tensor,
 )
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.runtime import gpu_module
-from iree_lnbwd.targets import find_target
-from iree_lnbwd.tuning import found
+from iree_lnbwd.stores import tuned_choice
 
 # --- layouts ----------------------------------------------------------------------------------
 
@@ -306,11 +306,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
     """Arrays on a GPU that is emulated, as "cuda"."""
     driver = EmulatedDriver("cuda")
     monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
-    monkeypatch.setattr(functional, "target_of", lambda uri: find_target("sm_90"))
-    monkeypatch.setattr(found, "for_device", lambda spec, target, uri: None)
-    functional.loaded.cache_clear()
+    monkeypatch.setattr(modules, "target_of", lambda uri: find_target("sm_90"))
+    monkeypatch.setattr(tuned_choice, "for_device", lambda spec, target, uri: None)
+    modules.loaded.cache_clear()
     yield Namespace(driver)
-    functional.loaded.cache_clear()
+    modules.loaded.cache_clear()
 
 
 def test_arrays_on_a_gpu(emulated: Namespace) -> None:

@@ -25,8 +25,8 @@ from graph_support import (
 )
 from support import normal, random_generator
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.graph import DataType
+from iree_lnbwd.ops.arguments import Array
 
 # --- layer normalization ----------------------------------------------------------------------
 

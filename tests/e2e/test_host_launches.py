@@ -17,15 +17,15 @@ from host_hal import dispatches
 from support import CPU_TARGETS, built, random_generator
 
 from iree_lnbwd import ArtifactError, NormSpec, runtime
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.description import describe
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.launches import LaunchPlans, Plan, RowCount, RowShare, Shares, count_of
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.runtime.host_module import HostModule
 from iree_lnbwd.schedules import RowBlocks, Schedule, WholeTensors
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.vmfb.description import describe
+from iree_lnbwd.vmfb.launches import LaunchPlans, Plan, RowCount, RowShare, Shares, count_of
 
 BLOCKS = RowBlocks(3, 2, 16)
 MANY = RowBlocks(3, 2, 16, share=4, most_workgroups=5, least=2)

@@ -17,17 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iree_lnbwd import NormSpec, artifact, cli, compiler, iree_compile, npz, runtime
-from iree_lnbwd.artifact import Manifest
+from iree_lnbwd import NormSpec, cli, runtime
 from iree_lnbwd.bundles.container import BundleFile
-from iree_lnbwd.description import describe
+from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.errors import ArtifactError, DeviceError, plain, shown
 from iree_lnbwd.graph import Graph
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.notices import warn
+from iree_lnbwd.ops import npz
 from iree_lnbwd.schedules import schedule_from_dict
-from iree_lnbwd.targets import find_target
-from iree_lnbwd.tuning import folder
+from iree_lnbwd.stores import tuned_folder
 from iree_lnbwd.verification import evidence, verify
+from iree_lnbwd.vmfb import artifact
+from iree_lnbwd.vmfb.artifact import Manifest
+from iree_lnbwd.vmfb.description import describe
 
 # A color, a line's end, a mark that has letters in reverse order, and half of a pair.
 ODD = "é\x1b[31m\n\u202e\ud800"
@@ -157,7 +160,7 @@ def test_tuning_files(text: str, tmp_path: Path) -> None:
     ):
         path.write_text(content)
         with pytest.raises(ValueError, match=r"\$|JSON") as refused:
-            folder.take(path)
+            tuned_folder.take(path)
         expect_plain(str(refused.value))
 
 

@@ -20,9 +20,9 @@ from support import random_generator
 import iree_lnbwd
 from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import names
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import names
 from iree_lnbwd.verification import matrix
 
 ROWS = 7

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax_emulated import EmulatedGpu, emulated_gpu
 
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd import jax_native
+from iree_lnbwd.jax import native as jax_native
 
 needs_cpp = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler"
@@ -299,8 +299,9 @@ _TWO_DEVICES = """
 import jax, jax.numpy as jnp, json, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax_emulated import emulated_gpu
-from iree_lnbwd import jax as lnbwd, jax_native
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import jax as lnbwd
+from iree_lnbwd.jax import native as jax_native
+from iree_lnbwd.hardware.devices import DeviceUri
 
 def loss(x, weight):
     return (lnbwd.layer_norm(x, 64, weight) ** 3).sum()

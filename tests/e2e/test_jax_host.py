@@ -21,11 +21,13 @@ import jax.numpy as jnp
 from jax_support import CASES, COLUMNS, MEMORY_EFFICIENT, assert_a_step_is_right
 from support import random_generator
 
-from iree_lnbwd import CompileError, NormSpec, functional, jax_native
+from iree_lnbwd import CompileError, NormSpec
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.calls import modules
 from iree_lnbwd.jax import calls, formulas
+from iree_lnbwd.jax import native as jax_native
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime import Norm
 
 needs_cpp = pytest.mark.skipif(
@@ -195,7 +197,7 @@ def test_xla_computes_what_has_no_module(by_modules: None, monkeypatch: pytest.M
         raise CompileError("the compiler is missing")
 
     jax_native._are_on.cache_clear()
-    monkeypatch.setattr(functional, "loaded", loaded)
+    monkeypatch.setattr(modules, "loaded", loaded)
     x = jax.random.normal(jax.random.key(0), (3, COLUMNS))
     spec = NormSpec((COLUMNS,), op="rms_norm", has_weight=False, eps=0.25)
     with pytest.warns(RuntimeWarning, match="XLA computes rms_norm_.* the compiler is missing$"):
@@ -238,7 +240,8 @@ def test_sharded_rows() -> None:
 # Nobody waits for the step; what it prints needs the norms. One device alone would run it at once.
 _PENDING = """
 import jax, jax.numpy as jnp
-from iree_lnbwd import jax as lnbwd, jax_native
+from iree_lnbwd import jax as lnbwd
+from iree_lnbwd.jax import native as jax_native
 jax_native.is_faster = lambda *_: True
 def step(x):
     for _ in range(20):
@@ -263,7 +266,8 @@ def test_a_process_that_ends_before_its_work() -> None:
 
 _WITHOUT_CPP = """
 import jax, jax.numpy as jnp
-from iree_lnbwd import jax as lnbwd, jax_native
+from iree_lnbwd import jax as lnbwd
+from iree_lnbwd.jax import native as jax_native
 jax_native.is_faster = lambda *_: True
 print(lnbwd.rms_norm(jnp.full((2, 8), 3.0), 8)[1, 7])
 """

@@ -20,12 +20,14 @@ import jax.numpy as jnp
 from jax_emulated import EmulatedGpu, emulated_gpu
 from support import assert_right, random_generator
 
-from iree_lnbwd import DeviceError, NormSpec, functional, jax_native
+from iree_lnbwd import DeviceError, NormSpec
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.arguments import BoundCall, results_of, rms_eps
-from iree_lnbwd.devices import Gpu
+from iree_lnbwd.calls import modules
+from iree_lnbwd.hardware.devices import Gpu
 from iree_lnbwd.jax import calls, formulas
-from iree_lnbwd.operands import OPS, names
+from iree_lnbwd.jax import native as jax_native
+from iree_lnbwd.ops.arguments import BoundCall, results_of, rms_eps
+from iree_lnbwd.ops.operands import OPS, names
 from iree_lnbwd.verification.matrix import random_call
 
 pytestmark = pytest.mark.skipif(
@@ -116,7 +118,7 @@ def test_no_rows(gpu: EmulatedGpu) -> None:
 def test_what_cannot_be_loaded_is_computed_by_xla(
     gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(functional, "loaded", _no_module)
+    monkeypatch.setattr(modules, "loaded", _no_module)
     monkeypatch.setattr(jax_native, "platforms", gpu.platforms)
     x = jax.random.normal(jax.random.key(0), (2, COLUMNS))
     with pytest.warns(RuntimeWarning, match="XLA computes rms_norm_.* cuda://0 is too old$"):
@@ -132,7 +134,7 @@ def test_an_error_of_the_first_stage_is_raised(
     """Where the function was lowered in another process, nothing is loaded before."""
     lowered = jax.jit(lambda x: lnbwd.rms_norm(x, COLUMNS)).lower(jnp.ones((2, COLUMNS)))
     jax_native._module.cache_clear()
-    monkeypatch.setattr(functional, "loaded", _no_module)
+    monkeypatch.setattr(modules, "loaded", _no_module)
     with pytest.raises(
         jax.errors.JaxRuntimeError, match="DeviceError: device: cuda://0 is too old"
     ):

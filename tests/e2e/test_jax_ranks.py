@@ -12,7 +12,8 @@ from ranks import run
 RANKS = 8
 IMPORTS = """
 import jax, jax.numpy as jnp
-from iree_lnbwd import jax as norms, jax_native
+from iree_lnbwd import jax as norms
+from iree_lnbwd.jax import native as jax_native
 jax_native.is_faster = lambda *_: True
 builds, build = [], jax_native._build
 

@@ -14,11 +14,11 @@ from support import (
 )
 
 from iree_lnbwd import NormSpec, schedules
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM
 from iree_lnbwd.schedules import Forward
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 EPS = 1e-5
 WHOLE = Forward(rows=1, threads=64, vector=8, chunks=2, keeps=True, packs=True)

@@ -15,16 +15,16 @@ from emulated_driver import EmulatedDriver
 from support import built, random_generator
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.description import describe
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.module import Module
-from iree_lnbwd.launches import LaunchPlans, Plan, RowCount, Scratch, count_of
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.stream_module import StreamModule
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.vmfb.description import describe
+from iree_lnbwd.vmfb.launches import LaunchPlans, Plan, RowCount, Scratch, count_of
 
 ONE_PASS = OnePass(4, 1, 2, 1)
 TWO_PASS = TwoPass(2, 4, 4, 1, rows=2)

@@ -102,8 +102,8 @@ def test_a_wrong_answer_fails(tmp_path: Path) -> None:
     )
     (ir / "row_blocks.mlir").write_text(text.replace(right, wrong))
     program = (
-        "import runpy, sys; from iree_lnbwd import compiler;"
-        f"compiler.__file__ = {str(tmp_path / 'iree_lnbwd' / 'compiler.py')!r};"
+        "import runpy, sys; from iree_lnbwd.compiling import compiler;"
+        f"compiler.__file__ = {str(tmp_path / 'iree_lnbwd' / 'compiling' / 'compiler.py')!r};"
         "sys.argv[1:] = ['1', '2', '0', '--length=64x33'];"
         f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     )

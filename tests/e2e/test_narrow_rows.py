@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from support import assert_right, assert_right_in_emulation, random_generator
 
-from iree_lnbwd import NormSpec, compiler
-from iree_lnbwd.emulated import EmulatedNorm
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
+from iree_lnbwd import NormSpec
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from iree_lnbwd.schedules import OnePass
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name
 COPIED = OnePass(2, 8, 1, vector=8, ahead=2, slots=3, subgroup_rows=4)

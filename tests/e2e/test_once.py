@@ -21,23 +21,17 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import (
-    LayerNormGrads,
-    NormSpec,
-    arguments,
-    compiler,
-    description,
-    functional,
-    ir,
-    layer_norm_backward,
-    load,
-    runtime,
-)
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd import LayerNormGrads, NormSpec, layer_norm_backward, load, runtime
+from iree_lnbwd.calls import modules
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.compiling import compiler, ir
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops import arguments
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import interop
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.stores import shipping
+from iree_lnbwd.vmfb import description
 
 SPEC = NormSpec((96,))
 HOST = DeviceUri.parse("local-task")
@@ -76,7 +70,7 @@ def test_a_module_that_is_compiled_is_specialised_once(cache_of_its_own: None) -
 
 @pytest.mark.parametrize("how", ["a file", "memory"])
 def test_a_module_is_opened_once_for_a_load_and_its_calls(how: str, tmp_path: Path) -> None:
-    path = compiler.compile(SPEC, "host", tmp_path).path
+    path = shipping.compile(SPEC, "host", tmp_path).path
     given = random_arguments(random_generator(), SPEC, (7,))
     with counted(description.vm_module, description.open_module) as entered:
         op = load(path) if how == "a file" else runtime.load_built(path.read_bytes())
@@ -165,18 +159,18 @@ def test_a_call_for_another_device_is_refused_before_anything_is_compiled(gpu: N
 def test_eps_is_no_option_of_a_call_with_statistics(gpu: Namespace) -> None:
     """Else each of its values would be remembered."""
     arrays = on_gpu(gpu, random_arguments(random_generator(), SPEC, (7,)))
-    before = len(functional._known)
+    before = len(modules._known)
     for eps in (1e-5, 1e-6, 0.5):
         call(arrays, eps=eps)
-    assert len(functional._known) == before + 1
+    assert len(modules._known) == before + 1
 
 
 def test_a_module_that_is_let_go_of_is_gone_with_what_was_known(gpu: Namespace) -> None:
     given = random_arguments(random_generator(), SPEC, (7,))
     arrays = on_gpu(gpu, given)
     call(arrays)
-    known = len(functional._known)
+    known = len(modules._known)
     assert known
-    functional.loaded.cache_clear()
-    assert len(functional._known) == 0
+    modules.loaded.cache_clear()
+    assert len(modules._known) == 0
     assert_matches_reference(call(arrays), given)

@@ -12,8 +12,8 @@ import pytest
 from support import assert_same_bits, random_arguments, random_generator
 
 from iree_lnbwd import NormSpec, runtime
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
 
 HOST = DeviceUri.parse("local-task")
 
@@ -43,8 +43,8 @@ import gc, os, signal, sys, threading
 import numpy as np
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.calls.modules import loaded
 
 def bits(gradients):
     return b"".join(gradient.tobytes() for gradient in gradients if gradient is not None)
@@ -152,8 +152,8 @@ def test_many_modules_under_a_low_limit_of_descriptors() -> None:
 import resource
 import numpy as np
 from iree_lnbwd import NormSpec, runtime
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.calls.modules import loaded
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 first = loaded(NormSpec((8,)), DeviceUri.parse("local-task"))
@@ -170,7 +170,7 @@ def test_a_device_that_cannot_be_opened_says_why() -> None:
 import os, resource
 import iree_lnbwd as lnbwd
 from iree_lnbwd import runtime
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DeviceUri
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 taken = []

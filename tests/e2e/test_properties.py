@@ -21,8 +21,8 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES, name_of
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES, name_of
 
 # A compile takes a third of a second and each new spec needs one: that bounds the examples.
 fresh = settings(derandomize=False, print_blob=True, deadline=None)

@@ -16,8 +16,8 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, NormSpec, reference
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
 
 # torch/testing/_internal/common_methods_invocations.py, sample_inputs_native_layer_norm:
 # input shape, normalized shape, eps.

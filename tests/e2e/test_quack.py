@@ -17,7 +17,7 @@ import pytest
 from support import checked, normal, random_generator, trained
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.ops.dtypes import DTYPES
 
 EPS = 1e-6
 ROWS, LONG, ROWS_OF_LONG = 199, 4096, 3
@@ -145,7 +145,7 @@ def test_rmsnorm_empty() -> None:
     ],
 )
 def test_rmsnorm_input_validation(
-    weight: lnbwd.arguments.Array, error: type[Exception], said: str
+    weight: lnbwd.ops.arguments.Array, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=rf"^(?:{said})"):
         lnbwd.rms_norm(np.ones((32, 1024), np.float16), 1024, weight)

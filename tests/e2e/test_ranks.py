@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from ranks import can_mount, ended, go, mounted, run, start
 
-from iree_lnbwd import NormSpec, artifact, compiler
-from iree_lnbwd.user_folders import UserFolder
+from iree_lnbwd import NormSpec
+from iree_lnbwd.disk.user_folders import UserFolder
+from iree_lnbwd.stores import shipping
+from iree_lnbwd.vmfb import artifact
 
 RANKS = 8
 MOUNTS = pytest.mark.skipif(not can_mount(), reason="this user cannot mount file systems")
@@ -26,7 +28,7 @@ MOUNTS = pytest.mark.skipif(not can_mount(), reason="this user cannot mount file
 # Two modules, forward and backward, judged; then how many were compiled here, or the error.
 WORK = """
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import bind
+from iree_lnbwd.ops.arguments import bind
 
 x = np.random.default_rng(0).standard_normal((33, 48), dtype=np.float32)
 weight = x[0] + 2
@@ -85,7 +87,7 @@ def test_without_a_compiler(tmp_path: Path) -> None:
         assert rank.stderr == ""
     assert not list(tmp_path.rglob("*"))
     for op, eps in (("layer_norm", 1e-5), ("layer_norm_backward", 1e-5)):
-        compiler.compile(NormSpec((48,), op=op, eps=eps), "host", cache)
+        shipping.compile(NormSpec((48,), op=op, eps=eps), "host", cache)
     ranks = run(WORK, 3, imports=NO_COMPILER, IREE_LNBWD_CACHE=str(cache))
     assert ranks == [(0, "")] * 3
 
@@ -106,7 +108,7 @@ def test_one_that_never_gives_its_lock_back(how: signal.Signals, tmp_path: Path)
     compiling = tmp_path / "compiling"
     variables = {"IREE_LNBWD_CACHE": str(tmp_path / "cache"), "COMPILING": str(compiling)}
     (first,) = start(STAYS + WORK, 1, **variables)
-    impatient = "from iree_lnbwd import cache\ncache._LONGEST_COMPILATION = 0.5\n"
+    impatient = "from iree_lnbwd.stores import cache\ncache._LONGEST_COMPILATION = 0.5\n"
     others = start(WORK, 3, imports=impatient if how == signal.SIGSTOP else "", **variables)
     go([first])
     while not compiling.exists():

@@ -9,12 +9,12 @@ import pytest
 from support import built
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.artifact import digest
-from iree_lnbwd.description import describe
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import evidence, fingerprint, host_calls
+from iree_lnbwd.vmfb.artifact import digest
+from iree_lnbwd.vmfb.description import describe
 
 SPEC = NormSpec((64,), "f32")
 

@@ -19,11 +19,11 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, NormSpec, runtime, schedules
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.schedules import RowBlocks, Schedule, WholeTensors
-from iree_lnbwd.targets import find_target
 
 every_target = pytest.mark.parametrize("target", CPU_TARGETS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)

@@ -23,8 +23,8 @@ from support import (
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime import Norm
 
 N = 48

@@ -13,12 +13,13 @@ import pytest
 from support import assert_right, assert_right_in_emulation, random_generator
 
 import iree_lnbwd
-from iree_lnbwd import NormSpec, compiler, runtime, schedules
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import OPS
+from iree_lnbwd import NormSpec, runtime, schedules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.schedules import OnePass, WholeTensors
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
 
 HOST = find_target("host")

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from support import assert_right_in_emulation, assert_rows_not_finite_apart
 
-from iree_lnbwd import NormSpec, compiler
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
+from iree_lnbwd import NormSpec
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from iree_lnbwd.schedules import FewRows, OnePass
-from iree_lnbwd.targets import find_target
 
 LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name
 COPIED = OnePass(8, 1, 1, vector=8, ahead=2, slots=3)

@@ -11,10 +11,10 @@ import pytest
 from support import Arguments, assert_same_bits, random_arguments, random_generator
 
 from iree_lnbwd import NormSpec, runtime
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.runtime import Norm, op
 
 HOST = DeviceUri.parse("local-task")

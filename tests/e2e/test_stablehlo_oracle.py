@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 from support import assert_matches_reference, built, random_arguments, random_generator
 
-from iree_lnbwd import NormSpec, compiler, runtime
-from iree_lnbwd.targets import find_target
+from iree_lnbwd import NormSpec, runtime
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
 
 ROWS = 37
 

@@ -20,10 +20,10 @@ from support import (
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.arguments import Array, results_type
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
-from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import Array, results_type
+from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.verification.matrix import random_call
 

@@ -26,16 +26,18 @@ from support import (
     random_generator,
 )
 
-from iree_lnbwd import LayerNormGrads, NormSpec, functional, runtime
-from iree_lnbwd.arguments import BoundCall, Results, bind, results_type
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd import LayerNormGrads, NormSpec, runtime
+from iree_lnbwd.calls import modules
 from iree_lnbwd.emulator import Fault
-from iree_lnbwd.operands import LAYER_NORM, OPS
+from iree_lnbwd.functional import rms_norm_backward
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import BoundCall, Results, bind, results_type
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import LAYER_NORM, OPS
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.frameworks import dlpack_arrays
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification.matrix import random_call
 
 Grads = TypeVar("Grads", bound=Results)
@@ -305,9 +307,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     """The GPU that functions run on; what they loaded on it is let go."""
     driver, uri = EmulatedDriver("cuda"), DeviceUri.parse("cuda")
     monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
-    monkeypatch.setattr(functional, "target_of", lambda uri: find_target("sm_90"))
+    monkeypatch.setattr(modules, "target_of", lambda uri: find_target("sm_90"))
     yield driver
-    functional.forget([spec for spec, where in functional.in_use() if where == uri], uri)
+    modules.forget([spec for spec, where in modules.in_use() if where == uri], uri)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -317,7 +319,7 @@ def test_each_value_of_an_option_has_its_own_results(option: str, driver: Emulat
     call = random_call(spec, 3, random_generator())
     arrays = {name: Namespace(driver).asarray(array) for name, array in call.arrays.items()}
     for values in (*OPTIONS[option], *OPTIONS[option]):
-        got = functional.rms_norm_backward(
+        got = rms_norm_backward(
             arrays["grad_output"], arrays["input"], (96,), None, arrays["weight"], **values
         )
         options = {"eps": None, **values}

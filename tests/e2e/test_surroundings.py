@@ -18,9 +18,11 @@ from iree.compiler.tools.binaries import find_tool
 from ranks import can_mount, mounted
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import CompileError, NormSpec, artifact, compiler
+from iree_lnbwd import CompileError, NormSpec
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.vmfb import artifact
 
 SPEC = NormSpec((8,))
 TARGETS = ("generic", "gfx942", "sm_90")  # linked through a shell, linked without one, not linked
@@ -29,8 +31,8 @@ TARGETS = ("generic", "gfx942", "sm_90")  # linked through a shell, linked witho
 COMPILE = """
 import sys
 import iree_lnbwd as lnbwd
-from iree_lnbwd import compiler
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
 
 try:
     for name in sys.argv[1:] or ("generic", "gfx942", "sm_90"):
@@ -449,8 +451,11 @@ def test_a_fork_while_another_thread_compiles(tmp_path: Path) -> None:
     """The child has none of the other threads, and must not wait for them."""
     script = """
 import os, threading
-from iree_lnbwd import NormSpec, cache, compiler, functional
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import NormSpec
+from iree_lnbwd.calls import calling, modules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.stores import cache
+from iree_lnbwd.hardware.devices import DeviceUri
 
 build, compiling, forked = compiler.build_planned, threading.Event(), threading.Event()
 
@@ -461,12 +466,12 @@ def wait(*words, **options):
 
 compiler.build_planned = wait
 key = (NormSpec((8,)), DeviceUri("local-task"))
-thread = threading.Thread(target=functional.loaded, args=key)
+thread = threading.Thread(target=modules.loaded, args=key)
 thread.start()
 compiling.wait()
 if (child := os.fork()) == 0:
     forked.set()
-    functional.loaded(*key)
+    modules.loaded(*key)
     os._exit(0)
 ended = os.waitpid(child, 0)[1]
 forked.set()
@@ -510,8 +515,9 @@ import os, pwd, warnings
 import numpy as np
 import numpy.ma
 import iree_lnbwd as lnbwd
-from iree_lnbwd import cache, compiler
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.stores import cache
+from iree_lnbwd.hardware.targets import find_target
 cache.build(lnbwd.NormSpec((4,)), find_target("host"))
 warnings.simplefilter("always")
 for name, value in {changes}.items():

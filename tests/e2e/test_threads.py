@@ -14,8 +14,8 @@ from support import Arguments, assert_same_bits, random_arguments, random_genera
 from threads_support import SCRIPT, cpus_of_workers
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.runtime import Norm, host_threads, iree_module
 from iree_lnbwd.runtime.host_threads import HostThreads
 

@@ -16,8 +16,8 @@ import pytest
 from support import checked, random_generator, trained
 
 from iree_lnbwd import reference
-from iree_lnbwd.arguments import Array, bind
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.ops.arguments import Array, bind
+from iree_lnbwd.ops.dtypes import DTYPES
 
 EPS = 1e-5
 

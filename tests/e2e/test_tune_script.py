@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from iree_lnbwd import schedules
-from iree_lnbwd.description import describe
-from iree_lnbwd.products import find_product
+from iree_lnbwd.hardware.products import find_product
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass
 from iree_lnbwd.schedules.measured_json import schedule_of_numbers
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.vmfb.description import describe
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "tune"
 

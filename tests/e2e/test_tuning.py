@@ -20,13 +20,15 @@ import pytest
 from emulated_driver import EmulatedDriver
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import CompileError, Manifest, NormSpec, cli, compiler, schedules
-from iree_lnbwd.devices import Gpu
-from iree_lnbwd.products import find_product
+from iree_lnbwd import CompileError, Manifest, NormSpec, cli, schedules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.devices import Gpu
+from iree_lnbwd.hardware.products import find_product
+from iree_lnbwd.hardware.targets import Target, find_target
 from iree_lnbwd.schedules import Forward, OnePass, Schedule, schedule_to_dict
 from iree_lnbwd.schedules.candidates import sample
-from iree_lnbwd.targets import Target, find_target
-from iree_lnbwd.tuning import checks, folder, stopwatch, tuner
+from iree_lnbwd.stores import tuned_folder
+from iree_lnbwd.tuning import checks, stopwatch, tuner
 from iree_lnbwd.tuning.ranking import Times
 from iree_lnbwd.tuning.stopwatch import Stopwatch
 
@@ -83,19 +85,20 @@ NEXT_PROCESS = """
 import json, sys
 from pathlib import Path
 from emulated_driver import EmulatedDriver
-from iree_lnbwd import NormSpec, cli, compile, functional
-from iree_lnbwd.devices import DeviceUri, Gpu
+from iree_lnbwd import NormSpec, cli, compile
+from iree_lnbwd.calls import modules
+from iree_lnbwd.hardware.devices import DeviceUri, Gpu
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.schedules import schedule_to_dict
-from iree_lnbwd.targets import find_target
-from iree_lnbwd.tuning import found
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.stores import tuned_choice
 
 driver = EmulatedDriver("cuda")
 gpu_module.Driver = lambda uri: driver
-functional.target_of = lambda uri: find_target("sm_90")
-found.gpu_of = lambda uri: Gpu(sys.argv[2], 132, 0)
+modules.target_of = lambda uri: find_target("sm_90")
+tuned_choice.gpu_of = lambda uri: Gpu(sys.argv[2], 132, 0)
 spec = NormSpec.from_dict(json.loads(sys.argv[1]))
-norm = functional.loaded(spec, DeviceUri.parse("cuda"))
+norm = modules.loaded(spec, DeviceUri.parse("cuda"))
 made = [norm._module.description.schedule]
 for target in ("h200", "h100"):
     made.append(compile(spec, target, target).manifest.schedule)
@@ -196,7 +199,7 @@ def test_a_wrong_candidate_is_reported_and_not_kept(
     assert "of what is allowed" in wrong
     assert outcome.tuned is not None
     assert outcome.tuned.schedule == other
-    assert folder.kept(_raise) == (outcome.tuned,)
+    assert tuned_folder.kept(_raise) == (outcome.tuned,)
 
 
 def test_a_forward_that_adds_up_in_another_order_is_not_kept(
@@ -223,7 +226,7 @@ def test_where_the_choice_is_wrong_nothing_is_kept(
     out = capsys.readouterr().out
     assert out.startswith("WRONG, and not kept: rms_norm_n64_bf16_eps1e-05: Forward(")
     assert out.endswith("nothing is kept: the choice without tuning is wrong\n")
-    assert folder.kept(_raise) == ()
+    assert tuned_folder.kept(_raise) == ()
     assert_all_given_back(gpu)
 
 
@@ -236,7 +239,7 @@ def test_a_compiler_that_fails_is_an_error(
     monkeypatch.setattr(compiler, "build", build)
     with pytest.raises(CompileError, match=r"^no room$"):
         lnbwd.tune(FORWARD, candidates=2)
-    assert folder.kept(_raise) == ()
+    assert tuned_folder.kept(_raise) == ()
 
 
 def test_an_interruption_keeps_what_is_done(
@@ -256,15 +259,15 @@ def test_an_interruption_keeps_what_is_done(
     assert cli.main(words) == 130
     assert signal.getsignal(signal.SIGTERM) == before
     assert capsys.readouterr().err == "iree-lnbwd: interrupted\n"
-    (kept,) = folder.kept(_raise)
+    (kept,) = tuned_folder.kept(_raise)
     assert kept.spec.op == "rms_norm"
-    assert [path.suffix for path in folder.directory().iterdir()] == [".json"]
+    assert [path.suffix for path in tuned_folder.directory().iterdir()] == [".json"]
     assert_all_given_back(gpu)
     monkeypatch.setattr(cli, "_show_progress", lambda line: None)
     assert cli.main(words) == 0
     out = capsys.readouterr().out.splitlines()
     assert "kept before" in out[1]
-    assert {tuned.spec.op for tuned in folder.kept(_raise)} == {"rms_norm", "layer_norm"}
+    assert {tuned.spec.op for tuned in tuned_folder.kept(_raise)} == {"rms_norm", "layer_norm"}
 
 
 def test_a_folder_that_cannot_be_used_is_found_out_first(

@@ -17,10 +17,10 @@ import pytest
 from iree.compiler.tools import CompilerToolError, binaries, compile_str
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.devices import DeviceUri
 from iree_lnbwd.emulator import Fault, Module
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import Array
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "upstream"

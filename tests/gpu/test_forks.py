@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DeviceUri
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.gpu

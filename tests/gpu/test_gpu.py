@@ -8,8 +8,8 @@ import pytest
 from support import assert_matches_reference, assert_same_bits, random_arguments, random_generator
 
 from iree_lnbwd import NormSpec, compile, load
-from iree_lnbwd.devices import DeviceUri, target_of
-from iree_lnbwd.targets import older_targets
+from iree_lnbwd.hardware.devices import DeviceUri, target_of
+from iree_lnbwd.hardware.targets import older_targets
 
 pytestmark = pytest.mark.gpu
 

@@ -20,10 +20,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_support import CASES, MEMORY_EFFICIENT, assert_a_step_is_right
 from support import random_generator
 
-from iree_lnbwd import NormSpec, jax_native
+from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.dtypes import DTYPES
 from iree_lnbwd.jax import calls, formulas
+from iree_lnbwd.jax import native as jax_native
+from iree_lnbwd.ops.dtypes import DTYPES
 
 pytestmark = pytest.mark.gpu
 

@@ -17,8 +17,8 @@ from support import (
 )
 
 from iree_lnbwd import LayerNormGrads, NormSpec, layer_norm_backward, runtime
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.runtime import Norm
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -252,8 +252,8 @@ def test_code_stays_until_the_queue_is_done_with_it(gpu: DeviceUri) -> None:
 
 def _of_its_own(spec: NormSpec, gpu: DeviceUri) -> Norm:
     """A module that nobody else keeps."""
-    from iree_lnbwd import cache
-    from iree_lnbwd.devices import target_of
+    from iree_lnbwd.hardware.devices import target_of
+    from iree_lnbwd.stores import cache
 
     vmfb, _ = cache.build(spec, target_of(gpu))
     return runtime.load_built(vmfb, str(gpu))

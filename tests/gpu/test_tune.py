@@ -10,10 +10,11 @@ import pytest
 from support import assert_right
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import NormSpec, functional, schedules
-from iree_lnbwd.devices import DeviceUri, target_of
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.calls import modules
+from iree_lnbwd.hardware.devices import DeviceUri, target_of
 from iree_lnbwd.schedules import OnePass, TwoPass
-from iree_lnbwd.tuning import folder
+from iree_lnbwd.stores import tuned_folder
 from iree_lnbwd.verification.matrix import both_sides, random_call
 
 pytestmark = pytest.mark.gpu
@@ -46,13 +47,13 @@ def test_one_width_and_type(spec: NormSpec, gpu: DeviceUri, tuning: Path) -> Non
     assert tuned.chosen == schedules.choose(spec, target_of(gpu))
     assert tuned.microseconds <= tuned.chosen_microseconds
     assert len(said) > tuned.candidates > 20
-    assert folder.kept(_raise) == (tuned,)
+    assert tuned_folder.kept(_raise) == (tuned,)
 
-    functional.forget([spec], gpu)
-    norm = functional.loaded(spec, gpu)
+    modules.forget([spec], gpu)
+    norm = modules.loaded(spec, gpu)
     schedule = norm._module.description.schedule
     assert schedule == tuned.schedule
-    functional.forget([spec], gpu)
+    modules.forget([spec], gpu)
     walkers = schedule.workgroups if isinstance(schedule, OnePass | TwoPass) else 64
     rng = np.random.default_rng(0)
     for rows in (1, 37, *both_sides(spec, schedule), 3 * walkers + 1):
@@ -76,7 +77,7 @@ def test_memory_is_given_back(gpu: DeviceUri, tuning: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         lnbwd.tune(spec, str(gpu), candidates=2, progress=stop)
     assert free - torch.cuda.mem_get_info()[0] < 1 << 26
-    assert folder.kept(_raise) == ()
+    assert tuned_folder.kept(_raise) == ()
 
 
 def test_a_warmup_tunes(gpu: DeviceUri, tuning: Path) -> None:
@@ -85,11 +86,11 @@ def test_a_warmup_tunes(gpu: DeviceUri, tuning: Path) -> None:
 
     norm = RMSNorm(1536, device="cuda")
     warmup(norm, tune=True)
-    kept = {tuned.spec.op: tuned for tuned in folder.kept(_raise)}
+    kept = {tuned.spec.op: tuned for tuned in tuned_folder.kept(_raise)}
     assert set(kept) == {"rms_norm", "rms_norm_backward"}
-    for spec, uri in functional.in_use():
+    for spec, uri in modules.in_use():
         if spec.columns == 1536:
-            schedule = functional.loaded(spec, uri)._module.description.schedule
+            schedule = modules.loaded(spec, uri)._module.description.schedule
             assert schedule == kept[spec.op].schedule
     x = torch.randn(300, 1536, device="cuda", requires_grad=True)
     norm(x).sum().backward()

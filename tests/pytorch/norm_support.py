@@ -12,8 +12,8 @@ from support import assert_right, random_generator
 from torch import Tensor
 from torch_support import TORCH_DTYPES, to_array
 
-from iree_lnbwd.arguments import bind, results_type
-from iree_lnbwd.operands import (
+from iree_lnbwd.ops.arguments import bind, results_type
+from iree_lnbwd.ops.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RMS_NORM,

@@ -25,9 +25,10 @@ from torch.utils.checkpoint import checkpoint
 from torch_support import assert_right, random_operands, to_array
 
 import iree_lnbwd.torch as lnbwd
-from iree_lnbwd import CompileError, LayerNormGrads, NormSpec, functional
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, OPS
-from iree_lnbwd.torch import InductorStatus, Status, attempts, override_status, overrides
+from iree_lnbwd import CompileError, LayerNormGrads, NormSpec
+from iree_lnbwd.calls import modules
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS
+from iree_lnbwd.torch import InductorStatus, Status, override_status, overrides, overrides_in_python
 from iree_lnbwd.torch.inductor.state import Folded
 
 NAME = "aten::native_layer_norm_backward"
@@ -383,7 +384,7 @@ def test_a_module_that_cannot_be_had(
 
     x = torch.randn(3, 11, requires_grad=True)  # of no other test, whose module would be known
     expected = torch.autograd.grad(normalized(x).square().sum(), x)
-    monkeypatch.setattr(functional, "_compiled", compiled)
+    monkeypatch.setattr(modules, "_compiled", compiled)
     with caplog.at_level(logging.WARNING):
         lnbwd.enable()
         for _ in range(3):
@@ -405,19 +406,19 @@ def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(attempts, "_compute", interrupted)
+    monkeypatch.setattr(overrides_in_python, "_compute", interrupted)
     x = torch.ones(4, 10, requires_grad=True)
     with lnbwd.enabled(), pytest.raises(KeyboardInterrupt):
         normalized(x).sum().backward()
 
 
 def test_there_are_not_too_many_reasons() -> None:
-    record = attempts._Record()
-    for number in range(2 * attempts._REASONS_KEPT):
-        record.add(attempts.Fallback(LAYER_NORM_BACKWARD, "cpu", str(number)))
+    record = overrides_in_python._Record()
+    for number in range(2 * overrides_in_python._REASONS_KEPT):
+        record.add(overrides_in_python.Fallback(LAYER_NORM_BACKWARD, "cpu", str(number)))
         record.refuse(number, "")
-    assert len(record.counts()) == attempts._REASONS_KEPT + 1
-    assert sum(record.counts().values()) == 2 * attempts._REASONS_KEPT
+    assert len(record.counts()) == overrides_in_python._REASONS_KEPT + 1
+    assert sum(record.counts().values()) == 2 * overrides_in_python._REASONS_KEPT
 
 
 # --- on and off ------------------------------------------------------------------------------
@@ -595,7 +596,7 @@ def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     assert [reference() for reference in watched] == [None] * len(watched)
     lnbwd.disable()
-    assert attempts.RECORD._refused == {}
+    assert overrides_in_python.RECORD._refused == {}
 
 
 def test_status_is_a_table() -> None:

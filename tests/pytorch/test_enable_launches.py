@@ -21,9 +21,10 @@ from torch_support import TORCH_DTYPES, to_array, to_tensor
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import NormSpec, runtime
-from iree_lnbwd.arguments import BoundCall, Options, results_of
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import (
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import BoundCall, Options, results_of
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import (
     LAYER_NORM_BACKWARD,
     OPS,
     RMS_NORM,
@@ -35,9 +36,8 @@ from iree_lnbwd.operands import (
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.runtime.stream_module import LaunchSequence
-from iree_lnbwd.targets import find_target
-from iree_lnbwd.torch import attempts, native, overrides
-from iree_lnbwd.torch.norms import GRADIENTS, NORMS, Gradients, Norm
+from iree_lnbwd.torch import native, overrides, overrides_in_python
+from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS, Gradients, Norm
 from iree_lnbwd.verification.matrix import random_call
 
 COLUMNS, ROWS, EPS = 96, 5, 1e-3
@@ -62,7 +62,7 @@ def registered(on_the_cpu: None) -> Iterator[None]:
     """Kernels for the CPU where PyTorch has none."""
     library = torch.library.Library("aten", "IMPL")
     for op in (RMS_NORM, RMS_NORM_BACKWARD):
-        library.impl(attempts.ATENS[op], _unexpected, "CPU")
+        library.impl(overrides_in_python.ATENS[op], _unexpected, "CPU")
     yield
     lnbwd.disable()
     library._destroy()
@@ -152,7 +152,7 @@ def test_a_known_call_of_atens_is_launched(spec: NormSpec, monkeypatch: pytest.M
     tensors = tensors_of(spec, call)
     driver, sequence = learned(spec, tensors, monkeypatch)
     lnbwd.enable(forwards=True)
-    operator = getattr(torch.ops.aten, attempts.ATENS[spec.family]).default
+    operator = getattr(torch.ops.aten, overrides_in_python.ATENS[spec.family]).default
     data = 2 if spec.family.is_backward else 1  # ATen has the dimensions behind it
     others = [
         t
@@ -163,7 +163,7 @@ def test_a_known_call_of_atens_is_launched(spec: NormSpec, monkeypatch: pytest.M
     ours = operator(*others[:data], [COLUMNS], *others[data:], last)
     assert not driver.errors
     assert len(driver.launches) == len(sequence.launches)
-    found = dict(zip(attempts._results(spec.family), map(to_array, ours), strict=True))
+    found = dict(zip(overrides_in_python._results(spec.family), map(to_array, ours), strict=True))
     assert_right(results_of(spec.family, found), call)
     counts = [each[2:] for each in lnbwd.status().calls]
     assert counts == [(None, 1)]

@@ -17,14 +17,15 @@ import torch
 from support import built, random_generator
 from torch_support import TORCH_DTYPES, to_array, to_tensor
 
-from iree_lnbwd import NormSpec, functional, runtime
-from iree_lnbwd.arguments import BoundCall, Options
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
-from iree_lnbwd.functional import HostCall
-from iree_lnbwd.operands import OPS, names
-from iree_lnbwd.targets import find_target
+from iree_lnbwd import NormSpec, runtime
+from iree_lnbwd.calls import calling, modules
+from iree_lnbwd.calls.calling import HostCall
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import BoundCall, Options
+from iree_lnbwd.ops.operands import OPS, names
 from iree_lnbwd.torch import native
-from iree_lnbwd.torch.norms import GRADIENTS, NORMS
+from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS
 from iree_lnbwd.verification import matrix
 
 HOST = DeviceUri.parse(DEFAULT_DEVICE)
@@ -109,14 +110,14 @@ def test_the_bits_of_irees_runtime_on_any_number_of_threads(
     for rows in (1, 5, 2050):
         call = matrix.random_call(spec, rows, random_generator())
         given = tensors_of(spec, call)
-        norm = functional.loaded(spec, HOST)
+        norm = modules.loaded(spec, HOST)
         arrays = [array for array in norm.run(call) if array is not None]
         flat = [array.reshape(r.dims(rows)) for array, r in zip(arrays, spec.results, strict=True)]
         norm._iree().run([call.arrays[name] for name in norm._read], flat)
         expected = {r.name: array.tobytes() for r, array in zip(spec.results, flat, strict=True)}
         assert results(spec, given) == expected  # Python's, if no test had such a call
         with monkeypatch.context() as patch:
-            patch.setattr(functional, "call", reaches_python)
+            patch.setattr(calling, "call", reaches_python)
             for threads in THREADS:
                 torch.set_num_threads(threads)
                 assert results(spec, given) == expected, (rows, threads)
@@ -130,7 +131,7 @@ def test_memory_that_begins_anywhere_is_used_where_it_lies(
     x = torch.randn(7, 33)
     expected, _ = operator(x.clone(), None, [33], 1e-6, 0.0, False)
     room = torch.zeros(8 * 33)
-    monkeypatch.setattr(functional, "call", reaches_python)
+    monkeypatch.setattr(calling, "call", reaches_python)
     for offset in (1, 2, 3, 5):
         there = room[offset : offset + x.numel()].view(7, 33).copy_(x)
         assert torch.equal(operator(there, None, [33], 1e-6, 0.0, False)[0], expected)
@@ -185,7 +186,7 @@ def run(script: str) -> None:
 SETUP = """
 import os, signal, threading
 import torch
-from iree_lnbwd import functional
+from iree_lnbwd.calls import calling, modules
 from iree_lnbwd.torch import native
 assert native.load()
 torch.set_num_threads(2)
@@ -205,7 +206,7 @@ first = call()
 def reaches_python(*_, **__):
     raise AssertionError("a known call came to Python")
 
-in_python, functional.call = functional.call, reaches_python
+in_python, calling.call = calling.call, reaches_python
 assert call() == first
 """
 
@@ -283,7 +284,7 @@ def test_threads_call_at_once() -> None:
     """While the calls are forgotten, which then come to Python again."""
     run(
         """
-functional.call = in_python
+calling.call = in_python
 wrong = []
 
 def calls():
@@ -313,12 +314,12 @@ def test_modules_of_another_kind_stay_with_irees_runtime(
     described = old._module.description._replace(launches=None)
     old._module = old._module._replace(description=described)
     x = torch.randn(3, 56)
-    monkeypatch.setattr(functional, "_alive", {(spec, HOST): old})
-    functional.loaded.cache_clear()
+    monkeypatch.setattr(modules, "_alive", {(spec, HOST): old})
+    modules.loaded.cache_clear()
     operator = torch.ops.iree_lnbwd.rms_norm.default
     first = operator(x, None, [56], 1e-6, 0.0, False)[0]
     assert torch.equal(operator(x, None, [56], 1e-6, 0.0, False)[0], first)
-    monkeypatch.setattr(functional, "call", reaches_python)
+    monkeypatch.setattr(calling, "call", reaches_python)
     with pytest.raises(AssertionError, match="came to Python"):
         operator(x, None, [56], 1e-6, 0.0, False)
-    functional.loaded.cache_clear()
+    modules.loaded.cache_clear()

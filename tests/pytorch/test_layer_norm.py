@@ -17,7 +17,7 @@ from torch_support import TORCH_DTYPES, Operands, assert_right, random_operands,
 
 from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.torch import layer_norm
-from iree_lnbwd.torch.attempts import NOT_ATENS
+from iree_lnbwd.torch.overrides_in_python import NOT_ATENS
 
 F32 = NormSpec((24,))
 

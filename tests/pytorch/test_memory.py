@@ -18,10 +18,10 @@ from torch_support import assert_right, to_array, to_tensor
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.torch import layer_norm
-from iree_lnbwd.torch.attempts import NOT_ATENS
+from iree_lnbwd.torch.overrides_in_python import NOT_ATENS
 
 SPEC = NormSpec((24,))
 NAMES = ("grad_output", "input", "mean", "rstd", "weight", "bias")

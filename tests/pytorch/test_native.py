@@ -22,8 +22,8 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
-from iree_lnbwd import artifact
 from iree_lnbwd.torch import native
+from iree_lnbwd.vmfb import artifact
 
 pytestmark = pytest.mark.builds
 

@@ -23,9 +23,9 @@ from norm_support import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from iree_lnbwd.operands import names
+from iree_lnbwd.ops.operands import names
 from iree_lnbwd.torch import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm, rms_norm
-from iree_lnbwd.torch.norms import GRADIENTS, NORMS, Gradients
+from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS, Gradients
 
 # Raised inside PyTorch 2.13, by imports of inductor and of export.
 pytestmark = [

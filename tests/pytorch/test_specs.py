@@ -12,8 +12,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch import nn
 
-from iree_lnbwd import cli, functional
+from iree_lnbwd import cli
 from iree_lnbwd.bundles.container import BundleFile
+from iree_lnbwd.calls import modules
 from iree_lnbwd.torch import AddRMSNorm, replace_norms, specs, warmup
 
 
@@ -29,7 +30,7 @@ def test_warmup_loads_what_specs_says(dtype: torch.dtype) -> None:
     said = specs(model)
 
     def loaded() -> set[object]:
-        return {spec for spec, _ in functional.in_use() if columns in spec.normalized_shape}
+        return {spec for spec, _ in modules.in_use() if columns in spec.normalized_shape}
 
     assert not loaded()
     warmup(model)

@@ -12,8 +12,9 @@ from support import built
 pytest.importorskip("torch", reason="PyTorch is not installed")
 from script_support import SCRIPTS, run
 
-from iree_lnbwd import NormSpec, inspection
-from iree_lnbwd.targets import find_target
+from iree_lnbwd import NormSpec
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.vmfb import inspection
 
 sys.path.insert(0, str(SCRIPTS))
 from kernel_classes import class_of, is_ours

@@ -15,7 +15,7 @@ from torch_support import Operands, assert_right, random_operands, to_array
 
 from iree_lnbwd import LayerNormGrads, NormSpec
 from iree_lnbwd.torch import LayerNorm, layer_norm
-from iree_lnbwd.torch.attempts import NOT_ATENS
+from iree_lnbwd.torch.overrides_in_python import NOT_ATENS
 
 # Raised inside PyTorch 2.13, by imports of inductor and of export.
 pytestmark = [

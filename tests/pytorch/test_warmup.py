@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize, prune
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import CompileError
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.torch import (
     AddLayerNorm,
     AddRMSNorm,

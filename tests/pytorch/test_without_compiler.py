@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch_support import to_array
 
 from iree_lnbwd import CompileError, reference
-from iree_lnbwd.arguments import bind
+from iree_lnbwd.ops.arguments import bind
 from iree_lnbwd.torch import LayerNorm, layer_norm, replace_norms, rms_norm, warmup
 from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm

@@ -12,7 +12,7 @@ from support import Arguments, assert_matches_reference, random_arguments, rando
 from torch import Tensor
 
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.torch import layer_norm
 
 TORCH_DTYPES = {

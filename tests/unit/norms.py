@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iree_lnbwd.arguments import Array, BoundCall
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import Element
-from iree_lnbwd.spec import LEAST_WEIGHT
+from iree_lnbwd.ops.arguments import Array, BoundCall
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import Element
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Binding, Fault, GlobalMemory, Launch
 from iree_lnbwd.emulator import launch as emulator_launch
 from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor
+from iree_lnbwd.ops.arguments import Array
 
 _LDS = 4096
 

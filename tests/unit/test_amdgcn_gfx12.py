@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Binding, Fault, GlobalMemory, Launch
 from iree_lnbwd.emulator.amdgcn import AmdgcnExecutor
+from iree_lnbwd.ops.arguments import Array
 
 
 def run(

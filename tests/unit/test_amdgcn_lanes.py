@@ -10,7 +10,7 @@ import pytest
 from amdgcn_waves import WAVES, Registers, fault_of
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.ops.arguments import Array
 
 # The lane that a lane reads; -1: there is none.
 _Source = Callable[[int], int]

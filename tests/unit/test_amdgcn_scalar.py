@@ -14,7 +14,7 @@ from amdgcn_waves import WAVES, Registers, fault_of
 from support import random_generator
 from test_emulator_instructions import rounded
 
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.ops.arguments import Array
 
 _REPEATS = 40
 _M32 = (1 << 32) - 1

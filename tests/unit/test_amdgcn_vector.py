@@ -15,7 +15,7 @@ from amdgcn_waves import WAVES, Registers, fault_of
 from support import random_generator
 from test_emulator_instructions import rounded
 
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.ops.arguments import Array
 
 _LANES = 64
 _SHAPE = (WAVES, _LANES)

@@ -12,7 +12,7 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import (
+from iree_lnbwd.ops.arguments import (
     Array,
     BoundCall,
     GpuArray,
@@ -23,7 +23,7 @@ from iree_lnbwd.arguments import (
     results_of,
     results_type,
 )
-from iree_lnbwd.operands import (
+from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     GRAD_OUTPUT,
     LAYER_NORM_BACKWARD,
@@ -33,7 +33,7 @@ from iree_lnbwd.operands import (
     Op,
     names,
 )
-from iree_lnbwd.spec import MOST_ROWS
+from iree_lnbwd.ops.spec import MOST_ROWS
 
 
 def arrays_of(leading: tuple[int, ...], dims: tuple[int, ...]) -> dict[str, Array]:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import ArtifactError, Manifest, NormSpec, artifact, compiler
-from iree_lnbwd.targets import find_target
+from iree_lnbwd import ArtifactError, Manifest, NormSpec
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.vmfb import artifact
 
 VMFB = b"not really a module, which the artifact does not care about"
 HERE = Path("here.json")
@@ -348,7 +350,8 @@ FILLED_UP = """
 import resource, sys
 from dataclasses import replace
 from pathlib import Path
-from iree_lnbwd import ArtifactError, artifact
+from iree_lnbwd import ArtifactError
+from iree_lnbwd.vmfb import artifact
 
 folder = Path(sys.argv[1])
 vmfb, manifest = artifact.read(next(folder.glob("*.vmfb")))

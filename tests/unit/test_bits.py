@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from norms import computed
 
-from iree_lnbwd import NormSpec, artifact, npz
-from iree_lnbwd.arguments import Array, BoundCall, Results, results_of
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import Kind
+from iree_lnbwd import NormSpec
+from iree_lnbwd.ops import npz
+from iree_lnbwd.ops.arguments import Array, BoundCall, Results, results_of
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import Kind
 from iree_lnbwd.schedules import FewRows, OnePass, Schedule
-from iree_lnbwd.verification import bits, matrix
-from iree_lnbwd.verification.bits import Difference
+from iree_lnbwd.verification import matrix, recorded_bits
+from iree_lnbwd.verification.recorded_bits import Difference
+from iree_lnbwd.vmfb import artifact
 
 SPEC = NormSpec((64,), "bf16")
 ONE_FORM = OnePass(8, 1, 1, 2)
@@ -29,7 +31,7 @@ def plainly(call: BoundCall) -> Results:
     return results_of(call.spec.family, computed(call))
 
 
-def changed(rows: int, name: str, change: Callable[[Array], None]) -> bits.Compute:
+def changed(rows: int, name: str, change: Callable[[Array], None]) -> recorded_bits.Compute:
     """A module that has another result for a number of rows."""
 
     def compute(call: BoundCall) -> Results:
@@ -42,7 +44,7 @@ def changed(rows: int, name: str, change: Callable[[Array], None]) -> bits.Compu
 
 
 def saved(folder: Path, spec: NormSpec = SPEC, how: Schedule = ONE_FORM) -> Path:
-    bits.save(folder / "deep" / "down", "it", spec, how, "code", plainly)
+    recorded_bits.save(folder / "deep" / "down", "it", spec, how, "code", plainly)
     return folder / "deep" / "down" / "it.npz"
 
 
@@ -51,7 +53,7 @@ def saved(folder: Path, spec: NormSpec = SPEC, how: Schedule = ONE_FORM) -> Path
 def test_the_same_results_differ_nowhere(op: str, dtype: str, tmp_path: Path) -> None:
     spec = NormSpec((64,), dtype, op=op, eps=1e-5)
     path = saved(tmp_path, spec)
-    found = list(bits.compare(path, spec, ONE_FORM, "code", plainly))
+    found = list(recorded_bits.compare(path, spec, ONE_FORM, "code", plainly))
     names = [result.name for result in spec.results]
     assert [(each.rows, each.result) for each in found] == [
         (rows, name) for rows in (1, 5, 37) for name in names
@@ -71,7 +73,9 @@ def test_what_differs_is_counted_in_steps_between_numbers(tmp_path: Path) -> Non
         steps[7] -= 2
 
     path = saved(tmp_path)
-    found = list(bits.compare(path, SPEC, ONE_FORM, "code", changed(5, "grad_input", change)))
+    found = list(
+        recorded_bits.compare(path, SPEC, ONE_FORM, "code", changed(5, "grad_input", change))
+    )
     differ = [each for each in found if each.different]
     assert differ == [Difference(5, "grad_input", 5 * 64, 2, 2)]
     assert all(each.largest == 0 for each in found if each not in differ)
@@ -94,14 +98,14 @@ def test_the_distance_of_two_numbers(
 ) -> None:
     spec = NormSpec((1,), "f32", op="rms_norm", eps=1e-5, has_weight=False)
 
-    def giving(number: float) -> bits.Compute:
+    def giving(number: float) -> recorded_bits.Compute:
         def compute(call: BoundCall) -> Results:
             return changed(call.rows, "output", lambda array: array.fill(number))(call)
 
         return compute
 
-    bits.save(tmp_path, "it", spec, ONE_FORM, "code", giving(kept))
-    found = bits.compare(tmp_path / "it.npz", spec, ONE_FORM, "code", giving(got))
+    recorded_bits.save(tmp_path, "it", spec, ONE_FORM, "code", giving(kept))
+    found = recorded_bits.compare(tmp_path / "it.npz", spec, ONE_FORM, "code", giving(got))
     (one, *_) = [each for each in found if each.result == "output"]
     assert (one.elements, one.different, one.largest) == (1, different, largest)
 
@@ -113,10 +117,10 @@ def test_a_nan_is_no_number(got: float, tmp_path: Path) -> None:
 
     path = tmp_path / "it.npz"
     nan = changed(1, "grad_bias", lambda array: array.fill(np.nan))
-    bits.save(tmp_path, "it", SPEC, ONE_FORM, "code", nan)
+    recorded_bits.save(tmp_path, "it", SPEC, ONE_FORM, "code", nan)
     (one,) = (
         each
-        for each in bits.compare(path, SPEC, ONE_FORM, "code", compute)
+        for each in recorded_bits.compare(path, SPEC, ONE_FORM, "code", compute)
         if (each.rows, each.result) == (1, "grad_bias")
     )
     assert one.different == 64
@@ -151,13 +155,13 @@ def test_calls_take_both_forms_and_stay_small(
         found.append(call.rows)
         return plainly(call)
 
-    bits.save(tmp_path, "it", spec, how, "code", compute)
+    recorded_bits.save(tmp_path, "it", spec, how, "code", compute)
     assert found == asked
     kept = npz.read(tmp_path / "it.npz")
     for rows in asked:
         assert kept[f"{rows}/grad_input"].shape == (min(rows, 37), columns)
         assert kept[f"{rows}/grad_weight"].shape == (columns,)
-    compared = list(bits.compare(tmp_path / "it.npz", spec, how, "code", compute))
+    compared = list(recorded_bits.compare(tmp_path / "it.npz", spec, how, "code", compute))
     assert [each.rows for each in compared] == [rows for rows in asked for _ in range(2)]
     assert found == asked * 2
 
@@ -177,13 +181,15 @@ def test_any_seed_is_a_number_of_64_bits(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(secrets, "randbits", lambda count: (1 << count) - 1)
     path = saved(tmp_path)
     assert npz.read(path)["seed"] == np.iinfo(np.int64).max
-    assert all(each.different == 0 for each in bits.compare(path, SPEC, ONE_FORM, "code", plainly))
+    assert all(
+        each.different == 0 for each in recorded_bits.compare(path, SPEC, ONE_FORM, "code", plainly)
+    )
 
 
 def test_another_modules_file_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
     with pytest.raises(ValueError, match=r"of a module with code code, expected other$"):
-        next(bits.compare(path, SPEC, ONE_FORM, "other", plainly))
+        next(recorded_bits.compare(path, SPEC, ONE_FORM, "other", plainly))
 
 
 def test_data_that_cannot_be_made_again_is_refused(tmp_path: Path) -> None:
@@ -191,7 +197,7 @@ def test_data_that_cannot_be_made_again_is_refused(tmp_path: Path) -> None:
     kept = dict(npz.read(path))
     kept["5/inputs_sha256"] = np.array("0" * 64)
     npz.write(path, kept)
-    found = bits.compare(path, SPEC, ONE_FORM, "code", plainly)
+    found = recorded_bits.compare(path, SPEC, ONE_FORM, "code", plainly)
     said = rf"^{path}: this NumPy \({np.__version__}\) makes other data from the seed$"
     with pytest.raises(ValueError, match=said):
         list(found)

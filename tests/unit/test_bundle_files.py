@@ -15,23 +15,16 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import (
-    ArtifactError,
-    BundleFile,
-    DeviceError,
-    Manifest,
-    NormSpec,
-    artifact,
-    cache,
-    cli,
-    compiler,
-    devices,
-)
+from iree_lnbwd import ArtifactError, BundleFile, DeviceError, Manifest, NormSpec, cli
 from iree_lnbwd.bundles import choosing, commands, container, index
 from iree_lnbwd.bundles.index import Member, StoredFile
-from iree_lnbwd.devices import DeviceUri, Gpu
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware import devices
+from iree_lnbwd.hardware.devices import DeviceUri, Gpu
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.stores import cache
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.vmfb import artifact
 
 SPECS = (NormSpec((8,)), NormSpec((4, 4), "bf16", op="rms_norm", eps=1e-5))
 PLACES = ("generic", "h200", "sm_80")

@@ -15,19 +15,14 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import (
-    CompileError,
-    LayerNormBackward,
-    Manifest,
-    NormSpec,
-    artifact,
-    cache,
-    compiler,
-    functional,
-)
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd import CompileError, LayerNormBackward, Manifest, NormSpec
+from iree_lnbwd.calls import modules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.stores import cache, shipping
+from iree_lnbwd.vmfb import artifact
 
 SPEC, TARGET = NormSpec((8,)), find_target("generic")
 
@@ -115,8 +110,8 @@ def test_without_a_compiler_a_module_for_an_older_gpu_is_better_than_none(
 
     ours = find_target("sm_100")
     for name in ("sm_80", "sm_90", "gfx942", "sm_120"):
-        compiler.compile(SPEC, name, folder)
-    best = compiler.compile(SPEC, "sm_100", folder / "best")
+        shipping.compile(SPEC, name, folder)
+    best = shipping.compile(SPEC, "sm_100", folder / "best")
     monkeypatch.setattr(compiler, "compiler_version", missing)
     took = r"^IREE_LNBWD_CACHE: no compiler, and no \S+_sm_100.vmfb: took \S+_sm_90.vmfb, whose"
     with pytest.warns(RuntimeWarning, match=took):
@@ -138,8 +133,8 @@ def test_without_a_compiler_a_module_for_any_cpu_is_better_than_none(
     def missing() -> str:
         raise CompileError("none here")
 
-    compiler.compile(SPEC, "generic", folder)
-    compiler.compile(SPEC, "generic-aarch64", tmp_path)
+    shipping.compile(SPEC, "generic", folder)
+    shipping.compile(SPEC, "generic-aarch64", tmp_path)
     monkeypatch.setattr(compiler, "compiler_version", missing)
     intel, arm = (replace(find_target("host"), architecture=a) for a in ("x86_64", "aarch64"))
     with pytest.raises(CompileError, match="none here"):
@@ -393,7 +388,7 @@ def loaded_by_threads(specs: list[NormSpec]) -> list[object]:
     def load(place: int) -> None:
         start.wait()
         try:
-            came[place] = functional.loaded(specs[place], DeviceUri("local-task"))
+            came[place] = modules.loaded(specs[place], DeviceUri("local-task"))
         except Exception as error:
             came[place] = error
 
@@ -413,7 +408,7 @@ def test_threads_wait_for_the_one_that_compiles(
     assert isinstance(came[0], LayerNormBackward)
     assert all(one is came[0] for one in came)
     assert len(builds.asked) == 1
-    assert functional.loaded(unused(23), DeviceUri("local-task")) is came[0]
+    assert modules.loaded(unused(23), DeviceUri("local-task")) is came[0]
 
 
 def test_an_error_of_the_one_that_compiles_is_its_own(
@@ -444,9 +439,9 @@ def test_threads_that_need_other_modules_do_not_wait(
             assert done.wait(60)
 
     builds.before = wait
-    first = threading.Thread(target=functional.loaded, args=(slow, DeviceUri("local-task")))
+    first = threading.Thread(target=modules.loaded, args=(slow, DeviceUri("local-task")))
     first.start()
-    functional.loaded(quick, DeviceUri("local-task"))
+    modules.loaded(quick, DeviceUri("local-task"))
     done.set()
     first.join()
     assert sorted(builds.asked, key=lambda spec: spec.columns) == [slow, quick]

@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 import pytest
 
 from iree_lnbwd import NormSpec, schedules
-from iree_lnbwd.products import find_product, standing_for
+from iree_lnbwd.hardware.products import find_product, standing_for
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import Forward, OnePass, TwoPass, WholeTensors, candidates
-from iree_lnbwd.schedules.sources import source_of
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.schedules.provenance import source_of
 
 H200 = find_product("h200")
 SM_90 = find_target("sm_90")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from iree_lnbwd import DeviceError, devices
-from iree_lnbwd.devices import DeviceUri, Gpu, gpu_of, host_cpu, target_of
+from iree_lnbwd import DeviceError
+from iree_lnbwd.hardware import devices
+from iree_lnbwd.hardware.devices import DeviceUri, Gpu, gpu_of, host_cpu, target_of
 
 
 @pytest.mark.parametrize(

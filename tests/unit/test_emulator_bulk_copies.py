@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ptx_kernels import run_kernel
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.ops.arguments import Array
 
 ROWS = 5
 WORDS = 32  # of a warp's place in shared memory, and in a row

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from ptx_kernels import run_kernel
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.launch import Launch
+from iree_lnbwd.ops.arguments import Array
 
 MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
 PREPARE = f"""

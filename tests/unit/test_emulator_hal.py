@@ -9,7 +9,7 @@ from iree.compiler.tools import compile_str
 from iree_lnbwd.emulator import Fault, GlobalMemory, Module, PtxExecutor, VmError, vm
 from iree_lnbwd.emulator.hal import Hal, Span
 from iree_lnbwd.emulator.vm import Imports, Steps
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.targets import find_target
 
 _WHOLE = (1 << 64) - 1
 

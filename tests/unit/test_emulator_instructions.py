@@ -14,8 +14,8 @@ import pytest
 from ptx_kernels import evaluate, run_kernel
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.ops.arguments import Array
 
 _COUNT = 160
 _INTEGERS = {f"{kind}{bits}": (kind, bits) for kind in "us" for bits in (16, 32, 64)}

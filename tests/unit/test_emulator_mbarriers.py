@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from ptx_kernels import run_kernel
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Fault
+from iree_lnbwd.ops.arguments import Array
 
 ROWS = 6
 RELAXED = "barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.aligned;"

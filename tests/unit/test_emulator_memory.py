@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
 from iree_lnbwd.emulator import Binding, Fault, GlobalMemory, Launch, SharedMemory
 from iree_lnbwd.emulator import memory as emulator_memory
 from iree_lnbwd.emulator.memory import LocalMemory
+from iree_lnbwd.ops.arguments import Array
 
 _WORDS = 64
 

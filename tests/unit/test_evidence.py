@@ -11,7 +11,7 @@ import pytest
 from support import built
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.verification import evidence, fingerprint
 from iree_lnbwd.verification.evidence import Record
 

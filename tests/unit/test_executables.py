@@ -9,11 +9,12 @@ import zipfile
 import pytest
 from support import built, random_generator
 
-from iree_lnbwd import NormSpec, inspection, schedules
-from iree_lnbwd.emulator.executables import exports, exports_of_executable
-from iree_lnbwd.launches import launches
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import OnePass
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.vmfb import inspection
+from iree_lnbwd.vmfb.executables import exports, exports_of_executable
+from iree_lnbwd.vmfb.launches import launches
 
 PARAMETERS = re.compile(r"\.entry (\w+)\((.*?)\)", re.DOTALL)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from iree.compiler.tools.binaries import find_tool
 
-from iree_lnbwd.extra_flags import check_extra_flags
+from iree_lnbwd.compiling.extra_flags import check_extra_flags
 
 READS_AND_WRITES = "no flags that decide what iree-compile reads and writes"
 TELLS = "no flags that have iree-compile tell something instead of compiling"

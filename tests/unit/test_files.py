@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import files
+from iree_lnbwd.disk import files
 
 DATA = bytes(range(256)) * 1000
 
@@ -248,7 +248,7 @@ def test_readers_see_one_whole_version(tmp_path: Path) -> None:
 FILLED_UP = """
 import errno, resource, sys
 from pathlib import Path
-from iree_lnbwd import files
+from iree_lnbwd.disk import files
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # Python ignores SIGXFSZ
 folder = Path(sys.argv[1])
@@ -272,7 +272,7 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
 WRITES = """
 import sys
 from pathlib import Path
-from iree_lnbwd import files
+from iree_lnbwd.disk import files
 
 folder = Path(sys.argv[1])
 print("ready", flush=True)

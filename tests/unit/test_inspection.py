@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from iree_lnbwd import NormSpec, compiler, inspection, ir
-from iree_lnbwd.emulator.executables import exports
-from iree_lnbwd.inspection import KernelReport
+from iree_lnbwd import NormSpec
+from iree_lnbwd.compiling import compiler, ir
+from iree_lnbwd.hardware.targets import Target, find_target
 from iree_lnbwd.schedules import WholeTensors
-from iree_lnbwd.targets import Target, find_target
+from iree_lnbwd.vmfb import inspection
+from iree_lnbwd.vmfb.executables import exports
+from iree_lnbwd.vmfb.inspection import KernelReport
 
 SPEC = NormSpec((1000,), "bf16")
 

@@ -13,8 +13,8 @@ from support import assert_matches_reference, assert_same_bits, random_arguments
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import loaded
+from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.runtime.frameworks import interop, pytorch
 
 HOST = DeviceUri.parse("local-task")

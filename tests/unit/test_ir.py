@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from iree.compiler.tools import compile_file, compile_str
 
-from iree_lnbwd import NormSpec, compiler, ir, raw_interface
+from iree_lnbwd import NormSpec
+from iree_lnbwd.compiling import compiler, ir
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import OnePass, WholeTensors
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.vmfb import raw_interface
 
-FOLDER = Path(compiler.__file__).parent.parent / "ir"
+FOLDER = Path(compiler.__file__).parents[2] / "ir"
 CPU = find_target("generic")
 
 SPECS = (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from support import random_generator
 
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.runtime import iree_module
 
 

@@ -19,13 +19,13 @@ from norms import Way, computed
 from support import random_generator
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import Array, BoundCall
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import OPS
+from iree_lnbwd.ops.arguments import Array, BoundCall
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import OPS
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.reference import F64, compare, judge
-from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.verification import matrix
-from iree_lnbwd.verification.rows import Arithmetic, Gamma, Normalized
+from iree_lnbwd.verification.row_block import Arithmetic, Gamma, Normalized
 
 # What a term is, by its name.
 TERMS = {

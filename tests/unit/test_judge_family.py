@@ -17,13 +17,13 @@ from norms import Way, computed
 from support import central_differences, random_generator
 
 from iree_lnbwd import NormSpec, reference
-from iree_lnbwd.arguments import Array, BoundCall, NormOutput, bind
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import FROM_OUTPUT, LAYER_NORM, OPS, Op, When
+from iree_lnbwd.ops.arguments import Array, BoundCall, NormOutput, bind
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import FROM_OUTPUT, LAYER_NORM, OPS, Op, When
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.reference import F64, compare, judge
-from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.verification import matrix
-from iree_lnbwd.verification import rows as blocks_of_rows
+from iree_lnbwd.verification import row_block as blocks_of_rows
 
 EPS = 1e-3
 FORWARDS = ("layer_norm", "rms_norm")

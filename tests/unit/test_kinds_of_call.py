@@ -17,8 +17,12 @@ from emulated_arrays import EmulatedArray, Namespace
 from emulated_driver import EmulatedDriver
 from support import random_generator
 
-from iree_lnbwd import NormSpec, functional
-from iree_lnbwd.arguments import (
+from iree_lnbwd import NormSpec
+from iree_lnbwd.calls import calling
+from iree_lnbwd.calls.calling import HostCall
+from iree_lnbwd.calls.modules import Modules
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import (
     Array,
     BoundCall,
     GpuArray,
@@ -27,9 +31,7 @@ from iree_lnbwd.arguments import (
     results_of,
     variant,
 )
-from iree_lnbwd.devices import DeviceUri
-from iree_lnbwd.functional import HostCall, Modules
-from iree_lnbwd.operands import OPS, Op, names
+from iree_lnbwd.ops.operands import OPS, Op, names
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_module import KnownCall
@@ -91,7 +93,7 @@ class Loaded:
         )
 
     def load(self, spec: NormSpec, uri: DeviceUri) -> Norm:
-        """As `functional.loaded`."""
+        """As `modules.loaded`."""
         return cast(Norm, self.modules.setdefault((spec, uri), Module(spec, uri)))
 
     def call(
@@ -100,7 +102,7 @@ class Loaded:
         """The spec of the module that a call takes, and its kind."""
         asked = {"normalized_shape": (4,), "output_mask": (True,) * len(op.masked), **options}
         given = [arrays.get(name) for name in names(op.arguments)]
-        results, known = functional.call(
+        results, known = calling.call(
             given, check_options(op, **asked), uri, Modules(self.load, self._known)
         )
         return next(result for result in results if result is not None), known
@@ -266,7 +268,7 @@ def test_what_computes_nothing_loads_nothing(op: Op, place: str, gpu: Namespace)
     loaded = Loaded()
     given = [arrays.get(name) for name in names(op.arguments)]
     options = check_options(op, (4,), nothing, EPS)
-    results, known = functional.call(
+    results, known = calling.call(
         given, options, None, Modules(loaded.load, weakref.WeakValueDictionary())
     )
     assert set(results) == {None}
@@ -293,9 +295,7 @@ def test_no_argument_is_lost(op: Op, place: str, gpu: Namespace) -> None:
     loaded = Loaded()
     for wrong in ([*given, None], given[:-1]):
         with pytest.raises(ValueError, match="zip"):
-            functional.call(
-                wrong, options, None, Modules(loaded.load, weakref.WeakValueDictionary())
-            )
+            calling.call(wrong, options, None, Modules(loaded.load, weakref.WeakValueDictionary()))
 
 
 class HostArray:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from iree_lnbwd import NormSpec
+from iree_lnbwd.hardware.targets import Target, find_target
 from iree_lnbwd.schedules import FewRows, Forward, OnePass, RowBlocks, TwoPass, rules
 from iree_lnbwd.schedules.schedule import Schedule
-from iree_lnbwd.targets import Target, find_target
-from iree_lnbwd.tuning.tuned import why_illegal
+from iree_lnbwd.stores.tuned import why_illegal
 
 Gpu = OnePass | TwoPass | Forward | RowBlocks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from iree.compiler.tools import compile_str
 
-from iree_lnbwd import linking
+from iree_lnbwd.compiling import linking
 
 LIBRARY = """\
 !narrow = vector<8xbf16>

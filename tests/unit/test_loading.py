@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from emulated_driver import EmulatedDriver
 
-from iree_lnbwd import DeviceError, NormSpec, compile, devices, runtime
+from iree_lnbwd import DeviceError, NormSpec, compile, runtime
+from iree_lnbwd.hardware import devices
 from iree_lnbwd.runtime import gpu_module
 
 SMALL = NormSpec((64,), "bf16")

@@ -13,12 +13,12 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import NormSpec, schedules
-from iree_lnbwd.arguments import BoundCall
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.arguments import BoundCall
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.schedules import FewRows, OnePass
-from iree_lnbwd.spec import LEAST_WEIGHT
-from iree_lnbwd.targets import find_target
 from iree_lnbwd.verification import matrix
 
 EVERY: list[Op] = [*OPS.values(), *FROM_OUTPUT.values()]

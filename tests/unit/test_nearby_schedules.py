@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import pytest
 
 from iree_lnbwd import schedules
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
-from iree_lnbwd.products import find_product
+from iree_lnbwd.hardware.products import find_product
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass
+from iree_lnbwd.schedules.fitted import fitted
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.measured_files import serving
-from iree_lnbwd.schedules.nearby import fitted
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target
 
 SM_90, H200 = find_target("sm_90"), find_product("h200")
 MEASURED = OnePass(256, 4, 2, 4, ahead=1, slots=2, stages_weight=True, resident=2)

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from iree_lnbwd import schedules
-from iree_lnbwd.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
-from iree_lnbwd.products import find_product
+from iree_lnbwd.hardware.products import find_product
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from iree_lnbwd.schedules import OnePass, TwoPass, candidates, measured_files, swept, vector_of
 from iree_lnbwd.schedules.choosing import alternatives
 from iree_lnbwd.schedules.elements import WHOLE_LINES
 from iree_lnbwd.schedules.swept import Cell, Form, Swept, best_of_each_form, form_of
-from iree_lnbwd.targets import find_target
 
 SM_90, H200 = find_target("sm_90"), find_product("h200")
 OPS = (LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name)

@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from iree_lnbwd import npz
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.ops import npz
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
 
 
 def every_dtype() -> dict[str, Array]:

@@ -11,8 +11,8 @@ import pytest
 
 import iree_lnbwd
 from iree_lnbwd import NormSpec, reference, runtime
-from iree_lnbwd.arguments import results_type
-from iree_lnbwd.operands import (
+from iree_lnbwd.ops.arguments import results_type
+from iree_lnbwd.ops.operands import (
     BIAS,
     FROM_OUTPUT,
     GRAD_RESIDUAL,
@@ -77,7 +77,7 @@ def test_arguments_are_what_callers_give(op: Op) -> None:
 
 def test_cpp_knows_every_word_of_the_table() -> None:
     """Python sends the rows of the table to C++ as words."""
-    source = (PACKAGE / "torch_native.cpp").read_text(encoding="utf-8")
+    source = (PACKAGE / "native" / "torch_native.cpp").read_text(encoding="utf-8")
     words = set(re.findall(r'"(\w+)"', source[source.index("Operand operand_of(") :]))
     for op in (*OPS.values(), *FROM_OUTPUT.values()):
         for row in (*op.arguments, *op.results):
@@ -87,7 +87,7 @@ def test_cpp_knows_every_word_of_the_table() -> None:
 
 def test_the_first_ops_of_cpp_are_those_of_the_table() -> None:
     """Those that replace ATen's have these numbers."""
-    source = (PACKAGE / "torch_overrides.cpp").read_text(encoding="utf-8")
+    source = (PACKAGE / "native" / "torch_overrides.cpp").read_text(encoding="utf-8")
     listed = re.search(r"enum class Op : int64_t \{(.*?)\};", source)
     assert listed is not None
     assert tuple(each.strip() for each in listed[1].split(",")) == tuple(OPS)

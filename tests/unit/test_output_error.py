@@ -9,11 +9,11 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import Array, BoundCall, bind
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import FROM_OUTPUT
+from iree_lnbwd.ops.arguments import Array, BoundCall, bind
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import FROM_OUTPUT
+from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.reference import F64, judge
-from iree_lnbwd.spec import LEAST_WEIGHT
 from iree_lnbwd.verification import matrix
 from iree_lnbwd.verification.output_error import (
     gradients_difference,

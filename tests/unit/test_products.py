@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from iree_lnbwd.products import (
+from iree_lnbwd.hardware.products import (
     PRODUCTS,
     Product,
     find_product,
@@ -14,7 +14,7 @@ from iree_lnbwd.products import (
     products_of,
     standing_for,
 )
-from iree_lnbwd.targets import TARGETS, find_target
+from iree_lnbwd.hardware.targets import TARGETS, find_target
 
 GPUS = [target.name for target in TARGETS.values() if target.backend != "cpu"]
 every_product = pytest.mark.parametrize("product", PRODUCTS.values(), ids=lambda p: p.name)

@@ -11,10 +11,10 @@ import pytest
 from support import Arguments, central_differences, present, random_arguments, random_generator
 
 from iree_lnbwd import LayerNormGrads, NormSpec, reference
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.dtypes import DTYPES
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.reference import F64, compare
-from iree_lnbwd.verification import rows as blocks_of_rows
+from iree_lnbwd.verification import row_block as blocks_of_rows
 from iree_lnbwd.verification.judge import Comparison
 from iree_lnbwd.verification.sums import ColumnSums
 

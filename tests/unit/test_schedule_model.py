@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from iree_lnbwd import schedules
-from iree_lnbwd.products import PRODUCTS, Product, find_product
-from iree_lnbwd.schedules import Forward, OnePass, TwoPass, model, swept
-from iree_lnbwd.schedules.model import Estimate, estimate
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import find_target
+from iree_lnbwd.hardware.products import PRODUCTS, Product, find_product
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules import Forward, OnePass, TwoPass, cost_model, swept
+from iree_lnbwd.schedules.cost_model import Estimate, estimate
 
 SM_90, H200 = find_target("sm_90"), find_product("h200")
 BF16 = NormSpec((4096,), "bf16")
@@ -33,8 +33,8 @@ def on_h200(one: OnePass | TwoPass | Forward, spec: NormSpec = BF16) -> Estimate
 def test_every_amd_product_is_known() -> None:
     assert len(AMD) >= 7
     for product in (*AMD, H200, find_product("h100")):
-        assert model.knows(product)
-    assert not model.knows(find_product("t4"))
+        assert cost_model.knows(product)
+    assert not cost_model.knows(find_product("t4"))
 
 
 def test_by_hand() -> None:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from support import assert_right, random_generator
 
-from iree_lnbwd import NormSpec, compiler, schedules
-from iree_lnbwd.devices import DeviceUri, Gpu
-from iree_lnbwd.emulated import EmulatedNorm
+from iree_lnbwd import NormSpec, schedules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.devices import DeviceUri, Gpu
+from iree_lnbwd.hardware.targets import Target, find_target
 from iree_lnbwd.schedules import (
     FewRows,
     Forward,
@@ -26,11 +27,11 @@ from iree_lnbwd.schedules import (
     TwoPass,
     WholeTensors,
 )
-from iree_lnbwd.targets import Target, find_target
-from iree_lnbwd.tuning import folder, found
-from iree_lnbwd.tuning.tuned import Tuned, code_sha256
-from iree_lnbwd.tuning.tuned_json import to_text
+from iree_lnbwd.stores import tuned_choice, tuned_folder
+from iree_lnbwd.stores.tuned import Tuned, code_sha256
+from iree_lnbwd.stores.tuned_json import to_text
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 BACKWARD = NormSpec((96,), "bf16")
 FORWARD = NormSpec((96,), "bf16", op="layer_norm", eps=1e-5)
@@ -114,7 +115,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuned:
     """As if another schedule than the choice had won on a GPU that is here."""
     gpu = Gpu("NVIDIA H200", 132, 50 << 20)
     monkeypatch.setenv("IREE_LNBWD_TUNING", str(tmp_path / "tuning"))
-    monkeypatch.setattr(found, "gpu_of", lambda uri: gpu)
+    monkeypatch.setattr(tuned_choice, "gpu_of", lambda uri: gpu)
     spec, target = NormSpec((1024,), "bf16"), find_target("sm_90")
     chosen = schedules.choose(spec, target)
     assert isinstance(chosen, OnePass)
@@ -133,10 +134,10 @@ BAD_IN_FILES = (0, -1, 3, 10**8, 2**31 - 1, 2**63, -(2**63), True, 1.5, None, "1
 def test_a_file_with_any_number_stops_no_compilation(tuned: Tuned, tmp_path: Path) -> None:
     """What cannot be used leads to a warning; importing it is refused, and loses nothing."""
     target, uri = find_target(tuned.target), DeviceUri.parse("cuda")
-    folder.keep(tuned)
-    (kept,) = folder.directory().iterdir()
+    tuned_folder.keep(tuned)
+    (kept,) = tuned_folder.directory().iterdir()
     good = kept.read_text()
-    assert found.for_device(tuned.spec, target, uri) == tuned
+    assert tuned_choice.for_device(tuned.spec, target, uri) == tuned
     few = tuned.chosen.few_rows if isinstance(tuned.chosen, OnePass) else None
     assert few is not None
     paths: list[tuple[str, ...]] = [(f.name,) for f in fields(OnePass)]
@@ -155,7 +156,7 @@ def test_a_file_with_any_number_stops_no_compilation(tuned: Tuned, tmp_path: Pat
                 kept.write_text(text)
                 with warnings.catch_warnings(record=True) as told:
                     warnings.simplefilter("always")
-                    usable = found.for_device(tuned.spec, target, uri)
+                    usable = tuned_choice.for_device(tuned.spec, target, uri)
                 if usable is not None:  # another name of the same schedule
                     assert usable == tuned
                     continue
@@ -166,7 +167,7 @@ def test_a_file_with_any_number_stops_no_compilation(tuned: Tuned, tmp_path: Pat
                 (warning,) = told
                 assert str(warning.message).startswith(f"tuned schedule not used: {kept}: $")
                 with pytest.raises(ValueError, match=r": \$\.tuned\[0\]\.") as error:
-                    folder.take(given)
+                    tuned_folder.take(given)
                 assert str(error.value).isprintable()
                 assert len(str(error.value)) < _LONGEST
                 assert kept.read_text() == good

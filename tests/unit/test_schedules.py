@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import compiler, schedules
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.emulator.executables import exports
-from iree_lnbwd.operands import RMS_NORM_BACKWARD
-from iree_lnbwd.products import PRODUCTS, Product, find_product, standing_for
+from iree_lnbwd import schedules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.hardware.products import PRODUCTS, Product, find_product, standing_for
+from iree_lnbwd.hardware.targets import Target, find_target, targets
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import RMS_NORM_BACKWARD
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
     Forward,
@@ -22,8 +24,7 @@ from iree_lnbwd.schedules import (
     TwoPass,
     WholeTensors,
 )
-from iree_lnbwd.spec import NormSpec
-from iree_lnbwd.targets import Target, find_target, targets
+from iree_lnbwd.vmfb.executables import exports
 
 GPUS = [target for target in targets() if target.backend != "cpu"]
 CPUS = [target for target in targets() if target.backend == "cpu"]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.dtypes import DTYPES
-from iree_lnbwd.operands import LAYER_NORM, OPS, RMS_NORM, RMS_NORM_BACKWARD, Op
-from iree_lnbwd.spec import TensorType
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import LAYER_NORM, OPS, RMS_NORM, RMS_NORM_BACKWARD, Op
+from iree_lnbwd.ops.spec import TensorType
 
 MASKS = tuple(mask for mask in itertools.product((True, False), repeat=3) if any(mask))
 TYPES = (None, *DTYPES)

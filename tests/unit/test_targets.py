@@ -7,7 +7,7 @@ import re
 import pytest
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd.targets import (
+from iree_lnbwd.hardware.targets import (
     Target,
     find_target,
     generic_targets,

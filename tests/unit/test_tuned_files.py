@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from iree_lnbwd import NormSpec, cli, compiler, functional, schedules
-from iree_lnbwd.devices import DeviceUri, Gpu
-from iree_lnbwd.products import find_product
+from iree_lnbwd import NormSpec, cli, schedules
+from iree_lnbwd.calls import modules
+from iree_lnbwd.compiling import compiler
+from iree_lnbwd.disk.user_folders import UnusableError
+from iree_lnbwd.hardware.devices import DeviceUri, Gpu
+from iree_lnbwd.hardware.products import find_product
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import Forward, OnePass
-from iree_lnbwd.targets import find_target
-from iree_lnbwd.tuning import folder, found
-from iree_lnbwd.tuning.tuned import Tuned, code_sha256, subject, why_stale
-from iree_lnbwd.tuning.tuned_json import from_text, to_text
-from iree_lnbwd.user_folders import UnusableError
+from iree_lnbwd.stores import tuned_choice, tuned_folder
+from iree_lnbwd.stores.tuned import Tuned, code_sha256, subject, why_stale
+from iree_lnbwd.stores.tuned_json import from_text, to_text
 
 SM_90, CUDA = find_target("sm_90"), DeviceUri.parse("cuda")
 BACKWARD = NormSpec((1024,), "bf16")
@@ -65,7 +67,7 @@ def forward() -> Tuned:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The tuning folder: not there yet."""
     monkeypatch.setenv("IREE_LNBWD_TUNING", str(tmp_path / "tuning"))
-    monkeypatch.setattr(found, "gpu_of", lambda uri: GPU)
+    monkeypatch.setattr(tuned_choice, "gpu_of", lambda uri: GPU)
     return tmp_path / "tuning"
 
 
@@ -163,7 +165,7 @@ def test_a_hostile_file_is_refused_by_name_and_nothing_is_kept(
     path = tmp_path / "given.json"
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - the message is compared below
-        folder.take(path)
+        tuned_folder.take(path)
     assert str(refused.value).startswith(f"{path}: $")
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -175,7 +177,7 @@ def test_json_that_can_be_misread_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "given.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"given\.json: expected JSON: "):
-        folder.take(path)
+        tuned_folder.take(path)
 
 
 # --- the folder ------------------------------------------------------------------------------
@@ -185,26 +187,26 @@ def test_a_file_that_is_shared(backward: Tuned, forward: Tuned, tmp_path: Path) 
     """From one user's folder to another's, and only where there is something to share."""
     path = tmp_path / "shared.json"
     with pytest.raises(ValueError, match=r"^export: expected something tuned in .*, got nothing$"):
-        folder.export(path)
+        tuned_folder.export(path)
     assert not path.exists()
     for each in (backward, forward):
-        folder.keep(each)
-    assert folder.export(path) == 2
-    for file in folder.directory().iterdir():
+        tuned_folder.keep(each)
+    assert tuned_folder.export(path) == 2
+    for file in tuned_folder.directory().iterdir():
         file.unlink()
-    assert folder.find(BACKWARD, SM_90, GPU) is None
-    assert set(folder.take(path)) == {backward, forward}
-    assert folder.find(BACKWARD, SM_90, GPU) == backward
-    assert folder.find(FORWARD, SM_90, GPU) == forward
+    assert tuned_folder.find(BACKWARD, SM_90, GPU) is None
+    assert set(tuned_folder.take(path)) == {backward, forward}
+    assert tuned_folder.find(BACKWARD, SM_90, GPU) == backward
+    assert tuned_folder.find(FORWARD, SM_90, GPU) == forward
 
 
 def test_it_is_for_us_alone_and_has_whole_files(backward: Tuned, place: Path) -> None:
-    folder.keep(backward)
-    folder.keep(replace(backward, date="2026-11-22"))  # in place of the first
+    tuned_folder.keep(backward)
+    tuned_folder.keep(replace(backward, date="2026-11-22"))  # in place of the first
     (file,) = place.iterdir()
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert not file.stat().st_mode & 0o022
-    assert folder.kept(refuse) == (replace(backward, date="2026-11-22"),)
+    assert tuned_folder.kept(refuse) == (replace(backward, date="2026-11-22"),)
 
 
 def test_several_at_once_lose_nothing(backward: Tuned) -> None:
@@ -213,48 +215,48 @@ def test_several_at_once_lose_nothing(backward: Tuned) -> None:
         replace(backward, gpu=f"GPU {number % 4}", date=f"2026-11-{number + 1:02}")
         for number in range(16)
     ]
-    threads = [threading.Thread(target=folder.keep, args=(each,)) for each in all_of_them]
+    threads = [threading.Thread(target=tuned_folder.keep, args=(each,)) for each in all_of_them]
     for thread in threads:
         thread.start()
-        folder.kept(refuse)
+        tuned_folder.kept(refuse)
     for thread in threads:
         thread.join()
-    kept = folder.kept(refuse)
+    kept = tuned_folder.kept(refuse)
     assert {each.gpu for each in kept} == {f"GPU {number}" for number in range(4)}
     assert set(kept) <= set(all_of_them)
 
 
 @pytest.mark.parametrize("which", ["the folder", "a file"])
 def test_what_others_can_write_to_is_not_used(which: str, backward: Tuned, place: Path) -> None:
-    folder.keep(backward)
+    tuned_folder.keep(backward)
     what = place if which == "the folder" else next(place.iterdir())
     what.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="^tuned schedule not used: .* others can write to it"):
-        assert found.for_device(BACKWARD, SM_90, CUDA) is None
+        assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) is None
     with pytest.raises(UnusableError, match="IREE_LNBWD_TUNING can name a folder of your own"):
-        folder.export(place / "x")
+        tuned_folder.export(place / "x")
 
 
 def test_a_damaged_file_is_not_used(backward: Tuned, forward: Tuned, place: Path) -> None:
     """It leads to a warning, and the others are still used."""
-    folder.keep(backward)
+    tuned_folder.keep(backward)
     next(place.iterdir()).write_text("{")
-    folder.keep(forward)
+    tuned_folder.keep(forward)
     with pytest.warns(RuntimeWarning, match=r"^tuned schedule not used: .*: expected JSON"):
-        assert found.for_device(BACKWARD, SM_90, CUDA) is None
-    assert found.for_device(FORWARD, SM_90, CUDA) == forward
+        assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) is None
+    assert tuned_choice.for_device(FORWARD, SM_90, CUDA) == forward
     with pytest.warns(RuntimeWarning, match=r"^tuned schedule not used: .*: expected JSON"):
-        assert found.for_product(FORWARD, SM_90, find_product("h200")) == forward
+        assert tuned_choice.for_product(FORWARD, SM_90, find_product("h200")) == forward
     with pytest.raises(ValueError, match="expected JSON"):
-        folder.export(place / "x")
+        tuned_folder.export(place / "x")
 
 
 def test_a_file_under_another_name_says_nothing(backward: Tuned, place: Path) -> None:
-    folder.keep(backward)
+    tuned_folder.keep(backward)
     (file,) = place.iterdir()
     file.rename(place / f"other_{file.name}")
-    assert folder.find(BACKWARD, SM_90, GPU) is None
-    assert folder.kept(refuse) == ()
+    assert tuned_folder.find(BACKWARD, SM_90, GPU) is None
+    assert tuned_folder.kept(refuse) == ()
 
 
 PLACES: dict[str, tuple[dict[str, str], str]] = {
@@ -269,7 +271,7 @@ def test_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values, expected = PLACES[name]
     for variable, value in {"HOME": "/home/u", **values}.items():
         monkeypatch.setenv(variable, value)
-    assert folder.directory() == Path(expected)
+    assert tuned_folder.directory() == Path(expected)
 
 
 def test_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +279,9 @@ def test_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IREE_LNBWD_TUNING", "relative")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert found.for_device(BACKWARD, SM_90, CUDA) is None
+        assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) is None
     with pytest.raises(UnusableError, match="IREE_LNBWD_TUNING: expected an absolute path"):
-        folder.make()
+        tuned_folder.make()
 
 
 # --- what holds, and where -------------------------------------------------------------------
@@ -293,35 +295,35 @@ STALE: dict[str, Callable[[Tuned], Tuned]] = {
 @pytest.mark.parametrize("name", STALE)
 def test_what_no_longer_holds_is_ignored(name: str, backward: Tuned) -> None:
     """As after an upgrade: it is no error, and no warning."""
-    folder.keep(STALE[name](backward))
-    assert folder.find(BACKWARD, SM_90, GPU) is not None
+    tuned_folder.keep(STALE[name](backward))
+    assert tuned_folder.find(BACKWARD, SM_90, GPU) is not None
     assert why_stale(STALE[name](backward))
-    assert found.for_device(BACKWARD, SM_90, CUDA) is None
-    folder.keep(backward)
-    assert found.for_device(BACKWARD, SM_90, CUDA) == backward
+    assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) is None
+    tuned_folder.keep(backward)
+    assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) == backward
 
 
 def test_another_compiler_makes_it_stale(backward: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.keep(backward)
+    tuned_folder.keep(backward)
     monkeypatch.setattr(compiler, "compiler_version", lambda: "3.14.0")
-    assert found.for_device(BACKWARD, SM_90, CUDA) is None
+    assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) is None
 
 
 def test_which_gpu_it_is_for(backward: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.keep(backward)
+    tuned_folder.keep(backward)
     for gpu in (replace(GPU, name="NVIDIA H100"), replace(GPU, processors=114)):
-        monkeypatch.setattr(found, "gpu_of", lambda uri, gpu=gpu: gpu)
-        assert found.for_device(BACKWARD, SM_90, CUDA) is None
-    assert found.for_product(BACKWARD, SM_90, find_product("h200")) == backward
-    assert found.for_product(BACKWARD, SM_90, find_product("h100")) is None
-    folder.keep(replace(backward, processors=114, date="2026-12-01"))  # a part of one
-    assert found.for_product(BACKWARD, SM_90, find_product("h200")) == backward
+        monkeypatch.setattr(tuned_choice, "gpu_of", lambda uri, gpu=gpu: gpu)
+        assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) is None
+    assert tuned_choice.for_product(BACKWARD, SM_90, find_product("h200")) == backward
+    assert tuned_choice.for_product(BACKWARD, SM_90, find_product("h100")) is None
+    tuned_folder.keep(replace(backward, processors=114, date="2026-12-01"))  # a part of one
+    assert tuned_choice.for_product(BACKWARD, SM_90, find_product("h200")) == backward
 
 
 def test_specs_that_share_it(backward: Tuned, forward: Tuned) -> None:
     """Those that no schedule depends on."""
-    folder.keep(backward)
-    folder.keep(forward)
+    tuned_folder.keep(backward)
+    tuned_folder.keep(forward)
     for spec, shared in (
         (replace(BACKWARD, normalized_shape=(4, 256)), backward),
         (replace(BACKWARD, weight_offset=1.0), backward),
@@ -332,7 +334,7 @@ def test_specs_that_share_it(backward: Tuned, forward: Tuned) -> None:
         (replace(FORWARD, residual_dtype="bf16"), None),
         (replace(BACKWARD, dtype="f16"), None),
     ):
-        assert found.for_device(spec, SM_90, CUDA) == shared, spec.name
+        assert tuned_choice.for_device(spec, SM_90, CUDA) == shared, spec.name
         if shared is not None:
             assert subject(spec) == shared.spec
             how = schedules.choose(spec, SM_90)
@@ -340,10 +342,10 @@ def test_specs_that_share_it(backward: Tuned, forward: Tuned) -> None:
 
 
 def test_a_gpu_is_not_looked_for_where_nothing_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(found, "gpu_of", lambda uri: pytest.fail("it was"))
-    assert found.for_device(BACKWARD, SM_90, CUDA) is None
-    folder.make()
-    assert found.for_device(NormSpec((8,)), find_target("host"), CUDA) is None
+    monkeypatch.setattr(tuned_choice, "gpu_of", lambda uri: pytest.fail("it was"))
+    assert tuned_choice.for_device(BACKWARD, SM_90, CUDA) is None
+    tuned_folder.make()
+    assert tuned_choice.for_device(NormSpec((8,)), find_target("host"), CUDA) is None
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -353,12 +355,12 @@ def test_export_and_import(
     backward: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "fleet.json"
-    folder.keep(replace(backward, code_sha256="0" * 64))
+    tuned_folder.keep(replace(backward, code_sha256="0" * 64))
     assert cli.main(["tune", f"--export={path}"]) == 0
     assert capsys.readouterr().out == f"{path}: 1 entries\n"
     assert cli.main(["tune", f"--import={path}"]) == 0
     said = capsys.readouterr().out
-    assert said.splitlines()[0] == f"{folder.directory()}: 1 entries from {path}"
+    assert said.splitlines()[0] == f"{tuned_folder.directory()}: 1 entries from {path}"
     assert "for NVIDIA H200 (132 processors): not used: other code would be compiled" in said
 
 
@@ -390,9 +392,9 @@ def test_one_clear_error(name: str, place: Path, capsys: pytest.CaptureFixture[s
 def test_what_a_process_has_is_let_go() -> None:
     """So that it can be loaded by another schedule."""
     spec, uri = NormSpec((21,), eps=0.125), DeviceUri.parse("local-task")
-    first = functional.loaded(spec, uri)
-    assert (spec, uri) in functional.in_use()
-    assert functional.loaded(spec, uri) is first
-    functional.forget([spec], uri)
-    assert (spec, uri) not in functional.in_use()
-    assert functional.loaded(spec, uri) is not first
+    first = modules.loaded(spec, uri)
+    assert (spec, uri) in modules.in_use()
+    assert modules.loaded(spec, uri) is first
+    modules.forget([spec], uri)
+    assert (spec, uri) not in modules.in_use()
+    assert modules.loaded(spec, uri) is not first

@@ -11,8 +11,8 @@ from norms import computed
 from support import random_generator
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import Array
-from iree_lnbwd.operands import FROM_OUTPUT, OPS, Kind, Op
+from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Kind, Op
 from iree_lnbwd.schedules import FewRows, Forward, OnePass, Schedule, TwoPass, most_few_rows
 from iree_lnbwd.tuning import checks
 from iree_lnbwd.tuning.checks import Check

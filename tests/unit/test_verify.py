@@ -13,8 +13,8 @@ from norms import computed
 from support import random_generator
 
 from iree_lnbwd import NormSpec
-from iree_lnbwd.arguments import Array, BoundCall, Results, results_of
-from iree_lnbwd.operands import FROM_OUTPUT, OPS, Op
+from iree_lnbwd.ops.arguments import Array, BoundCall, Results, results_of
+from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op
 from iree_lnbwd.verification import verify
 from iree_lnbwd.verification.judge import Comparison
 from iree_lnbwd.verification.matrix import random_call

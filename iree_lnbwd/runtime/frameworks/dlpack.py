@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from iree_lnbwd.arguments import Array
+from iree_lnbwd.ops.arguments import Array
 
 HOST_KINDS = (1, 3, 11)  # DLDeviceType: kDLCPU, kDLCUDAHost, kDLROCMHost
 GPU_DRIVERS = {2: "cuda", 10: "hip"}  # kDLCUDA, kDLROCM

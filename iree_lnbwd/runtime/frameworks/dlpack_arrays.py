@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.arguments import GpuArray
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import GpuArray
 from iree_lnbwd.runtime.frameworks import dlpack
 from iree_lnbwd.runtime.frameworks.framework import type_name
 

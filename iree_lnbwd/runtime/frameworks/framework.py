@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from iree_lnbwd.arguments import GpuArray
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import GpuArray
 
 
 class Framework(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from iree_lnbwd.arguments import AnyArray, Array, Results
+from iree_lnbwd.ops.arguments import AnyArray, Array, Results
 from iree_lnbwd.runtime.frameworks import dlpack, dlpack_arrays, pytorch
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 

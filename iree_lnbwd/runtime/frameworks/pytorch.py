@@ -10,8 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from iree_lnbwd.arguments import Array, GpuArray
-from iree_lnbwd.devices import DeviceUri
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops.arguments import Array, GpuArray
 from iree_lnbwd.runtime.frameworks.dlpack import view_of
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 

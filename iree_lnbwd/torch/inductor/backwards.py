@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from iree_lnbwd.arguments import DEFAULT_EPS
-from iree_lnbwd.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, MOST_GRAD_OUTPUTS, names
-from iree_lnbwd.torch import aten, kinds
-from iree_lnbwd.torch.attempts import ATENS, NOT_ATENS
+from iree_lnbwd.ops.arguments import DEFAULT_EPS
+from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, MOST_GRAD_OUTPUTS, names
+from iree_lnbwd.torch import aten, supported
 from iree_lnbwd.torch.inductor import graphs
-from iree_lnbwd.torch.norms import GRADIENTS, Gradients
+from iree_lnbwd.torch.operator_table import GRADIENTS, Gradients
+from iree_lnbwd.torch.overrides_in_python import ATENS, NOT_ATENS
 
 # Measured on an H200: in Qwen3's steps, backwards of heads of 128 columns are faster fused.
 _MOST_COLUMNS_OF_INDUCTORS = 256
 
 _EPS = DEFAULT_EPS  # not read where the statistics are given
 _CONVERSION = torch.ops.prims.convert_element_type.default
-_WIDENED = MappingProxyType(dict.fromkeys(kinds.HALF, torch.float32))
+_WIDENED = MappingProxyType(dict.fromkeys(supported.HALF, torch.float32))
 
 
 def pytorchs_of(gradients: Gradients) -> Any:
@@ -133,7 +133,7 @@ def _call_of(node: Node) -> _Call | None:
     dy, x, dims, *rest = graphs.arguments(node).values()
     *others, mask = rest
     rstd = graphs.value(others[1 if gradients.op.centres else 0])
-    if rstd is None or rstd.dtype in kinds.HALF:  # too coarse to be of use to ours
+    if rstd is None or rstd.dtype in supported.HALF:  # too coarse to be of use to ours
         return None
     return _Call(node, gradients, (dy, x, *others, *NOT_ATENS), (dims, mask, _EPS, 0.0))
 
@@ -163,7 +163,9 @@ def _with_all_gradients(call: _Call) -> tuple[_Call, int]:
     values = [graphs.value(each) for each in given]
     of_sum, of_x, of_one = total.meta["val"].dtype, x.meta["val"].dtype, values[0]
     assert of_one is not None
-    rounds_alike = of_one.dtype == of_sum if of_one.dtype == of_x else of_sum == kinds.wide(of_x)
+    rounds_alike = (
+        of_one.dtype == of_sum if of_one.dtype == of_x else of_sum == supported.wide(of_x)
+    )
     if (
         len(casts) not in (0, len(terms))
         or not rounds_alike

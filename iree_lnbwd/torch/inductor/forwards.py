@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from iree_lnbwd.operands import RESIDUAL, RESIDUAL_OUTPUT, names
+from iree_lnbwd.ops.operands import RESIDUAL, RESIDUAL_OUTPUT, names
 from iree_lnbwd.torch.inductor import graphs
-from iree_lnbwd.torch.norms import BY_ATEN, NORMS, Norm, operator
+from iree_lnbwd.torch.operator_table import BY_ATEN, NORMS, Norm, operator
 
 # Measured on an H200: inductor's kernels run at the speed of a copy up to there, and ours beyond.
 _LEAST_COLUMNS_OF_OURS = 16384

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._inductor import decomposition, lowering
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from iree_lnbwd.operands import Op
-from iree_lnbwd.torch import kinds, overrides
+from iree_lnbwd.ops.operands import Op
+from iree_lnbwd.torch import overrides, supported
 from iree_lnbwd.torch.inductor import graphs
 from iree_lnbwd.torch.inductor.backwards import PYTORCHS, is_narrow
 
@@ -69,7 +69,7 @@ def _is_ours(op: Op, grad_output: Tensor, input: Tensor, *others: Any) -> bool:
         rule is not None
         and not is_narrow(others[0])
         and _is_large_enough(rule, input, others[0])
-        and kinds.are_taken(input, grad_output, *tensors)
+        and supported.are_taken(input, grad_output, *tensors)
         and graphs.is_dense(input)
         and graphs.is_dense(grad_output)
         and graphs.have_one_shape(input, grad_output)
@@ -79,7 +79,7 @@ def _is_ours(op: Op, grad_output: Tensor, input: Tensor, *others: Any) -> bool:
 def _is_large_enough(rule: overrides.Rule, input: Tensor, normalized_shape: Sequence[int]) -> bool:
     """Whether that is known: a size may be a symbol."""
     elements = input.numel()
-    is_half = input.dtype in kinds.HALF
+    is_half = input.dtype in supported.HALF
     least = (
         elements >= (rule.least_elements_half if is_half else rule.least_elements),
         elements >= rule.least_rows * math.prod(normalized_shape),

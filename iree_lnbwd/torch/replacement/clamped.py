@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd.torch import kinds
-from iree_lnbwd.torch.attempts import NOT_ATENS
-from iree_lnbwd.torch.norms import OWN_RMS_NORM
+from iree_lnbwd.torch import supported
+from iree_lnbwd.torch.operator_table import OWN_RMS_NORM
 from iree_lnbwd.torch.operators import are_pytorchs_rules_needed
+from iree_lnbwd.torch.overrides_in_python import NOT_ATENS
 
 # The mean square at the clamp, in units of what the kernels add to it: lost in rounding.
 _FAR_ABOVE = 2.0**27
@@ -68,7 +68,7 @@ def normalized(
     least_square: float,
 ) -> Tensor:
     """As `rms_norm`, by PyTorch's operators in the type of sums, which can be differentiated."""
-    x = input.to(kinds.wide(input.dtype))
+    x = input.to(supported.wide(input.dtype))
     dims = tuple(range(-len(normalized_shape), 0))
     length = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
     y = x / (length / math.prod(normalized_shape) ** 0.5).clamp_min(math.sqrt(least_square))
@@ -106,7 +106,7 @@ class _Clamped(torch.autograd.Function):
         weight_offset: float,
         least_square: float,
     ) -> Tensor:
-        sums, limit = kinds.wide(input.dtype), 1 / math.sqrt(least_square)
+        sums, limit = supported.wide(input.dtype), 1 / math.sqrt(least_square)
         added = torch.finfo(sums).tiny
         output, rstd = OWN_RMS_NORM.operator(input, weight, dims, added, weight_offset, False)
         output, is_short = output.contiguous(), rstd > limit

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd.operands import Op
-from iree_lnbwd.torch import kinds
+from iree_lnbwd.ops.operands import Op
+from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.functions import layer_norm, rms_norm
 from iree_lnbwd.torch.replacement import clamped
 
@@ -184,8 +184,8 @@ class Form:
             return weight, bias, self.weight_offset
         root = _columns(dims) ** -0.5
         if weight is None:
-            return input.new_full(tuple(dims), root, dtype=kinds.wide(input.dtype)), bias, 0.0
-        return (weight.to(kinds.wide(input.dtype)) + self.weight_offset) * root, bias, 0.0
+            return input.new_full(tuple(dims), root, dtype=supported.wide(input.dtype)), bias, 0.0
+        return (weight.to(supported.wide(input.dtype)) + self.weight_offset) * root, bias, 0.0
 
     def eps_of(self, module: nn.Module, dims: Sequence[int]) -> Any:
         """What is added to the mean of the squares; if clamped, the least that it may be."""
@@ -225,7 +225,7 @@ class Form:
         is_plain = self.shape_name is not None and not self.weight_offset
         if weight is None and self.weight_name is not None and not is_plain:
             return None
-        if not isinstance(input, Tensor) or not kinds.are_taken(input, weight, bias):
+        if not isinstance(input, Tensor) or not supported.are_taken(input, weight, bias):
             return None
         if not self._holds_for(input, weight, bias):
             return None
@@ -243,7 +243,7 @@ class Form:
             input = input.float()
         if rule is Autocast.CASTS:
             dtype = torch.get_autocast_dtype(device)
-            if dtype not in kinds.DTYPES:
+            if dtype not in supported.DTYPES:
                 return None
             input = input.to(dtype)
             weight = None if weight is None else weight.to(dtype)

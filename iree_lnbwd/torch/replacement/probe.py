@@ -40,9 +40,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from iree_lnbwd.arguments import bind
-from iree_lnbwd.dtypes import DTYPES, name_of
-from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
+from iree_lnbwd.ops.arguments import bind
+from iree_lnbwd.ops.dtypes import DTYPES, name_of
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.torch import aten
 from iree_lnbwd.torch.replacement import clamped, constants, effects, shards

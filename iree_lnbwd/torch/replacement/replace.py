@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from iree_lnbwd.errors import shown
-from iree_lnbwd.operands import LAYER_NORM, RMS_NORM
-from iree_lnbwd.spec import check_eps
-from iree_lnbwd.torch import kinds
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM
+from iree_lnbwd.ops.spec import check_eps
+from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
@@ -117,8 +117,8 @@ def _checked_types(dtypes: object) -> frozenset[torch.dtype]:
     for one in given:
         if not isinstance(one, torch.dtype):
             raise TypeError(f"dtypes: expected types of torch, got {shown(one)}")
-        if one not in kinds.DTYPES:
-            expected = ", ".join(map(str, kinds.DTYPES))
+        if one not in supported.DTYPES:
+            expected = ", ".join(map(str, supported.DTYPES))
             raise ValueError(f"dtypes: expected some of {expected}, got {one}")
     return frozenset(given)
 
@@ -131,7 +131,7 @@ def _used(model: nn.Module) -> frozenset[torch.dtype]:
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     }
-    return frozenset((of_parameters | of_autocast) & {*kinds.DTYPES})
+    return frozenset((of_parameters | of_autocast) & {*supported.DTYPES})
 
 
 def _is_of_interest(

@@ -1,0 +1,1 @@
+"""The ops as functions: which module answers a call, and the call itself."""

@@ -1,0 +1,76 @@
+"""A call of an op: arguments bound once, the module found, results in the caller's library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from iree_lnbwd.calls.modules import MODULES, Modules
+from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
+from iree_lnbwd.ops.arguments import Options, Results, bind_arrays, results_of
+from iree_lnbwd.ops.operands import RSTD, names
+from iree_lnbwd.runtime import Norm
+from iree_lnbwd.runtime.frameworks import interop
+from iree_lnbwd.runtime.gpu_module import KnownCall
+
+_HOST = DeviceUri.parse(DEFAULT_DEVICE)
+
+
+class HostCall(NamedTuple):
+    """A kind of call on the CPU that was computed once.
+
+    Attributes:
+        norm: The module that computes it.
+        rows: M, at least 1.
+    """
+
+    norm: Norm
+    rows: int
+
+
+def call(
+    given: Sequence[Any],
+    options: Options,
+    uri: DeviceUri | None = None,
+    modules: Modules | None = None,
+) -> tuple[Results, KnownCall | HostCall | None]:
+    """Computes an op from its arguments, in the order of its table; they are bound only once.
+
+    Args:
+        given: The arrays.
+        options: Checked; for a new kind of call, its spec checks them once more.
+        uri: The device; None takes the one that ``input`` is on.
+        modules: Where modules come from; None takes `MODULES`.
+
+    Returns:
+        The results, and the kind of the call, if there was something to compute.
+    """
+    load, known_kinds = modules or MODULES
+    op = options.op
+    arguments = names(op.arguments)
+    data = given[arguments.index(op.data.name)]
+    framework = interop.on_gpu(op.data.name, data)
+    if framework is None:
+        bound = bind_arrays(interop.views(None, dict(zip(arguments, given, strict=True))), options)
+        if bound.spec is None:
+            return results_of(op, {}), None
+        norm = load(bound.spec, uri or _HOST)
+        known_here = HostCall(norm, bound.rows) if bound.rows else None
+        return interop.from_numpy(norm.run(bound), like=data), known_here
+    kind = framework.signature(arguments, given)
+    # Where the statistics are given, eps is no option: calls with any are of one kind.
+    has_eps = not op.is_backward or given[arguments.index(RSTD.name)] is None
+    key = (kind, options if has_eps else options._replace(eps=None), uri)
+    if (known := known_kinds.get(key)) is None:
+        views = interop.views(framework, dict(zip(arguments, given, strict=True)))
+        bound = bind_arrays(views, options)
+        if bound.spec is None:
+            return results_of(op, {}), None
+        where = DeviceUri.parse(bound.arrays[op.data.name].device)
+        if uri not in (None, where):
+            raise ValueError(
+                f"device: expected {where}, where {op.data.name} is, or None, got {uri}"
+            )
+        norm = load(bound.spec, where)
+        known = known_kinds[key] = norm.learn(kind, framework, views, bound)
+    return known.run(framework, given), known

@@ -1,0 +1,1 @@
+"""How a spec becomes a module: its text, its host program, and the compiler."""

@@ -1,0 +1,374 @@
+"""A module's public function, and its kernels' layouts and workgroup counts, from the launches.
+
+A kernel's file in ``ir/`` stands with an example of its layout (its bindings) and of the number of
+its workgroups along x and y. Both are replaced by what `launches` states. The example has every
+operand that the kernel can have; where a spec lacks some, the others are numbered anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from iree_lnbwd.ops.operands import (
+    ADDED_BIAS,
+    GRAD_OUTPUT,
+    MORE_GRAD_OUTPUTS,
+    Access,
+    Kind,
+    Operand,
+)
+from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
+from iree_lnbwd.vmfb.launches import (
+    KERNELS,
+    Count,
+    LaunchPlans,
+    Plan,
+    PlannedLaunch,
+    RowCount,
+    Shares,
+)
+from iree_lnbwd.vmfb.raw_interface import storage_name
+
+_EXECUTABLE = re.compile(
+    r"^hal\.executable\.source private @(\w+) \{\n.*?^\}\n+", re.MULTILINE | re.DOTALL
+)
+_BINDING = re.compile(r"(layout\(#(\w+)_layout\) binding\()(\d+)(?=\))")
+_AS_THEY_ARE = "affine_map<()[p] -> (p)>"  # of workgroups that a dispatch has the number of
+_VIEW = "!hal.buffer_view"  # memory with a shape and a type, as callers give it
+
+
+def export_aliases(spec: NormSpec, plans: LaunchPlans) -> dict[str, str]:
+    """The layout of each kernel, and its workgroups for M rows, the least of a list."""
+    aliases = {}
+    for launch in {launch.kernel: launch for p in plans.plans for launch in p.kernels}.values():
+        aliases[f"#{launch.kernel}_layout"] = _layout(spec, launch)
+        for axis, count in zip("xy", launch.workgroups, strict=False):
+            aliases[f"#{launch.kernel}_{axis}"] = (
+                _AS_THEY_ARE if isinstance(count, Shares) else _map(count)
+            )
+    return aliases
+
+
+def launched(text: str, spec: NormSpec, plans: LaunchPlans) -> str:
+    """A file of kernels without those that no call launches, their bindings numbered.
+
+    An operand that the spec lacks gets the number of the first one. Nothing uses it.
+    """
+    launches = {launch.kernel: launch for plan in plans.plans for launch in plan.kernels}
+
+    def numbered(binding: re.Match[str]) -> str:
+        before, kernel, number = binding.groups()
+        symbol = KERNELS[kernel].bindings[int(number)].symbol
+        there = [spec.family.named(name).symbol for name in launches[kernel].bindings]
+        return f"{before}{there.index(symbol) if symbol in there else 0}"
+
+    text = _EXECUTABLE.sub(lambda found: found[0] if found[1] in launches else "", text)
+    return _BINDING.sub(numbered, text)
+
+
+def requirements(cpu_features: Sequence[str]) -> str:
+    """What runs when the module is loaded: it refuses a CPU that lacks a feature."""
+    if not cpu_features:
+        return ""
+    lines = ["%c0 = arith.constant 0 : index", "%one = arith.constant 1 : i64"]
+    lines.append("%device = hal.devices.get %c0 : !hal.device")
+    for n, feature in enumerate(cpu_features):
+        lines += [
+            f"%known_{n}, %has_{n} = hal.device.query<%device : !hal.device> "
+            f'key("hal.cpu" :: "{feature}") : i1, i64 = 0 : i64',
+            f"%there_{n} = arith.cmpi eq, %has_{n}, %one : i64",
+            f'cf.assert %there_{n}, "device: expected a CPU with {feature}, got one without"',
+        ]
+    body = "".join(f"  {line}\n" for line in (*lines, "util.return"))
+    return f"\nutil.initializer {{\n{body}}}\n"
+
+
+def entry(
+    spec: NormSpec,
+    plans: LaunchPlans | None,
+    reflection: Mapping[str, str],
+) -> str:
+    """The public function: views of the caller's memory in, views of the filled storage out.
+
+    It checks every argument before it uses one, because whoever calls a bare module does not: the
+    runtime's status names the argument. Without rows it launches nothing and stores zeros.
+
+    Args:
+        spec: What the module computes.
+        plans: What it launches. None if IREE decides that.
+        reflection: The module's description of itself.
+    """
+    arguments = [f"%{_view(operand)}: {_VIEW}" for operand in _arguments(spec)]
+    types = ", ".join(_VIEW for _ in _results(spec))
+    attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
+    body = [*_constants(spec), *_checks(spec)]
+    if spec.rows is None:
+        body += [
+            "%is_empty = arith.cmpi eq, %m, %c0 : index",
+            "cf.cond_br %is_empty, ^empty, ^some",
+            "^empty:",
+            *_sums_of_nothing(spec),
+            "^some:",
+        ]
+    body += [] if spec.has_weight else ["%gamma = arith.constant dense<1.0> : !gamma_n"]
+    if plans is None:
+        body += _calls(spec)
+    elif len(plans.plans) > 1:
+        body += _branches(spec, plans)
+    else:
+        lines, values = _dispatches(spec, plans.plans[0])
+        body += [*lines, *_return(spec, values)]
+    lines = [
+        "",
+        f"util.func public @{spec.op}(",
+        ",\n".join(f"    {argument}" for argument in arguments) + ")",
+        f"    -> ({types})",
+        # A stub: IREE adds no description of its own, which would not know the tensors' types.
+        f"    attributes {{iree.abi.stub, iree.reflection = {{{attributes}}}}} {{",
+        *(f"  {line}" for line in body),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _inputs(spec: NormSpec) -> tuple[Operand, ...]:
+    return tuple(filter(spec.has, spec.family.inputs))
+
+
+def _arguments(spec: NormSpec) -> tuple[Operand, ...]:
+    """Those of the public function: what is read, and the storage of what is written."""
+    return (*_inputs(spec), *_results(spec))
+
+
+def _view(operand: Operand) -> str:
+    """The symbol of the caller's memory for it."""
+    return ("in_" if operand.access is Access.READ else "out_") + operand.symbol
+
+
+def _named(operand: Operand) -> str:
+    """The name that messages have for it."""
+    read = operand.access is Access.READ
+    return operand.name if read else storage_name(operand.name)
+
+
+def _constants(spec: NormSpec) -> list[str]:
+    """The numbers that checks and counts need, M among them."""
+    m = (
+        f"%m = hal.buffer_view.dim<%{_view(spec.family.data)} : {_VIEW}>[0] : index"
+        if spec.rows is None
+        else f"%m = arith.constant {spec.rows} : index"
+    )
+    return ["%c0 = arith.constant 0 : index", f"%n = arith.constant {spec.columns} : index", m]
+
+
+def _checks(spec: NormSpec) -> list[str]:
+    """Expects of every argument its type and a shape that fits the others', and imports inputs."""
+    lines = ["%dense = hal.encoding_type<dense_row_major> : i32"]
+    elements = dict.fromkeys(operand.element for operand in _arguments(spec))
+    lines += [f"%type_{e.value} = hal.element_type<!{e.value}> : i32" for e in elements]
+    # The rank of what gives M comes first; its own message would speak of M otherwise.
+    data = spec.family.data
+    for operand in sorted(_arguments(spec), key=lambda operand: operand is not data):
+        shape = ", ".join(f"%{letter}" for letter in operand.kind.value)
+        lines.append(
+            f'hal.buffer_view.assert<%{_view(operand)} : {_VIEW}> message("{_named(operand)}")\n'
+            f"      shape([{shape}]) type(%type_{operand.element.value}) encoding(%dense)"
+        )
+    if spec.rows is None:
+        lines += [
+            f"%most = arith.constant {MOST_ROWS} : index",
+            "%are_countable = arith.cmpi ule, %m, %most : index",
+            f'cf.assert %are_countable, "{data.name}: expected at most {MOST_ROWS} rows"',
+        ]
+    for operand in _inputs(spec):
+        lines.append(
+            f'%{operand.symbol} = hal.tensor.import %{_view(operand)} "{operand.name}" '
+            f": {_VIEW} -> {_sized(spec, operand)}"
+        )
+    return lines
+
+
+def _sums_of_nothing(spec: NormSpec) -> list[str]:
+    """The results without rows: sums over rows are zeros, all else is empty."""
+    lines, views = [], []
+    for result in _results(spec):
+        if result.kind is not Kind.COLUMNS:
+            views.append(f"%{_view(result)}")
+            continue
+        lines.append(f"%{result.symbol}_zeros = arith.constant dense<0.0> : {result.alias}")
+        exported, view = _exported(spec, result, f"%{result.symbol}_zeros", "_zeros")
+        lines += exported
+        views.append(view)
+    return [*lines, f"util.return {', '.join(views)} : {', '.join(_VIEW for _ in views)}"]
+
+
+def _results(spec: NormSpec) -> tuple[Operand, ...]:
+    return tuple(result for result in spec.family.results if spec.has(result))
+
+
+def _return(spec: NormSpec, values: Mapping[str, str], suffix: str = "") -> list[str]:
+    """Of the asked results, by their names, in the caller's storage."""
+    lines, views = [], []
+    for result in _results(spec):
+        exported, view = _exported(spec, result, values[result.name], suffix)
+        lines += exported
+        views.append(view)
+    return [*lines, f"util.return {', '.join(views)} : {', '.join(_VIEW for _ in views)}"]
+
+
+def _exported(
+    spec: NormSpec, result: Operand, value: str, suffix: str = ""
+) -> tuple[list[str], str]:
+    """Stores a result in the caller's storage; the lines, and the symbol of its view."""
+    type_, there = _sized(spec, result), f"%{result.symbol}_there{suffix}"
+    view = f"%{result.symbol}_view{suffix}"
+    lines = [
+        f"{there} = hal.tensor.alias {value} : {type_} to %{_view(result)} : {_VIEW}",
+        f"{view} = hal.tensor.export {there} : {type_} -> {_VIEW}",
+    ]
+    return lines, view
+
+
+def _calls(spec: NormSpec) -> list[str]:
+    """Calls of what a file of ``ir/`` with the op in linalg defines."""
+    family = spec.family
+    lines = []
+    if family.is_backward and spec.eps is not None:
+        saved = family.statistics
+        computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
+        types = ", ".join(statistic.alias for statistic in saved)
+        lines.append(f"{computed} = func.call @statistics(%x) : (!x_mn) -> ({types})")
+    if family.is_backward and family.reads_bias and not spec.has_bias:
+        lines.append(f"%{ADDED_BIAS.symbol} = arith.constant dense<0.0> : {ADDED_BIAS.alias}")
+    results = ", ".join(f"%{result.symbol}" for result in family.results)
+    read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
+    types = ", ".join(given.alias for given in family.inputs)
+    computed = ", ".join(result.alias for result in family.results)
+    lines.append(f"{results} = func.call @algorithm({read})\n      : ({types}) -> ({computed})")
+    values = {result.name: f"%{result.symbol}" for result in _results(spec)}
+    return [*lines, *_return(spec, values)]
+
+
+def _stand_in(spec: NormSpec, given: Operand) -> str:
+    """The symbol of an operand, or of one of its type where the spec lacks it."""
+    if spec.has(given) or not given.is_option or (spec.from_output and given is ADDED_BIAS):
+        return given.symbol
+    if given in MORE_GRAD_OUTPUTS:
+        return GRAD_OUTPUT.symbol
+    return "x" if given.kind is Kind.CELLS else "gamma"
+
+
+def _branches(spec: NormSpec, plans: LaunchPlans) -> list[str]:
+    """One plan or the other; M decides.
+
+    Each branch ties its gradients to the caller's storage itself. If they were tied only after the
+    branches meet, IREE would copy them there.
+    """
+    few, many = plans.plans
+    lines = [
+        f"%most_few = arith.constant {few.most_rows} : index",
+        "%are_few = arith.cmpi ule, %m, %most_few : index",
+        "cf.cond_br %are_few, ^few, ^many",
+    ]
+    for label, plan in (("few", few), ("many", many)):
+        dispatches, values = _dispatches(spec, plan, suffix=f"_{label}")
+        lines += [f"^{label}:", *dispatches, *_return(spec, values, f"_{label}")]
+    return lines
+
+
+def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str], dict[str, str]]:
+    """A plan's kernels, in order, and the value of each operand after them."""
+    values = {given.name: f"%{given.symbol}" for given in spec.family.inputs}
+    lines, shares = _shares(plan, suffix)
+    partials = {p.name: shares[p.count] for p in plan.scratch if p.count in shares}
+    for launch in plan.kernels:
+        constants = [f"%{launch.kernel}_{n}{suffix}" for n, _ in enumerate(launch.constants)]
+        for name, count in zip(constants, launch.constants, strict=True):
+            if (index := shares.get(count)) is None:
+                index = f"{name}_index"
+                lines.append(f"{index} = affine.min {_map(count)}()[%m]")
+            lines.append(f"{name} = arith.index_cast {index} : index to i32")
+        workload = shares.get(launch.workgroups[0], "%m")
+        reads, writes = (list(map(spec.family.named, n)) for n in (launch.reads, launch.writes))
+        given = ", ".join([*constants, *(values[operand.name] for operand in reads)])
+        types = ", ".join(
+            [*("i32" for _ in constants), *(_sized(spec, read, partials) for read in reads)]
+        )
+        computed = []
+        for operand in writes:
+            type_ = _sized(spec, operand, partials)
+            if operand.kind is Kind.CELLS and not spec.has(operand) and spec.rows is None:
+                type_ = f"{operand.alias}{{%c0}}"  # not asked for, not written
+            computed.append(type_)
+            values[operand.name] = f"%{operand.symbol}{suffix}"
+        results = ", ".join(values[operand.name] for operand in writes)
+        lines.append(
+            f"{results} = flow.dispatch @{launch.kernel}::@{launch.kernel}[{workload}]({given})\n"
+            f"      : ({types}) -> ({', '.join(computed)})"
+        )
+    return lines, values
+
+
+def _sized(spec: NormSpec, operand: Operand, partials: Mapping[str, str] | None = None) -> str:
+    """The type of its tensor, with the number of rows if M decides that.
+
+    Args:
+        spec: What the module computes.
+        operand: One of its operands.
+        partials: The symbols of such numbers of partial rows.
+    """
+    if partials is not None and operand.name in partials:
+        return f"{operand.alias}{{{partials[operand.name]}}}"
+    of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
+    return operand.alias + ("{%m}" if of_rows else "")
+
+
+def _shares(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
+    """The lines that share out rows to workgroups, and the symbols of what they compute."""
+    lines: list[str] = []
+    symbols: dict[Count, str] = {}
+    for launch in plan.kernels:
+        if not isinstance(count := launch.workgroups[0], Shares):
+            continue
+        share, groups = (f"%{launch.kernel}_{what}{suffix}" for what in ("share", "workgroups"))
+        of = count.share
+        few, many = (
+            f"(m ceildiv {of.block}) ceildiv {each} * {of.block}"
+            for each in (of.workgroups, of.most_workgroups)
+        )
+        lines += [
+            f"{share}_few = affine.max affine_map<()[m] -> ({of.least}, {few})>()[%m]",
+            f"{share}_many = affine.max affine_map<()[m] -> ({of.most}, {many})>()[%m]",
+            f"{share} = arith.minui {share}_few, {share}_many : index",
+            f"{groups} = arith.ceildivui %m, {share} : index",
+        ]
+        symbols |= {of: share, count: groups}
+    return lines, symbols
+
+
+def _layout(spec: NormSpec, launch: PlannedLaunch) -> str:
+    """Constants and bindings of a kernel."""
+    lines = []
+    last = len(launch.bindings) - 1
+    for place, name in enumerate(launch.bindings):
+        only_read = place < len(launch.reads) and name not in launch.ahead
+        comma = "" if place == last else ","
+        operand = spec.family.named(name)
+        binding = f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if only_read else ''}>{comma}"
+        lines.append(f"  {binding:<48}  // {operand.symbol} {operand.kind}")
+    constants = f"constants = {len(launch.constants)}"
+    return f"#hal.pipeline.layout<{constants}, bindings = [\n" + "\n".join(lines) + "\n]>"
+
+
+def _map(count: Count) -> str:
+    """A count as a map from M to several numbers; the count is the least of them."""
+    assert isinstance(count, int | RowCount)
+    if isinstance(count, int):
+        return f"affine_map<()[m] -> ({count})>"
+    numbers = ["m" if count.per == 1 else f"m ceildiv {count.per}"]
+    if count.most is not None:
+        numbers.append(str(count.most))
+    more = f" + {count.more}" if count.more else ""
+    return f"affine_map<()[m] -> ({', '.join(number + more for number in numbers)})>"

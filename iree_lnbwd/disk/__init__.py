@@ -1,0 +1,1 @@
+"""Files and folders of ours: written whole, read with distrust."""

@@ -1,0 +1,1 @@
+"""Where modules run: targets, products, and the devices of this machine."""

@@ -1,0 +1,1 @@
+"""C++ of the package, and what Python prepares for it."""

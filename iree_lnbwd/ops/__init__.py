@@ -1,0 +1,1 @@
+"""What an op is: its operands, spec, element types and arguments."""

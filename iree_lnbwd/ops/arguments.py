@@ -1,0 +1,455 @@
+"""An op's arguments, checked and brought into the form that a module takes, and its results."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iree_lnbwd.ops import dtypes
+from iree_lnbwd.ops.operands import (
+    FROM_OUTPUT,
+    GRAD_OUTPUT,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    MORE_GRAD_OUTPUTS,
+    MOST_GRAD_OUTPUTS,
+    OPS,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    Access,
+    Kind,
+    Op,
+    Operand,
+    When,
+    names,
+)
+from iree_lnbwd.ops.spec import (
+    MOST_ROWS,
+    NormSpec,
+    check_mixture,
+    check_normalized_shape,
+    check_number,
+    check_output_mask,
+)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class GpuArray:
+    """The facts known about an array in a GPU's memory, of any library.
+
+    Attributes:
+        shape: Its dimensions.
+        dtype: NumPy's name of the element type; another library's where NumPy has none.
+        device: IREE device URI, e.g. "cuda://0".
+        contiguous: Whether its values follow each other in its memory, the last dimension fastest.
+            If not, a call works on a copy.
+        writable: Whether its library lets others write to it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: str
+    contiguous: bool
+    writable: bool = True
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def reshape(self, shape: tuple[int, ...]) -> GpuArray:
+        """The same memory as an array of another shape."""
+        return replace(self, shape=shape)
+
+
+AnyArray = npt.NDArray[Any] | GpuArray
+
+DEFAULT_EPS = 1e-5  # PyTorch's, of layer normalization
+
+_ARRAY_TYPES = (np.ndarray, GpuArray)
+
+
+class LayerNormGrads(NamedTuple):
+    """The gradients, as ATen orders them; None where one was not asked for.
+
+    Attributes:
+        grad_input: The shape and element type of ``input``.
+        grad_weight: The shape and element type of ``weight``; None without a weight.
+        grad_bias: The shape of ``normalized_shape``; the element type of ``bias``, else of
+            ``weight``, else of ``input``.
+    """
+
+    grad_input: Any
+    grad_weight: Any
+    grad_bias: Any
+
+
+class RmsNormGrads(NamedTuple):
+    """The gradients, as ATen orders them; None where one was not asked for.
+
+    Attributes:
+        grad_input: The shape and element type of ``input``.
+        grad_weight: The shape and element type of ``weight``; None without a weight.
+    """
+
+    grad_input: Any
+    grad_weight: Any
+
+
+class NormOutput(NamedTuple):
+    """What a forward computes.
+
+    Attributes:
+        output: The shape and element type of ``input``.
+        mean: Of each row, [..., 1, ...] with a 1 for each normalized dimension; f32, or f64 for
+            f64 data. None of ``rms_norm``.
+        rstd: As ``mean``: 1 / sqrt(variance + eps), or 1 / sqrt(mean of squares + eps).
+        residual_output: ``input + residual``, rounded to the element type of ``residual``: what is
+            normalized. None without a residual.
+    """
+
+    output: Any
+    mean: Any
+    rstd: Any
+    residual_output: Any
+
+
+Results = LayerNormGrads | RmsNormGrads | NormOutput
+
+_MORE = names(MORE_GRAD_OUTPUTS)
+
+_RESULTS: Mapping[str, type[Results]] = {
+    LAYER_NORM.name: NormOutput,
+    RMS_NORM.name: NormOutput,
+    LAYER_NORM_BACKWARD.name: LayerNormGrads,
+    RMS_NORM_BACKWARD.name: RmsNormGrads,
+}
+
+
+def results_type(op: Op) -> type[Results]:
+    """The tuple that calls of an op return."""
+    return _RESULTS[op.name]
+
+
+def results_of(op: Op, computed: Mapping[str, Any]) -> Results:
+    """The results of a call, from those that were computed, by ATen's names."""
+    of = results_type(op)
+    return of(*map(computed.get, of._fields))
+
+
+def rms_eps(dtype: str) -> float:
+    """PyTorch's eps of ``rms_norm`` if none is given: the machine epsilon of the type of sums."""
+    accumulator = dtypes.DTYPES[dtypes.DTYPES[dtype].accumulator]
+    return 2 * accumulator.unit_roundoff
+
+
+def named_gradients(grad_output: Any) -> dict[str, Any]:
+    """As `gradients_of`, by ATen's name and ours for the others."""
+    return dict(zip((GRAD_OUTPUT.name, *_MORE), gradients_of(grad_output), strict=True))
+
+
+def gradients_of(grad_output: Any) -> tuple[Any, ...]:
+    """The gradients of an output, from an array or a sequence of them, and None for the others.
+
+    Raises:
+        ValueError: It is a sequence of another length than 1 to `MOST_GRAD_OUTPUTS`.
+    """
+    if not isinstance(grad_output, list | tuple):
+        return (grad_output, *(None for _ in _MORE))
+    if not 1 <= len(grad_output) <= MOST_GRAD_OUTPUTS:
+        raise ValueError(
+            f"grad_output: expected an array, or from 1 to {MOST_GRAD_OUTPUTS} of them, got "
+            f"{len(grad_output)}"
+        )
+    return (*grad_output, *(None for _ in _MORE[len(grad_output) - 1 :]))
+
+
+class Options(NamedTuple):
+    """The options of a call besides its arrays, checked.
+
+    Attributes:
+        op: The op.
+        normalized_shape: Each dimension >= 1.
+        output_mask: Which gradients to compute.
+        weight_offset: Added to the weight; finite.
+        eps: Added to the variance if statistics are computed; finite. None means that of PyTorch's
+            ``rms_norm``: the machine epsilon of the type of sums.
+    """
+
+    op: Op
+    normalized_shape: tuple[int, ...]
+    output_mask: tuple[bool, ...]
+    weight_offset: float
+    eps: float | None
+
+
+def check_options(
+    op: Op,
+    normalized_shape: object,
+    output_mask: object = (),
+    eps: object = None,
+    weight_offset: object = 0.0,
+) -> Options:
+    """The options of a call in one spelling.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, what came and what was expected.
+    """
+    return Options(
+        op,
+        check_normalized_shape(normalized_shape),
+        check_output_mask(output_mask, op),
+        check_number(weight_offset, "weight_offset"),
+        None if eps is None and not op.centres else check_number(eps),
+    )
+
+
+class BoundCall(NamedTuple):
+    """One call: what to compute, and the arrays to compute it from.
+
+    Attributes:
+        spec: With dynamic rows. None where the mask leaves nothing to compute.
+        shape: Of ``input`` or ``output``; M rows and N columns in all.
+        arrays: The arrays that are read, by ATen's name, C-contiguous, as [M, N], [M] or [N]; all
+            of them NumPy's, or all of them `GpuArray`.
+        has_bias: Whether the caller gave one, so that ``grad_bias`` has its element type.
+    """
+
+    spec: NormSpec | None
+    shape: tuple[int, ...]
+    arrays: Mapping[str, Any]
+    has_bias: bool
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        return int(next(iter(self.arrays.values())).shape[0])  # every op's first has M rows
+
+    def shape_of(self, result: Operand) -> tuple[int, ...]:
+        """Of a result, as the caller sees it."""
+        assert self.spec is not None
+        dims = self.spec.normalized_shape
+        match result.kind:
+            case Kind.CELLS:
+                return self.shape
+            case Kind.ROWS:
+                return (*self.shape[: len(self.shape) - len(dims)], *(1,) * len(dims))
+        return dims
+
+
+def bind(
+    op: str,
+    given: Mapping[str, AnyArray | None],
+    normalized_shape: int | Sequence[int],
+    output_mask: Sequence[bool] | None = None,
+    *,
+    eps: float | None = DEFAULT_EPS,
+    weight_offset: float = 0.0,
+) -> BoundCall:
+    """Checks the arguments of an op against each other.
+
+    Args:
+        op: The name of the op.
+        given: The arrays, by ATen's names; those that are not there count as None.
+        normalized_shape: The trailing dimensions.
+        output_mask: Which gradients to compute; None means all that the op has.
+        eps: Added to the variance, where statistics are computed.
+        weight_offset: Added to the weight.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, what came and what was expected.
+    """
+    family = variant_of(OPS[op], given)
+    mask = (True,) * len(family.masked) if output_mask is None else output_mask
+    return bind_arrays(given, check_options(family, normalized_shape, mask, eps, weight_offset))
+
+
+def variant_of(op: Op, given: Mapping[str, object]) -> Op:
+    """As `variant`, from the arguments by name."""
+    return variant(op, *(given.get(name) for name in ("input", "output", "mean", "rstd")))
+
+
+def variant(op: Op, input: object, output: object, mean: object, rstd: object) -> Op:
+    """The op as it stands, or from the output, by which of the two a caller gives.
+
+    Args:
+        op: One of `OPS`.
+        input: The array that a caller gives, or None.
+        output: Likewise; a backward takes one of the two.
+        mean: Likewise.
+        rstd: Likewise; given beside an output.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, what came and what was expected.
+    """
+    if not op.is_backward:
+        return op
+    if input is None and output is None:
+        raise TypeError("input: expected an array, or output in its place, got None")
+    if input is not None and output is not None:
+        raise ValueError("output: expected None beside input, got both")
+    if output is None:
+        return op
+    if mean is not None:
+        raise ValueError("mean: expected None beside output, which has no use for it, got one")
+    if rstd is None:
+        raise ValueError(
+            "rstd: expected an array beside output, from which it cannot be recomputed, got None"
+        )
+    return FROM_OUTPUT[op.name]
+
+
+def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
+    """As `bind`, with the options checked before."""
+    op, dims, mask, offset, eps = options
+    data = op.data.name
+    x = _array(data, given.get(data))
+    if x.shape[max(0, x.ndim - len(dims)) :] != dims:
+        raise ValueError(
+            f"{data}: expected a shape that ends in normalized_shape {dims}, got {x.shape}"
+        )
+    leading = x.shape[: x.ndim - len(dims)]
+    rows, columns = math.prod(leading), math.prod(dims)
+    if rows > MOST_ROWS:
+        raise ValueError(f"{data}: expected at most {MOST_ROWS} rows, got {rows}")
+    dtype = _dtype(data, x)
+    accumulator = dtypes.DTYPES[dtype].accumulator
+    _check_statistics(op, given)
+
+    shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (dims,))
+    flat = ((rows, columns), (rows,), (columns,))
+    arrays: dict[str, AnyArray] = {}
+    types: dict[str, str | None] = {}
+    mixed: list[tuple[str, str]] = []
+    for name, kind, is_required, is_read, is_statistic in _CHECKS[op.name, op.from_output]:
+        array = given.get(name)
+        if array is None and not is_required:
+            types[name] = None
+            continue
+        array = _array(name, array)
+        if array.shape not in shapes[kind]:
+            expected = " or ".join(map(str, shapes[kind]))
+            raise ValueError(f"{name}: expected shape {expected}, got {array.shape}")
+        types[name] = found = _dtype(name, array)
+        if is_statistic:
+            if found != accumulator:
+                raise TypeError(f"{name}: expected element type {accumulator}, got {array.dtype}")
+        elif found != dtype and (is_read or mask[-1]):
+            mixed.append((name, found))
+        if is_read:
+            dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
+            arrays[name] = dense.reshape(flat[kind])
+    _check_gradients(op, given, types)
+    _check_place(data, given)
+    for name, found in mixed:
+        check_mixture(name, found, dtype)
+    has_weight = given.get("weight") is not None
+    if offset and not has_weight:
+        raise ValueError(f"weight_offset: expected 0.0 without a weight, got {offset}")
+    asked = tuple(
+        wanted and (has_weight or gradient.name != "grad_weight")
+        for gradient, wanted in zip(op.masked, mask, strict=True)
+    )
+    spec = None
+    if any(asked) or not op.masked:
+        computes = not op.is_backward or given.get("rstd") is None
+        spec = _spec(
+            op=op.name,
+            normalized_shape=dims,
+            dtype=dtype,
+            grad_output_dtype=types.get("grad_output"),
+            weight_dtype=types["weight"],
+            bias_dtype=types.get("bias"),
+            has_weight=has_weight,
+            has_bias=op.reads_bias and types["bias"] is not None,
+            residual_dtype=types.get("residual") or types.get("grad_residual"),
+            grad_outputs=1 + sum(types[more] is not None for more in _MORE if more in types),
+            weight_offset=offset,
+            output_mask=asked,
+            eps=(rms_eps(dtype) if eps is None else eps) if computes else None,
+            from_output=op.from_output,
+        )
+    return BoundCall(spec, x.shape, arrays, given.get("bias") is not None)
+
+
+def _check_statistics(op: Op, given: Mapping[str, AnyArray | None]) -> None:
+    """Expects all statistics of a backward, or none."""
+    read = [operand.name for operand in op.statistics if operand.access is Access.READ]
+    missing = [name for name in read if given.get(name) is None]
+    if missing and len(missing) < len(read):
+        (there,) = set(read) - set(missing)
+        raise ValueError(f"{missing[0]}: expected both mean and rstd or neither, got only {there}")
+
+
+def _check_gradients(
+    op: Op, given: Mapping[str, AnyArray | None], types: Mapping[str, str | None]
+) -> None:
+    """Expects gradients of the output without a gap, all of one type."""
+    if not op.is_backward:
+        return
+    before = GRAD_OUTPUT.name
+    for name in _MORE:
+        if types[name] is None:
+            before = name
+            continue
+        if given.get(before) is None:
+            raise ValueError(f"{before}: expected an array, because {name} is one, got None")
+        if types[name] != types[GRAD_OUTPUT.name]:
+            raise TypeError(
+                f"{name}: expected the element type of {GRAD_OUTPUT.name}, "
+                f"{types[GRAD_OUTPUT.name]}, got {types[name]}"
+            )
+
+
+def _check_place(data: str, arrays: Mapping[str, AnyArray | None]) -> None:
+    """All arrays are on one device, the bias too: its gradient is stored beside it."""
+    places = {array.device for array in arrays.values() if isinstance(array, GpuArray)}
+    if len(places) > 1:
+        where = ", ".join(
+            f"{name} on {array.device}"
+            for name, array in arrays.items()
+            if isinstance(array, GpuArray)
+        )
+        raise ValueError(f"{data}: expected all arrays on one device, got {where}")
+
+
+# The rules for each argument of an op, as a call looks them up. By ATen's name: the place of its
+# kind, and whether it is required, is read, and is a statistic.
+_CHECKS = {
+    (op.name, op.from_output): tuple(
+        (
+            operand.name,
+            tuple(Kind).index(operand.kind),
+            operand.when is When.ALWAYS,
+            operand.access is Access.READ,
+            operand.kind is Kind.ROWS,
+        )
+        for operand in op.arguments
+    )
+    for op in (*OPS.values(), *FROM_OUTPUT.values())
+}
+
+_spec = functools.lru_cache(NormSpec)  # takes microseconds, and calls are alike
+
+
+def _array(name: str, value: object) -> AnyArray:
+    if not isinstance(value, _ARRAY_TYPES):
+        raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
+    return value
+
+
+def _dtype(name: str, array: AnyArray) -> str:
+    known = dtypes.name_of(array.dtype)
+    if known is None:
+        raise TypeError(
+            f"{name}: expected an element type of {', '.join(dtypes.DTYPES)}, got {array.dtype}"
+        )
+    return known

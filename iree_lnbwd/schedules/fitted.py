@@ -1,0 +1,199 @@
+"""Measured schedules of other widths, fitted to a width that was not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.elements import WHOLE_LINES, most_elements, vector_of
+from iree_lnbwd.schedules.measured import Key
+from iree_lnbwd.schedules.one_pass import OnePass
+from iree_lnbwd.schedules.rules import QUARTERS, alike, rows_of_a_subgroup, touched_columns
+
+_OCTAVES = 1.0  # between the widths: from so far on, a measurement says nothing
+# What a way to fit costs, in powers of 2 of time: what the measured schedule lacks counts in full,
+# and differences from it for so much. Chosen by 2100 fits of 105 widths that an H200 timed, and
+# what checks cost by 3500 of 247, each width without what was measured near it; each half of the
+# widths gained. Beside these, single modules differ by 5 %, which nothing foretells: so a near
+# source that needs few changes is preferred. The fastest schedule of a width is its only source:
+# where sweeps' slower ones spoke of a width near by, the choice was slower more often than faster.
+_DISTANCE = 0.4
+_WARPS = 0.8
+_GROUPS = 0.3
+_CHUNKS = 0.4
+_IDLE = 0.3  # columns that threads cover and a row does not have
+_QUARTERS = 0.5  # subgroups that some quarters of a multiprocessor have less
+_SHIFTED = 0.1  # accesses across the borders of rows, where the measured ones are not
+# In clusters: rows that begin at twice as many places of an access as the measured ones. And bulk
+# copies of rows that begin at one, where the measured ones do not. By 26 random widths (H200).
+_MORE_PHASES = 0.15
+_FEWER_PHASES = 0.15
+_CHECKED_ANEW = 0.15  # columns that threads check for, where the measured ones need not
+_ELEMENTWISE = 0.15  # accesses of one element
+# The least part of all clusters that may walk: rows of each begin at one place of an access. On an
+# H200 (layer norm, bf16), 64 of 66 and 28 of 30 took 3 to 6 % less time than all of them, whose
+# threads had other columns then; 12 of 15 took more.
+_LEAST_ALIKE = 0.9
+_CROWDED = 0.3  # less L1 cache than copies need (`targets.Target.roomy_shared_bytes`)
+# Registers of threads that check which of their columns there are, beside the estimate: by ptxas's
+# reports. With rows fetched into registers, each of two rows is checked.
+_CHECKED = 1.05
+_CHECKED_AHEAD = 1.1
+# Where single elements are read, a few spilled registers cost less than a second pass.
+_SINGLE = 1.1
+
+
+def fitted(
+    spec: NormSpec,
+    target: Target,
+    known: Mapping[Key, OnePass],
+    shares: Mapping[Key, float],
+    kind: Key,
+) -> Iterator[OnePass]:
+    """Schedules for a spec from those of widths near its own, best first.
+
+    A thread keeps about as many vectors of a row. The subgroups of a row, or the rows of a
+    subgroup, follow from that, and a workgroup has about as many subgroups as before, in as many
+    groups as that takes. How rows are fetched and where the weight is kept stay as they were
+    measured.
+
+    Args:
+        spec: What is computed.
+        target: Where.
+        known: The measured schedules of a product of the target.
+        shares: Of the ceiling, that they reached.
+        kind: Those of this op, source, residual and element size count, whatever their width.
+    """
+    columns, ways = spec.columns, []
+    most_walking = _most_walking(known)
+    for key, one in known.items():
+        distance = abs(math.log2(columns / key.columns))
+        if key._replace(columns=columns) != kind or distance >= _OCTAVES:
+            continue
+        is_shifted = one.shifted(spec)
+        if not (is_shifted or _same_accesses(one, vector_of(spec))):
+            continue
+        vectors, subgroups = one.cluster * one.vector, one.subgroups
+        touched = touched_columns(spec, one.vector)
+        source = replace(spec, normalized_shape=(key.columns,))
+        most_walk = _most_to_walk(one, source, most_walking)
+        old = one.chunks(source, target)
+        # A rule of thumb, unless it was measured otherwise; then registers alone limit it.
+        most = most_elements(spec) if old * one.vector <= most_elements(spec) else math.inf
+        for chunks in range(max(1, old - 1), old + 2):
+            if chunks * one.vector > most:
+                continue
+            threads = -(-touched // (vectors * chunks))
+            warps = -(-threads // target.subgroup_size)
+            rows = rows_of_a_subgroup(threads, target) if one.cluster == 1 else 1
+            groups = max(1, round(subgroups / warps)) * rows
+            workgroups = alike(most_walk, groups * columns, one.vector)
+            if one.cluster > 1 and workgroups < _LEAST_ALIKE * most_walk:
+                continue
+            way = replace(
+                one,
+                workgroups=workgroups,
+                warps=warps,
+                groups=groups,
+                subgroup_rows=rows,
+            )
+            crowds = way.crowds(spec, target) and not one.crowds(source, target)
+            checks = (
+                not one.bulk and _checks(way, spec, target) and not _checks(one, source, target)
+            )
+            cost = (
+                -math.log2(shares[key])
+                + (_SHIFTED if is_shifted and not one.shifted(source) else 0)
+                + (_CHECKED_ANEW if checks else 0)
+                + (_ELEMENTWISE if one.vector == 1 and not one.bulk else 0)
+                + (_CROWDED if crowds else 0)
+                + _phases_cost(way, spec, source)
+                + _QUARTERS * math.log2(_in_quarters(way))
+                + _IDLE * math.log2(way.cluster * way.padded_columns(spec, target) / columns)
+                + _DISTANCE * distance
+                + _WARPS * abs(math.log2(way.subgroups / subgroups))
+                + _GROUPS * abs(math.log2(_groups(way) / _groups(one)))
+                + _CHUNKS * abs(math.log2(way.chunks(spec, target) / old))
+            )
+            ways.append((cost, way, one, source))
+    # Whether one is legal takes longer to find than its cost; so only the best are asked.
+    for _, way, one, source in sorted(ways, key=lambda each: each[0]):
+        if way.illegal(spec, target) is None and _fits(way, spec, one, source, target):
+            yield way
+
+
+def _fits(way: OnePass, spec: NormSpec, one: OnePass, source: NormSpec, target: Target) -> bool:
+    """Whether registers suffice, by the estimate or by a measured schedule that took as many."""
+    wanted, available = _registers(way, spec, target), way.registers_available(target)
+    measured = available >= one.registers_available(target)
+    return wanted <= (max(available, _registers(one, source, target)) if measured else available)
+
+
+def _registers(one: OnePass, spec: NormSpec, target: Target) -> float:
+    estimate = one.registers(spec, target)
+    if one.vector == 1 and not one.bulk:
+        return estimate / _SINGLE
+    if one.shifted(spec) or one.bulk:  # the estimate has its checks, or there are none
+        return estimate
+    if not _checks(one, spec, target):
+        return estimate
+    return estimate * (_CHECKED_AHEAD if one.ahead and not one.slots else _CHECKED)
+
+
+def _checks(one: OnePass, spec: NormSpec, target: Target) -> bool:
+    """Whether threads check which of their columns there are: they cover more than a row."""
+    return one.cluster * one.padded_columns(spec, target) > spec.columns
+
+
+def _in_quarters(one: OnePass) -> float:
+    """A multiprocessor's subgroups, if all quarters had as many as the fullest, to those it has."""
+    subgroups = one.subgroups * one.resident
+    return -(-subgroups // QUARTERS) * QUARTERS / subgroups
+
+
+def _groups(one: OnePass) -> float:
+    """Of a workgroup, those of a subgroup as one."""
+    return one.groups / one.subgroup_rows
+
+
+def _phases_cost(one: OnePass, spec: NormSpec, source: NormSpec) -> float:
+    """Of other places of an access where rows begin than where it was measured."""
+    more = math.log2(one.phases(spec) / one.phases(source))
+    if one.bulk:
+        return _FEWER_PHASES if more < 0 else 0.0
+    return _MORE_PHASES * max(0.0, more) if one.cluster > 1 else 0.0
+
+
+def _most_walking(known: Mapping[Key, OnePass]) -> dict[tuple[int, int], int]:
+    """Of clusters of a size, so many to a multiprocessor: some widths have a few clusters less."""
+    most: dict[tuple[int, int], int] = {}
+    for one in known.values():
+        kind = (one.cluster, one.resident)
+        most[kind] = max(most.get(kind, 0), one.workgroups)
+    return most
+
+
+def _most_to_walk(one: OnePass, source: NormSpec, most: Mapping[tuple[int, int], int]) -> int:
+    """Workgroups, or clusters, that a fit has at most.
+
+    They are all that run at once, unless fewer were measured though rows did not ask for that.
+    """
+    if one.cluster == 1:
+        return one.workgroups
+    all_of_them = most[one.cluster, one.resident]
+    asked = alike(all_of_them, one.groups * source.columns, one.vector)
+    return one.workgroups if one.workgroups < asked else all_of_them
+
+
+def _same_accesses(one: OnePass, widest: int) -> bool:
+    """Whether a row of the widest access can be read as it was measured, and no slower.
+
+    Accesses that are wider than for whole lines gain nothing. Shared memory that is filled in bulk
+    is read by narrower ones, too, but not by single elements.
+    """
+    measured = one.vector
+    narrower = one.bulk and 1 < measured <= widest
+    return measured == widest or narrower or min(measured, widest) >= WHOLE_LINES

@@ -1,0 +1,1 @@
+"""Where modules and tuned schedules are kept for a user."""

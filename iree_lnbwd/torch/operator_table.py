@@ -1,0 +1,179 @@
+"""The operators of ours, in one table; their schemas derive from the table of the ops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iree_lnbwd.ops.arguments import NormOutput
+from iree_lnbwd.ops.operands import (
+    FROM_OUTPUT,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    RESIDUAL,
+    RESIDUAL_OUTPUT,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    Op,
+    Operand,
+    When,
+    names,
+)
+
+NAMESPACE = "iree_lnbwd"
+
+
+def operator(name: str) -> Any:
+    """An operator of ``torch.ops.iree_lnbwd``."""
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """An operator that computes gradients.
+
+    Attributes:
+        name: Of ``torch.ops.iree_lnbwd``.
+        op: What it computes.
+    """
+
+    name: str
+    op: Op
+
+    @functools.cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the tensors that it takes."""
+        return names(self.op.arguments)
+
+    @functools.cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of the tensors that it returns."""
+        return names(self.op.masked)
+
+    @functools.cached_property
+    def differentiated(self) -> tuple[str, ...]:
+        """The names of what the results are the gradients of."""
+        return tuple(name.removeprefix("grad_") for name in self.results)
+
+    def schema(self, suffix: str = "") -> str:
+        """The tensors in the order of the op's table, and then the options.
+
+        Args:
+            suffix: Of another operator's name, which takes and returns the same.
+        """
+        options = f"bool[{len(self.op.masked)}] output_mask, {_eps(self.op)}, float weight_offset"
+        return _schema(self.name + suffix, self.op.arguments, options, self.results)
+
+    @functools.cached_property
+    def operator(self) -> Any:
+        """It, registered."""
+        return operator(self.name)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An operator that is differentiable.
+
+    Attributes:
+        name: Of ``torch.ops.iree_lnbwd``.
+        op: What it computes.
+        gradients: The operator of its gradients.
+        from_output: The operator that computes them from the output, without the input.
+        takes_residual: Whether it normalizes ``input + residual``.
+        own_forward: Whether the forward is this package's, not PyTorch's.
+    """
+
+    name: str
+    op: Op
+    gradients: Gradients
+    from_output: Gradients
+    takes_residual: bool = False
+    own_forward: bool = True
+
+    @functools.cached_property
+    def all_arguments(self) -> tuple[str, ...]:
+        """The names of the op's arguments."""
+        return names(self.op.arguments)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Operand, ...]:
+        """The tensors that it takes."""
+        return tuple(a for a in self.op.arguments if self.takes_residual or a is not RESIDUAL)
+
+    @functools.cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of the tensors that it returns, the statistics too."""
+        return names(r for r in self.op.results if self.takes_residual or r is not RESIDUAL_OUTPUT)
+
+    def schema(self, suffix: str = "") -> str:
+        """As `Gradients.schema`."""
+        options = _eps(self.op)
+        if self.own_forward:  # PyTorch's has no others
+            options += ", float weight_offset, bool memory_efficient"
+        return _schema(self.name + suffix, self.arguments, options, self.results)
+
+    @functools.cached_property
+    def operator(self) -> Any:
+        """It, registered."""
+        return operator(self.name)
+
+    def returned(self, results: NormOutput) -> tuple[Tensor, ...]:
+        """The results in the order that it returns them."""
+        return tuple(getattr(results, name) for name in self.results)
+
+    def completed(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """All arguments of the op, from those that it takes."""
+        given = dict(zip(names(self.arguments), tensors, strict=True))
+        return tuple(given.get(name) for name in self.all_arguments)
+
+
+def _schema(name: str, arguments: Iterable[Operand], options: str, results: Sequence[str]) -> str:
+    # No defaults, because PyTorch omits arguments with their default value from a call.
+    tensors = ", ".join(
+        f"Tensor{'' if a.when is When.ALWAYS or a is RESIDUAL else '?'} {a.name}" for a in arguments
+    )
+    returned = ", ".join("Tensor" for _ in results)
+    return f"{name}({tensors}, SymInt[] normalized_shape, {options}) -> ({returned})"
+
+
+def _eps(op: Op) -> str:
+    return "float eps" if op.centres else "float? eps"
+
+
+_OF_LAYER_NORM = (
+    Gradients("layer_norm_backward", LAYER_NORM_BACKWARD),
+    Gradients("layer_norm_backward_from_output", FROM_OUTPUT[LAYER_NORM_BACKWARD.name]),
+)
+_OF_RMS_NORM = (
+    Gradients("rms_norm_backward", RMS_NORM_BACKWARD),
+    Gradients("rms_norm_backward_from_output", FROM_OUTPUT[RMS_NORM_BACKWARD.name]),
+)
+GRADIENTS = (*_OF_LAYER_NORM, *_OF_RMS_NORM)
+PYTORCHS_LAYER_NORM = Norm("layer_norm", LAYER_NORM, *_OF_LAYER_NORM, own_forward=False)
+OWN_LAYER_NORM = Norm("own_layer_norm", LAYER_NORM, *_OF_LAYER_NORM)
+OWN_RMS_NORM = Norm("rms_norm", RMS_NORM, *_OF_RMS_NORM)
+ADD_LAYER_NORM = Norm("add_layer_norm", LAYER_NORM, *_OF_LAYER_NORM, takes_residual=True)
+ADD_RMS_NORM = Norm("add_rms_norm", RMS_NORM, *_OF_RMS_NORM, takes_residual=True)
+NORMS = (PYTORCHS_LAYER_NORM, OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
+
+# As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them,
+# and in the input's type on the CPU. The norms of sums keep the types that they are given: those of
+# the residual stream.
+AUTOCAST = tuple(
+    norm
+    for norm, theirs in (
+        (PYTORCHS_LAYER_NORM, "aten::layer_norm"),
+        (OWN_LAYER_NORM, "aten::layer_norm"),
+        (OWN_RMS_NORM, "aten::rms_norm"),
+    )
+    if torch._C._dispatch_has_kernel_for_dispatch_key(theirs, "AutocastCUDA")
+)
+
+# What the C++ operators call in Python: for calls that they do not know, for the transforms of
+# ``torch.func``, and for gradients that are differentiated again.
+CHECKED, BY_ATEN, DIFFERENTIABLE = "_checked", "_by_aten", "differentiable_gradients"

@@ -1,0 +1,243 @@
+"""This package's ops on PyTorch's tensors, without autograd."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import Tensor
+
+from iree_lnbwd import notices
+from iree_lnbwd.calls import calling, modules
+from iree_lnbwd.calls.calling import HostCall
+from iree_lnbwd.errors import CompileError
+from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.arguments import NormOutput, Options, Results, check_options, results_of
+from iree_lnbwd.ops.operands import RESIDUAL_OUTPUT, Element, Kind, Op, Operand
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.runtime.gpu_module import KnownCall
+from iree_lnbwd.torch import aten, native, supported
+from iree_lnbwd.torch.fallbacks import REFUSALS
+from iree_lnbwd.tuning import tuner
+
+_log = logging.getLogger(__package__)
+
+
+def forward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float,
+) -> NormOutput:
+    """A forward of ours, or PyTorch's operators where no module can be had.
+
+    Args:
+        op: The op.
+        tensors: In the order of its table.
+        normalized_shape: The trailing dimensions.
+        eps: Added to the variance; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+    """
+    if 0 in normalized_shape:  # PyTorch takes rows of no columns
+        return fake_forward(op, tensors, normalized_shape, eps, weight_offset)
+    given = (op, tensors, normalized_shape, eps, weight_offset)
+    try:
+        return known_forward(*given, modules=_OR_REFUSED)[0]
+    except CompileError as error:
+        REFUSALS.count(error)
+        return aten.norm(*given)
+
+
+def known_forward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float,
+    modules: modules.Modules | None = None,
+) -> tuple[NormOutput, KnownCall | HostCall | None]:
+    """A forward by ours alone, and the kind of the call where `calling.call` has one.
+
+    Raises:
+        CompileError: No module can be had.
+    """
+    supported.given(op, tensors)
+    options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
+    return _call(tensors, options, modules)  # type: ignore[return-value]
+
+
+def fake_forward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float,
+) -> NormOutput:
+    """As `forward`, but for the values; the tensors need no memory."""
+    given = supported.given(op, tensors)
+    _check_shapes(op, given, tuple(normalized_shape))
+    results = {
+        result.name: _empty(result, given[op.data.name], given, normalized_shape)
+        for result in op.results
+        if result is not RESIDUAL_OUTPUT or "residual" in given
+    }
+    return results_of(op, results)  # type: ignore[return-value]
+
+
+def backward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+    eps: float | None,
+    weight_offset: float,
+) -> Results:
+    """The gradients.
+
+    PyTorch's operators compute them where no module can be had.
+
+    Args:
+        op: The op.
+        tensors: In the order of its table.
+        normalized_shape: The trailing dimensions.
+        output_mask: Which gradients to compute.
+        eps: Used if the statistics are recomputed; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+    """
+    given = (op, tensors, normalized_shape, output_mask, eps, weight_offset)
+    try:
+        return known_backward(*given, modules=_OR_REFUSED)[0]
+    except CompileError as error:
+        REFUSALS.count(error)
+        return aten.gradients(*given)
+
+
+def known_backward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+    eps: float | None,
+    weight_offset: float,
+    modules: modules.Modules | None = None,
+) -> tuple[Results, KnownCall | HostCall | None]:
+    """Gradients by ours alone, and the kind of the call where `calling.call` has one.
+
+    Raises:
+        CompileError: No module can be had.
+    """
+    given = supported.given(op, tensors)
+    if given[op.data.name].numel() == 0:  # an empty sum is zero
+        zeros = fake_backward(op, tensors, normalized_shape, output_mask)
+        return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
+    asked = tuple(_asked(op, given, output_mask))
+    options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
+    return _call(tensors, options, modules)
+
+
+def _call(
+    tensors: Sequence[Tensor | None], options: Options, modules: modules.Modules | None
+) -> tuple[Results, KnownCall | HostCall | None]:
+    """A call; C++ is told of it, and launches the next of its kind itself."""
+    results, known = calling.call(tensors, options, modules=modules or _MODULES)
+    # Without a compiler, IREE's runtime computes calls on the CPU, and nothing has to be said.
+    needs_cpp = isinstance(known, KnownCall) or native.can_be_had()
+    if known is not None and needs_cpp and native.load():
+        native.remember(tensors, options, known)
+    return results, known
+
+
+def fake_backward(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    output_mask: Sequence[bool],
+) -> Results:
+    """As `backward`, but for the values; the tensors need no memory."""
+    given = supported.given(op, tensors)
+    asked = _asked(op, given, output_mask)
+    results = {
+        result.name: _empty(result, given[op.data.name], given, normalized_shape)
+        for result, wanted in zip(op.masked, asked, strict=True)
+        if wanted
+    }
+    return results_of(op, results)
+
+
+def tune(shapes: Collection[tuple[int, ...]]) -> None:
+    """Tunes the norms over such dimensions that this process has modules for on GPUs.
+
+    The modules are let go, so that later calls load those of the schedules that were found.
+    """
+    by_device: dict[DeviceUri, list[NormSpec]] = {}
+    for spec, uri in modules.in_use():
+        if spec.normalized_shape in shapes and uri.backend != "cpu":
+            by_device.setdefault(uri, []).append(spec)
+    for uri, specs in by_device.items():
+        for outcome in tuner.tune(specs, str(uri)):
+            if outcome.is_new and outcome.tuned is not None:
+                notices.log(_log, "tuned %s: %s", outcome.spec.name, outcome.tuned.gain)
+        modules.forget(specs, uri)
+        native.forget()
+
+
+def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> list[bool]:
+    """Which gradients to compute: without a weight there is no gradient of one."""
+    return [
+        wanted and (gradient.name != "grad_weight" or "weight" in given)
+        for gradient, wanted in zip(op.masked, output_mask, strict=True)
+    ]
+
+
+def _empty(
+    result: Operand, data: Tensor, given: Mapping[str, Tensor], normalized_shape: Sequence[int]
+) -> Tensor:
+    """Storage for a result; ``data`` is the input, or the output in its place."""
+    of_weight = given.get("weight", data)
+    dtype = {
+        Element.X: data.dtype,
+        Element.ACC: supported.wide(data.dtype),
+        Element.GAMMA: of_weight.dtype,
+        Element.BETA: given.get("bias", of_weight).dtype,
+        Element.RESIDUAL: given.get("residual", data).dtype,
+    }[result.element]
+    leading = data.shape[: data.ndim - len(normalized_shape)]
+    shape = {
+        Kind.CELLS: data.shape,
+        Kind.ROWS: (*leading, *(1 for _ in normalized_shape)),
+        Kind.COLUMNS: normalized_shape,
+    }[result.kind]
+    return data.new_empty(shape, dtype=dtype)
+
+
+def _check_shapes(op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...]) -> None:
+    """As `bind_arrays` does, for shapes that a compiler may not know."""
+    x = given["input"]
+    if not dims or tuple(x.shape[max(0, x.ndim - len(dims)) :]) != dims:
+        raise ValueError(
+            f"input: expected a shape that ends in normalized_shape {dims}, got {tuple(x.shape)}"
+        )
+    for argument in op.arguments:
+        tensor = given.get(argument.name)
+        expected = dims if argument.kind is Kind.COLUMNS else tuple(x.shape)
+        if tensor is not None and tuple(tensor.shape) != expected:
+            raise ValueError(
+                f"{argument.name}: expected shape {expected}, got {tuple(tensor.shape)}"
+            )
+
+
+def _say_compiling(spec: NormSpec, target: Target) -> None:
+    notices.log(_log, "compiling %s for %s", spec.name, target.name)
+
+
+_MODULES = modules.telling(_say_compiling)
+_OR_REFUSED = _MODULES._replace(load=functools.partial(REFUSALS.load, compiling=_say_compiling))
+
+
+# PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.
+# IREE's devices and modules must be closed before that.
+atexit.register(modules.loaded.cache_clear)

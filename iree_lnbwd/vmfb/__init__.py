@@ -1,0 +1,1 @@
+"""What a .vmfb is: its code, its description of itself, and the manifest beside it."""

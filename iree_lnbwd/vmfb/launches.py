@@ -1,0 +1,509 @@
+"""The launches of a module: its kernels, their order and their operands, stated once.
+
+`host_program` turns this statement into the text that IREE compiles: each kernel's bindings and
+workgroups, and the public function. The statement is also part of the module's reflection, beside
+its spec, for callers who launch the kernels on a stream of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from iree_lnbwd.disk.json_values import int_of, object_of, of_type, wrong
+from iree_lnbwd.errors import shown
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import (
+    ADDED_BIAS,
+    GRAD_BIAS,
+    GRAD_INPUT,
+    GRAD_OUTPUT,
+    GRAD_RESIDUAL,
+    GRAD_WEIGHT,
+    INPUT,
+    MEAN,
+    MORE_GRAD_OUTPUTS,
+    OUTPUT,
+    PARTIAL_DBETA,
+    PARTIAL_DGAMMA,
+    RESIDUAL,
+    RESIDUAL_OUTPUT,
+    RSTD,
+    SUM_H,
+    SUM_HX,
+    WEIGHT,
+    Access,
+    Kind,
+    Operand,
+)
+from iree_lnbwd.ops.spec import MOST_COLUMNS, MOST_ROWS, NormSpec
+from iree_lnbwd.schedules import (
+    FewRows,
+    Forward,
+    OnePass,
+    RowBlocks,
+    Schedule,
+    TwoPass,
+    WholeTensors,
+    choose_statistics,
+    forms,
+    most_few_rows,
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of ``ir/``, with every operand that it can have.
+
+    A module's kernel has only those that its spec has.
+
+    Attributes:
+        name: Its name in the module's code.
+        reads: The operands that its first pointers point to.
+        writes: The operands that its other pointers point to.
+        ahead: As `PlannedLaunch.ahead`.
+    """
+
+    name: str
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...]
+    ahead: tuple[Operand, ...] = ()
+
+    @property
+    def bindings(self) -> tuple[Operand, ...]:
+        """What its pointers point to, as its file in ``ir/`` numbers them."""
+        return (*self.reads, *self.writes)
+
+
+_READ = (GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT)
+_GRADIENTS = (GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS)
+_PARTIALS = (PARTIAL_DGAMMA, PARTIAL_DBETA)
+_SUMS = (SUM_H, SUM_HX)
+_ROWS = Kernel(
+    "rows",
+    (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS),
+    (GRAD_INPUT, *_PARTIALS),
+    ahead=(*_READ[:-1], GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
+)
+_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _GRADIENTS)
+_ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _SUMS)
+_COLUMNS = Kernel(
+    "columns",
+    (*_READ, *_SUMS, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS),
+    (GRAD_INPUT, *_PARTIALS),
+)
+_FINALIZE = Kernel("finalize", _PARTIALS, (GRAD_WEIGHT, GRAD_BIAS))
+_NORMALIZE = Kernel(
+    "normalize",
+    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
+    (OUTPUT, MEAN, RSTD, RESIDUAL_OUTPUT),
+    ahead=(INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
+)
+_NORMALIZE_FEW = replace(_NORMALIZE, name="normalize_few")
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        *(_ROWS, _FEW_ROWS, _ROW_SUMS, _COLUMNS, _FINALIZE),
+        *(_NORMALIZE, _NORMALIZE_FEW),
+    )
+}
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """A number that follows from M: ``min(ceil(M / per), most) + more``.
+
+    Attributes:
+        per: Rows that count as one.
+        most: The upper bound; None if there is none.
+        more: A number that is added for any M.
+    """
+
+    per: int = 1
+    most: int | None = None
+    more: int = 0
+
+    def of(self, rows: int) -> int:
+        """The number for M rows."""
+        count = -(-rows // self.per)
+        return self.more + (count if self.most is None else min(count, self.most))
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """The rows of a CPU's workgroup: an equal part of M for each workgroup, in whole blocks.
+
+    Attributes:
+        block: Rows of a block.
+        workgroups: How many share the rows, while that gives none of them too few or too many.
+        least: The fewest rows of one, but for the last.
+        most: The most rows of one, unless that took more than ``most_workgroups``.
+        most_workgroups: At least ``workgroups``.
+    """
+
+    block: int
+    workgroups: int
+    least: int
+    most: int
+    most_workgroups: int
+
+    def of(self, rows: int) -> int:
+        """The number for M >= 1 rows."""
+        blocks = -(-rows // self.block)
+        few, many = (
+            -(-blocks // workgroups) * self.block
+            for workgroups in (self.workgroups, self.most_workgroups)
+        )
+        return min(max(few, self.least), max(self.most, many))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many workgroups M rows are shared out to.
+
+    Attributes:
+        share: The rows of each; the last may have fewer.
+    """
+
+    share: RowShare
+
+    def of(self, rows: int) -> int:
+        """The number for M >= 1 rows."""
+        return -(-rows // self.share.of(rows))
+
+
+Count = int | RowCount | RowShare | Shares
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """One kernel.
+
+    Attributes:
+        kernel: Its name in the module's code.
+        workgroups: Along x, y and z.
+        reads: The operands that its first pointers point to: arguments of the spec, or scratch.
+        writes: The operands that its other pointers point to.
+        constants: 32-bit numbers that follow the pointers.
+        ahead: The operands that it reads ahead of their use. They are not marked as read-only,
+            because marked loads are moved to the place where their values are used.
+    """
+
+    kernel: str
+    workgroups: tuple[Count, Count, Count]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    constants: tuple[Count, ...]
+    ahead: tuple[str, ...] = ()
+
+    @property
+    def bindings(self) -> tuple[str, ...]:
+        """What its pointers point to, in order."""
+        return (*self.reads, *self.writes)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory between kernels, and for results that nobody asked for.
+
+    Attributes:
+        name: Its name in bindings.
+        bytes: Bytes for each of ``count``.
+        count: The number of pieces of that size.
+    """
+
+    name: str
+    bytes: int
+    count: Count
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All launches of a call.
+
+    Attributes:
+        scratch: Memory that must be there; its content does not matter.
+        kernels: In order; each may start when the one before is done.
+        most_rows: The most rows that it is for; None if it is for any number.
+    """
+
+    scratch: tuple[Scratch, ...]
+    kernels: tuple[PlannedLaunch, ...]
+    most_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class LaunchPlans:
+    """The plans of a module, for calls of at least one row.
+
+    Attributes:
+        plans: A call takes the first plan that is for its number of rows.
+    """
+
+    plans: tuple[Plan, ...]
+
+    def of(self, rows: int) -> Plan:
+        """The plan of a call with M rows."""
+        return next(p for p in self.plans if p.most_rows is None or rows <= p.most_rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any, spec: NormSpec) -> LaunchPlans:
+        """The inverse of `to_dict`, of values from a file.
+
+        Args:
+            values: What was parsed.
+            spec: What the module computes.
+
+        Raises:
+            ValueError: A field is unknown, missing or has a bad value; the message names it.
+        """
+        given = of_type(list, object_of(values, "launches", ("plans",))["plans"], "plans")
+        plans = tuple(_plan(value, f"plans[{i}]", spec) for i, value in enumerate(given))
+        most = [plan.most_rows for plan in plans]
+        few = [rows for rows in most if type(rows) is int]
+        if most != [*few, None] or few != sorted(set(few)):
+            raise ValueError(
+                "plans: expected one or more, each for more rows, and the last for any number, got "
+                f"{shown(most)}"
+            )
+        return cls(plans)
+
+
+def count_of(count: Count, rows: int) -> int:
+    """A count for M rows."""
+    return count if isinstance(count, int) else count.of(rows)
+
+
+def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
+    """The launches of a call; None if only IREE's host program knows them.
+
+    That is the case if IREE itself makes the kernels, from whole tensors.
+    """
+    if isinstance(schedule, Forward):
+        *few, many = schedule.forms(spec)
+        most = most_few_rows(schedule, spec)
+        of_few = (Plan((), (_normalize(_NORMALIZE_FEW, spec, how),), most) for how in few)
+        return LaunchPlans((*of_few, Plan((), (_normalize(_NORMALIZE, spec, many),))))
+    if isinstance(schedule, WholeTensors):
+        return None
+    if isinstance(schedule, RowBlocks) and not spec.family.is_backward:
+        return LaunchPlans((Plan((), (_normalize(_NORMALIZE, spec, schedule),)),))
+    plans = []
+    for form in forms(schedule, spec):
+        if isinstance(form, FewRows):
+            plans.append(_of_few_rows(spec, form))
+        elif isinstance(form, OnePass | TwoPass | RowBlocks):
+            plans.append(_of_partial_rows(spec, target, form))
+    if spec.eps is not None:
+        how = schedule if isinstance(schedule, RowBlocks) else choose_statistics(spec, target)
+        plans = [_with_statistics(plan, spec, how) for plan in plans]
+    return LaunchPlans(tuple(plans))
+
+
+def _launch(
+    kernel: Kernel, spec: NormSpec, x: Count, y: Count = 1, *, constants: tuple[Count, ...]
+) -> PlannedLaunch:
+    """A kernel with the operands that the spec has."""
+    reads, writes, ahead = (
+        tuple(operand.name for operand in _own(spec, operands) if _takes(spec, operand))
+        for operands in (kernel.reads, kernel.writes, kernel.ahead)
+    )
+    return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, constants, ahead)
+
+
+def _own(spec: NormSpec, operands: tuple[Operand, ...]) -> Iterator[Operand]:
+    """The operands, with the output in place of the input if the spec is from that."""
+    return (spec.family.data if operand is INPUT else operand for operand in operands)
+
+
+def _takes(spec: NormSpec, operand: Operand) -> bool:
+    """Whether kernels of the spec have a pointer to the operand.
+
+    Backward kernels on GPUs always have one to the weight. If there is none, they get ones.
+    """
+    if not spec.family.knows(operand.name):
+        return False
+    own = spec.family.named(operand.name)
+    if own.access is Access.TYPE_ALONE:
+        return False
+    return spec.has(own) or not (own.is_option or not spec.family.is_backward)
+
+
+def _normalize(kernel: Kernel, spec: NormSpec, how: Forward | RowBlocks) -> PlannedLaunch:
+    """The kernel of a forward."""
+    if isinstance(how, RowBlocks):
+        share = RowShare(1, how.workgroups, how.least, MOST_ROWS, how.most_workgroups)
+        return _on_cpu(kernel, spec, Shares(share), constants=(RowCount(), share))
+    return _launch(kernel, spec, RowCount(how.rows), how.cluster, constants=(RowCount(),))
+
+
+def _on_cpu(
+    kernel: Kernel, spec: NormSpec, x: Count, *, constants: tuple[Count, ...]
+) -> PlannedLaunch:
+    """As `_launch`: kernels for CPUs have no pointer to a weight that is not there.
+
+    No compiler for CPUs moves loads that are marked as read-only.
+    """
+    reads = tuple(read for read in kernel.reads if read is not WEIGHT or spec.has_weight)
+    return _launch(replace(kernel, reads=reads, ahead=()), spec, x, constants=constants)
+
+
+def _with_statistics(plan: Plan, spec: NormSpec, how: Forward | RowBlocks) -> Plan:
+    """The same, after a kernel that recomputes the statistics."""
+    rows = RowCount()
+    statistics_alone = replace(_NORMALIZE, reads=(INPUT,), ahead=(INPUT,), writes=(MEAN, RSTD))
+    launch = _normalize(statistics_alone, spec, how)
+    statistics = (_scratch(spec, name, rows) for name in launch.writes)
+    return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(launch, *plan.kernels))
+
+
+def _of_few_rows(spec: NormSpec, form: FewRows) -> Plan:
+    """One kernel, for tiles of columns and for rows."""
+    tiles = form.tiles(spec)
+    workgroups = RowCount(more=tiles) if spec.has(GRAD_INPUT) else tiles
+    launch = _launch(_FEW_ROWS, spec, workgroups, constants=(RowCount(),))
+    return Plan(_unasked(spec, launch.writes), (launch,), form.rows if spec.rows is None else None)
+
+
+def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | RowBlocks) -> Plan:
+    """Partial rows of the column sums, and a kernel that adds them up."""
+    rows = RowCount()
+    kernels = []
+    sums: tuple[str, ...] = ()
+    partial_rows: Count
+    if isinstance(form, OnePass):
+        partial_rows = walkers = RowCount(form.groups, form.workgroups)
+        kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constants=(rows,)))
+    elif isinstance(form, RowBlocks):
+        share = RowShare(form.block, form.workgroups, form.least, form.share, form.most_workgroups)
+        partial_rows = Shares(share)
+        kernels.append(_on_cpu(_ROWS, spec, partial_rows, constants=(rows, share)))
+    else:
+        partial_rows = walkers = RowCount(form.rows, form.workgroups)
+        tiles = math.ceil(spec.columns / form.tile(target))
+        columns = _COLUMNS
+        if spec.has(GRAD_INPUT):
+            kernels.append(_launch(_ROW_SUMS, spec, rows, constants=(rows,)))
+            sums = kernels[0].writes
+        else:
+            columns = replace(columns, reads=tuple(o for o in columns.reads if o not in _SUMS))
+        kernels.append(_launch(columns, spec, tiles, walkers, constants=(rows,)))
+    if any(spec.has(gradient) for gradient in _FINALIZE.writes):
+        tiles = math.ceil(spec.columns / form.finalize_columns)
+        kernels.append(_launch(_FINALIZE, spec, tiles, constants=(partial_rows,)))
+    scratch = (
+        *(_scratch(spec, p.name, partial_rows) for p in _PARTIALS if _takes(spec, p)),
+        *(_scratch(spec, name, rows) for name in sums),
+        *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
+    )
+    return Plan(scratch, tuple(kernels))
+
+
+def _scratch(spec: NormSpec, name: str, count: Count) -> Scratch:
+    """Memory for an operand: so many rows of it, or so many elements."""
+    operand = spec.family.named(name)
+    size = DTYPES[spec.element_type(operand.element)].numpy.itemsize
+    return Scratch(name, size * (1 if operand.kind is Kind.ROWS else spec.columns), count)
+
+
+def _unasked(spec: NormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
+    """Memory for gradients that nobody asked for, but that kernels have a pointer to.
+
+    Kernels do not use the pointer to ``grad_input``; they write the other gradients anyway.
+    """
+    return tuple(
+        Scratch(result.name, 0, 1) if result.kind is Kind.CELLS else _scratch(spec, result.name, 1)
+        for result in spec.family.results
+        if result.name in written and not spec.has(result)
+    )
+
+
+# Of numbers in files. A row of scratch has N elements of at most 8 bytes.
+_MOST_COUNT = 2**31 - 1
+_MOST_BYTES = 8 * MOST_COLUMNS
+_AXES = 3  # of workgroups
+
+
+def _plan(values: Any, place: str, spec: NormSpec) -> Plan:
+    given = object_of(values, place, _names_of(Plan))
+    pieces, launches = (of_type(list, given[n], f"{place}.{n}") for n in ("scratch", "kernels"))
+    scratch = tuple(_piece(one, f"{place}.scratch[{i}]") for i, one in enumerate(pieces))
+    # Kernels of a backward multiply by gamma even if the op has none.
+    bound = {*(a.name for a in spec.arguments), *(piece.name for piece in scratch), WEIGHT.name}
+    kernels = tuple(_kernel(one, f"{place}.kernels[{i}]", bound) for i, one in enumerate(launches))
+    most = given["most_rows"]
+    if most is not None:
+        int_of(most, f"{place}.most_rows", least=1, most=_MOST_COUNT)
+    return Plan(scratch, kernels, most)
+
+
+def _piece(values: Any, place: str) -> Scratch:
+    given = object_of(values, place, _names_of(Scratch))
+    return Scratch(
+        of_type(str, given["name"], f"{place}.name"),
+        int_of(given["bytes"], f"{place}.bytes", least=0, most=_MOST_BYTES),
+        _count(given["count"], f"{place}.count"),
+    )
+
+
+def _kernel(values: Any, place: str, bound: Collection[str]) -> PlannedLaunch:
+    given = object_of(values, place, _names_of(PlannedLaunch))
+
+    def listed(name: str) -> list[Any]:
+        return of_type(list, given[name], f"{place}.{name}")
+
+    def named(name: str) -> tuple[str, ...]:
+        for value in listed(name):
+            if not isinstance(value, str) or value not in bound:
+                raise wrong(f"{place}.{name}", f"some of {', '.join(sorted(bound))}", value)
+        return tuple(listed(name))
+
+    if len(axes := listed("workgroups")) != _AXES:
+        raise wrong(f"{place}.workgroups", f"{_AXES} counts", axes)
+    x, y, z = (_count(value, f"{place}.workgroups") for value in axes)
+    return PlannedLaunch(
+        kernel=of_type(str, given["kernel"], f"{place}.kernel"),
+        workgroups=(x, y, z),
+        reads=named("reads"),
+        writes=named("writes"),
+        constants=tuple(_count(value, f"{place}.constants") for value in listed("constants")),
+        ahead=named("ahead"),
+    )
+
+
+def _count(value: Any, place: str) -> Count:
+    if not isinstance(value, dict):
+        return int_of(value, place, least=1, most=_MOST_COUNT)
+    if "share" in value:
+        return Shares(_share(object_of(value, place, _names_of(Shares))["share"], f"{place}.share"))
+    if "block" in value:
+        return _share(value, place)
+    given = object_of(value, place, _names_of(RowCount))
+    return RowCount(
+        int_of(given["per"], f"{place}.per", least=1, most=_MOST_COUNT),
+        None
+        if given["most"] is None
+        else int_of(given["most"], f"{place}.most", least=1, most=_MOST_COUNT),
+        int_of(given["more"], f"{place}.more", least=0, most=_MOST_COUNT),
+    )
+
+
+def _share(value: Any, place: str) -> RowShare:
+    given = object_of(value, place, _names_of(RowShare))
+    return RowShare(
+        *(
+            int_of(given[name], f"{place}.{name}", least=1, most=_MOST_COUNT)
+            for name in _names_of(RowShare)
+        )
+    )
+
+
+def _names_of(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
