@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from iree_lnbwd.calls.norms import Norms
+from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.arguments import Options, Results, bind_arrays, results_of
 from iree_lnbwd.ops.operands import names
 from iree_lnbwd.verification.judge import Comparison, Judgement, compare, judge
@@ -32,7 +33,7 @@ __all__ = [
 class _Reference(Norms):
     def _compute(self, given: Sequence[Any], options: Options, device: str | None) -> Results:
         if device is not None:
-            raise ValueError(f"device: expected None, the reference is NumPy's, got {device!r}")
+            raise ValueError(f"device: expected None: it is NumPy's, got {shown(device)}")
         arrays = dict(zip(names(options.op.arguments), given, strict=True))
         return results_of(options.op, judge(bind_arrays(arrays, options)).expected)
 

@@ -261,8 +261,7 @@ def junk(case: Case) -> None:
         given |= {"self": module, "out": None, "eps": eps}
     else:
         given |= {"normalized_shape": 8, "eps": 1e-5, "weight_offset": case.pick(0.0, 1.0)}
-        if name == op.name:
-            given["device"] = DEVICES[case.where]
+        given["device"] = DEVICES[case.where] if name == op.name else None
     bad = case.pick(*(argument for argument in given if argument != "self"))
     given[bad] = draw_junk(case)
     case.said += [name, bad, repr(given[bad])[:80]]

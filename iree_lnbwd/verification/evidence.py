@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from iree_lnbwd.errors import plain
+from iree_lnbwd.hardware.targets import Target
 
 _FOLDER = "data/evidence"
 _LONGEST_DEVICE = 200  # characters of its name and its driver
@@ -49,6 +50,15 @@ def records() -> tuple[Record, ...]:
             )
         )
     return tuple(sorted(found, key=lambda record: not record.device))
+
+
+def of_any(target: Target) -> str:
+    """A summary of the runs for a target, a CPU's or a GPU's, in words."""
+    if target.architecture == "aarch64" and not target.is_this_cpu:
+        return "disassembled by the tests; run in qemu against f64 NumPy, not on hardware"
+    if target.backend == "cpu":
+        return "run by the tests against f64 NumPy"
+    return of_target(target.name)
 
 
 def of_target(name: str) -> str:

@@ -94,7 +94,7 @@ def test_on_a_cpu_of_another_architecture(
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode != 0
     assert "INCOMPATIBLE" in run.stderr
-    words = ["--op=rms_norm", "--normalized-shape=24", "--random-rows=1"]
+    words = ["--op=rms_norm", "--normalized-shape=24", "--rows=1"]
     assert cli.main(["verify", f"--target={OTHERS}", *words]) == 2
     assert capsys.readouterr().err.rstrip().endswith(f"{said}")
     assert cli.main(["inspect", str(made.path)]) == 0

@@ -284,7 +284,7 @@ def test_the_commands_read_a_bundle(made: Path, capsys: pytest.CaptureFixture[st
 def test_verify_runs_what_runs_here_and_says_what_does_not(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("verify", made, "--random-rows=3", "--device=local-sync") == 0
+    assert main("verify", made, "--rows=3", "--device=local-sync") == 0
     said = capsys.readouterr().out
     assert said.startswith(f"4 of 6 members of {made} run here, random rows of seed ")
     not_run = re.findall(
@@ -292,7 +292,7 @@ def test_verify_runs_what_runs_here_and_says_what_does_not(
     )
     assert not_run == [m.name for m in lnbwd.BundleFile(made).members if m.made_for == "sm_90"]
     assert "passed: 10 of 10 results within tolerance, 4 cases" in said
-    one = ("--normalized-shape=20", "--op=rms_norm", "--random-rows=3")
+    one = ("--normalized-shape=20", "--op=rms_norm", "--rows=3")
     assert main("verify", f"--modules={made}", "--target=generic", *one) == 0
     assert "passed: 2 of 2 results" in capsys.readouterr().out
     assert main("verify", f"--modules={made}", "--normalized-shape=25") == 2

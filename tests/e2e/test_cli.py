@@ -133,7 +133,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
 def test_version_and_help() -> None:
     assert succeeded("--version") == f"iree-lnbwd {lnbwd.__version__}\n"
     said = succeeded("--help")
-    for command in ("targets", "compile", "verify", "run", "inspect", "tune"):
+    for command in ("targets", "compile", "verify", "run", "inspect", "tune", "tuned"):
         assert re.search(rf"^    {command} ", said, re.MULTILINE)
 
 
@@ -144,7 +144,7 @@ def test_compile_writes_both_files_and_names_them(tmp_path: Path) -> None:
     said = succeeded(
         "compile",
         "--target=h200",
-        "--normalized-shape=16,64",
+        "--normalized-shape=16x64",
         "--dtype=bf16",
         "-o",
         tmp_path / "dist",
@@ -311,7 +311,7 @@ def test_compile_refuses_in_one_line(
     ("options", "said"),
     [
         ([], "--normalized-shape"),
-        (["--normalized-shape=8x8"], "expected ints such as 4096 or 16,64, got '8x8'"),
+        (["--normalized-shape=8,8"], "expected a shape such as 4096 or 16x64, got '8,8'"),
         (["--normalized-shape=8", "--dtype=f8"], "expected one of bf16, f16, f32, f64, got 'f8'"),
         (["--normalized-shape=8", "--dtype=fp16"], "got 'fp16'. Did you mean f16?"),
         (["--normalized-shape=8", "--weight-dtype=bfloat16"], "Did you mean bf16?"),
@@ -556,24 +556,24 @@ def test_an_eps_that_sums_cannot_hold(eps: str) -> None:
         (["--data=none.npz"], r"none\.npz: expected a readable \.npz file: .*No such file"),
         (["--modules=none"], r"none/.*\.vmfb: cannot be read: No such file"),
         (["--device="], "device: expected one of local-task, .* got ''"),
-        (["--random-rows=5"], r"random_rows: expected none without --normalized-shape, got \(5,\)"),
+        (["--rows=5"], r"rows: expected none without --normalized-shape, got \(5,\)"),
         (["--dtype=bf16"], "dtype: expected none without --normalized-shape, got bf16"),
         (["--data=x.npz", "--dtype=f32"], "dtype: expected none without --normalized-shape"),
         (["--data=x.npz", "--normalized-shape=8"], "normalized-shape: expected no --data"),
         (
-            ["--normalized-shape=8", "--random-rows=-1"],
-            r"random_rows: expected different ints .*got \(-1,\)",
+            ["--normalized-shape=8", "--rows=-1"],
+            r"rows: expected different ints .*got \(-1,\)",
         ),
         (
-            ["--normalized-shape=8", "--random-rows=7,7"],
-            r"random_rows: expected different ints .*got \(7, 7\)",
+            ["--normalized-shape=8", "--rows=7,7"],
+            r"rows: expected different ints .*got \(7, 7\)",
         ),
         (
-            ["--normalized-shape=8", "--random-rows=99999999999999"],
-            "random_rows: expected .* from 0 to 2146",
+            ["--normalized-shape=8", "--rows=99999999999999"],
+            "rows: expected .* from 0 to 2146",
         ),
         (
-            ["--normalized-shape=99999999", "--random-rows=99999999"],
+            ["--normalized-shape=99999999", "--rows=99999999"],
             "out of memory: Unable to allocate",
         ),
         (["--normalized-shape=0"], "normalized_shape: expected one or more ints >= 1"),
@@ -930,7 +930,7 @@ EVERY_COMMAND = [
     ["--version"],
     ["compile", "--normalized-shape=8", "--print-ir"],
     ["compile", "--normalized-shape=8", "--print-command"],
-    ["verify", "--normalized-shape=8", "--random-rows=1"],
+    ["verify", "--normalized-shape=8", "--rows=1"],
     ["inspect", "M"],
 ]
 
@@ -1151,7 +1151,7 @@ def test_an_error_of_ours_is_no_miss(
     def fails() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "targets", fails)
+    monkeypatch.setattr("iree_lnbwd.cli.targets.targets", fails)
     assert cli.main(["targets"]) == 2
     out, complaint = capsys.readouterr()
     assert out == ""

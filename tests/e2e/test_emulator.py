@@ -231,7 +231,7 @@ def test_command_on_random_rows() -> None:
         "--emulate",
         "--normalized-shape=96",
         "--dtype=bf16",
-        "--random-rows=1,3",
+        "--rows=1,3",
     )
     assert run.returncode == 0, run.stderr
     assert "random rows of seed" in run.stdout
@@ -275,7 +275,7 @@ def test_command_on_broken_modules(tmp_path: Path) -> None:
         "--target=sm_90",
         f"--modules={tmp_path}",
         "--normalized-shape=192",
-        "--random-rows=2",
+        "--rows=2",
     )
     assert run.returncode == 1
     assert "FAULT: " in run.stdout

@@ -270,7 +270,7 @@ def test_a_module_takes_the_functions_arguments(op: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("op", OPS)
 def test_verify_takes_the_op(op: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["verify", f"--op={op}", "--normalized-shape=40", "--random-rows=3"]) == 0
+    assert cli.main(["verify", f"--op={op}", "--normalized-shape=40", "--rows=3"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{op} for host on local-task, random rows of seed ")
     for result in names(OPS[op].masked or OPS[op].results[:2]):

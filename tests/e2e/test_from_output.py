@@ -114,7 +114,7 @@ def test_files_and_random_rows_are_verified(
     data = tmp_path / "cases.npz"
     npz.write(data, {f"case/{k}": v for k, v in call.arrays.items()} | {"case/op": np.array(op)})
     assert cli.main(["verify", f"--data={data}"]) == 0
-    words = ["verify", f"--op={op}", "--from-output", "--normalized-shape=40", "--random-rows=3"]
+    words = ["verify", f"--op={op}", "--from-output", "--normalized-shape=40", "--rows=3"]
     assert cli.main([*words, "--dtype=bf16"]) == 0
     assert capsys.readouterr().out.count("passed: ") == 2
 

@@ -253,9 +253,9 @@ def test_an_interruption_keeps_what_is_done(
         if line.startswith("layer_norm_n64_") and "adversarial" in line:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(cli, "_show_progress", kill)
+    monkeypatch.setattr("iree_lnbwd.cli.tune.show_progress", kill)
     words = ["tune", "--normalized-shape", "64", "--dtype", "bf16", "--candidates=2"]
-    words += ["--op", "rms_norm", "layer_norm"]
+    words += ["--op", "rms_norm,layer_norm"]
     assert cli.main(words) == 130
     assert signal.getsignal(signal.SIGTERM) == before
     assert capsys.readouterr().err == "iree-lnbwd: interrupted\n"
@@ -263,7 +263,7 @@ def test_an_interruption_keeps_what_is_done(
     assert kept.spec.op == "rms_norm"
     assert [path.suffix for path in tuned_folder.directory().iterdir()] == [".json"]
     assert_all_given_back(gpu)
-    monkeypatch.setattr(cli, "_show_progress", lambda line: None)
+    monkeypatch.setattr("iree_lnbwd.cli.tune.show_progress", lambda line: None)
     assert cli.main(words) == 0
     out = capsys.readouterr().out.splitlines()
     assert "kept before" in out[1]

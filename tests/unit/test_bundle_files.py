@@ -18,6 +18,8 @@ import pytest
 from iree_lnbwd import ArtifactError, BundleFile, DeviceError, Manifest, NormSpec, cli
 from iree_lnbwd.bundles import choosing, commands, container, index
 from iree_lnbwd.bundles.index import Member, StoredFile
+from iree_lnbwd.cli.command import _parser
+from iree_lnbwd.cli.spec_options import specs_of
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware import devices
 from iree_lnbwd.hardware.devices import DeviceUri, Gpu
@@ -350,20 +352,20 @@ def test_the_words_for_a_spec_mean_that_spec() -> None:
     )
     for spec in (*itertools.islice(matrix.specs(), 0, None, 3), *more):
         words = ["bundle", *commands.spec_words(spec), "-o", "x.lnb"]
-        assert cli._specs(cli._parser().parse_args(words)) == [spec], words
+        assert specs_of(_parser().parse_args(words)) == [spec], words
 
 
 def test_lists_mean_each_with_each(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--op=rms_norm,layer_norm", "--normalized-shape=1024,16x64", "--dtype=bf16,f32"]
-    options = cli._parser().parse_args(["bundle", *words, "-o", "x.lnb", "--target=sm_90,h200"])
-    found = {(spec.op, spec.normalized_shape, spec.dtype) for spec in cli._specs(options)}
+    options = _parser().parse_args(["bundle", *words, "-o", "x.lnb", "--target=sm_90,h200"])
+    found = {(spec.op, spec.normalized_shape, spec.dtype) for spec in specs_of(options)}
     shapes = ((1024,), (16, 64))
     assert found == set(itertools.product(("rms_norm", "layer_norm"), shapes, ("bf16", "f32")))
     assert options.target == ("sm_90", "h200")
     for word, said in {
         "--op=rms_norm,": "expected some of layer_norm,",
         "--dtype=f8": "expected one of bf16, f16, f32, f64, got 'f8'",
-        "--normalized-shape=8;9": "expected shapes such as 1024,4096 or 16x64, got '8;9'",
+        "--normalized-shape=8;9": "expected a shape such as 4096 or 16x64, got '8;9'",
     }.items():
         assert cli.main(["bundle", word, "-o", "x.lnb"]) == 2
         assert said in capsys.readouterr().err

@@ -356,32 +356,39 @@ def test_export_and_import(
 ) -> None:
     path = tmp_path / "fleet.json"
     tuned_folder.keep(replace(backward, code_sha256="0" * 64))
-    assert cli.main(["tune", f"--export={path}"]) == 0
+    assert cli.main(["tuned", "export", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}: 1 entries\n"
-    assert cli.main(["tune", f"--import={path}"]) == 0
+    assert cli.main(["tuned", "import", str(path)]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[0] == f"{tuned_folder.directory()}: 1 entries from {path}"
     assert "for NVIDIA H200 (132 processors): not used: other code would be compiled" in said
 
 
 WORDS = {
-    "nothing": ([], "tune: expected one of --normalized-shape, --export and --import"),
-    "two": (["--export=a", "--import=b"], "tune: expected one of --normalized-shape, --export"),
-    "a CPU": (["--normalized-shape=8", "--device=local-task"], "device: expected a GPU to tune on"),
+    "a CPU": (
+        ["tune", "--normalized-shape=8", "--device=local-task"],
+        "device: expected a GPU to tune on",
+    ),
     "no device": (
-        ["--normalized-shape=8", "--device=cuda:1"],
+        ["tune", "--normalized-shape=8", "--device=cuda:1"],
         "device: expected one of local-task",
     ),
-    "candidates": (["--normalized-shape=8", "--candidates=0"], "candidates: expected an int of"),
-    "rows": (["--normalized-shape=8", "--rows=3"], "specs: expected rows of None, got 3"),
-    "no file": (["--import=/nowhere/x"], "/nowhere/x: cannot be read: No such file or directory"),
+    "candidates": (
+        ["tune", "--normalized-shape=8", "--candidates=0"],
+        "candidates: expected an int of",
+    ),
+    "rows": (["tune", "--normalized-shape=8", "--rows=3"], "specs: expected rows of None, got 3"),
+    "no file": (
+        ["tuned", "import", "/nowhere/x"],
+        "/nowhere/x: cannot be read: No such file or directory",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_one_clear_error(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, said = WORDS[name]
-    assert cli.main(["tune", *words]) == 2
+    assert cli.main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"iree-lnbwd: error: {said}")
