@@ -18,9 +18,9 @@ from iree_lnbwd.functional import (
     rms_norm_backward,
 )
 from iree_lnbwd.hardware.targets import Target, targets
-from iree_lnbwd.ops.arguments import LayerNormGrads, NormOutput, RmsNormGrads
+from iree_lnbwd.ops.arguments import LayerNormGrads, NormOutput, RMSNormGrads
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.runtime import LayerNorm, LayerNormBackward, Norm, RmsNorm, RmsNormBackward, load
+from iree_lnbwd.runtime import LayerNorm, LayerNormBackward, Norm, RMSNorm, RMSNormBackward, load
 from iree_lnbwd.stores.shipping import compile
 from iree_lnbwd.tuning.tuner import tune
 from iree_lnbwd.version import __version__
@@ -40,9 +40,9 @@ __all__ = [
     "Norm",
     "NormOutput",
     "NormSpec",
-    "RmsNorm",
-    "RmsNormBackward",
-    "RmsNormGrads",
+    "RMSNorm",
+    "RMSNormBackward",
+    "RMSNormGrads",
     "Target",
     "__version__",
     "bundle",

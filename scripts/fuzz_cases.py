@@ -314,7 +314,7 @@ def compiles(case: Case) -> None:
             "spec": spec,
             "target": case.pick(target.name, *target.aliases, target.name.upper()),
             "output_dir": folder,
-            "how": case.pick(None, schedules.choose(spec, target)),
+            "schedule": case.pick(None, schedules.choose(spec, target)),
             "extra_flags": case.pick((), [], ("--iree-opt-level=O2",)),
         }
         bad = case.pick("", "", *given)
@@ -435,7 +435,7 @@ def emulated(case: Case) -> None:
     rows = max(1, draw_rows(case, spec, _MOST_EMULATED))
     case.said += [target.name, str(how)]
     given = draw_arrays(case, spec, rows)
-    vmfb, _ = compiler.build(spec, target, how=how)
+    vmfb, _ = compiler.build(spec, target, schedule=how)
     call = bound(spec, given)
     case.judge(EmulatedNorm(vmfb).run(call), call)
 

@@ -63,7 +63,7 @@ def built(spec: NormSpec, target: Target, how: Schedule | None = None) -> tuple[
     """
     if how in (None, schedules.choose(spec, target)):
         return cache.build(spec, target)
-    return compiler.build(spec, target, how=how)
+    return compiler.build(spec, target, schedule=how)
 
 
 ARGUMENTS = ("grad_output", "input", "mean", "rstd", "weight", "bias")  # of a layer-norm backward

@@ -12,7 +12,7 @@ from iree_lnbwd.ops.arguments import (
     NormOutput,
     Options,
     Results,
-    RmsNormGrads,
+    RMSNormGrads,
     check_options,
     named_gradients,
     variant_of,
@@ -217,7 +217,7 @@ class Norms(ABC):
         output: Any = None,
         weight_offset: float = 0.0,
         device: str | None = None,
-    ) -> RmsNormGrads:
+    ) -> RMSNormGrads:
         """Gradients of RMS normalization with respect to its input and weight.
 
         The arguments are those of ``aten::_fused_rms_norm_backward``.

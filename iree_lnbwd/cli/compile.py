@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
             if how is None and (tuned := shipping.tuned_for(spec, options.target)) is not None:
                 how = tuned.schedule
             shown = compiler.folded_text if options.folded else compiler.source_text
-            put(shown(spec, target, how=how), sys.stdout)
+            put(shown(spec, target, schedule=how), sys.stdout)
             return EXIT_OK
         command = compiler.command_line(spec, target, extra_flags=options.extra_flags)
         if not command.isprintable():
@@ -81,7 +81,9 @@ def _run(options: argparse.Namespace) -> int:
         return EXIT_OK
     folder = Path() if options.output_dir is None else options.output_dir
     start = time.perf_counter()
-    made = shipping.compile(spec, options.target, folder, how=how, extra_flags=options.extra_flags)
+    made = shipping.compile(
+        spec, options.target, folder, schedule=how, extra_flags=options.extra_flags
+    )
     size = made.path.stat().st_size
     say(f"{made.path}  {size} bytes, {time.perf_counter() - start:.1f} s")
     say(str(made.manifest_path))

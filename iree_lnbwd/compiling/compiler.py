@@ -29,7 +29,7 @@ def build(
     spec: NormSpec,
     target: Target,
     *,
-    how: Schedule | None = None,
+    schedule: Schedule | None = None,
     extra_flags: Sequence[str] = (),
 ) -> tuple[bytes, Manifest]:
     """The module in memory: its bytes and its manifest.
@@ -37,7 +37,7 @@ def build(
     Args:
         spec: What to compute.
         target: What to compile for.
-        how: The schedule; None takes ``schedules.choose``'s.
+        schedule: The schedule; None takes ``schedules.choose``'s.
         extra_flags: Further flags for iree-compile.
 
     Raises:
@@ -46,14 +46,14 @@ def build(
             module differ from its manifest.
         CompileError: The compiler is missing or failed.
     """
-    return build_planned(*plan(spec, target, how=how, extra_flags=extra_flags))
+    return build_planned(*plan(spec, target, schedule=schedule, extra_flags=extra_flags))
 
 
 def plan(
     spec: NormSpec,
     target: Target,
     *,
-    how: Schedule | None = None,
+    schedule: Schedule | None = None,
     source: str | None = None,
     extra_flags: Sequence[str] = (),
 ) -> tuple[str, Manifest]:
@@ -62,7 +62,7 @@ def plan(
     Args:
         spec: As `build`.
         target: As `build`.
-        how: As `build`.
+        schedule: As `build`.
         source: Where the schedule comes from, in words; None finds that out.
         extra_flags: As `build`.
 
@@ -71,14 +71,14 @@ def plan(
         CompileError: The compiler is missing.
     """
     check_spec(spec)
-    how = schedules.choose(spec, target) if how is None else how
-    text = source_text(spec, target, how=how)
+    schedule = schedules.choose(spec, target) if schedule is None else schedule
+    text = source_text(spec, target, schedule=schedule)
     all_flags = flags(target, extra_flags=extra_flags)
     manifest = Manifest(
         spec=spec,
         target=target.name,
-        schedule=how,
-        schedule_source=source_of(how, spec, target) if source is None else source,
+        schedule=schedule,
+        schedule_source=source_of(schedule, spec, target) if source is None else source,
         compiler_version=compiler_version(),
         flags=all_flags,
         ir_sha256=artifact.digest(text.encode()),
@@ -122,32 +122,35 @@ def build_oracle(spec: NormSpec, target: Target) -> bytes:
     return iree_compile.run(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
 
-def source_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) -> str:
+def source_text(spec: NormSpec, target: Target, *, schedule: Schedule | None = None) -> str:
     """The MLIR text that iree-compile is given.
 
     Raises:
         TypeError: The schedule is not one.
         ValueError: The schedule is illegal for the spec and the target.
     """
-    if how is not None:
-        _check_schedule(how)
-    how = schedules.choose(spec, target) if how is None else how
-    if not isinstance(how, WholeTensors) and (why := how.illegal(spec, target)) is not None:
+    if schedule is not None:
+        _check_schedule(schedule)
+    schedule = schedules.choose(spec, target) if schedule is None else schedule
+    if (
+        not isinstance(schedule, WholeTensors)
+        and (why := schedule.illegal(spec, target)) is not None
+    ):
         raise ValueError(
-            f"schedule: illegal for {spec.name} on {target.name}: {why}; got {shown(how)}"
+            f"schedule: illegal for {spec.name} on {target.name}: {why}; got {shown(schedule)}"
         )
-    texts = {name: read_ir(name) for name in ir.sources(spec, how)}
-    return _module(texts, spec, target, how)
+    texts = {name: read_ir(name) for name in ir.sources(spec, schedule)}
+    return _module(texts, spec, target, schedule)
 
 
-def folded_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) -> str:
+def folded_text(spec: NormSpec, target: Target, *, schedule: Schedule | None = None) -> str:
     """The text of `source_text` with all that the compiler folds at once: the kernels that run.
 
     Raises:
         TypeError, ValueError: As `source_text`.
         CompileError: The compiler is missing or failed.
     """
-    text = source_text(spec, target, how=how)
+    text = source_text(spec, target, schedule=schedule)
     return iree_compile.fold(text, f"{spec.name} for {target.name}")
 
 
@@ -186,10 +189,10 @@ def compiler_version() -> str:
     return iree_compile.version()
 
 
-def _module(texts: Mapping[str, str], spec: NormSpec, target: Target, how: Schedule) -> str:
+def _module(texts: Mapping[str, str], spec: NormSpec, target: Target, schedule: Schedule) -> str:
     """The module of these files of ``ir/``, with what its CPU must have."""
     needed = cpu_features() if target.is_this_cpu else target.cpu_features
-    return ir.module(texts, spec, target, how, host_cpu=_host_cpu(target), cpu_features=needed)
+    return ir.module(texts, spec, target, schedule, host_cpu=_host_cpu(target), cpu_features=needed)
 
 
 def _host_cpu(target: Target) -> str | None:
@@ -202,7 +205,7 @@ def check_spec(spec: object) -> None:
         raise TypeError(f"spec: expected a NormSpec, got {type(spec).__name__}")
 
 
-def _check_schedule(how: object) -> None:
-    if not isinstance(how, Schedule):
-        raise TypeError(f"how: expected a schedule or None, got {type(how).__name__}")
-    check_numbers(how, "how")
+def _check_schedule(schedule: object) -> None:
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule: expected a schedule or None, got {type(schedule).__name__}")
+    check_numbers(schedule, "schedule")

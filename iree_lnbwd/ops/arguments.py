@@ -92,7 +92,7 @@ class LayerNormGrads(NamedTuple):
     grad_bias: Any
 
 
-class RmsNormGrads(NamedTuple):
+class RMSNormGrads(NamedTuple):
     """The gradients, as ATen orders them; None where one was not asked for.
 
     Attributes:
@@ -122,7 +122,7 @@ class NormOutput(NamedTuple):
     residual_output: Any
 
 
-Results = LayerNormGrads | RmsNormGrads | NormOutput
+Results = LayerNormGrads | RMSNormGrads | NormOutput
 
 _MORE = names(MORE_GRAD_OUTPUTS)
 
@@ -130,7 +130,7 @@ _RESULTS: Mapping[str, type[Results]] = {
     LAYER_NORM.name: NormOutput,
     RMS_NORM.name: NormOutput,
     LAYER_NORM_BACKWARD.name: LayerNormGrads,
-    RMS_NORM_BACKWARD.name: RmsNormGrads,
+    RMS_NORM_BACKWARD.name: RMSNormGrads,
 }
 
 

@@ -2,14 +2,14 @@
 
 from iree_lnbwd.runtime.loading import load, load_built, probe
 from iree_lnbwd.runtime.op import Norm
-from iree_lnbwd.runtime.ops import LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward
+from iree_lnbwd.runtime.ops import LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward
 
 __all__ = [
     "LayerNorm",
     "LayerNormBackward",
     "Norm",
-    "RmsNorm",
-    "RmsNormBackward",
+    "RMSNorm",
+    "RMSNormBackward",
     "load",
     "load_built",
     "probe",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from iree_lnbwd.ops.arguments import LayerNormGrads, NormOutput, RmsNormGrads, gradients_of
+from iree_lnbwd.ops.arguments import LayerNormGrads, NormOutput, RMSNormGrads, gradients_of
 from iree_lnbwd.ops.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 from iree_lnbwd.runtime.op import Norm
 
@@ -32,7 +32,7 @@ class LayerNorm(Norm):
         return results  # type: ignore[return-value]
 
 
-class RmsNorm(Norm):
+class RMSNorm(Norm):
     """A module that computes `iree_lnbwd.rms_norm`."""
 
     def __call__(
@@ -79,7 +79,7 @@ class LayerNormBackward(Norm):
         return results  # type: ignore[return-value]
 
 
-class RmsNormBackward(Norm):
+class RMSNormBackward(Norm):
     """A module that computes `iree_lnbwd.rms_norm_backward`."""
 
     def __call__(
@@ -93,8 +93,8 @@ class RmsNormBackward(Norm):
         eps: float | None = None,
         grad_residual: Any = None,
         output: Any = None,
-        out: RmsNormGrads | Sequence[Any] | None = None,
-    ) -> RmsNormGrads:
+        out: RMSNormGrads | Sequence[Any] | None = None,
+    ) -> RMSNormGrads:
         """The gradients; as `iree_lnbwd.rms_norm_backward`."""
         self._expect_source(input, output, None, rstd)
         data = output if self.spec.from_output else input
@@ -104,9 +104,9 @@ class RmsNormBackward(Norm):
         return results  # type: ignore[return-value]
 
 
-CLASSES: Mapping[str, type[LayerNorm | RmsNorm | LayerNormBackward | RmsNormBackward]] = {
+CLASSES: Mapping[str, type[LayerNorm | RMSNorm | LayerNormBackward | RMSNormBackward]] = {
     LAYER_NORM.name: LayerNorm,
-    RMS_NORM.name: RmsNorm,
+    RMS_NORM.name: RMSNorm,
     LAYER_NORM_BACKWARD.name: LayerNormBackward,
-    RMS_NORM_BACKWARD.name: RmsNormBackward,
+    RMS_NORM_BACKWARD.name: RMSNormBackward,
 }

@@ -64,7 +64,7 @@ class Entry:
             self._planned = compiler.plan(
                 spec,
                 target,
-                how=None if tuned is None else tuned.schedule,
+                schedule=None if tuned is None else tuned.schedule,
                 source=None if tuned is None else tuned.source,
                 extra_flags=extra_flags,
             )

@@ -24,7 +24,7 @@ def compile(
     target: str = "host",
     output_dir: str | os.PathLike[str] = ".",
     *,
-    how: Schedule | None = None,
+    schedule: Schedule | None = None,
     extra_flags: Sequence[str] = (),
 ) -> Artifact:
     """Compiles a spec for a target and writes the .vmfb and its manifest.
@@ -33,7 +33,7 @@ def compile(
         spec: What to compute.
         target: A name or alias of `iree_lnbwd.targets`.
         output_dir: Made if need be. Both files appear whole or not at all.
-        how: The schedule. None takes what `tune` found for exactly the product that ``target``
+        schedule: The schedule. None takes what `tune` found for exactly the product that ``target``
             means, whichever GPU this machine has, and otherwise ``schedules.choose``'s.
         extra_flags: Further flags for iree-compile, recorded in the manifest.
 
@@ -52,9 +52,9 @@ def compile(
     found = find_target(target)
     check_spec(spec)
     source = None
-    if how is None and (tuned := tuned_for(spec, target)) is not None:
-        how, source = tuned.schedule, tuned.source
-    planned = compiler.plan(spec, found, how=how, source=source, extra_flags=extra_flags)
+    if schedule is None and (tuned := tuned_for(spec, target)) is not None:
+        schedule, source = tuned.schedule, tuned.source
+    planned = compiler.plan(spec, found, schedule=schedule, source=source, extra_flags=extra_flags)
     return artifact.write(folder, *compiler.build_planned(*planned))
 
 

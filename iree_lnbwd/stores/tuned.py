@@ -94,7 +94,7 @@ def code_sha256(spec: NormSpec, target: Target, schedule: GpuSchedule) -> str:
         CompileError: The compiler is missing.
         ValueError: The schedule is illegal.
     """
-    _, planned = compiler.plan(spec, target, how=schedule)
+    _, planned = compiler.plan(spec, target, schedule=schedule)
     made_of = (planned.ir_sha256, planned.flags, planned.compiler_version)
     return digest(json.dumps(made_of).encode())
 

@@ -285,7 +285,7 @@ class _Tuner:
 
         def make(number: int) -> Contender | CompileError | DeviceError:
             try:
-                vmfb, _ = compiler.build(norm, self._target, how=found[number])
+                vmfb, _ = compiler.build(norm, self._target, schedule=found[number])
                 return Contender(norm, found[number], self._driver, vmfb)
             except (CompileError, DeviceError) as error:
                 if number == 0:

@@ -263,7 +263,7 @@ def test_a_part_is_not_refilled_before_it_is_read(monkeypatch: pytest.MonkeyPatc
         "%more = arith.constant 64 : index\n"
         "%columns = arith.addi %right, %more : index",
     )
-    vmfb, _ = compiler.build(SPEC, SM_90, how=how)
+    vmfb, _ = compiler.build(SPEC, SM_90, schedule=how)
     said = emulated_verdict(vmfb, SPEC, lambda text: text, 13)
     assert NOT_KNOWN in said, said
 
@@ -274,7 +274,7 @@ def test_a_row_awaits_its_x_that_is_copied_later(monkeypatch: pytest.MonkeyPatch
     vmfb, _ = built(SPEC, SM_90, how)
     assert emulated_verdict(vmfb, SPEC, lambda text: text, 13) == "passed"
     _change_kernel(monkeypatch, "func.call @arrivals_i32() : () -> i32", "arith.constant 1 : i32")
-    vmfb, _ = compiler.build(SPEC, SM_90, how=how)
+    vmfb, _ = compiler.build(SPEC, SM_90, schedule=how)
     said = emulated_verdict(vmfb, SPEC, lambda text: text, 13)
     assert "nothing tells it that the phase before is over" in said, said
 
@@ -283,7 +283,7 @@ def test_what_is_not_finite_stays_in_its_row(monkeypatch: pytest.MonkeyPatch) ->
     """Copies have what is next to a row, where zeros take its place."""
     assert_rows_not_finite_apart(built(SPEC, SM_90, BULK)[0], SPEC)
     monkeypatch.setattr(OnePass, "lines_behind", lambda *_: 0)
-    vmfb, _ = compiler.build(SPEC, SM_90, how=BULK)
+    vmfb, _ = compiler.build(SPEC, SM_90, schedule=BULK)
     with pytest.raises((AssertionError, Fault), match=r"grad_input|sent to it has arrived"):
         assert_rows_not_finite_apart(vmfb, SPEC)
 
@@ -291,7 +291,7 @@ def test_what_is_not_finite_stays_in_its_row(monkeypatch: pytest.MonkeyPatch) ->
 def test_of_narrow_rows_more_than_the_last_would_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OnePass, "illegal", lambda *_: None)
     spec, how = NormSpec((3,), "bf16", op=LAYER), replace(BULK, vector=1)
-    vmfb, _ = compiler.build(spec, SM_90, how=how)
+    vmfb, _ = compiler.build(spec, SM_90, schedule=how)
     assert re.search("missed|race in", emulated_verdict(vmfb, spec, lambda text: text, 13))
 
 

@@ -449,10 +449,10 @@ def verify_wrong(mistake: str, folder: Path) -> tuple[str | Path, ...]:
     spec, target = NormSpec((64,), "bf16"), find_target("generic")
     right, wrong, _ = WRONG[mistake]
     how = WholeTensors()
-    text = compiler.source_text(spec, target, how=how)
+    text = compiler.source_text(spec, target, schedule=how)
     assert text.count(right) == 1
     text = text.replace(right, wrong)
-    manifest = compiler.build(spec, target, how=how)[1]
+    manifest = compiler.build(spec, target, schedule=how)[1]
     vmfb = compile_str(text, input_type="none", extra_args=list(manifest.flags))
     manifest = replace(
         manifest,

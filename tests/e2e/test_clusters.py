@@ -99,7 +99,7 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
 @pytest.mark.parametrize(("spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(spec: NormSpec, how: OnePass | Forward) -> None:
     """For fewer rows than clusters, and for rows that a cluster walks over."""
-    vmfb, _ = compiler.build(spec, SM_90, how=how)
+    vmfb, _ = compiler.build(spec, SM_90, schedule=how)
     assert_right_in_emulation(vmfb, spec, 2, 7, adversarial=5)
 
 
@@ -110,7 +110,7 @@ def test_sums_that_are_awaited_later_need_their_buffers(
     """The emulator finds what fewer buffers would overwrite, whatever the order of threads."""
     monkeypatch.setattr(OnePass, "buffers", buffers)
     spec = NormSpec((1024,), "bf16", op=LAYER)
-    vmfb, _ = compiler.build(spec, SM_90, how=LATER)
+    vmfb, _ = compiler.build(spec, SM_90, schedule=LATER)
     with pytest.raises(Fault, match=r"st\.async|phase"):
         assert_right_in_emulation(vmfb, spec, 40, adversarial=5)
 

@@ -140,7 +140,7 @@ FETCHES = {
 
 @pytest.mark.parametrize(("how", "copies"), FETCHES.values(), ids=FETCHES)
 def test_what_a_schedule_does_without_is_not_in_the_code(how: OnePass, copies: int) -> None:
-    vmfb, _ = compiler.build(NormSpec((256,), "bf16"), find_target("sm_90"), how=how)
+    vmfb, _ = compiler.build(NormSpec((256,), "bf16"), find_target("sm_90"), schedule=how)
     rows = inspection.ptx(vmfb).split(".entry finalize")[0]
     assert rows.count("cp.async.cg.shared.global") == copies
     assert ("cp.async" in rows) == (copies > 0)

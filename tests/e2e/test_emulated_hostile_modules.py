@@ -33,7 +33,7 @@ Change = Callable[[bytes], bytes]
 @functools.cache
 def module(target: str) -> bytes:
     found = find_target(target)
-    return compiler.build(_SPEC, found, how=without_few_rows(_SPEC, found))[0]
+    return compiler.build(_SPEC, found, schedule=without_few_rows(_SPEC, found))[0]
 
 
 def altered(vmfb: bytes, change: Change) -> bytes:
@@ -132,7 +132,7 @@ def test_workgroups_with_another_length_along_each_axis() -> None:
 def test_dynamic_shared_memory_that_no_gpu_has() -> None:
     spec = NormSpec((4096,), "bf16")
     target = find_target("sm_90")
-    vmfb, _ = compiler.build(spec, target, how=without_few_rows(spec, target))
+    vmfb, _ = compiler.build(spec, target, schedule=without_few_rows(spec, target))
     export = next(e for e in executables.exports(vmfb) if e.kernel == "rows")
     before, after = struct.pack("<I", export.shared_bytes), struct.pack("<I", 1 << 20)
 

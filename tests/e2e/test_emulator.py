@@ -73,7 +73,7 @@ def test_small_odd_and_wide(columns: int, dtype: str) -> None:
 def test_more_rows_than_workgroups(how: OnePass | TwoPass, target: str) -> None:
     """Each workgroup walks over several rows, and the last ones over fewer."""
     spec = NormSpec((1000,), "f32")
-    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    vmfb, _ = compiler.build(spec, find_target(target), schedule=how)
     arguments = random_arguments(random_generator(), spec, (37,))
     op = EmulatedNorm(vmfb)
     assert_matches_reference(op.run(arguments.call()), arguments)
@@ -137,7 +137,7 @@ def test_calls_repeat_to_the_bit() -> None:
 def test_whole_tensors_are_held_to_less() -> None:
     """Their kernels count on warps that run in step: without that, they race."""
     spec = NormSpec((769,), "f64")
-    vmfb, _ = compiler.build(spec, find_target("sm_90"), how=WholeTensors())
+    vmfb, _ = compiler.build(spec, find_target("sm_90"), schedule=WholeTensors())
     call = random_arguments(random_generator(), spec, (5,)).call()
     EmulatedNorm(vmfb).run(call)
     module = Module(vmfb, "cuda")

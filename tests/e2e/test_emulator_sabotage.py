@@ -168,9 +168,9 @@ def test_a_rule_of_schedules_that_is_switched_off(
     """Vectors of 4 where N is no multiple of 4: the rule keeps that from being compiled."""
     spec = NormSpec((769,), "f32")
     with pytest.raises(ValueError, match="N is no multiple of 4"):
-        compiler.build(spec, _TARGET, how=how)
+        compiler.build(spec, _TARGET, schedule=how)
     monkeypatch.setattr(type(how), "illegal", lambda *_: None)
-    vmfb, _ = compiler.build(spec, _TARGET, how=how)
+    vmfb, _ = compiler.build(spec, _TARGET, schedule=how)
     said = emulated_verdict(vmfb, spec, lambda text: text, _ROWS)
     assert re.search(found, said), said
 

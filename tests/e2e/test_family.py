@@ -112,7 +112,7 @@ def test_the_algorithm_and_its_oracle_agree(spec: NormSpec) -> None:
     """
     rng = random_generator()
     call = matrix.random_call(spec, 7, rng)
-    whole, _ = compiler.build(spec, HOST, how=WholeTensors("asked for"))
+    whole, _ = compiler.build(spec, HOST, schedule=WholeTensors("asked for"))
     assert_right(runtime.load_built(whole).run(call), call)
     fixed = NormSpec(**{**spec.to_dict(), "rows": 7, "output_mask": spec.output_mask})
     oracle = compiler.build_oracle(fixed, HOST)
@@ -127,7 +127,7 @@ def test_fetching_rows_ahead_changes_no_bit(op: str, target: str) -> None:
     rng = random_generator()
     spec = spec_of(op, 129, "bf16", residual_dtype="f32")
     ahead, alone = (
-        runtime.load_built(compiler.build(spec, find_target(target), how=how)[0])
+        runtime.load_built(compiler.build(spec, find_target(target), schedule=how)[0])
         for how in (RowBlocks(3, 2, 16), RowBlocks(3, 2, 16, fetches_ahead=False))
     )
     for rows in (13, 2, 1):

@@ -177,7 +177,7 @@ def test_threads_that_share_a_sum(target: Target) -> None:
         how = OnePass(4, groups=1, warps=1, vector=4, few_rows=few)
         if how.illegal(replace(spec, rows=8), target) is not None:
             continue
-        text = compiler.source_text(replace(spec, rows=8), target, how=how)
+        text = compiler.source_text(replace(spec, rows=8), target, schedule=how)
         expected = [few.parts(target), target.subgroup_size, target.subgroup_size]
         assert sorted(map(int, re.findall(r"cluster\(size = (\d+)\)", text))) == sorted(expected)
         tried += 1

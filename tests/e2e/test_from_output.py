@@ -141,7 +141,7 @@ def test_a_row_that_is_read_twice_is_divided_once(op: str, value: float) -> None
     """Its sum takes h * xhat without a division; what a weight does to a row is the same."""
     spec = spec_of(op, 520, "bf16")
     how = OnePass(2, 1, 4, vector=4, ahead=1, slots=2, rereads=True)
-    vmfb, _ = compiler.build(spec, find_target("sm_90"), how=how)
+    vmfb, _ = compiler.build(spec, find_target("sm_90"), schedule=how)
     call = matrix.random_call(spec, 5, random_generator())
     weight = call.arrays["weight"].copy()
     weight[7] = value

@@ -21,7 +21,7 @@ every_target = pytest.mark.parametrize("target", TARGETS)
 
 
 def op_for(spec: NormSpec, target: str, how: Schedule | None = None) -> EmulatedNorm:
-    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    vmfb, _ = compiler.build(spec, find_target(target), schedule=how)
     return EmulatedNorm(vmfb)
 
 

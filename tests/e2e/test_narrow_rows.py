@@ -60,7 +60,7 @@ CASES = {
 @pytest.mark.parametrize(("target", "spec", "how"), CASES.values(), ids=CASES)
 def test_results_are_right(target: str, spec: NormSpec, how: OnePass) -> None:
     """For rows that leave lanes without one, and for rows that subgroups walk over."""
-    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    vmfb, _ = compiler.build(spec, find_target(target), schedule=how)
     assert_right_in_emulation(vmfb, spec, 1, 5, 53, adversarial=7)
 
 
@@ -73,7 +73,7 @@ def test_a_last_row_that_is_not_finite_counts_once() -> None:
     rstd[-1] = np.inf
     call = call._replace(arrays={**call.arrays, "rstd": rstd})
     assert_right(
-        EmulatedNorm(compiler.build(spec, find_target("sm_90"), how=how)[0]).run(call), call
+        EmulatedNorm(compiler.build(spec, find_target("sm_90"), schedule=how)[0]).run(call), call
     )
 
 

@@ -91,7 +91,7 @@ def test_product_whole_tensors_and_oracle_agree_with_the_reference(spec: NormSpe
     fixed = replace(spec, rows=37)
     built = {
         "product": compiler.build(spec, HOST)[0],
-        "whole tensors": compiler.build(spec, HOST, how=WholeTensors("asked for"))[0],
+        "whole tensors": compiler.build(spec, HOST, schedule=WholeTensors("asked for"))[0],
         "oracle": compiler.build_oracle(fixed, HOST),
     }
     rng = random_generator()

@@ -82,14 +82,16 @@ CASES = {
 def test_results_are_right(target: str, spec: NormSpec, how: OnePass) -> None:
     """For rows of every place in an access, for the last row of memory, and for one alone."""
     assert how.shifted(spec)
-    vmfb, _ = compiler.build(spec, find_target(target), how=how)
+    vmfb, _ = compiler.build(spec, find_target(target), schedule=how)
     assert_right_in_emulation(vmfb, spec, 1, 27, adversarial=9)
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
     """A row's first access has the end of the row before in it."""
     spec = NormSpec((203,), "bf16", op=LAYER)
-    assert_rows_not_finite_apart(compiler.build(spec, find_target("sm_90"), how=COPIED)[0], spec)
+    assert_rows_not_finite_apart(
+        compiler.build(spec, find_target("sm_90"), schedule=COPIED)[0], spec
+    )
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_what_iree_compile_says_is_shown(capfd: pytest.CaptureFixture[str]) -> N
 def failed(*flags: str, how: WholeTensors | None = None) -> str:
     """The one line that says why."""
     with pytest.raises(CompileError) as caught:
-        compiler.build(SPEC, find_target("generic"), how=how, extra_flags=flags)
+        compiler.build(SPEC, find_target("generic"), schedule=how, extra_flags=flags)
     said = str(caught.value)
     assert "\n" not in said
     assert said.startswith("compiling layer_norm_backward_n8_f32 for generic failed: ")

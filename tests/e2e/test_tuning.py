@@ -129,7 +129,7 @@ def test_the_next_process_takes_the_winner(
     assert any("checking 3 schedules" in line for line in said)
     assert lnbwd.tune(FORWARD, candidates=3) == (outcome._replace(is_new=False),)
     text = {
-        target: compiler.source_text(FORWARD, SM_90, how=how)
+        target: compiler.source_text(FORWARD, SM_90, schedule=how)
         for target, how in (("h200", tuned.schedule), ("h100", tuned.chosen))
     }
     words = ["compile", "--print-ir", "--op=rms_norm", "--normalized-shape=64", "--dtype=bf16"]
@@ -175,7 +175,7 @@ def sabotage(victim: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks the IR of one schedule's module: its 1 / N is that of another N."""
 
     def build(spec: NormSpec, target: Target, *, how: Schedule) -> tuple[bytes, Manifest]:
-        text, planned = compiler.plan(spec, target, how=how)
+        text, planned = compiler.plan(spec, target, schedule=how)
         if how == victim:
             text, changes = re.subn(r"(?m)^#inv_n = \S+", "#inv_n = 1.0e-3", text)
             assert changes == 1

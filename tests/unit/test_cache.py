@@ -90,7 +90,7 @@ def test_what_is_not_what_would_be_compiled_now_is_compiled_again(
     assert cache.build(SPEC, TARGET) == built
     vmfb, manifest = entry(folder)
     whole = (vmfb.read_bytes(), manifest.read_bytes())
-    foreign, _ = compiler.build(SPEC, TARGET, how=WholeTensors())
+    foreign, _ = compiler.build(SPEC, TARGET, schedule=WholeTensors())
     theirs = replace(OTHERS[other](built[1]), vmfb_sha256=artifact.digest(foreign))
     vmfb.write_bytes(foreign)
     manifest.write_text(theirs.to_json())
@@ -209,7 +209,7 @@ def test_a_planted_entry_in_an_open_folder_is_not_served(
     """One that is to the letter what would be there, but for the module's code."""
     cache.build(SPEC, TARGET)
     vmfb, manifest = entry(folder)
-    planted, _ = compiler.build(SPEC, TARGET, how=WholeTensors())
+    planted, _ = compiler.build(SPEC, TARGET, schedule=WholeTensors())
     vmfb.write_bytes(planted)
     theirs = replace(built[1], vmfb_sha256=artifact.digest(planted))
     manifest.write_text(theirs.to_json())

@@ -114,7 +114,7 @@ def test_cpu_kernels_have_names_alone(name: str) -> None:
     vmfb, _ = compiler.build(spec, target)
     assert inspection.kernels(vmfb, target) == tuple(map(KernelReport, sorted(exported)))
 
-    vmfb, _ = compiler.build(spec, target, how=WholeTensors())
+    vmfb, _ = compiler.build(spec, target, schedule=WholeTensors())
     found = inspection.kernels(vmfb, target)
     assert len(found) >= 2
     assert all(re.fullmatch(r"layer_norm_backward_dispatch_\d+_\w+", k.name) for k in found)

@@ -33,7 +33,7 @@ SPECS = (
 
 def specialized(spec: NormSpec) -> str:
     """The algorithm as it stands."""
-    return compiler.source_text(spec, CPU, how=WholeTensors())
+    return compiler.source_text(spec, CPU, schedule=WholeTensors())
 
 
 def entry_of(text: str) -> str:
@@ -55,7 +55,7 @@ def test_files_have_no_public_function_of_their_own(source: str) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("how", [None, WholeTensors()], ids=["chosen", "whole tensors"])
 def test_specialized_text_parses(spec: NormSpec, how: WholeTensors | None) -> None:
-    text = compiler.source_text(spec, CPU, how=how)
+    text = compiler.source_text(spec, CPU, schedule=how)
     parsed = compile_str(text, extra_args=[*compiler.flags(CPU), "--compile-to=input"])
     assert b"@layer_norm_backward(" in parsed
 
@@ -236,7 +236,7 @@ def test_the_part_for_rows_follows_from_the_schedule(vector: int, rows: str) -> 
     how = OnePass(132, 1, 8, vector, ahead=2, slots=3)
     names = [name for name in ir.sources(spec, how) if name.startswith("parts/rows/")]
     assert names == [f"parts/rows/{rows}.mlir"]
-    span = functions(compiler.source_text(spec, target, how=how))["span"]
+    span = functions(compiler.source_text(spec, target, schedule=how))["span"]
     assert ("scf.if" in span) == (rows == "shifted")
     assert not any(name.startswith("parts/") for name in ir.sources(spec, WholeTensors()))
 
@@ -268,7 +268,7 @@ def test_unknown_file() -> None:
 )
 def test_which_copies_pass_the_l1_cache(columns: int, how: OnePass, copies: str) -> None:
     """Those of 16 bytes, of rows that begin with a sector and have one workgroup."""
-    text = compiler.source_text(NormSpec((columns,), "f32"), find_target("sm_90"), how=how)
+    text = compiler.source_text(NormSpec((columns,), "f32"), find_target("sm_90"), schedule=how)
     copy = r'"nvgpu\.device_async_copy"\(%(dy|x)_staged[^<]*<\{(bypassL1)?'
     found = {name for name, passes in re.findall(copy, text) if passes}
     assert found == set(copies.split())

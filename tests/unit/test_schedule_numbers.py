@@ -82,12 +82,12 @@ def test_compile_answers_at_once_and_in_one_line(name: str) -> None:
             with pytest.raises(
                 ValueError, match=f"^schedule: illegal for {spec.name} on {on}: "
             ) as e:
-                compiler.source_text(spec, target, how=one)
+                compiler.source_text(spec, target, schedule=one)
             assert str(e.value).isprintable()
             assert len(str(e.value)) < _LONGEST
     for one in changed(how, NO_NUMBERS):
         with pytest.raises(TypeError, match=r"^how\.\w+(\.\w+)?: expected int, got "):
-            compiler.source_text(spec, target, how=one)
+            compiler.source_text(spec, target, schedule=one)
     tracemalloc.start()
     try:
         for one in changed(how, (10**8, 2**31 - 1)):
@@ -104,7 +104,7 @@ def test_what_is_not_refused_is_right(name: str) -> None:
     target, rng = find_target(on), random_generator()
     legal = [one for one in changed(how, NUMBERS) if why_illegal(one, spec, target) is None]
     for one in rng.permutation(np.array([*legal, None], object)[:-1])[:_TRIED]:
-        op = EmulatedNorm(compiler.build(spec, target, how=one)[0])
+        op = EmulatedNorm(compiler.build(spec, target, schedule=one)[0])
         for rows in (3, 41):
             call = matrix.random_call(spec, rows, rng)
             assert_right(op.run(call), call)

@@ -227,7 +227,7 @@ def test_cp_async_needs_sm_80() -> None:
 def test_an_illegal_schedule_is_not_compiled() -> None:
     illegal = dataclasses.replace(LEGAL, groups=5)
     with pytest.raises(ValueError, match=r"schedule: illegal for .* on sm_90: 1280 threads"):
-        compiler.build(SPEC, gpu("sm_90"), how=illegal)
+        compiler.build(SPEC, gpu("sm_90"), schedule=illegal)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
