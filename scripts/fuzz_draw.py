@@ -453,7 +453,7 @@ def lnbwd_torch() -> Any:
 
 
 # Functions of `iree_lnbwd.torch` that other cases would not be the same after.
-CHANGE_THE_PROCESS = {"enable", "disable", "enabled"}
+CHANGE_THE_PROCESS = {"enable", "disable", "enabled", "use_inductor_pass"}
 
 
 def _public() -> dict[str, Callable[..., Any]]:

@@ -330,15 +330,19 @@ def torch_junk(case: Case) -> None:
     weight, bias = torch.ones(2, 8, device=device)
     shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5}
     shared |= {"weight_offset": 1.0, "memory_efficient": True}
-    types = {"dtype": torch.float32, "residual_dtype": torch.float32, "device": "cpu"}
-    types |= {"weight_dtype": torch.float32, "tune": False}
+    types = dict.fromkeys(("dtype", "residual_dtype", "weight_dtype"), torch.float32)
+    replaced = {"model": torch.nn.LayerNorm(8), "only": [torch.nn.LayerNorm]}
     name, given = case.pick(
         ("torch.layer_norm", {"input": x, "bias": bias, "own_forward": True} | shared),
         ("torch.rms_norm", {"input": x} | shared),
         ("torch.add_layer_norm", {"input": x, "residual": residual, "bias": bias} | shared),
         ("torch.add_rms_norm", {"input": x, "residual": residual} | shared),
-        ("torch.warmup", {"model": lnbwd_torch().AddRMSNorm(8)} | types),
-        ("torch.replace_norms", {"model": torch.nn.LayerNorm(8), "only": [torch.nn.LayerNorm]}),
+        (
+            "torch.warmup",
+            {"model": lnbwd_torch().AddRMSNorm(8), "device": "cpu", "tune": False} | types,
+        ),
+        ("torch.specs", {"model": lnbwd_torch().AddRMSNorm(8)} | types),
+        ("torch.replace_norms", {"dtypes": [torch.float32]} | replaced),
     )
     if case.chance(0.2):
         case.call(name, **given)
