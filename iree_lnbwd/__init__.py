@@ -1,7 +1,7 @@
 """Layer and RMS normalization, forward and backward: one IR, compiled by IREE for GPUs and the CPU.
 
 ``layer_norm``, ``rms_norm`` and their backwards compute; ``compile`` makes a module to ship,
-``load`` loads one to run it, and ``bundle`` and ``load_bundle`` do so with many in one file.
+``load`` loads one to run it, and ``bundle`` and ``Bundle`` do so with many in one file.
 ``targets`` lists the targets to compile for, ``tune`` finds the fastest schedules on a GPU of this
 machine, and ``reference`` is the NumPy judge.
 """
@@ -9,7 +9,7 @@ machine, and ``reference`` is the NumPy judge.
 from iree_lnbwd import reference
 from iree_lnbwd.bundles.container import BundleFile
 from iree_lnbwd.bundles.writing import bundle
-from iree_lnbwd.calls.bundle import Bundle, load_bundle
+from iree_lnbwd.calls.bundle import Bundle
 from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError
 from iree_lnbwd.functional import (
     layer_norm,
@@ -50,7 +50,6 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "load",
-    "load_bundle",
     "reference",
     "rms_norm",
     "rms_norm_backward",

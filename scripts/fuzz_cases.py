@@ -397,7 +397,7 @@ def bundles(case: Case) -> None:
         if bad:
             words[bad] = draw_junk(case)
         try:
-            norms = case.call("load_bundle", bad=bad, **words)
+            norms = case.call("Bundle", bad=bad, **words)
         except REFUSALS as error:
             case.refused = str(error)
             if not bad or "\n" in case.refused:

@@ -462,7 +462,7 @@ def _public() -> dict[str, Callable[..., Any]]:
         "bundle": lnbwd.bundle,
         "compile": lnbwd.compile,
         "load": lnbwd.load,
-        "load_bundle": lnbwd.load_bundle,
+        "Bundle": lnbwd.Bundle,
         "tune": lnbwd.tune,
     }
     for op in OPS:

@@ -20,26 +20,8 @@ from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime import Norm
 
 
-def load_bundle(path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> Bundle:
-    """Opens a bundle for a device. This needs only the runtime, no compiler.
-
-    Args:
-        path: The file that `bundle` wrote. Only its index is read now.
-        device: As `load`.
-
-    Raises:
-        TypeError, ValueError: ``path`` is no path, or ``device`` no such URI.
-        ArtifactError: The file is missing, truncated, altered, or no bundle.
-        DeviceError: The device is absent, or no target fits it.
-    """
-    uri = DeviceUri.parse(device)
-    file = BundleFile(path)
-    target_of(uri)
-    return Bundle(file, uri)
-
-
 class Bundle(Norms):
-    """The norms of a bundle on a device: functions that compile nothing.
+    """The norms of a bundle on a device: functions that compile nothing, and need no compiler.
 
     Its functions are those of `iree_lnbwd`; ``device`` is None or the bundle's. A call is answered
     by the member for exactly its spec: op, ``normalized_shape``, element types, options and mask.
@@ -53,10 +35,21 @@ class Bundle(Norms):
         device: Where it runs.
     """
 
-    def __init__(self, file: BundleFile, device: DeviceUri) -> None:
-        """Use `load_bundle`, which checks its arguments."""
-        self.file = file
-        self.device = device
+    def __init__(self, path: str | os.PathLike[str], device: str = DEFAULT_DEVICE) -> None:
+        """Opens a bundle for a device.
+
+        Args:
+            path: The file that `bundle` wrote. Only its index is read now.
+            device: As `load`.
+
+        Raises:
+            TypeError, ValueError: ``path`` is no path, or ``device`` no such URI.
+            ArtifactError: The file is missing, truncated, altered, or no bundle.
+            DeviceError: The device is absent, or no target fits it.
+        """
+        self.device = DeviceUri.parse(device)
+        self.file = BundleFile(path)
+        target_of(self.device)
         self._loaded: dict[NormSpec, Norm] = {}
         self._modules = Modules(lambda spec, _: self.module(spec), WeakValueDictionary())
 

@@ -158,7 +158,7 @@ def read(path: str | os.PathLike[str]) -> tuple[bytes, Manifest | None]:
     if vmfb_path.suffix == ".json":
         vmfb_path = vmfb_path.with_suffix(".vmfb")
     if vmfb_path.suffix == BUNDLE_SUFFIX:
-        raise ArtifactError(f"{path}: expected a single module, got a bundle: see load_bundle")
+        raise ArtifactError(f"{path}: expected a single module, got a bundle: see Bundle")
     try:
         vmfb = files.read(vmfb_path, most=MOST_VMFB_BYTES)
     except (OSError, ValueError) as error:

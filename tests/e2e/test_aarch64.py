@@ -102,12 +102,12 @@ def test_on_a_cpu_of_another_architecture(
 
 def test_a_bundle_for_both(tmp_path: Path) -> None:
     path = lnbwd.bundle(SPEC, [OURS, OTHERS], tmp_path / "norms.lnb").path
-    assert lnbwd.load_bundle(path, "local-sync").module(SPEC).target == OURS
+    assert lnbwd.Bundle(path, "local-sync").module(SPEC).target == OURS
     path = lnbwd.bundle(SPEC, OTHERS, tmp_path / "theirs.lnb").path
     theirs = find_target(OTHERS).architecture
     said = f"that for {OTHERS} does not run: it is for {theirs} CPUs, this one is {HERE}"
     with pytest.raises(ArtifactError, match=rf"{said}\); this adds it: .* --target={OURS} "):
-        lnbwd.load_bundle(path, "local-sync").module(SPEC)
+        lnbwd.Bundle(path, "local-sync").module(SPEC)
 
 
 def test_a_bundle_is_for_any_cpu_of_this_architecture_unless_told_otherwise(

@@ -82,7 +82,7 @@ def main(*words: str | Path) -> int:
 
 
 def test_calls_are_answered_by_the_members(made: Path, no_cache: Path) -> None:
-    norms, given = lnbwd.load_bundle(made), arguments()
+    norms, given = lnbwd.Bundle(made), arguments()
     assert_backward_right(norms.layer_norm_backward(**given), given)
     x = given["input"]
     ours = norms.rms_norm(x, N, given["weight"])
@@ -94,9 +94,9 @@ def test_calls_are_answered_by_the_members(made: Path, no_cache: Path) -> None:
 def test_this_cpus_module_is_taken_before_that_for_any(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert lnbwd.load_bundle(made).module(SPECS[0]).target == "host"
+    assert lnbwd.Bundle(made).module(SPECS[0]).target == "host"
     monkeypatch.setattr(choosing, "host_cpu", lambda: "x86_64-0123456789ab")
-    assert lnbwd.load_bundle(made, "local-sync").module(SPECS[0]).target == "generic"
+    assert lnbwd.Bundle(made, "local-sync").module(SPECS[0]).target == "generic"
 
 
 def test_a_gpu_takes_a_module_for_an_older_one_and_the_user_is_told(
@@ -107,11 +107,11 @@ def test_a_gpu_takes_a_module_for_an_older_one_and_the_user_is_told(
     monkeypatch.setattr(devices, "_cuda_capability", lambda uri: (9, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert lnbwd.load_bundle(made, "cuda").module(SPECS[0]).target == "sm_90"
+        assert lnbwd.Bundle(made, "cuda").module(SPECS[0]).target == "sm_90"
     monkeypatch.setattr(devices, "_cuda_capability", lambda uri: (10, 0))
     told = r"best served by modules for sm_100, got one for sm_90"
     with pytest.warns(RuntimeWarning, match=told):
-        assert lnbwd.load_bundle(made, "cuda").module(SPECS[0]).target == "sm_90"
+        assert lnbwd.Bundle(made, "cuda").module(SPECS[0]).target == "sm_90"
 
 
 def test_calls_on_a_gpus_arrays(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_calls_on_a_gpus_arrays(made: Path, monkeypatch: pytest.MonkeyPatch) -> 
     driver = EmulatedDriver("cuda")
     monkeypatch.setattr(gpu_module, "Driver", lambda uri: driver)
     monkeypatch.setattr(devices, "_cuda_capability", lambda uri: (9, 0))
-    norms, asarray = lnbwd.load_bundle(made, "cuda"), Namespace(driver).asarray
+    norms, asarray = lnbwd.Bundle(made, "cuda"), Namespace(driver).asarray
     for _ in range(2):
         given = arguments()
         put: dict[str, Any] = {
@@ -129,14 +129,14 @@ def test_calls_on_a_gpus_arrays(made: Path, monkeypatch: pytest.MonkeyPatch) -> 
         on_host = (None if grad is None else grad.numpy() for grad in results)
         assert_backward_right(type(results)(*on_host), given)
     with pytest.raises(ValueError, match=r"^device: expected cuda://0, where input is, or None"):
-        lnbwd.load_bundle(made).layer_norm_backward(**put)
+        lnbwd.Bundle(made).layer_norm_backward(**put)
 
 
 def test_a_gpu_does_not_take_a_module_that_needs_more_memory_than_it_has(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "_cuda_capability", lambda uri: (12, 0))
-    norms = lnbwd.load_bundle(made, "cuda")
+    norms = lnbwd.Bundle(made, "cuda")
     sm_90 = next(m for m in norms.members if (m.spec, m.made_for) == (SPECS[0], "sm_90"))
     needed = r"it needs \d+ bytes of shared memory for a workgroup, this GPU has 101376"
     assert re.fullmatch(needed, str(serving.why_not(norms.file, sm_90, norms.device)))
@@ -149,7 +149,7 @@ def test_a_gpu_does_not_take_a_module_that_needs_more_memory_than_it_has(
 
 
 def test_only_what_is_used_is_read(copy: Path) -> None:
-    norms, content = lnbwd.load_bundle(copy), bytearray(copy.read_bytes())
+    norms, content = lnbwd.Bundle(copy), bytearray(copy.read_bytes())
     for member in norms.members:  # all but those that the call needs are destroyed
         if (member.spec, member.made_for) != (SPECS[0], "host"):
             for name, _ in member.files:
@@ -163,7 +163,7 @@ def test_only_what_is_used_is_read(copy: Path) -> None:
 
 
 def test_threads_share_a_bundle(made: Path) -> None:
-    norms, given = lnbwd.load_bundle(made), arguments()
+    norms, given = lnbwd.Bundle(made), arguments()
     with ThreadPoolExecutor(8) as pool:
         jobs = [pool.submit(norms.layer_norm_backward, **given) for _ in range(16)]
         for job in jobs:
@@ -172,15 +172,15 @@ def test_threads_share_a_bundle(made: Path) -> None:
 
 
 def test_bad_arguments_are_refused_by_name(made: Path) -> None:
-    norms = lnbwd.load_bundle(made)
+    norms = lnbwd.Bundle(made)
     with pytest.raises(TypeError, match=r"^spec: expected a NormSpec"):
         norms.module("layer_norm")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^weight: expected shape"):
         norms.rms_norm(np.ones((2, N), np.float32), N, np.ones(7, np.float32))
     with pytest.raises(ValueError, match=r"^device: expected one of"):
-        lnbwd.load_bundle(made, "tpu")
+        lnbwd.Bundle(made, "tpu")
     with pytest.raises(lnbwd.DeviceError, match=r"absent"):
-        lnbwd.load_bundle(made, "hip://63")
+        lnbwd.Bundle(made, "hip://63")
     with pytest.raises(ArtifactError, match=r"expected a single module, got a bundle"):
         lnbwd.load(made)
 
@@ -188,13 +188,13 @@ def test_bad_arguments_are_refused_by_name(made: Path) -> None:
 def test_what_is_missing_is_added_by_the_command_that_the_error_has(copy: Path) -> None:
     x = np.ones((2, 3, 4), np.float32)
     with pytest.raises(ArtifactError) as raised:
-        lnbwd.load_bundle(copy).layer_norm(x, (3, 4), weight_offset=0.0)
+        lnbwd.Bundle(copy).layer_norm(x, (3, 4), weight_offset=0.0)
     said, _, command = str(raised.value).partition("; this adds it: ")
     assert said.endswith("that local-task runs (there is none for any target)")
-    before = {member.name for member in lnbwd.load_bundle(copy).members}
+    before = {member.name for member in lnbwd.Bundle(copy).members}
     program, *words = shlex.split(command)
     assert (program, main(*words)) == ("iree-lnbwd", 0)
-    norms = lnbwd.load_bundle(copy)
+    norms = lnbwd.Bundle(copy)
     assert np.all(norms.layer_norm(x, (3, 4)).output == 0)
     assert before < {member.name for member in norms.members}
 
@@ -307,7 +307,7 @@ def test_verify_runs_what_runs_here_and_says_what_does_not(
 
 
 def test_a_machine_without_the_compiler_computes_from_a_bundle(made: Path, no_cache: Path) -> None:
-    """By `load_bundle`, and by the functions where $IREE_LNBWD_BUNDLE names it."""
+    """By `Bundle`, and by the functions where $IREE_LNBWD_BUNDLE names it."""
     script = f"""
 import sys
 sys.modules["iree.compiler"] = None
@@ -322,7 +322,7 @@ def absent():
 compiler.compiler_version = absent
 x = np.arange(3 * {N}, dtype=np.float32).reshape(3, {N}) % 7
 ours = lnbwd.layer_norm_backward(x, x[::-1], {N}, weight=x[0])
-theirs = lnbwd.load_bundle(sys.argv[1]).layer_norm_backward(x, x[::-1], {N}, weight=x[0])
+theirs = lnbwd.Bundle(sys.argv[1]).layer_norm_backward(x, x[::-1], {N}, weight=x[0])
 assert all(a.tobytes() == b.tobytes() for a, b in zip(ours, theirs))
 try:
     lnbwd.rms_norm(x, {N}, eps=0.5)
