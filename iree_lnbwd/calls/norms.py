@@ -101,10 +101,12 @@ class Norms(ABC):
         The arguments are those of ``aten::_fused_rms_norm``. The output is rounded once, after the
         weight.
 
-        Args: input: As `layer_norm`. normalized_shape: The trailing dimensions to normalize.
-            weight: [*normalized_shape]; None means ones. eps: Added to the mean of the squares;
-            finite. None means the machine epsilon of f32, or of
-                f64 for f64 data, as PyTorch has it.
+        Args:
+            input: As `layer_norm`.
+            normalized_shape: The trailing dimensions to normalize.
+            weight: [*normalized_shape]; None means ones.
+            eps: Added to the mean of the squares; finite. None means the machine epsilon of f32, or
+                of f64 for f64 data, as PyTorch has it.
             residual: As `layer_norm`.
             weight_offset: As `layer_norm`.
             device: As `layer_norm_backward`.
@@ -146,7 +148,7 @@ class Norms(ABC):
         on-disk cache, ``$IREE_LNBWD_CACHE``.
 
         Arrays may be NumPy's, PyTorch's, or any that support DLPack, all of one kind and in one
-        place. `Norm` says how calls on a GPU are ordered.
+        place. `iree_lnbwd.Norm` says how calls on a GPU are ordered.
 
         With the forward's ``output`` in place of ``input``, a caller need not keep the input:
         ``xhat = (output - bias) / g``, where ``g = weight_offset + weight``. If ``|g|`` is below
