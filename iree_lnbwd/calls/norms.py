@@ -68,12 +68,16 @@ class Norms(ABC):
         that sum is what is normalized. Element types, arrays, devices and compilation: as
         `layer_norm_backward`.
 
-        Args: input: [..., *normalized_shape], any number of rows, zero too. normalized_shape: The
-            trailing dimensions to normalize. weight: [*normalized_shape]; None means ones. bias:
-            [*normalized_shape]; None means zeros. eps: Added to the biased variance; finite.
+        Args:
+            input: [..., *normalized_shape], any number of rows, zero too.
+            normalized_shape: The trailing dimensions to normalize.
+            weight: [*normalized_shape]; None means ones.
+            bias: [*normalized_shape]; None means zeros.
+            eps: Added to the biased variance; finite.
             residual: As ``input``, of any element type that mixes with it; None means none.
             weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around
-            zero. device: As `layer_norm_backward`.
+                zero.
+            device: As `layer_norm_backward`.
 
         Returns:
             The output and the statistics, in new arrays of ``input``'s library.
