@@ -194,7 +194,7 @@ def source_text(spec: NormSpec, target: Target, *, how: Schedule | None = None) 
         raise ValueError(
             f"schedule: illegal for {spec.name} on {target.name}: {why}; got {shown(how)}"
         )
-    texts = {name: read_ir(name) for name in ir.sources(spec, how)}
+    texts = {name: read_ir(name) for name in ir.sources(spec, target, how)}
     return _module(texts, spec, target, how)
 
 

@@ -55,14 +55,9 @@ MATH = (
     "math/environment.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
-PARTS = (
-    "parts/numbers.mlir",
-    "parts/columns.mlir",
-    "parts/weights.mlir",
-    "parts/gradients.mlir",
-    "parts/row_sums.mlir",
-    "parts/fetch/bulk.mlir",
-)
+PARTS = ("thread", "numbers", "columns", "weights", "gradients", "row_sums")
+FORWARD_PARTS = ("thread", "rows", "shares")  # likewise, of the forward
+_OF_FORWARD = "forward"  # the folder of its parts
 
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
@@ -105,7 +100,7 @@ _OF_WORDS = {32: "word", 64: "two_words", 128: "four_words"}  # by bits
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
 
-def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
+def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     if isinstance(schedule, WholeTensors):
         return (f"{_stem(spec)}.mlir",)
@@ -117,23 +112,29 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
         statistics = FORWARD
     if spec.eps is not None and statistics not in names:
         names.append(statistics)
-    return (*names, *MATH, *_parts(spec, schedule))
-
-
-def _parts(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
-    """The parts that make a schedule's kernel of one pass."""
-    if not isinstance(schedule, OnePass):
-        return ()
-    rows = "shifted" if schedule.shifted(spec) else "whole"
-    sums = "workgroup" if schedule.warps > 1 else "subgroup"
-    if schedule.cluster > 1:
-        sums = "cluster"
-    return (*PARTS, f"parts/rows/{rows}.mlir", f"parts/sums/{sums}.mlir")
+    parts: list[str] = []
+    if isinstance(schedule, OnePass):
+        parts += (*PARTS, *schedule.parts(spec, target))
+    if FORWARD in names and not isinstance(schedule, RowBlocks):
+        how = _forward(spec, target, schedule)
+        parts += (f"{_OF_FORWARD}/{part}" for part in (*FORWARD_PARTS, *how.parts(target)))
+    return (*names, *MATH, *(f"parts/{part}.mlir" for part in parts))
 
 
 def _is_library(name: str) -> bool:
     """Whether a file has functions that kernels declare, and no kernel."""
     return name.startswith(("math/", "parts/"))
+
+
+def _library(texts: Mapping[str, str], kernel: str) -> dict[str, linking.Function]:
+    """The functions that a file of kernels may declare: those of ``math/``, and of its parts."""
+    of_forward = f"parts/{_OF_FORWARD}/"
+    return linking.functions(
+        text
+        for name, text in texts.items()
+        if name.startswith("math/")
+        or (_is_library(name) and name.startswith(of_forward) == (kernel == FORWARD))
+    )
 
 
 def oracle(spec: NormSpec) -> str:
@@ -176,7 +177,6 @@ def module(
         typed = spec
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
-    bodies = {name: text for name, text in texts.items() if not _is_library(name)}
     if isinstance(schedule, RowBlocks):
         aliases |= _row_blocks_aliases(spec, schedule)
     elif not isinstance(schedule, WholeTensors):
@@ -184,16 +184,21 @@ def module(
         texts = {
             name: _literals(name, text, spec, target, schedule) for name, text in texts.items()
         }
-        bodies = {name: texts[name] for name in bodies}
     if plans is not None:
         aliases |= host_program.export_aliases(spec, plans)
-        bodies = {name: host_program.launched(text, spec, plans) for name, text in bodies.items()}
-    first, *others = bodies.values()
-    title, text = _HEADER.split(first)
+    title = _HEADER.split(next(iter(texts.values())))[0]
     header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
-    text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
-    library = linking.functions(text for name, text in texts.items() if _is_library(name))
-    text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
+    choose = functools.partial(_overload, spec, target)
+    kernels = {
+        name: linking.link(_HEADER.split(body)[-1], aliases, _library(texts, name), choose)
+        for name, body in texts.items()
+        if not _is_library(name)
+    }
+    if FORWARD in kernels:
+        kernels[FORWARD] += "\n" + _of_few_rows(kernels[FORWARD])
+    text = "\n".join(kernels.values())
+    if plans is not None:
+        text = host_program.launched(text, spec, plans)
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|dy_sum_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
@@ -216,14 +221,13 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
-    in_words = _OF_WORDS.get(linking.bits(types[-1])) if types[-1].startswith("vector") else None
-    if function == "settled":
-        return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
+    if function in ("settled", "load_lasting"):
+        in_words = _OF_WORDS.get(linking.bits(types[-1]))
+        of_words = target.backend == "cuda" if function == "settled" else target.has_cache_policies
+        return f"{function}_{in_words}" if in_words and of_words else function
     if function == "zero_first":
         in_whole_words = linking.bits(types[0]) % _WORD_BITS == 0
         return function if in_whole_words else f"{function}_without_words"
-    if function == "load_lasting":
-        return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
     if function in ("set_ieee_rules", "restore_rules"):
         return f"{function}_on_aarch64" if target.architecture == "aarch64" else function
     if function == "round_apart":
@@ -248,15 +252,14 @@ def _literals(
     if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
         sharing[_OF_A_TILE] = few.parts(target)
     if isinstance(schedule, OnePass) and name == ONE_PASS:
-        text = _past_l1(text, spec, schedule)
         text = _clustered(text, "rows", schedule.cluster)
-    if isinstance(schedule, OnePass) and (name == ONE_PASS or _is_library(name)):
-        sharing[_OF_A_ROW] = schedule.lanes(target)
-    if name == FORWARD:
+    if name == FORWARD or name.startswith(f"parts/{_OF_FORWARD}/"):
         how = _forward(spec, target, schedule)
         sharing[_OF_A_ROW] = how.lanes(target)
         text = _clustered(text, "normalize", how.cluster)
-        text += "\n" + _of_few_rows(text)
+    elif isinstance(schedule, OnePass) and _is_library(name):
+        text = _past_l1(text, spec, schedule)
+        sharing[_OF_A_ROW] = schedule.lanes(target)
     # All at once: a number that was put in may be one that stands for another.
     text = _SHARING.sub(lambda found: f"cluster(size = {sharing[found[1]]})", text)
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
@@ -452,7 +455,7 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
     slots, chunks = schedule.slots, schedule.chunks(spec, target)
     dy_bytes, x_bytes = schedule.row_bytes(spec, target)
     padding = schedule.padding(spec, target)
-    told = schedule.warps * schedule.cluster
+    senders = schedule.warps * schedule.cluster
     own = schedule.own_columns(spec)
     defers = schedule.defers and spec.has(GRAD_INPUT)
     return {
@@ -469,7 +472,6 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#slots": f"{slots} : index",
         "#chunks": f"{chunks} : index",
         "#copied": f"{_copied(spec, schedule)} : index",
-        "#bulk": _flag(schedule.bulk),
         "#dy_pitch": f"{schedule.staged(spec, target, spec.dy_dtype) // schedule.warps} : index",
         "#x_pitch": f"{schedule.staged(spec, target, spec.dtype) // schedule.warps} : index",
         "#lines_behind": f"{schedule.lines_behind(spec, target)} : index",
@@ -486,10 +488,6 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#defers": _flag(defers),
         "#buffers": f"{schedule.buffers} : index",
         "#rereads": _flag(schedule.rereads and spec.has(GRAD_INPUT)),
-        "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
-        "#widens_weight": _flag(schedule.widens_weight),
-        "#stages_bias": _flag(schedule.stages_bias(spec, target)),
-        "#stages_inverse": _flag(schedule.stages_inverse(spec, target)),
         "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
         "#warps": f"{schedule.warps} : index",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
@@ -498,26 +496,53 @@ def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict
         "#rows_kernel": _kernel(groups * schedule.threads(target), target),
         "!dy_bytes": _shared(f"{dy_bytes + padding}xi8"),
         "!x_bytes": _shared(f"{x_bytes}xi8"),
-        "!dy_staged": _shared(
-            f"{slots}x{groups}x{schedule.staged(spec, target, spec.dy_dtype)}x!dy"
-        ),
-        "!x_staged": _shared(
-            f"{schedule.x_slots}x{groups}x{schedule.staged(spec, target, spec.dtype)}x!x"
-        ),
-        "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
-        "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
-        "!inverse_staged": _shared(f"{groups}x{padded}x!acc"),
-        "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
-        "!exchange": _shared(f"{schedule.buffers}x{groups}x{told}x2x!acc"),
+        "!exchange": _shared(f"{schedule.buffers}x{groups}x{senders}x2x!acc"),
         "!mbarriers": _shared(f"{schedule.mbarriers(spec, target)}xi64"),
         "!group_sums": _shared(f"{groups}x{padded}x!acc"),
         "!dy_held": _private(f"{chunks}x!dy_chunk"),
         "!more_dy_held": _private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!dy_chunk"),
         "!x_held": _private(f"{chunks}x!x_chunk"),
         "!gamma_held": _private(f"{chunks}x!gamma_chunk"),
-        "!beta_held": _private(f"{chunks}x!beta_chunk"),
         "!residual_held": _private(f"{chunks}x!residual_chunk"),
         "!held": _private(f"{chunks}x!chunk"),
+        "!thread": "vector<9xindex>",
+        "!begin": "vector<3xindex>",
+        "!rows_ahead": "vector<2xindex>",
+        "!are_live": "vector<2xi1>",
+        "!pair": "vector<2x!acc>",
+        "!statistics": "vector<3x!acc>",
+        **_rooms(spec, target, schedule),
+    }
+
+
+def _rooms(spec: NormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
+    """Where a kernel of one pass keeps rows, and what it keeps of its columns."""
+    chunks, groups = schedule.chunks(spec, target), schedule.groups
+    columns = f"{groups}x{schedule.padded_columns(spec, target)}"
+    if schedule.slots:
+        dy, x = (
+            _shared(f"{slots}x{groups}x{schedule.staged(spec, target, dtype)}x!{name}")
+            for slots, dtype, name in (
+                (schedule.slots, spec.dy_dtype, "dy"),
+                (schedule.x_slots, spec.dtype, "x"),
+            )
+        )
+    else:
+        rows = f"2x{chunks}" if schedule.ahead else f"{chunks}"
+        dy, x = _private(f"{rows}x!dy_chunk"), _private(f"{rows}x!x_chunk")
+    weight = _shared(f"{columns}x!{'acc' if schedule.widens_weight else 'gamma'}")
+    stages_bias = schedule.stages_bias(spec, target)
+    stages_inverse = schedule.stages_inverse(spec, target)
+    return {
+        "!dy_room": dy,
+        "!x_room": x,
+        "!weight_room": weight if schedule.stages_weight else _private(f"{chunks}x!gamma_chunk"),
+        "!bias_room": _shared(f"{columns}x!beta")
+        if stages_bias
+        else _private(f"{chunks}x!beta_chunk"),
+        "!inverse_room": _shared(f"{columns}x!acc")
+        if stages_inverse
+        else _private(f"{chunks}x!chunk"),
     }
 
 
@@ -593,7 +618,7 @@ def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict
 
 def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, str]:
     vector, chunks, warps = how.vector, how.chunks, how.warps(target)
-    told = warps * how.cluster
+    senders = warps * how.cluster
     is_forward = not spec.family.is_backward
     few, many = how.forms(spec)[0], how.forms(spec)[-1]
     named = ("x", "residual", "gamma", "beta")
@@ -602,9 +627,9 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_parts_alike": _flag(how.cluster * how.own_columns(spec) == spec.columns),
         "#forward_cluster": f"{how.cluster} : index",
         "#forward_in_clusters": _flag(how.cluster > 1),
-        "#forward_told": f"{told} : index",
-        "#forward_turns": f"{-(-told // target.subgroup_size)} : index",
-        "#forward_sent_bytes": f"{told * how.sums(spec) * _SUM_BYTES} : i32",
+        "#forward_senders": f"{senders} : index",
+        "#forward_received": f"{-(-senders // target.subgroup_size)} : index",
+        "#forward_sent_bytes": f"{senders * how.sums(spec) * _SUM_BYTES} : i32",
         "#forward_vector": f"{vector} : index",
         "#forward_chunks": f"{chunks} : index",
         "#forward_threads": f"{how.threads} : index",
@@ -618,7 +643,7 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#forward_weights_early": _flag(many.early),
         "#forward_lasts": _flag(many.lasts),
         "#forward_packs": _flag(many.packs),
-        "#forward_alone": _flag(told == 1),
+        "!forward_thread": "vector<6xindex>",
         "#forward_resident": f"{many.resident} : i32",
         "#few_weights_early": _flag(few.early),
         "#few_lasts": _flag(few.lasts),
@@ -626,7 +651,7 @@ def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, 
         "#few_resident": f"{few.resident} : i32",
         "#scales": _flag(spec.has_weight and is_forward),
         "#forward_kernel": _kernel(how.rows * how.threads, target),
-        "!forward_exchange": _shared(f"{how.sums(spec)}x{how.rows}x{told}x!acc"),
+        "!forward_exchange": _shared(f"{how.sums(spec)}x{how.rows}x{senders}x!acc"),
         "!forward_warps": f"vector<{warps}x!acc>",
         "!forward_chunk": f"vector<{vector}x!acc>",
         "!forward_held": _private(f"{chunks}x!forward_chunk"),
@@ -643,14 +668,14 @@ def _past_l1(text: str, spec: NormSpec, schedule: OnePass) -> str:
     """With the copies that a schedule makes past the L1 cache; the weight is one row."""
     copies_weight = schedule.stages_weight and not schedule.widens_weight and not schedule.bulk
     copies_rows = schedule.slots > 0 and not schedule.bulk
-    for name, dtype, is_copied, columns in (
-        ("dy", spec.dy_dtype, copies_rows, spec.columns),
-        ("x", spec.dtype, copies_rows, spec.columns),
-        ("gamma", spec.gamma_dtype, copies_weight, 0),
+    for room, dtype, is_copied, columns in (
+        ("dy_rows", spec.dy_dtype, copies_rows, spec.columns),
+        ("x_rows", spec.dtype, copies_rows, spec.columns),
+        ("weight", spec.gamma_dtype, copies_weight, 0),
     ):
         size = DTYPES[dtype].numpy.itemsize
         if is_copied and schedule.past_l1(columns * size, size):
-            copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)'
+            copy = rf'("nvgpu.device_async_copy"\(%{room}[^<]*<\{{)'
             text = re.sub(copy, r"\1bypassL1, ", text)
     return text
 

@@ -133,6 +133,11 @@ class Forward:
             f"{self.threads} threads, {counted(self.vector, 'element')} an access"
         )
 
+    def parts(self, target: Target) -> tuple[str, ...]:
+        """The files of ``ir/parts/forward/`` of those with the same functions."""
+        sums = "workgroup" if self.warps(target) > 1 else "subgroup"
+        return (f"sums/{'cluster' if self.cluster > 1 else sums}",)
+
     def steps(self, spec: NormSpec) -> int:
         """How many times the threads of a row load ``chunks`` vectors each to see all of it."""
         return -(-self.own_columns(spec) // self._step)

@@ -116,11 +116,30 @@ class OnePass:
         ahead = f"{counted(self.ahead, 'step')} ahead" if self.ahead else "where they are used"
         shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
         across = " across the borders of rows" if self.shifted(spec) else ""
-        later = ", sums awaited a row later" if self.defers else ""
+        later = ", sums received a row later" if self.defers else ""
         return (
             f"one pass: x and dy are read once; {walkers} of "
             f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, rows {fetched} "
             f"{ahead}, {counted(self.vector, 'element')} an access{across}{later}"
+        )
+
+    def parts(self, spec: NormSpec, target: Target) -> tuple[str, ...]:
+        """The files of ``ir/parts/`` that its kernel takes of those with the same functions."""
+        loads = "registers_ahead" if self.ahead else "registers"
+        fetch = "bulk" if self.bulk else "async" if self.slots else loads
+        shifted = self.shifted(spec)
+        weight = "widened" if self.widens_weight else "copied" if self.stages_weight else "held"
+        bias = "staged" if self.stages_bias(spec, target) else "held" if spec.has_bias else "none"
+        sums = "cluster" if self.cluster > 1 else "workgroup" if self.warps > 1 else "subgroup"
+        return (
+            f"fetch/{fetch}",
+            f"rows/{'shifted' if shifted else 'whole'}",
+            f"begin/{'at_once' if shifted or self.bulk else 'in_two'}",
+            f"weight/{weight}",
+            f"bias/{bias}",
+            f"inverse/{'staged' if self.stages_inverse(spec, target) else 'divided'}",
+            f"sums/{sums}",
+            f"partial_rows/{'groups' if self.groups > 1 else 'one_group'}",
         )
 
     @property
@@ -137,7 +156,7 @@ class OnePass:
     def buffers(self) -> int:
         """Rows whose sums are exchanged at once: some threads may be a row ahead of others.
 
-        If sums are told a row ahead of their use, some tell row r + 2 while others read r - 1.
+        If sums are sent a row ahead of their use, some send row r + 2 while others read r - 1.
         """
         return 4 if self.defers else 2
 
@@ -148,7 +167,7 @@ class OnePass:
 
     @property
     def copy_mbarriers(self) -> int:
-        """Mbarriers that copies in bulk tell: one for each subgroup and slot."""
+        """Mbarriers that copies in bulk arrive at: one for each subgroup and slot."""
         return self.groups * self.warps * self.slots if self.bulk else 0
 
     def mbarriers(self, spec: NormSpec, target: Target) -> int:
@@ -216,14 +235,14 @@ class OnePass:
         """Whether rows begin anywhere in an access; accesses then go across their borders."""
         return spec.columns % self.vector != 0
 
-    def phases(self, spec: NormSpec) -> int:
-        """Places of an access where rows begin."""
+    def alignment_phases(self, spec: NormSpec) -> int:
+        """Elements of an access that rows begin at."""
         return self.vector // math.gcd(self.vector, spec.columns)
 
     def least_last(self, spec: NormSpec, target: Target) -> int:
         """Of a thread's vectors, the first that may be a row's last.
 
-        That depends on the place in an access where the row begins.
+        That depends on the row's alignment phase.
         """
         ends = (spec.columns, touched_columns(spec, self.vector))
         of_a_part = self.own_columns(spec) // self.vector
@@ -424,7 +443,7 @@ class OnePass:
             ),
             (
                 self.workgroups * self.groups * spec.columns % self.vector != 0,
-                f"rows of a group begin at different places of {self.vector} elements",
+                f"rows of a group have different alignment phases in {self.vector} elements",
             ),
             (
                 shared > target.shared_bytes,
@@ -453,7 +472,7 @@ class OnePass:
             ),
             (
                 self.x_later and self.defers,
-                "the next row's x is not there yet, for sums that are told ahead",
+                "the next row's x is not there yet, for sums that are sent ahead",
             ),
             (
                 self.exchange_mbarriers + self.copy_mbarriers > _MOST_MBARRIERS,
@@ -474,10 +493,10 @@ class OnePass:
                 f"{self.ahead} rows ahead do not go with {self.slots} slots",
             ),
             *cluster_rules(spec, target, self.cluster, self.vector, self.groups),
-            (self.defers and self.cluster == 1, "only clusters await sums later"),
+            (self.defers and self.cluster == 1, "only clusters receive sums later"),
             (
                 self.defers and not (self.rereads and self.ahead >= AHEAD_OF_LATER_SUMS),
-                "a row whose sums are awaited later is read again, and fetched "
+                "a row whose sums are received later is read again, and fetched "
                 f"{AHEAD_OF_LATER_SUMS} rows ahead",
             ),
             (

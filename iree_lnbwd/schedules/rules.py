@@ -178,7 +178,7 @@ def touched_columns(spec: NormSpec, vector: int) -> int:
 
 
 def alike(workgroups: int, step: int, vector: int) -> int:
-    """As many workgroups, or fewer, as leave all rows of a group at the same place of an access.
+    """As many workgroups, or fewer, as leave all rows of a group in one alignment phase.
 
     Args:
         workgroups: The most.
