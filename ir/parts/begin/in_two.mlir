@@ -17,7 +17,9 @@
 func.func private @begin_weight(index, !thread, !gamma_row, !gamma_held, !weight_room)
 func.func private @complete_weight(index, !thread, !gamma_held, !weight_room)
 func.func private @keep_bias(index, !thread, !beta_row, !bias_room)
-func.func private @complete_inverse(index, !thread, !gamma_row, !inverse_room)
+func.func private @complete_inverse(index, !thread, index, !gamma_row, !inverse_room)
+func.func private @my_part(!thread) -> index
+func.func private @column(index, !thread) -> (index, i1)
 // End of what is replaced.
 
 // Chunk k of the weight.
@@ -28,8 +30,13 @@ func.func private @begin_chunk(%k: index, %thread: !thread, %gamma: !gamma_row, 
 
 // Chunk k of the bias and 1 / g.
 func.func private @complete_chunk(%k: index, %thread: !thread, %gamma: !gamma_row, %beta: !beta_row, %early: !gamma_held, %weight: !weight_room, %bias: !bias_room, %inverse: !inverse_room) {
+  %c0 = arith.constant 0 : index
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+  %col_in = arith.select %inside, %col, %c0 : index
+  %at = arith.addi %part, %col_in : index
   func.call @complete_weight(%k, %thread, %early, %weight) : (index, !thread, !gamma_held, !weight_room) -> ()
   func.call @keep_bias(%k, %thread, %beta, %bias) : (index, !thread, !beta_row, !bias_room) -> ()
-  func.call @complete_inverse(%k, %thread, %gamma, %inverse) : (index, !thread, !gamma_row, !inverse_room) -> ()
+  func.call @complete_inverse(%k, %thread, %at, %gamma, %inverse) : (index, !thread, index, !gamma_row, !inverse_room) -> ()
   return
 }

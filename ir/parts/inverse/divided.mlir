@@ -22,7 +22,7 @@ func.func private @keep_inverse(%k: index, %thread: !thread, %g: !chunk, %invers
   return
 }
 
-func.func private @complete_inverse(%k: index, %thread: !thread, %gamma: !gamma_row, %inverse: !inverse_room) {
+func.func private @complete_inverse(%k: index, %thread: !thread, %at: index, %gamma: !gamma_row, %inverse: !inverse_room) {
   return
 }
 

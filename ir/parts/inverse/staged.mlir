@@ -13,7 +13,6 @@ func.func private @my_group(!thread) -> index
 func.func private @column(index, !thread) -> (index, i1)
 func.func private @away_from_zero(!chunk) -> !chunk
 func.func private @reciprocal(!chunk) -> !chunk
-func.func private @my_part(!thread) -> index
 func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
 func.func private @weight(!chunk) -> !chunk
 // End of what is replaced.
@@ -34,14 +33,9 @@ func.func private @keep_inverse(%k: index, %thread: !thread, %g: !chunk, %invers
   return
 }
 
-// 1 / g of chunk k, of a weight that is read once more.
-func.func private @complete_inverse(%k: index, %thread: !thread, %gamma: !gamma_row, %inverse: !inverse_room) {
-  %c0 = arith.constant 0 : index
-  %part = func.call @my_part(%thread) : (!thread) -> index
-  %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
-  %col_in = arith.select %inside, %col, %c0 : index
-  %at_in = arith.addi %part, %col_in : index
-  %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !gamma_chunk
+// 1 / g of chunk k, of a weight that is read once more, from a column on.
+func.func private @complete_inverse(%k: index, %thread: !thread, %at: index, %gamma: !gamma_row, %inverse: !inverse_room) {
+  %gamma_k = vector.load %gamma[%at] : !gamma_row, !gamma_chunk
   %wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
   %g = func.call @weight(%wide) : (!chunk) -> !chunk
   func.call @keep_inverse(%k, %thread, %g, %inverse) : (index, !thread, !chunk, !inverse_room) -> ()
