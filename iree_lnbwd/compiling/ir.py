@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from iree_lnbwd.compiling import host_program, linking
-from iree_lnbwd.vmfb import raw_interface
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.vmfb.launches import LaunchPlans, launches
 from iree_lnbwd.ops.operands import GRAD_BIAS, MORE_GRAD_OUTPUTS, RESIDUAL, Element
+from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
     Form,
@@ -30,8 +30,8 @@ from iree_lnbwd.schedules import (
     schedule_to_dict,
 )
 from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, flag, shared
-from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
-from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.vmfb import raw_interface
+from iree_lnbwd.vmfb.launches import LaunchPlans, launches
 
 ONE_PASS = "one_pass.mlir"
 FEW_ROWS = "few_rows.mlir"

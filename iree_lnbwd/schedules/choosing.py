@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from iree_lnbwd.hardware.products import Product, standing_for
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
-from iree_lnbwd.hardware.products import Product, standing_for
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import (
     WHOLE_LINES,
     copied_vector,
@@ -21,11 +23,11 @@ from iree_lnbwd.schedules.elements import (
 )
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
+from iree_lnbwd.schedules.fitted import fitted
 from iree_lnbwd.schedules.forward import Forward
 from iree_lnbwd.schedules.forward_choice import choose_forward
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.measured_files import serving, shares
-from iree_lnbwd.schedules.fitted import fitted
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.row_blocks import RowBlocks
 from iree_lnbwd.schedules.rules import (
@@ -36,8 +38,6 @@ from iree_lnbwd.schedules.rules import (
 )
 from iree_lnbwd.schedules.schedule import Schedule
 from iree_lnbwd.schedules.two_pass import TwoPass
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 # One pass, staged by cp.async: rules of thumb, from an H200, for widths near no measured one.
 _STAGED_WARPS = 16  # of a multiprocessor, if rows are divided among that many

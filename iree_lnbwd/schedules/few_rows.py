@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements
 from iree_lnbwd.schedules.ir_types import chunk_types, kernel, private, shared
 from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 # Banks of shared memory, of 4 bytes each: NVIDIA's (CUDA C++ Programming Guide, "Shared Memory"),
 # and those of AMD's LDS (CDNA3 and RDNA3 ISA guides).

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements
 from iree_lnbwd.schedules.ir_types import flag, kernel, private, shared
 from iree_lnbwd.schedules.rules import (
@@ -18,8 +20,6 @@ from iree_lnbwd.schedules.rules import (
     own_columns,
     resident_rule,
 )
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 WORD_BYTES = 4
 _SUMS = 2

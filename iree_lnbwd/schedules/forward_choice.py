@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from iree_lnbwd.ops.operands import ADDED_BIAS, RESIDUAL
 from iree_lnbwd.hardware.products import Product
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.operands import ADDED_BIAS, RESIDUAL
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
 from iree_lnbwd.schedules.rules import FEWEST_THREADS, MOST_BUSY, registers_of_thread
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 # Rules for all GPUs, from 7021 schedules of 71 widths from 64 to 65536, on an H200.
 # Elements of a row that a thread has at best, by their bytes.

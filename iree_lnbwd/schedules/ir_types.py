@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import OPS, Element, Kind
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.one_pass_memory import OnePassMemory
 from iree_lnbwd.schedules.one_pass_numbers import BULK_BYTES
 from iree_lnbwd.schedules.partial_rows import partial_rows
@@ -20,8 +22,6 @@ from iree_lnbwd.schedules.rules import (
     stride_rule,
     wait_by_themselves,
 )
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 _MOST_MBARRIERS = 64  # of a workgroup: those that the emulator follows
 _COPY_BYTES = (4, 8, 16)  # what cp.async can copy (PTX ISA, "cp.async": cp-size)

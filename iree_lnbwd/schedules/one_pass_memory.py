@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.ir_types import private, shared
 from iree_lnbwd.schedules.one_pass_numbers import LINE_BYTES, OnePassNumbers
 from iree_lnbwd.schedules.rules import RESERVED_BYTES, registers_of_thread
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 _MBARRIER_BYTES = 8
 _SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (CUDA, "Occupancy Calculator")

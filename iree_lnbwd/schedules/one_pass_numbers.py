@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import GRAD_INPUT, MORE_GRAD_OUTPUTS, Element
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import WHOLE_LINES
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.ir_types import flag, itemsize, kernel, private, storage
 from iree_lnbwd.schedules.rules import own_columns, touched_columns
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.async": .cg)
 _SECTOR_BYTES = 32  # that the L2 cache reads and writes together

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import GRAD_INPUT
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import chunk_types, flag, kernel, shared
 from iree_lnbwd.schedules.rules import WritesPartialRows
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 
 def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) -> dict[str, str]:

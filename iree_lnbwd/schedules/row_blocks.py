@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import GRAD_INPUT, Element
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, chunk_types, flag, itemsize
 from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 # More than was ever the fastest: of elements at a time, which the compiler writes out, of rows that
 # a cache can keep, and of workgroups, each of which leaves a partial row.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
+from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS
+from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import flag, kernel, private, shared
 from iree_lnbwd.schedules.partial_rows import partial_rows
 from iree_lnbwd.schedules.rules import (
@@ -16,8 +18,6 @@ from iree_lnbwd.schedules.rules import (
     out_of_bounds,
     terms_rule,
 )
-from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.hardware.targets import Target
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from iree.compiler.tools import compile_file, compile_str
 
 from iree_lnbwd import NormSpec, schedules
 from iree_lnbwd.compiling import compiler, ir
-from iree_lnbwd.vmfb import raw_interface
-from iree_lnbwd.schedules import Forward, OnePass, Schedule, WholeTensors
 from iree_lnbwd.hardware.targets import Target, find_target
+from iree_lnbwd.schedules import Forward, OnePass, Schedule, WholeTensors
+from iree_lnbwd.vmfb import raw_interface
 
 FOLDER = Path(compiler.__file__).parents[2] / "ir"
 CPU = find_target("generic")
