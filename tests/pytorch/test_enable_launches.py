@@ -49,8 +49,8 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
     on_cpu = (("cpu", op) for op in OPS.values())
-    places = dict.fromkeys((*overrides._PLACES, *on_cpu))
-    monkeypatch.setattr(overrides, "_PLACES", tuple(places))
+    places = dict.fromkeys((*overrides.PLACES, *on_cpu))
+    monkeypatch.setattr(overrides, "PLACES", tuple(places))
     yield
     lnbwd.disable()
     torch.ops.iree_lnbwd.forget()
