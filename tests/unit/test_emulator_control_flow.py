@@ -10,8 +10,8 @@ import pytest
 from ptx_kernels import run_kernel
 from support import random_generator
 
-from iree_lnbwd.emulator import Fault, launch, memory, ptx
-from iree_lnbwd.emulator.memory import LocalMemory
+from iree_lnbwd.emulator import Fault, launch, ptx
+from iree_lnbwd.emulator.memory import LocalMemory, cells
 from iree_lnbwd.emulator.ptx import shuffle_source
 
 _STORE = """
@@ -449,7 +449,7 @@ def test_workgroups_with_much_memory_run_in_turn(
 \tst.{space}.b32 [%rd25], %r3;
 \tld.{space}.b32 %r5, [%rd25];
 {_STORE}"""
-    monkeypatch.setattr(memory, "_AT_ONCE", 2 << 20)
+    monkeypatch.setattr(cells, "_AT_ONCE", 2 << 20)
     made: list[int] = []
 
     def noticed(nbytes: int, *, lanes: int, first_lane: int) -> LocalMemory:
@@ -460,7 +460,7 @@ def test_workgroups_with_much_memory_run_in_turn(
     result = run_kernel(body, [1, 512], workgroups=8, shared_bytes=65536, module=_DYNAMIC)[1]
     assert result.tolist() == list(range(512))
     assert made == [64] * 8
-    monkeypatch.setattr(memory, "_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(cells, "_AT_ONCE", 1 << 20)
     with pytest.raises(Fault, match="a workgroup with 65536 bytes of shared memory and 64 threads"):
         run_kernel(body, [1, 512], workgroups=8, shared_bytes=65536, module=_DYNAMIC)
 
