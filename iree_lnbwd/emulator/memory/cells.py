@@ -75,6 +75,11 @@ def workgroups_at_once(shared_bytes: int, thread_bytes: int, threads: int) -> in
 
 
 def check_alignment(offsets: Lanes, alignment: int, lanes: Lanes, name: str) -> None:
+    """Expects aligned accesses.
+
+    Raises:
+        Fault: One is not, of the memory with this name.
+    """
     if (wrong := offsets & (alignment - 1)).any():
         first = np.flatnonzero(wrong)
         raise Fault(
@@ -84,6 +89,11 @@ def check_alignment(offsets: Lanes, alignment: int, lanes: Lanes, name: str) -> 
 
 
 def check_written(stamps: Array, lanes: Lanes, offsets: Lanes, name: str) -> None:
+    """Expects that somebody wrote what is read.
+
+    Raises:
+        Fault: Nobody did.
+    """
     if not stamps.all():
         missing = ~stamps.all(axis=1)
         raise Fault(
@@ -92,11 +102,13 @@ def check_written(stamps: Array, lanes: Lanes, offsets: Lanes, name: str) -> Non
 
 
 def gather(data: Bytes, offsets: Lanes, nbytes: int, alignment: int) -> Bytes:
+    """The bytes of each access: [T, nbytes]."""
     words, index = _words(data, offsets, nbytes, alignment)
     return words[index].view(np.uint8).reshape(len(offsets), nbytes)
 
 
 def scatter(data: Bytes, offsets: Lanes, values: Bytes, alignment: int) -> None:
+    """Writes the bytes of each access: [T, nbytes]."""
     words, index = _words(data, offsets, values.shape[1], alignment)
     words[index] = np.ascontiguousarray(values).view(words.dtype).reshape(index.shape)
 
