@@ -1,7 +1,7 @@
 """What sweeps of many legal schedules said on a product: the best of each form, for each width.
 
-`measured` has the fastest schedule of a width, which `choose` takes. This has also what the other
-forms reached there, so that a choice can be judged without a GPU. Nothing is chosen from it.
+`iree_lnbwd.schedules.measured` has the fastest schedule of a width, which `choose` takes. This has
+also what the other forms reached there, so that a choice can be judged without a GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, get_type_hints
 
 from iree_lnbwd.disk import files
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.measured_files import DATA
-from iree_lnbwd.schedules.measured_json import FOLLOWING
+from iree_lnbwd.schedules.measured_csv import FOLLOWING
 from iree_lnbwd.schedules.one_pass import OnePass
 from iree_lnbwd.schedules.two_pass import TwoPass
 
+RESULTS = Path(__file__).parent / "results"
 _KEPT = 2  # schedules of each form and cell
 _MOST_BYTES = 1 << 20  # of such a file, several times its real size: a rule of thumb
 _FORMS = {form.__name__: form for form in (OnePass, TwoPass)}
@@ -118,9 +118,9 @@ def best_of_each_form(swept: Iterable[Swept]) -> tuple[Swept, ...]:
     return tuple(one for key in sorted(kept) for one in kept[key])
 
 
-def path_of(product: str, folder: Path = DATA) -> Path:
+def path_of(product: str, folder: Path = RESULTS) -> Path:
     """The file of a product."""
-    return folder / f"{product}_sweeps.csv"
+    return folder / product / "sweeps.csv"
 
 
 def read(path: Path) -> tuple[Swept, ...]:
