@@ -154,17 +154,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ours_at_all_sizes(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """`enable()` takes layer-norm backwards of any size on the CPU, with the C++ operators."""
+def enable_ends(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For tests of `enable()`, which need the C++ operators."""
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
     import iree_lnbwd.torch as lnbwd
-    from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
-    from iree_lnbwd.torch import overrides
 
-    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
     yield
     lnbwd.disable()
 

@@ -32,10 +32,9 @@ def layer_norm(
     Each result is rounded once.
 
     On NVIDIA GPUs both directions are kernels of this package, on XLA's stream, without a copy. On
-    the CPU, large ones are its modules, in XLA's own memory (``native.is_faster``). The first
-    call for a row length, element types and a device compiles a module. This takes about a second
-    and is logged; the module is kept on disk. Else, and for more than 2**31 rows, XLA compiles the
-    same formulas.
+    the CPU they are its modules, on XLA's threads, in XLA's own memory. The first call for a row
+    length, element types and a device compiles a module. This takes about a second and is logged;
+    the module is kept on disk. Else, and for more than 2**31 rows, XLA compiles the same formulas.
 
     Under ``vmap`` the batch counts as rows; XLA computes what has parameters, or their gradients,
     for each of the batch. Gradients can be differentiated again, and XLA computes that, too.

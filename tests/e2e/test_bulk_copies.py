@@ -248,7 +248,7 @@ def test_what_is_broken_is_found(
 def _change_kernel(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """From now on, one place of the kernel reads otherwise."""
     read = compiler.read_ir
-    assert sum(read(name).count(old) for name in ir.sources(SPEC, BULK)) == 1
+    assert sum(read(name).count(old) for name in ir.sources(SPEC, SM_90, BULK)) == 1
     monkeypatch.setattr(compiler, "read_ir", lambda name: read(name).replace(old, new))
 
 

@@ -160,7 +160,7 @@ def test_rows_of_131072_columns_are_one_pass() -> None:
     assert how.illegal(spec, SM_90) is None
     assert replace(how, cluster=1).illegal(spec, SM_90) is not None
     assert "clusters of 8 workgroups" in how.path(spec)
-    assert "sums awaited a row later" not in how.path(spec)
+    assert "sums received a row later" not in how.path(spec)
     later = replace(how, ahead=2, defers=True)
     assert later.illegal(spec, SM_90) is None
-    assert later.path(spec).endswith(", sums awaited a row later")
+    assert later.path(spec).endswith(", sums received a row later")

@@ -174,9 +174,9 @@ def test_the_choice_keeps_its_place_unless_it_is_beaten(
 def sabotage(victim: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks the IR of one schedule's module: its 1 / N is that of another N."""
 
-    def build(spec: NormSpec, target: Target, *, how: Schedule) -> tuple[bytes, Manifest]:
-        text, planned = compiler.plan(spec, target, schedule=how)
-        if how == victim:
+    def build(spec: NormSpec, target: Target, *, schedule: Schedule) -> tuple[bytes, Manifest]:
+        text, planned = compiler.plan(spec, target, schedule=schedule)
+        if schedule == victim:
             text, changes = re.subn(r"(?m)^#inv_n = \S+", "#inv_n = 1.0e-3", text)
             assert changes == 1
         return compiler.build_planned(text, planned)

@@ -45,11 +45,12 @@ COLUMNS, ROWS, EPS = 96, 5, 1e-3
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All operators and sizes are ours there."""
+    """All operators are ours there."""
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
-    for op in OPS.values():
-        monkeypatch.setitem(overrides._RULES, ("cpu", op), overrides._ALL)
+    on_cpu = (("cpu", op) for op in OPS.values())
+    places = dict.fromkeys((*overrides._PLACES, *on_cpu))
+    monkeypatch.setattr(overrides, "_PLACES", tuple(places))
     yield
     lnbwd.disable()
     torch.ops.iree_lnbwd.forget()
