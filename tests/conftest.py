@@ -19,6 +19,8 @@ import pytest
 from iree_lnbwd import DeviceError, runtime
 from iree_lnbwd.devices import DeviceUri
 
+CACHE_VARIABLE = "LNBWD_TEST_CACHE"
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So a shell starts what runs in the background; what the tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -129,14 +131,22 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[
 def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's own cache is neither read nor written; subprocesses inherit this one.
 
-    So do the processes that pytest-xdist runs tests in, each below a folder of all. What the user
-    tuned counts for no test.
+    So do the processes that pytest-xdist runs tests in, each below a folder of all, and other runs
+    of one checkout that are given the same $LNBWD_TEST_CACHE. What the user tuned counts for no
+    test.
     """
     folder = of_all_workers(tmp_path_factory)
+    cache = os.environ.get(CACHE_VARIABLE) or str(folder / "module_cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IREE_LNBWD_CACHE", str(folder / "module_cache"))
+        patch.setenv("IREE_LNBWD_CACHE", cache)
         patch.setenv("IREE_LNBWD_TUNING", str(folder / "nothing_tuned"))
         yield
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module cache for this test alone, in which nothing is yet."""
+    monkeypatch.setenv("IREE_LNBWD_CACHE", str(tmp_path / "empty_cache"))
 
 
 @pytest.fixture(scope="session")

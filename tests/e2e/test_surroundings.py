@@ -465,6 +465,7 @@ thread = threading.Thread(target=functional.loaded, args=key)
 thread.start()
 compiling.wait()
 if (child := os.fork()) == 0:
+    cache._LONGEST_COMPILATION = 0.5  # how long it waits for the other process, which compiles
     forked.set()
     functional.loaded(*key)
     os._exit(0)
