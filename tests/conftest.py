@@ -9,11 +9,13 @@ import importlib
 import os
 import random
 import secrets
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import built_operators as operators
 import pytest
 
 from iree_lnbwd import DeviceError, runtime
@@ -85,6 +87,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+@pytest.fixture(scope="session")
+def built_operators(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the C++ operators: one process builds them for all tests of a run."""
+    with one_worker(tmp_path_factory, "built_operators"):
+        return operators.build(of_all_workers(tmp_path_factory) / "built_operators")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cpp_operators(
     request: pytest.FixtureRequest, module_cache: None, tmp_path_factory: pytest.TempPathFactory
@@ -92,8 +101,11 @@ def cpp_operators(
     if request.config.getoption("--cpp-operators"):
         from iree_lnbwd.torch import native
 
-        with one_worker(tmp_path_factory, "cpp_operators"):  # one builds them for all
-            assert native.load()
+        built: Path = request.getfixturevalue("built_operators")
+        with one_worker(tmp_path_factory, "cpp_operators"):
+            if native._library().kept() is None:
+                shutil.copytree(built, os.environ["IREE_LNBWD_CACHE"], dirs_exist_ok=True)
+        assert native.load()
 
 
 @pytest.fixture(autouse=True)
