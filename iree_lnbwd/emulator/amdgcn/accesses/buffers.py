@@ -74,7 +74,7 @@ class _BufferAccess:
         return words[0] | (words[1] & 0xFFFF) << 32
 
     def addresses(self, instruction: Instruction, group: Group, where: Mask) -> tuple[Lanes, Lanes]:
-        """Of each lane in a mask, and how many bytes there are from there to the end.
+        """The address of each lane in a mask, and how many bytes there are from there to the end.
 
         Raises:
             Fault: The descriptor is of a kind that is not known here, or an offset has no meaning.
