@@ -38,6 +38,7 @@ from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.runtime.stream_module import LaunchSequence
 from iree_lnbwd.torch import native, overrides, overrides_in_python
 from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS, Gradients, Norm
+from iree_lnbwd.torch.override_places import PLACES
 from iree_lnbwd.verification.matrix import random_call
 
 COLUMNS, ROWS, EPS = 96, 5, 1e-3
@@ -49,8 +50,8 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
     on_cpu = (("cpu", op) for op in OPS.values())
-    places = dict.fromkeys((*overrides._PLACES, *on_cpu))
-    monkeypatch.setattr(overrides, "_PLACES", tuple(places))
+    places = dict.fromkeys((*PLACES, *on_cpu))
+    monkeypatch.setattr(overrides, "PLACES", tuple(places))
     yield
     lnbwd.disable()
     torch.ops.iree_lnbwd.forget()

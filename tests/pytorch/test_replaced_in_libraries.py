@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +163,40 @@ def test_trainer_of_transformers(first: bool, tmp_path: Path) -> None:
     close(*(torch.tensor(each) for each in losses))
 
 
+@FIRST
+def test_accelerate(first: bool) -> None:
+    """Its wrapper computes under autocast, and widens outputs."""
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    forget = accelerate.state.AcceleratorState._reset_state  # one for a process, and of one type
+    results = []
+    for of_ours in (True, False):
+        forget(True)
+        accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+        trained = model()
+        if of_ours and first:
+            replace_norms(trained)
+        torch.manual_seed(1)
+        wrapped, optimizer, data = accelerator.prepare(
+            trained,
+            torch.optim.SGD(trained.parameters(), lr=0.1),
+            torch.utils.data.DataLoader(torch.randn(12, COLUMNS), batch_size=4),
+        )
+        if of_ours and not first:
+            assert len(replace_norms(wrapped).replaced) == 2
+        losses = []
+        for batch in data:
+            loss = wrapped(batch).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        assert replaced(accelerator.unwrap_model(wrapped)) == 2 * of_ours
+        results.append(torch.stack(losses))
+    forget(True)
+    assert len(results[0]) == 3
+    assert (results[0] - results[1]).norm() <= 4 * 2.0**-8 * results[1].norm()
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 
@@ -231,6 +268,58 @@ def test_saved_and_loaded(first: bool) -> None:
     x = torch.randn(3, COLUMNS)
     close(loaded(x), own(x))
     close(other(x), own(x))
+    file = io.BytesIO()
+    torch.save(own.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    close(other(x), own(x))
+
+
+LOADS = """
+import sys, torch
+model, x, expected = torch.load(sys.argv[1], weights_only=False)
+from iree_lnbwd.torch.replacement.classes import ReplacedNorm
+assert all(isinstance(norm, ReplacedNorm) for norm in model), model
+torch.testing.assert_close(model(x), expected)
+model(x).sum().backward()
+"""
+
+
+def test_saved_for_another_process(tmp_path: Path) -> None:
+    """Which has replaced nothing, and has not imported this package."""
+    norms = nn.Sequential(nn.LayerNorm(COLUMNS), nn.RMSNorm(COLUMNS, eps=1e-6))
+    replace_norms(norms)
+    x = torch.randn(3, COLUMNS)
+    torch.save((norms, x, norms(x).detach()), tmp_path / "norms.pt")
+    command = [sys.executable, "-c", LOADS, str(tmp_path / "norms.pt")]
+    subprocess.run(command, check=True, timeout=300)
+
+
+def test_copies_and_undoing() -> None:
+    """What is done to one model is not done to its copies."""
+    own = model()
+    report = replace_norms(own)
+    copied, pickled = copy.deepcopy(own), pickle.loads(pickle.dumps(own))
+    report.undo()
+    assert (replaced(own), replaced(copied), replaced(pickled)) == (0, 2, 2)
+    x = torch.randn(3, COLUMNS)
+    for each in (copied, pickled):
+        close(gradients(each, each), gradients(own, own))
+        close(each(x), own(x))
+        own.zero_grad()
+
+
+def test_exported_before_replacing() -> None:
+    """The program stays what it was, and the model is compiled anew."""
+    own = model()
+    x = torch.randn(3, COLUMNS)
+    expected = own(x)
+    exported = torch.export.export(own, (x,))
+    replace_norms(own)
+    assert not any("iree_lnbwd" in str(node.target) for node in exported.graph.nodes)
+    close(exported.module()(x), expected)
+    close(torch.compile(own, backend="aot_eager")(x), expected)
+    torch._dynamo.reset()
 
 
 def test_exported_and_compiled() -> None:

@@ -28,6 +28,8 @@ from iree_lnbwd.torch import (
     warmup,
 )
 
+pytestmark = pytest.mark.usefixtures("empty_cache")  # what is compiled is counted
+
 MODULES = (LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm)
 
 
@@ -46,7 +48,7 @@ class Norms(nn.Module):
 
 def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
     """Whether or not the last sum is used; and nothing is compiled twice."""
-    columns = int(random_generator().integers(6000, 7000))  # which no other test has compiled
+    columns = int(random_generator().integers(6000, 7000))  # which no other test has loaded
     model = Norms(columns)
     with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
         warmup(model)

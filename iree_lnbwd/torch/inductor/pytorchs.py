@@ -10,9 +10,10 @@ from torch import Tensor
 from torch._inductor import decomposition, lowering
 
 from iree_lnbwd.ops.operands import Op
-from iree_lnbwd.torch import overrides, supported
+from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.inductor import graphs
 from iree_lnbwd.torch.inductor.backwards import PYTORCHS, is_narrow
+from iree_lnbwd.torch.override_places import is_in_place
 
 
 def keep(is_placed: Callable[[], bool]) -> None:
@@ -38,7 +39,7 @@ def kept() -> tuple[str, ...]:
         f"{operator} on {device_type}"
         for operator, gradients in PYTORCHS.items()
         for device_type in ("cpu", "cuda")
-        if overrides.is_in_place(device_type, gradients.op)
+        if is_in_place(device_type, gradients.op)
     )
 
 
@@ -62,7 +63,7 @@ def _is_ours(op: Op, grad_output: Tensor, input: Tensor, *others: Any) -> bool:
     """Whether our kernel would take a call, once it is compiled."""
     tensors = [each for each in others if isinstance(each, Tensor)]
     return (
-        overrides.is_in_place(input.device.type, op)
+        is_in_place(input.device.type, op)
         and not is_narrow(others[0])
         and supported.are_taken(input, grad_output, *tensors)
         and graphs.is_dense(input)
