@@ -50,7 +50,7 @@ def layer_norm(
         memory_efficient: Whether the output is saved for the backward, in place of the input. It
             was rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward`
             says.
-        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
 
     Returns:
         The shape and element type of ``input``.

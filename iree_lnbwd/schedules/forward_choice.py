@@ -57,8 +57,8 @@ _FEWEST_OF_BEST = 0.75
 _CLUSTER_THREADS = {2: 576, 4: 512}
 _REGISTERS_BESIDE = 16  # a thread's elements
 _REGISTERS_BESIDE_NARROW = 20  # likewise, in narrow accesses
-# Of the columns that a multiprocessor can have at once, so many are enough: then the elements of a
-# thread decide.
+# The fraction of a multiprocessor's columns in flight that is enough. From there on, the schedule
+# with the fewest elements of a thread is taken.
 _ENOUGH_AT_ONCE = 0.75
 # Columns up to which 16-bit rows are faster in shared memory, in narrow accesses and with a mean.
 _UNCLUSTERED_NARROW = 24576

@@ -120,6 +120,47 @@ def test_damage_is_named(before: str, after: str, said: str) -> None:
         evidence.from_text(_TEXT.replace(before, after), "it")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"target": None}, "x.csv: target: expected a string, got None"),
+        ({"target": 3}, "x.csv: target: expected a string, got 3"),
+        ({"emulated": "no"}, "x.csv: emulated: expected a bool, got 'no'"),
+        ({"device": 3}, "x.csv: device: expected a string, got 3"),
+    ],
+)
+def test_a_fact_of_another_type_is_named_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
+    written(tmp_path, "x.csv", **change)
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        evidence.records()
+
+
+@pytest.mark.parametrize("missing", ["target", "emulated", "device"])
+def test_a_fact_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
+    facts = {name: value for name, value in _FACTS.items() if name != missing}
+    (tmp_path / "x.csv").write_text(evidence.to_text(facts, []))
+    with pytest.raises(ValueError, match=rf"^x\.csv: {missing}: expected .*, got None$"):
+        evidence.records()
+
+
+def test_a_damaged_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
+    (tmp_path / "x.csv").write_text(_TEXT.replace("1,ab", "1"))
+    with pytest.raises(ValueError, match=r"^x\.csv: line 3: expected 3 cells, got 2$"):
+        evidence.records()
+
+
+def test_a_record_is_in_the_order_of_names() -> None:
+    text = evidence.to_text(_FACTS, [Module("b", False, "1"), Module("a", True, "2")])
+    assert [module.name for module in evidence.from_text(text, "it")[1]] == ["a", "b"]
+
+
 def test_records_of_the_package() -> None:
     """They are of targets that exist, and those of hardware come first."""
     records = evidence.records()

@@ -284,7 +284,7 @@ def _check_bulk_sizes(threads: Threads, lanes: Lanes, sizes: Lanes) -> None:
 
 
 def _pieces(sizes: Lanes) -> tuple[Lanes, Lanes]:
-    """Of each 16 bytes of some copies: the number of the copy, and the offset in it."""
+    """For each 16 bytes of the copies: the number of the copy, and the offset in it."""
     counts = sizes // _BULK_BYTES
     which = np.repeat(np.arange(sizes.size), counts)
     before = np.cumsum(counts) - counts

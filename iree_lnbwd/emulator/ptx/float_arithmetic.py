@@ -72,7 +72,7 @@ def f16_to_f32(bits: Array) -> Array:
 
 
 def _fma_half(a: Array, b: Array, c: Array) -> Array:
-    """Of two-byte floats in f32: rounded to odd, so that the rounding to come is the only one."""
+    """A fused multiply-add of two-byte floats: in f32, rounded to odd, so that it is rounded once."""
     total = floats.sum_to_odd(a.astype(np.float64) * b, c.astype(np.float64))
     kept = total.astype(np.float32)
     inexact = np.isfinite(total) & (kept.astype(np.float64) != total)
@@ -82,7 +82,7 @@ def _fma_half(a: Array, b: Array, c: Array) -> Array:
 
 
 def _by_halves(function: Function, half: str) -> Function:
-    """Of both halves of a register, each of the type ``half``."""
+    """Applies an operation to both halves of a register, each of the type ``half``."""
     dtype = DTYPES[half]
     bits, word = f"u{dtype.itemsize}", np.dtype(f"u{2 * dtype.itemsize}").type
     width = word(8 * dtype.itemsize)

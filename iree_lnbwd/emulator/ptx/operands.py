@@ -28,7 +28,7 @@ class Operands:
 
     @property
     def register_bytes(self) -> int:
-        """Of all registers that the decoded instructions name, in a thread."""
+        """The bytes of all registers that the decoded instructions name, in one thread."""
         return sum(dtype.itemsize for dtype in self._used.values())
 
     def reader(self, operand: str, type_: str) -> Reader:
@@ -92,7 +92,7 @@ class Operands:
         return lambda threads, to, values: threads.write(operand, dtype, to, values)
 
     def dtype_of(self, register: str) -> np.dtype[np.generic]:
-        """Of the unsigned type that a register is kept as."""
+        """The unsigned type that a register is kept as."""
         if register not in self._used:
             declared = self.kernel.type_of(register)
             if declared not in DTYPES:

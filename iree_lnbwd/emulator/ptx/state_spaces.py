@@ -63,14 +63,14 @@ def store_bytes(
 
 
 def of_cluster(threads: Threads) -> clusters.Cluster:
-    """Of these threads: of one workgroup, where the kernel has mbarriers and no clusters."""
+    """The cluster of these threads; one workgroup if there are only mbarriers."""
     if threads.cluster is None:
         raise Fault("an instruction of clusters in a kernel without .reqnctapercluster")
     return threads.cluster
 
 
 def mbarriers_of(threads: Threads) -> mbarriers.Mbarriers:
-    """Of these threads' workgroups."""
+    """The mbarriers of these threads. workgroups."""
     if threads.mbarriers is None:
         raise Fault("an mbarrier in a kernel that initialises none")
     return threads.mbarriers

@@ -12,11 +12,10 @@ from iree_lnbwd.emulator.amdgcn.accesses.items import (
     Item,
     alignment_of,
     expect_operands,
+    load_step,
     modifiers_of,
     offset_of,
-    put,
-    registers_of,
-    taken,
+    store_step,
 )
 from iree_lnbwd.emulator.amdgcn.accesses.scratch import load_scratch, store_scratch
 from iree_lnbwd.emulator.amdgcn.assembly import Instruction
@@ -26,10 +25,9 @@ from iree_lnbwd.emulator.amdgcn.operands import (
     scalar_reader,
     vector_reader,
 )
-from iree_lnbwd.emulator.amdgcn.steps import Machine, Step, numbers
-from iree_lnbwd.emulator.amdgcn.waits import STORE, VECTOR
+from iree_lnbwd.emulator.amdgcn.steps import Machine, Step
 from iree_lnbwd.emulator.amdgcn.waves import Group, Mask, Register
-from iree_lnbwd.emulator.launch import Fault, Lanes
+from iree_lnbwd.emulator.launch import Bytes, Fault, Lanes
 
 # gfx90a's descriptor of scratch, ahead of what is added for each wave: a base where there is no
 # other memory, a swizzle, no bounds, and the lane's number added by itself.
@@ -76,7 +74,7 @@ class _BufferAccess:
         return words[0] | (words[1] & 0xFFFF) << 32
 
     def addresses(self, instruction: Instruction, group: Group, where: Mask) -> tuple[Lanes, Lanes]:
-        """Of each lane in a mask, and how many bytes there are from there to the end.
+        """The address of each lane in a mask, and how many bytes there are from there to the end.
 
         Raises:
             Fault: The descriptor is of a kind that is not known here, or an offset has no meaning.
@@ -141,26 +139,19 @@ def buffer_load(item: Item) -> Decoder:
 
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         access, used = _buffer(instruction)
-        into = registers_of(instruction, instruction.operands[0], item).register
-        assert into is not None
 
-        def run(group: Group, machine: Machine) -> None:
-            where = group.active
+        def load_there(group: Group, machine: Machine, where: Mask) -> Bytes:
             if (own := access.scratch(instruction, group, where)) is not None:
-                loaded = load_scratch(group, machine, where, own, item)
-            else:
-                addresses, room = access.addresses(instruction, group, where)
-                loaded = np.zeros((len(addresses), item.nbytes), np.uint8)  # what is outside is 0
-                lanes = group.lane_ids[where]
-                for at, size, inside in _in_bounds(room, item.nbytes):
-                    part = load(machine, lanes[inside], addresses[inside] + at, size)
-                    loaded[inside, at : at + size] = part
-            put(group, into.index, item, loaded, where)
-            group.waves.waits.issue(VECTOR, group.index, written)
+                return load_scratch(group, machine, where, own, item)
+            addresses, room = access.addresses(instruction, group, where)
+            loaded = np.zeros((len(addresses), item.nbytes), np.uint8)
+            lanes = group.lane_ids[where]
+            for at, size, inside in _in_bounds(room, item.nbytes):
+                part = load(machine, lanes[inside], addresses[inside] + at, size)
+                loaded[inside, at : at + size] = part
+            return loaded
 
-        written = numbers([into])
-        reads = numbers(operand(instruction, text).register for text in used)
-        return Step(instruction, run, reads, written, VECTOR)
+        return load_step(instruction, item, used, load_there)
 
     return decode
 
@@ -170,27 +161,20 @@ def buffer_store(item: Item) -> Decoder:
 
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         access, used = _buffer(instruction)
-        data = registers_of(instruction, instruction.operands[0], item)
-        counter = STORE if counts_stores else VECTOR
-        source = data.register
-        assert source is not None
 
-        def run(group: Group, machine: Machine) -> None:
-            where = group.active
-            values = taken(group, source.index, item, where, data.half)
+        def store_there(group: Group, machine: Machine, where: Mask, values: Bytes) -> None:
             if (own := access.scratch(instruction, group, where)) is not None:
                 store_scratch(group, machine, where, own, values)
-            else:
-                addresses, room = access.addresses(instruction, group, where)
-                lanes = group.lane_ids[where]
-                for at, size, inside in _in_bounds(room, item.nbytes):  # what is outside is dropped
-                    to = addresses[inside] + at
-                    part = np.ascontiguousarray(values[inside, at : at + size])
-                    alignment = alignment_of(to, size)
-                    machine.memory.store(lanes[inside], to, part, alignment=alignment)
-            group.waves.waits.issue(counter, group.index)
+                return
+            addresses, room = access.addresses(instruction, group, where)
+            lanes = group.lane_ids[where]
+            for at, size, inside in _in_bounds(room, item.nbytes):
+                to = addresses[inside] + at
+                part = np.ascontiguousarray(values[inside, at : at + size])
+                alignment = alignment_of(to, size)
+                machine.memory.store(lanes[inside], to, part, alignment=alignment)
 
-        reads = numbers([source, *(operand(instruction, text).register for text in used)])
-        return Step(instruction, run, reads)
+        what = instruction.operands[0]
+        return store_step(instruction, item, what, used, store_there, counts_stores=counts_stores)
 
     return decode

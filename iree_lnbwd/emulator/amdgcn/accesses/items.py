@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,52 +163,80 @@ Load = Callable[[Group, Machine, Mask, Lanes, Item], Bytes]
 Store = Callable[[Group, Machine, Mask, Lanes, Bytes], None]
 
 
+def load_step(
+    instruction: Instruction,
+    item: Item,
+    used: Iterable[str],
+    load: Callable[[Group, Machine, Mask], Bytes],
+) -> Step:
+    """A load into the instruction's first operand, by the lanes of a mask, from what is used."""
+    into = registers_of(instruction, instruction.operands[0], item).register
+    assert into is not None
+
+    def run(group: Group, machine: Machine) -> None:
+        where = group.active
+        put(group, into.index, item, load(group, machine, where), where)
+        group.waves.waits.issue(VECTOR, group.index, written)
+
+    written = numbers([into])
+    reads = numbers(operand(instruction, text).register for text in used)
+    return Step(instruction, run, reads, written, VECTOR)
+
+
+def store_step(
+    instruction: Instruction,
+    item: Item,
+    what: str,
+    used: Iterable[str],
+    store: Callable[[Group, Machine, Mask, Bytes], None],
+    *,
+    counts_stores: bool,
+) -> Step:
+    """A store of the operand ``what``, by the lanes of a mask, to what is used."""
+    data = registers_of(instruction, what, item)
+    counter = STORE if counts_stores else VECTOR
+    source = data.register
+    assert source is not None
+
+    def run(group: Group, machine: Machine) -> None:
+        where = group.active
+        store(group, machine, where, taken(group, source.index, item, where, data.half))
+        group.waves.waits.issue(counter, group.index)
+
+    reads = numbers([source, *(operand(instruction, text).register for text in used)])
+    return Step(instruction, run, reads)
+
+
 def lane_load(item: Item, address: Address, load: Load) -> Decoder:
-    """A load of each lane into vector registers."""
+    """A load of each lane from an address of its own."""
 
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         modifiers = modifiers_of(instruction, known=frozenset({"offset"}))
         expect_operands(instruction, 3)
-        into = registers_of(instruction, instruction.operands[0], item).register
         read, used = address(instruction, *instruction.operands[1:])
         offset = offset_of(instruction, modifiers)
-        assert into is not None
 
-        def run(group: Group, machine: Machine) -> None:
-            where = group.active
-            addresses = lanes_of(read(group), where) + offset
-            put(group, into.index, item, load(group, machine, where, addresses, item), where)
-            group.waves.waits.issue(VECTOR, group.index, written)
+        def load_there(group: Group, machine: Machine, where: Mask) -> Bytes:
+            return load(group, machine, where, lanes_of(read(group), where) + offset, item)
 
-        written = numbers([into])
-        reads = numbers(operand(instruction, text).register for text in used)
-        return Step(instruction, run, reads, written, VECTOR)
+        return load_step(instruction, item, used, load_there)
 
     return decode
 
 
 def lane_store(item: Item, address: Address, store: Store) -> Decoder:
-    """A store of each lane from vector registers."""
+    """A store of each lane to an address of its own."""
 
     def decode(instruction: Instruction, counts_stores: bool) -> Step:
         modifiers = modifiers_of(instruction, known=frozenset({"offset"}))
         expect_operands(instruction, 3)
         at, what, base = instruction.operands
         read, used = address(instruction, at, base)
-        data = registers_of(instruction, what, item)
         offset = offset_of(instruction, modifiers)
-        counter = STORE if counts_stores else VECTOR
-        source = data.register
-        assert source is not None
 
-        def run(group: Group, machine: Machine) -> None:
-            where = group.active
-            addresses = lanes_of(read(group), where) + offset
-            values = taken(group, source.index, item, where, data.half)
-            store(group, machine, where, addresses, values)
-            group.waves.waits.issue(counter, group.index)
+        def store_there(group: Group, machine: Machine, where: Mask, values: Bytes) -> None:
+            store(group, machine, where, lanes_of(read(group), where) + offset, values)
 
-        reads = numbers([source, *(operand(instruction, text).register for text in used)])
-        return Step(instruction, run, reads)
+        return store_step(instruction, item, what, used, store_there, counts_stores=counts_stores)
 
     return decode

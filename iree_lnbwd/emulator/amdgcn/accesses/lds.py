@@ -38,7 +38,7 @@ _Chosen = Callable[[Group], Array]  # the lane that each lane reads: [waves, lan
 
 
 def _lds_offsets(instruction: Instruction, items: int, stride: int) -> list[int]:
-    """Of the one or two items that an instruction moves."""
+    """The offsets of the one or two items that an instruction moves."""
     if items == 1:
         modifiers = modifiers_of(instruction, known=frozenset({"offset"}))
         return [offset_of(instruction, modifiers)]
