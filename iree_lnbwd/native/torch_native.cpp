@@ -499,20 +499,6 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
   }
 };
 
-}  // namespace
-
-// As PyTorch's, which looks up the name of the type for its errors in each call: a tenth of a small
-// call. It fills in no gradients, for we ask for none.
-template <>
-variable_list torch::autograd::CppNode<Differentiated>::apply(variable_list&& grads) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  variable_list found = Differentiated::backward(&ctx_, grads);
-  found.erase(found.begin(), found.begin() + Differentiated::kOthers);
-  return found;
-}
-
-namespace {
-
 // A norm with autograd on.
 class WithAutograd final : public c10::OperatorKernel {
  public:
