@@ -72,7 +72,7 @@ def f16_to_f32(bits: Array) -> Array:
 
 
 def _fma_half(a: Array, b: Array, c: Array) -> Array:
-    """A fused multiply-add of two-byte floats: in f32, rounded to odd, so that it is rounded once."""
+    """A fused multiply-add of two-byte floats: in f32, rounded to odd, so it is rounded once."""
     total = floats.sum_to_odd(a.astype(np.float64) * b, c.astype(np.float64))
     kept = total.astype(np.float32)
     inexact = np.isfinite(total) & (kept.astype(np.float64) != total)
