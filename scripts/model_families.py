@@ -178,7 +178,7 @@ _TEXT = (
     "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM",
     "Gemma3ForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM",
     "CohereForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "StableLmForCausalLM",
-    "Starcoder2ForCausalLM", "MptForCausalLM", "DeepseekV3ForCausalLM", "MambaForCausalLM",
+    "Starcoder2ForCausalLM", "MptForCausalLM", "MambaForCausalLM",
     "FalconMambaForCausalLM", "GlmForCausalLM", "SmolLM3ForCausalLM",
 )  # fmt: skip
 _DIT = {
@@ -188,6 +188,7 @@ _DIT = {
 
 FAMILIES: tuple[Family, ...] = (
     *(Family("transformers", name) for name in _TEXT),
+    Family("transformers", "DeepseekV3ForCausalLM", {"num_key_value_heads": 4}),
     Family("transformers", "ModernBertModel", {"global_attn_every_n_layers": 2}),
     Family("transformers", "DebertaV2Model"),
     Family("transformers", "Llama4ForCausalLM", {

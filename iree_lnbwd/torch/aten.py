@@ -139,8 +139,10 @@ def gradients(
     if residual is not None:
         dx = dx + residual.to(sums)
 
+    leading = tuple(range(data.ndim - len(dims)))
+
     def summed(cells: Tensor) -> Tensor:
-        return cells.reshape(-1, *normalized_shape).sum(0)
+        return cells.sum(leading) if leading else cells  # of no dimensions PyTorch sums all
 
     of_weight = data.dtype if weight is None else weight.dtype
     computed = {
@@ -192,5 +194,7 @@ def _of_output(y: Tensor, gamma: Tensor | None, bias: Tensor | None) -> Tensor:
 
 def _of_rows(statistic: Tensor, data: Tensor, dims: tuple[int, ...]) -> Tensor:
     """A statistic, with or without trailing dimensions of 1, for all elements of its row."""
+    if statistic.ndim == data.ndim:
+        return statistic
     leading = data.shape[: data.ndim - len(dims)]
     return statistic.reshape(*leading, *(1 for _ in dims))

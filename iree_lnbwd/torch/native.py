@@ -64,6 +64,34 @@ _graphs: dict[Graph, Graph] = {}
 _loading, _remembering = threading.Lock(), threading.Lock()
 
 
+class _Build:
+    """What `status` says of the operators. Threads may read it at any time."""
+
+    def __init__(self) -> None:
+        self.said = "not loaded yet"
+        self.since: float | None = None  # by the clock of the process, while it takes long
+
+    def has_begun(self, said: str) -> None:
+        """They are not there yet."""
+        self.said, self.since = said, time.perf_counter()
+
+    def have_ended(self, are_there: bool) -> None:
+        """There will be no others."""
+        self.since = None
+        self.said = "in place" if are_there else "cannot be had; the log says why"
+
+
+_BUILD = _Build()
+
+
+def status() -> str:
+    """What became of the operators in C++; while they are compiled, for how long."""
+    since = _BUILD.since
+    if since is None:
+        return _BUILD.said
+    return f"{_BUILD.said} for {time.perf_counter() - since:.0f} s"
+
+
 @functools.cache
 def load() -> bool:
     """Loads the C++ operators, which from then on run in place of the Python ones.
@@ -77,6 +105,7 @@ def load() -> bool:
     """
     with _loading:  # the first thread loads them, the others wait
         are_there, not_kept = _loaded()
+        _BUILD.have_ended(are_there)
     if not_kept is not None:
         notices.warn(f"compiled operators not cached: {not_kept}")
     return are_there
@@ -105,6 +134,7 @@ def _loaded() -> tuple[bool, UnusableError | None]:
     try:
         if _load_kept(library):
             return True, None
+        _BUILD.has_begun("waiting for another process, which compiles them,")
         with library.locked(lambda: notices.log(_log, "another process compiles %s", what)) as late:
             if _load_kept(library):
                 return True, None
@@ -130,6 +160,7 @@ def _build_and_keep(library: NativeLibrary, what: str) -> UnusableError | None:
     """Builds and loads the operators; why they were not kept."""
     notices.log(_log, "compiling %s: once, and usually for ten to forty seconds", what)
     start = time.perf_counter()
+    _BUILD.has_begun("being compiled, once, usually in ten to forty seconds:")
     content = _build_and_load()
     notices.log(_log, "compiling %s took %.0f s", what, time.perf_counter() - start)
     _put_in_place()

@@ -13,6 +13,7 @@ _UNREACHED = (
     "not reached: norms that models compute themselves, as Llama's and T5's do; "
     "replace_norms(model) takes them"
 )
+_EVERY_SIZE = "takes calls of every size"
 _OURS, _PYTORCHS = "iree-lnbwd", "PyTorch"
 
 
@@ -54,12 +55,14 @@ class Status:
         enabled: Whether `enable` is in force.
         operators: All that `enable` knows.
         calls: Since `enable`, those that there were.
+        cpp: What became of the operators in C++, which `enable` needs; of a build, for how long.
         inductor: What becomes of norms under ``torch.compile``.
     """
 
     enabled: bool
     operators: tuple[Operator, ...]
     calls: tuple[Calls, ...]
+    cpp: str
     inductor: InductorStatus
 
     @property
@@ -79,7 +82,7 @@ class Status:
             kernel = _OURS if operator.kept is None else _PYTORCHS
             found = [each for each in self.calls if each[:2] == operator[:2]]
             if operator.kept is not None or not found:
-                rows.append((*operator[:2], kernel, "", operator.kept or ""))
+                rows.append((*operator[:2], kernel, "", operator.kept or _EVERY_SIZE))
             rows += (
                 (
                     *each[:2],
@@ -90,7 +93,8 @@ class Status:
                 for each in found
             )
         inductor = f"torch.compile's inductor: {self.inductor}"
-        return "\n".join((f"enabled: {self._enabled}", *_aligned(rows), inductor, _UNREACHED))
+        lines = (f"enabled: {self._enabled}", *_aligned(rows), f"C++: {self.cpp}", inductor)
+        return "\n".join((*lines, _UNREACHED))
 
     @property
     def _enabled(self) -> str:

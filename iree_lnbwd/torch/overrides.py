@@ -76,6 +76,8 @@ class _Process:
 
     def apply(self, wanted: _Settings | None) -> None:
         """Registers what is wanted, and removes everything else."""
+        if wanted is not None:
+            native.load()  # which may take a minute: `status` is not to wait for it
         with self.changing:
             if wanted is not None and self.settings is None:
                 self._begin_anew()
@@ -159,7 +161,10 @@ def enabled(*, forwards: bool = False, override_others: bool = False) -> Iterato
 
 
 def status() -> Status:
-    """What ran our kernels since `enable`, what went to PyTorch's, and why."""
+    """What ran our kernels since `enable`, what went to PyTorch's, and why.
+
+    It does not wait for an `enable` of another thread that compiles C++: it says for how long.
+    """
     with _PROCESS.changing:
         is_enabled, kept = _PROCESS.settings is not None, dict(_PROCESS.kept)
     operators = []
@@ -181,7 +186,7 @@ def status() -> Status:
         }
         calls += [Calls(*of_both, reason, count) for reason, count in reasons.items()]
     ran_or_not = tuple(each for each in calls if each.number)
-    return Status(is_enabled, tuple(operators), ran_or_not, switch.status())
+    return Status(is_enabled, tuple(operators), ran_or_not, native.status(), switch.status())
 
 
 def is_in_place(device_type: str, op: Op) -> bool:

@@ -7,9 +7,11 @@ stays whole there, so inductor could not fuse it with its neighbours. The pass d
   that are too wide for that keep ours, with the addition before it.
 - `backwards`: the addition of a skip connection's gradient goes into the backward, and so does the
   cast of the gradient that arrives.
+- Both directions of narrow rows become inductor's own code, before it parts a step's graph into
+  a forward and a backward.
 - `pytorchs`: under `enable`, the backwards of PyTorch's own norms stay whole, too, and the pass
   treats them as ours.
-- `placing`: puts the pass into inductor's configuration, beside the passes that are there.
+- `placing`: puts the passes into inductor's configuration, beside those that are there.
 
 The pass leaves a graph without such operators as it is.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from iree_lnbwd.ops.operands import RESIDUAL, RESIDUAL_OUTPUT, names
-from iree_lnbwd.torch.inductor import graphs
+from iree_lnbwd.torch.inductor import backwards, graphs
 from iree_lnbwd.torch.operator_table import BY_ATEN, NORMS, Norm, operator
 
 # Measured on an H200: inductor's kernels run at the speed of a copy up to there, and ours beyond.
@@ -44,6 +44,19 @@ def lower(graph: Graph, decompositions: Callable[[], Any]) -> tuple[int, int]:
             _take_apart(node, norm, decompositions)
             apart += 1
     return apart, additions
+
+
+def lower_narrow(graph: Graph, decompositions: Callable[[], Any]) -> int:
+    """Takes the forwards of narrow rows apart, as `lower`; the number of them."""
+    count = 0
+    for node in list(graph.nodes):
+        norm = _NORMS.get(node.target)
+        if norm is None or norm.takes_residual:
+            continue
+        if backwards.is_narrow(graphs.arguments(node)["normalized_shape"]):
+            _take_apart(node, norm, decompositions)
+            count += 1
+    return count
 
 
 def _is_wide(node: Node) -> bool:

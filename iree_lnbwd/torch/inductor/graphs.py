@@ -16,6 +16,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_arg
 
 _ATEN = torch.ops.aten
+# What a call's operators inherit: where it is in the model, and if a checkpoint recomputes it.
+_OF_A_CALL = ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", "recompute",
+              "ac_graph_id")  # fmt: skip
 _VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default})
 
 
@@ -56,8 +59,12 @@ def take_apart(node: Node, compute: Callable[..., Any], decompositions: Callable
     with torch._C._DisableAutocast():  # the caller's is no part of the graph
         inner = make_fx(computed, decompositions(), tracing_mode="real")(*values).graph
     placeholders = inner.find_nodes(op="placeholder")
+    copies = dict(zip(placeholders, nodes, strict=True))
     with graph.inserting_before(node):
-        computed_nodes = graph.graph_copy(inner, dict(zip(placeholders, nodes, strict=True)))
+        computed_nodes = graph.graph_copy(inner, copies)
+    told = {name: node.meta[name] for name in _OF_A_CALL if name in node.meta}
+    for each in set(copies.values()) - {*nodes}:
+        each.meta.update(told)
     for place, takers in results(node).items():
         for taker in takers:
             taker.replace_all_uses_with(computed_nodes[place])

@@ -1,4 +1,4 @@
-"""Where the pass stands: in inductor's configuration, after the passes that are there."""
+"""Where the passes stand: in inductor's configuration, after the passes that are there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch._inductor import config, custom_graph_pass
@@ -18,39 +19,52 @@ from iree_lnbwd.torch.inductor import backwards, forwards, pytorchs
 from iree_lnbwd.torch.inductor.state import STATE, Folded
 from iree_lnbwd.version import __version__
 
-_NAME = "post_grad_custom_post_pass"
 _Pass = Callable[[Graph], None]
 
 
-class NormPass(CustomGraphPass):
-    """Our pass. There is one in a process, which copies and pickles as itself."""
+class _OurPass(CustomGraphPass):
+    """A pass of ours. There is one of each in a process, which copies and pickles as itself."""
+
+    def __init__(self, name: str, change: Callable[[Graph], Folded]) -> None:
+        self._name, self._change = name, change
 
     def __call__(self, graph: Graph) -> None:
         """Changes what surrounds norms of ours; any other graph stays as it is."""
-        if not STATE.is_on:
-            return
-        apart, summed = forwards.lower(graph, select_decomp_table)
-        narrow = backwards.lower(graph, select_decomp_table)
-        added, cast = backwards.fold(graph)
-        found = Folded(apart, summed + added, cast, narrow)
-        if any(found):
+        if STATE.is_on and any(found := self._change(graph)):
             stable_topological_sort(graph)
             STATE.add(found)
 
     def uuid(self) -> Hashable:
-        """The package, the pass as it is written, and what of PyTorch's stays whole."""
+        """The package, the passes as they are written, and what of PyTorch's stays whole."""
         changes = (_digest(), pytorchs.kept()) if STATE.is_on else ()
         return ("iree_lnbwd", __version__, *changes)
 
     def __reduce__(self) -> str:
-        return "PASS"
+        return self._name
 
     def __repr__(self) -> str:
         """Without an address: inductor hashes its configuration as text."""
-        return "iree_lnbwd.torch.inductor.placing.PASS"
+        return f"{__name__}.{self._name}"
 
 
-PASS = NormPass()
+def _narrow(graph: Graph) -> Folded:
+    """Norms of narrow rows, of a whole step: before inductor decides what a backward keeps."""
+    apart = forwards.lower_narrow(graph, select_decomp_table)
+    return Folded(forwards=apart, backwards=backwards.lower(graph, select_decomp_table))
+
+
+def _all(graph: Graph) -> Folded:
+    """All norms, of a forward or a backward."""
+    apart, summed = forwards.lower(graph, select_decomp_table)
+    narrow = backwards.lower(graph, select_decomp_table)
+    added, cast = backwards.fold(graph)
+    return Folded(apart, summed + added, cast, narrow)
+
+
+JOINT_PASS, PASS = _OurPass("JOINT_PASS", _narrow), _OurPass("PASS", _all)
+_PLACES = MappingProxyType(
+    {"joint_custom_pre_pass": JOINT_PASS, "post_grad_custom_post_pass": PASS}
+)
 
 
 class _Chain(CustomGraphPass):
@@ -73,21 +87,22 @@ class _Chain(CustomGraphPass):
 
 
 def place() -> None:
-    """Puts the pass into the configuration, after what is there.
+    """Puts the passes into the configuration, after what is there.
 
-    It becomes the default, because other threads see no more than that: inductor compiles
+    They become the defaults, because other threads see no more than those: inductor compiles
     backwards in autograd's.
     """
     _keep_pytorchs()
-    config._config[_NAME].default = PASS
-    passes = _passes()
-    if PASS in passes:
-        return
     takes_several = hasattr(custom_graph_pass, "get_custom_graph_passes")
-    one: Any = PASS
-    if passes:
-        one = (*passes, PASS) if takes_several else _Chain(*passes, PASS)
-    setattr(config, _NAME, one)
+    for name, ours in _PLACES.items():
+        config._config[name].default = ours
+        passes = _passes(name)
+        if ours in passes:
+            continue
+        one: Any = ours
+        if passes:
+            one = (*passes, ours) if takes_several else _Chain(*passes, ours)
+        setattr(config, name, one)
 
 
 @functools.cache
@@ -96,12 +111,12 @@ def _keep_pytorchs() -> None:
 
 
 def is_placed() -> bool:
-    """Whether graphs that are compiled now go through the pass."""
-    return PASS in _passes()
+    """Whether graphs that are compiled now go through the passes."""
+    return all(ours in _passes(name) for name, ours in _PLACES.items())
 
 
 def observe() -> None:
-    """Notes if graphs that are compiled now do not go through the pass."""
+    """Notes if graphs that are compiled now do not go through the passes."""
     if not is_placed():
         STATE.displaced_by = others()
 
@@ -110,13 +125,14 @@ def others() -> tuple[str, ...]:
     """The names of the other passes there."""
     return tuple(
         getattr(each, "__qualname__", type(each).__qualname__)
-        for each in _passes()
-        if each is not PASS
+        for name, ours in _PLACES.items()
+        for each in _passes(name)
+        if each is not ours
     )
 
 
-def _passes() -> tuple[_Pass, ...]:
-    found = getattr(config, _NAME)
+def _passes(name: str) -> tuple[_Pass, ...]:
+    found = getattr(config, name)
     if isinstance(found, _Chain):
         return found.passes
     if isinstance(found, list | tuple):
