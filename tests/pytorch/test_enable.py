@@ -619,7 +619,7 @@ def test_status_is_a_table() -> None:
 def test_status_says_if_no_kernel_is_ours() -> None:
     kept = override_status.Operator(NAME, "cpu", "without a C++ compiler")
     inductor = InductorStatus(None, (), Folded())
-    said = override_status.Status(True, (kept, kept._replace(device="cuda")), (), inductor)
+    said = override_status.Status(True, (kept, kept._replace(device="cuda")), (), "", inductor)
     assert str(said).startswith("enabled: yes, but no kernel is iree-lnbwd's\n")
-    said = override_status.Status(True, (kept, kept._replace(kept=None)), (), inductor)
+    said = override_status.Status(True, (kept, kept._replace(kept=None)), (), "", inductor)
     assert str(said).startswith("enabled: yes\n")

@@ -113,7 +113,7 @@ def test_narrow_rows_keep_what_the_model_s_own_norms_keep(
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_another_pass_over_joint_graphs_goes_on() -> None:
-    seen = []
+    seen: list[object] = []
     model = nn.Sequential(nn.Linear(8, 8), ours.RMSNorm(8))
     before = config.joint_custom_pre_pass
     try:
