@@ -21,9 +21,8 @@ import torch.distributed as dist
 
 from iree_lnbwd.calls import modules
 from iree_lnbwd.hardware.targets import find_target
-from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.stores import shipping
-from iree_lnbwd.torch import native, overrides
+from iree_lnbwd.torch import native
 
 Check = Callable[[torch.device, int], bool]  # of a device and a seed: whether all is right
 Work = Callable[[], object]
@@ -50,7 +49,6 @@ def main(description: str | None, processes: Sequence[int], check: Check, alone:
     modules.add_argument("--target", default="host", help="the GPU's or CPU's to compile for")
     modules.add_argument("folder", type=Path)
     options = parser.parse_args()
-    take_all_sizes()
     if options.command == "modules":
         alone()
         return _compile(options.target, options.folder)
@@ -60,13 +58,6 @@ def main(description: str | None, processes: Sequence[int], check: Check, alone:
             alone()
         _start(options.processes)
     return _run(check, options.device, options.seed)
-
-
-def take_all_sizes() -> None:
-    """From now on `enable` takes calls of all sizes on the CPU, not only those it is faster for."""
-    for op in OPS.values():
-        if op.is_backward:
-            overrides._RULES["cpu", op] = overrides._ALL
 
 
 def can_enable() -> bool:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 from gpu_timing import kernel_events
 from one_at_a_time import OneAtATime
-from processes import take_all_sizes
 from small_gpt import Config, optimizer_of, train_step
 from step_models import MODELS, Batch
 from torch import Tensor, nn
@@ -153,8 +152,6 @@ class Trainee:
         self._shape = self._described.shape(task.size).reduced(task.share)
         self._device = torch.device(task.device)
         self._precision = PRECISIONS[task.precision]
-        if self._device.type == "cpu":
-            take_all_sizes()
         ours.use_inductor_pass(task.passes)
         self._model = self._made()
         self._model.to(torch.bfloat16 if self._precision.stream == "bf16" else torch.float32)

@@ -253,14 +253,14 @@ _OF_LLAMA: Mapping[str, Recipe] = MappingProxyType(
         f"{OURS} memory-efficient": Recipe(_memory_efficient_llama, _memory_efficient),
     }
 )
+_TINY = Config(n_layer=2, n_head=2, d_model=64, context=32, batch_size=4)
 _LARGE = Config(n_layer=12, n_head=12, d_model=768, context=1024, batch_size=16)
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
+        "tiny": Preset("GPT", _TINY, _OF_GPT),
         "small": Preset("GPT", Config(), _OF_GPT),
         "gpt2": Preset("GPT", _LARGE, _OF_GPT),
-        "small-llama": Preset(
-            "Llama", Config(n_layer=2, n_head=2, d_model=64, context=32, batch_size=4), _OF_LLAMA
-        ),
+        "small-llama": Preset("Llama", _TINY, _OF_LLAMA),
         "llama": Preset("Llama", _LARGE, _OF_LLAMA),
     }
 )

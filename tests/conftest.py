@@ -9,15 +9,19 @@ import importlib
 import os
 import random
 import secrets
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import built_operators as operators
 import pytest
 
 from iree_lnbwd import DeviceError, runtime
 from iree_lnbwd.hardware.devices import DeviceUri
+
+CACHE_VARIABLE = "LNBWD_TEST_CACHE"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So a shell starts what runs in the background; what the tests interrupt would inherit it.
@@ -83,6 +87,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+@pytest.fixture(scope="session")
+def built_operators(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the C++ operators: one process builds them for all tests of a run."""
+    with one_worker(tmp_path_factory, "built_operators"):
+        return operators.build(of_all_workers(tmp_path_factory) / "built_operators")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cpp_operators(
     request: pytest.FixtureRequest, module_cache: None, tmp_path_factory: pytest.TempPathFactory
@@ -90,8 +101,11 @@ def cpp_operators(
     if request.config.getoption("--cpp-operators"):
         from iree_lnbwd.torch import native
 
-        with one_worker(tmp_path_factory, "cpp_operators"):  # one builds them for all
-            assert native.load()
+        built: Path = request.getfixturevalue("built_operators")
+        with one_worker(tmp_path_factory, "cpp_operators"):
+            if native._library().kept() is None:
+                shutil.copytree(built, os.environ["IREE_LNBWD_CACHE"], dirs_exist_ok=True)
+        assert native.load()
 
 
 @pytest.fixture(autouse=True)
@@ -129,14 +143,22 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[
 def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's own cache is neither read nor written; subprocesses inherit this one.
 
-    So do the processes that pytest-xdist runs tests in, each below a folder of all. What the user
-    tuned counts for no test.
+    So do the processes that pytest-xdist runs tests in, each below a folder of all, and other runs
+    of one checkout that are given the same $LNBWD_TEST_CACHE. What the user tuned counts for no
+    test.
     """
     folder = of_all_workers(tmp_path_factory)
+    cache = os.environ.get(CACHE_VARIABLE) or str(folder / "module_cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IREE_LNBWD_CACHE", str(folder / "module_cache"))
+        patch.setenv("IREE_LNBWD_CACHE", cache)
         patch.setenv("IREE_LNBWD_TUNING", str(folder / "nothing_tuned"))
         yield
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module cache for this test alone, in which nothing is yet."""
+    monkeypatch.setenv("IREE_LNBWD_CACHE", str(tmp_path / "empty_cache"))
 
 
 @pytest.fixture(scope="session")
@@ -154,17 +176,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ours_at_all_sizes(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """`enable()` takes layer-norm backwards of any size on the CPU, with the C++ operators."""
+def enable_ends(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For tests of `enable()`, which need the C++ operators."""
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
     import iree_lnbwd.torch as lnbwd
-    from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
-    from iree_lnbwd.torch import overrides
 
-    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
     yield
     lnbwd.disable()
 

@@ -41,10 +41,10 @@ def main() -> None:
     x = jax.random.normal(jax.random.key(0), (4, 6, COLUMNS))
     weight, bias = jax.random.normal(jax.random.key(1), (2, COLUMNS))
     step = jax.value_and_grad(loss, (0, 1, 2))
-    expected = jax.device_get(jax.jit(step)(x, weight, bias))
+    platforms, jax_native.platforms = jax_native.platforms, lambda spec, rows: ()
+    expected = jax.device_get(jax.jit(step)(x, weight, bias))  # XLA's
 
-    calls._launched = launch
-    jax_native.is_faster = lambda spec, rows: True
+    calls._launched, jax_native.platforms = launch, platforms
     jax.clear_caches()
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind, kind))

@@ -1,7 +1,7 @@
 // Copies of many bytes into shared memory, by one thread (NVIDIA since sm_90).
 //
 // Such a copy has whole 16 bytes, and begins at 16 bytes both in memory and in shared memory. It passes by the L1
-// cache, and tells an mbarrier how many bytes have come (clusters.mlir).
+// cache, and counts the bytes that have come at an mbarrier (clusters.mlir).
 //
 // Source: PTX ISA, "cp.async.bulk", "fence.proxy".
 

@@ -8,22 +8,29 @@
 #threads = 512 : index
 #subgroup = 32 : index
 #slots = 3 : index
-#bulk = false
+!thread = vector<9xindex>
 
+func.func private @my_t(!thread) -> index
+func.func private @my_part(!thread) -> index
+func.func private @my_shift(!thread) -> index
 func.func private @parts_alike() -> i1
+func.func private @in_bulk() -> i1
+func.func private @in_place() -> i1
 // End of what is replaced.
 
-// The first column of thread t's chunk k, of the workgroup's columns, which begin at %part, and whether they
-// have that chunk. The last workgroup of a cluster may have fewer columns. Columns are counted from the
-// first chunk on, which begins %shift elements before the row.
-func.func private @column(%k: index, %t: index, %part: index, %shift: index) -> (index, i1) {
+// The first column of a thread's chunk k, of the workgroup's columns, and whether these have that chunk. The last workgroup of a cluster may have fewer columns. Columns are counted from the
+// first chunk on, which may begin some elements before the row.
+func.func private @column(%k: index, %thread: !thread) -> (index, i1) {
+  %t = func.call @my_t(%thread) : (!thread) -> index
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
   %n_all = arith.constant #columns
   %all = arith.addi %n_all, %shift : index
   %n = arith.constant #own_columns
   %alike = func.call @parts_alike() : () -> i1
   %v = arith.constant #vector
   %t_count = arith.constant #threads
-  %bulk = arith.constant #bulk
+  %in_bulk = func.call @in_bulk() : () -> i1
   %lanes = arith.constant #subgroup
   %chunks = arith.constant #chunks
   %lane = arith.remui %t, %lanes : index
@@ -31,11 +38,11 @@ func.func private @column(%k: index, %t: index, %part: index, %shift: index) -> 
   %of_warp = arith.muli %chunks, %lanes : index
   %warps_before = arith.muli %warp, %of_warp overflow<nsw, nuw> : index
   %first_of_lane = arith.addi %warps_before, %lane overflow<nsw, nuw> : index
-  %turns_before = arith.muli %k, %lanes : index
-  %of_subgroup = arith.addi %turns_before, %first_of_lane overflow<nsw, nuw> : index
+  %lines_before = arith.muli %k, %lanes : index
+  %of_subgroup = arith.addi %lines_before, %first_of_lane overflow<nsw, nuw> : index
   %before = arith.muli %k, %t_count : index
   %of_group = arith.addi %before, %t : index
-  %chunk = arith.select %bulk, %of_subgroup, %of_group : index
+  %chunk = arith.select %in_bulk, %of_subgroup, %of_group : index
   %col = arith.muli %chunk, %v overflow<nsw, nuw> : index
   %at = arith.addi %part, %col : index
   %in_row = arith.cmpi ult, %at, %all : index
@@ -53,7 +60,7 @@ func.func private @is_within(%e: index, %from: index, %below: index) -> i1 {
   return %within : i1
 }
 
-// The slot of shared memory after this one: they are used in turn.
+// The slot of shared memory after this one: they are used one after the other.
 func.func private @slot_after(%slot: index) -> index {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
@@ -62,4 +69,12 @@ func.func private @slot_after(%slot: index) -> index {
   %wraps = arith.cmpi eq, %after, %slots : index
   %wrapped = arith.select %wraps, %c0, %after : index
   return %wrapped : index
+}
+
+// The slot that a row is in, if this one is filled next: in place, the same.
+func.func private @slot_in_use(%fill: index) -> index {
+  %in_place = func.call @in_place() : () -> i1
+  %after = func.call @slot_after(%fill) : (index) -> index
+  %slot = arith.select %in_place, %fill, %after : index
+  return %slot : index
 }

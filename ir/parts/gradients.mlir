@@ -3,8 +3,8 @@
 
 // What a NormSpec and a Schedule decide.
 !dy = bf16
-!dy_sum = bf16
 !acc = f32
+!dy_sum = bf16
 #chunks = 1 : index
 #has_dy2 = false
 #has_dy3 = false
@@ -15,9 +15,12 @@
 !chunk = vector<8x!acc>
 !more_dy_held = memref<3x1x!dy_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
+!thread = vector<9xindex>
 
-func.func private @column(index, index, index, index) -> (index, i1)
 func.func private @load_cells_of_dy(!dy_lines, index, index, index, index, i1, index) -> !dy_chunk
+func.func private @my_part(!thread) -> index
+func.func private @my_shift(!thread) -> index
+func.func private @column(index, !thread) -> (index, i1)
 func.func private @widen_of_dy(!dy_chunk) -> !chunk
 func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
 func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
@@ -33,7 +36,9 @@ func.func private @load_dy(%more: !dy_lines, %row: index, %k: index, %part: inde
 }
 
 // A thread's chunks of a row of all of them.
-func.func private @load_more(%dy2: !dy_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: i32, %last: i32, %t: index, %part: index, %shift: index, %more_held: !more_dy_held) {
+func.func private @load_more(%dy2: !dy_lines, %dy3: !dy_lines, %dy4: !dy_lines, %row: i32, %last: i32, %thread: !thread, %more_held: !more_dy_held) {
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %c2 = arith.constant 2 : index
@@ -45,7 +50,7 @@ func.func private @load_more(%dy2: !dy_lines, %dy3: !dy_lines, %dy4: !dy_lines, 
   %row_in = arith.minsi %row, %last : i32
   %row_index = arith.index_castui %row_in : i32 to index
   scf.for %k = %c0 to %chunks step %c1 {
-    %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
+    %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
     %exists = arith.andi %inside, %live : i1
     scf.if %has_dy2 {
       %dy2_k = func.call @load_dy(%dy2, %row_index, %k, %part, %col, %exists, %shift)

@@ -1,26 +1,24 @@
 // Numbers that follow from a schedule's, as arithmetic: the compiler folds them.
 
 // What a NormSpec and a Schedule decide.
-#ahead_i32 = 2 : i32
-#buffers = 2 : index
-#bulk = false
-#chunks = 1 : index
-#cluster = 1 : index
 #columns = 4096 : index
-#copies_weight = true
-#dy_bits = 16 : index
-#from_output = false
-#groups = 1 : index
 #own_columns = 4096 : index
-#refills = 1 : index
-#slots = 3 : index
-#subgroup = 32 : index
-#threads = 512 : index
+#cluster = 1 : index
 #vector = 8 : index
-#warps = 16 : index
-#widens_weight = false
+#dy_bits = 16 : index
 #x_bits = 16 : index
+#chunks = 1 : index
+#threads = 512 : index
+#subgroup = 32 : index
+#warps = 16 : index
+#groups = 1 : index
+#ahead_i32 = 2 : i32
+#slots = 3 : index
+#refills = 1 : index
 #x_later = false
+#buffers = 2 : index
+
+func.func private @in_bulk() -> i1
 // End of what is replaced.
 
 // V.
@@ -78,27 +76,27 @@ func.func private @in_clusters() -> i1 {
   return %is : i1
 }
 
-// Subgroups of a cluster, each of which tells its sums.
-func.func private @told() -> index {
+// Subgroups of a cluster, each of which sends its sums.
+func.func private @senders() -> index {
   %cluster = arith.constant #cluster
   %warps = arith.constant #warps
-  %told = arith.muli %cluster, %warps : index
-  return %told : index
+  %senders = arith.muli %cluster, %warps : index
+  return %senders : index
 }
 
-// In which a subgroup's lanes read what they have told.
-func.func private @turns() -> index {
+// Sums that each lane of a subgroup reads of theirs.
+func.func private @received() -> index {
   %lanes = arith.constant #subgroup
-  %told = func.call @told() : () -> index
-  %turns = arith.ceildivui %told, %lanes : index
-  return %turns : index
+  %senders = func.call @senders() : () -> index
+  %each = arith.ceildivui %senders, %lanes : index
+  return %each : index
 }
 
 // That each workgroup of a cluster gets of a row: two sums of f32 from each subgroup.
 func.func private @sent_bytes() -> i32 {
   %bytes = arith.constant 8 : index
-  %told = func.call @told() : () -> index
-  %sent = arith.muli %told, %bytes : index
+  %senders = func.call @senders() : () -> index
+  %sent = arith.muli %senders, %bytes : index
   %n = arith.index_castui %sent : index to i32
   return %n : i32
 }
@@ -143,14 +141,6 @@ func.func private @fills() -> i1 {
   return %is : i1
 }
 
-// Whether a row is fetched when it is used.
-func.func private @at_once() -> i1 {
-  %zero = arith.constant 0 : i32
-  %ahead = arith.constant #ahead_i32
-  %is = arith.cmpi eq, %ahead, %zero : i32
-  return %is : i1
-}
-
 // Whether rows are fetched into shared memory.
 func.func private @stages() -> i1 {
   %c0 = arith.constant 0 : index
@@ -175,8 +165,8 @@ func.func private @apart() -> i1 {
   %yes = arith.constant true
   %c1 = arith.constant 1 : index
   %slots = arith.constant #slots
-  %bulk = arith.constant #bulk
-  %by_thread = arith.xori %bulk, %yes : i1
+  %in_bulk = func.call @in_bulk() : () -> i1
+  %by_thread = arith.xori %in_bulk, %yes : i1
   %in_place = func.call @in_place() : () -> i1
   %one = arith.cmpi eq, %slots, %c1 : index
   %one_in_place = arith.andi %one, %in_place : i1
@@ -231,7 +221,7 @@ func.func private @arrivals_i32() -> i32 {
   return %n : i32
 }
 
-// Of the mbarriers, the first that copies tell: those of the exchange come before.
+// Of the mbarriers, the first that copies arrive at: those of the exchange come before.
 func.func private @copies_first() -> index {
   %c0 = arith.constant 0 : index
   %buffers = arith.constant #buffers
@@ -291,17 +281,5 @@ func.func private @whole_16() -> i1 {
   %most = arith.maxui %dy_of_16, %x_of_16 : index
   %beyond = arith.remui %n, %most : index
   %is = arith.cmpi eq, %beyond, %c0 : index
-  return %is : i1
-}
-
-// Whether the compiler is kept from computing 1 / g before the first row: the weight is in registers.
-func.func private @divides_again() -> i1 {
-  %yes = arith.constant true
-  %from_output = arith.constant #from_output
-  %copies = arith.constant #copies_weight
-  %widens = arith.constant #widens_weight
-  %staged = arith.ori %copies, %widens : i1
-  %held = arith.xori %staged, %yes : i1
-  %is = arith.andi %from_output, %held : i1
   return %is : i1
 }

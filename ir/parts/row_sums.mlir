@@ -1,4 +1,4 @@
-// A thread's share of a row's two sums, and a subgroup's.
+// A row's chunks as a thread computes with them, its share of the row's two sums, and a subgroup's.
 
 // What a NormSpec and a Schedule decide.
 !dy = bf16
@@ -7,141 +7,108 @@
 !beta = bf16
 !acc = f32
 #chunks = 1 : index
-#dy_chunk_bytes = 16 : i64
-#x_chunk_bytes = 16 : i64
 #chunks_a_load = 1 : index
 #rereads = false
 #centres = true
 #from_output = false
-!dy_staged = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
-!x_staged = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
-!gamma_staged = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
-!wide_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
-!beta_staged = memref<1x4096x!beta, #gpu.address_space<workgroup>>
-!inverse_staged = memref<1x4096x!acc, #gpu.address_space<workgroup>>
 !dy_chunk = vector<8x!dy>
 !x_chunk = vector<8x!x>
-!gamma_chunk = vector<8x!gamma>
 !beta_chunk = vector<8x!beta>
 !chunk = vector<8x!acc>
-!dy_held = memref<1x!dy_chunk, #gpu.address_space<private>>
 !more_dy_held = memref<3x1x!dy_chunk, #gpu.address_space<private>>
-!x_held = memref<1x!x_chunk, #gpu.address_space<private>>
-!gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
-!beta_held = memref<1x!beta_chunk, #gpu.address_space<private>>
-!held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
+!thread = vector<9xindex>
+!begin = vector<3xindex>
+!statistics = vector<3x!acc>
+!weight_room = memref<1x4096x!gamma, #gpu.address_space<workgroup>>
+!bias_room = memref<1x!beta_chunk, #gpu.address_space<private>>
+!inverse_room = memref<1x4096x!acc, #gpu.address_space<workgroup>>
+!dy_room = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
+!x_room = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
 
-func.func private @stages() -> i1
-func.func private @at_once() -> i1
-func.func private @apart() -> i1
-func.func private @column(index, index, index, index) -> (index, i1)
-func.func private @await_copies(i32)
-func.func private @x_slot(index) -> index
-func.func private @masked(!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+func.func private @fetched_chunk(index, !thread, !begin, i1, i1, !dy_room, !x_room) -> (!dy_chunk, !x_chunk)
 func.func private @summed_dy(!dy_chunk, !more_dy_held, index) -> !chunk
 func.func private @widen_of_x(!x_chunk) -> !chunk
-func.func private @chunk_weight(!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-func.func private @chunk_bias(!beta_held, !beta_staged, index, index, index) -> !chunk
-func.func private @chunk_inverse(!inverse_staged, index, index, !chunk, !acc) -> !chunk
+func.func private @chunk_weight(index, !thread, !weight_room) -> !chunk
+func.func private @chunk_bias(index, !thread, !bias_room) -> !chunk
+func.func private @chunk_inverse(index, !thread, !chunk, !acc, !inverse_room) -> !chunk
 func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
 func.func private @xhat(!chunk, !acc, !acc) -> !chunk
 func.func private @plus_hx_from_output(!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
 // End of what is replaced.
 
-// Whether the lanes of a subgroup meet before they read chunk k from shared memory, which keeps ptxas from loading
-// all chunks first.
-func.func private @meets_before(%k: index) -> i1 {
+// The lanes of a subgroup meet before they read chunk k from shared memory for the second time, if it begins a load: so
+// ptxas does not load all chunks first.
+func.func private @meet(%k: index) {
   %c0 = arith.constant 0 : index
+  %all_lanes = arith.constant -1 : i32
   %at_once = arith.constant #chunks_a_load
   %rereads = arith.constant #rereads
   %others = arith.remui %k, %at_once : index
   %is_first = arith.cmpi eq, %others, %c0 : index
   %meets = arith.andi %rereads, %is_first : i1
-  return %meets : i1
+  scf.if %meets {
+    nvvm.bar.warp.sync %all_lanes : i32
+  }
+  return
 }
 
-// A thread's share of a row's two sums, of h and of h * xhat. Of the row's elements in its slot, %dy_from and %x_from
-// say where they are.
-func.func private @row_shares(%slot: index, %dy_from: index, %x_from: index, %t: index, %group: index, %part: index, %shift: index, %mean_row: !acc, %rstd_row: !acc, %has_row: i1, %row_zero: !acc, %dy_staged: !dy_staged, %x_staged: !x_staged, %dy_held: !dy_held, %x_held: !x_held, %more_held: !more_dy_held, %dy_next: !dy_held, %x_next: !x_held, %gamma_held: !gamma_held, %gamma_staged: !gamma_staged, %wide_staged: !wide_staged, %beta_held: !beta_held, %beta_staged: !beta_staged, %inverse_staged: !inverse_staged, %dya_kept: !held, %xhat_kept: !held, %h_kept: !held) -> (!chunk, !chunk) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %chunks = arith.constant #chunks
-  %stages = func.call @stages() : () -> i1
-  %at_once = func.call @at_once() : () -> i1
-  %apart = func.call @apart() : () -> i1
+// dy, xhat and h = dy * g of chunk k of a row; and x, g and the bias, which they come from.
+func.func private @row_chunk(%k: index, %thread: !thread, %where: !begin, %statistics: !statistics, %has_row: i1, %again: i1, %dy_rows: !dy_room, %x_rows: !x_room, %more_held: !more_dy_held, %weight: !weight_room, %bias: !bias_room, %inverse: !inverse_room) -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk) {
+  %from_output = arith.constant #from_output
+  %zeros = arith.constant dense<0.0> : !chunk
+  %mean = vector.extract %statistics[0] : !acc from !statistics
+  %rstd = vector.extract %statistics[1] : !acc from !statistics
+  %row_zero = vector.extract %statistics[2] : !acc from !statistics
+  %dy_k, %x_k = func.call @fetched_chunk(%k, %thread, %where, %has_row, %again, %dy_rows, %x_rows)
+      : (index, !thread, !begin, i1, i1, !dy_room, !x_room) -> (!dy_chunk, !x_chunk)
+  %dya = func.call @summed_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
+  %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+  %ga = func.call @chunk_weight(%k, %thread, %weight) : (index, !thread, !weight_room) -> !chunk
+  %b = func.call @chunk_bias(%k, %thread, %bias) : (index, !thread, !bias_room) -> !chunk
+  %one_by_g = func.call @chunk_inverse(%k, %thread, %ga, %row_zero, %inverse) : (index, !thread, !chunk, !acc, !inverse_room) -> !chunk
+  %of_y = func.call @xhat_from_output(%xa, %b, %one_by_g) : (!chunk, !chunk, !chunk) -> !chunk
+  %of_x = func.call @xhat(%xa, %mean, %rstd) : (!chunk, !acc, !acc) -> !chunk
+  %of_either = arith.select %from_output, %of_y, %of_x : !chunk
+  %xhat = arith.select %has_row, %of_either, %zeros : !chunk
+  %h = arith.mulf %dya, %ga : !chunk
+  return %dya, %xhat, %h, %xa, %ga, %b : !chunk, !chunk, !chunk, !chunk, !chunk, !chunk
+}
+
+// A thread's shares of a row's two sums, of h and of h * xhat, with a chunk's. If dx computes xhat once more, the second
+// sum takes h * xhat without it.
+func.func private @plus_chunk(%h_before: !chunk, %hx_before: !chunk, %dya: !chunk, %xhat: !chunk, %h: !chunk, %xa: !chunk, %ga: !chunk, %b: !chunk) -> (!chunk, !chunk) {
   %rereads = arith.constant #rereads
   %centres = arith.constant #centres
   %from_output = arith.constant #from_output
-  %all_lanes = arith.constant -1 : i32
-  %zeros = arith.constant dense<0.0> : !chunk
+  %h_more = arith.addf %h_before, %h : !chunk
+  %h_after = arith.select %centres, %h_more, %h_before : !chunk
+  %divides_later = arith.andi %from_output, %rereads : i1
+  %hx_after = scf.if %divides_later -> !chunk {
+    %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %b)
+        : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
+    scf.yield %undivided : !chunk
+  } else {
+    %divided = math.fma %h, %xhat, %hx_before : !chunk
+    scf.yield %divided : !chunk
+  }
+  return %h_after, %hx_after : !chunk, !chunk
+}
+
+// A thread's shares of a row that is read again for dx.
+func.func private @row_shares(%thread: !thread, %where: !begin, %statistics: !statistics, %has_row: i1, %dy_rows: !dy_room, %x_rows: !x_room, %more_held: !more_dy_held, %weight: !weight_room, %bias: !bias_room, %inverse: !inverse_room) -> (!chunk, !chunk) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %chunks = arith.constant #chunks
+  %first_time = arith.constant false
   %minus_zeros = arith.constant dense<-0.0> : !chunk  // adding -0.0 changes no number
-  %zero_dy = arith.constant dense<0.0> : !dy_chunk
-  %zero_x = arith.constant dense<0.0> : !x_chunk
   %share_h, %share_hx = scf.for %k = %c0 to %chunks step %c1
       iter_args(%h_before = %minus_zeros, %hx_before = %minus_zeros) -> (!chunk, !chunk) {
-    %col, %inside = func.call @column(%k, %t, %part, %shift) : (index, index, index, index) -> (index, i1)
-    %meets = func.call @meets_before(%k) : (index) -> i1
-    scf.if %meets {
-      nvvm.bar.warp.sync %all_lanes : i32
-    }
-    // A chunk waits for its own copies alone, so that memory is busy while the first ones are summed.
-    scf.if %apart {
-      %last_chunk = arith.subi %chunks, %c1 : index
-      %behind = arith.subi %last_chunk, %k : index
-      %behind_i32 = arith.index_castui %behind : index to i32
-      func.call @await_copies(%behind_i32) : (i32) -> ()
-    }
-    %dy_k, %x_k = scf.if %stages -> (!dy_chunk, !x_chunk) {
-      %dy_at = arith.addi %dy_from, %col : index
-      %x_at = arith.addi %x_from, %col : index
-      %dy_copied = "vector.load"(%dy_staged, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_staged, index, index, index) -> !dy_chunk
-      %slot_of_x = func.call @x_slot(%slot) : (index) -> index
-      %x_copied = "vector.load"(%x_staged, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_staged, index, index, index) -> !x_chunk
-      %at = arith.addi %part, %col : index
-      %dy_own, %x_own = func.call @masked(%dy_copied, %x_copied, %k, %at, %shift)
-          : (!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
-      scf.yield %dy_own, %x_own : !dy_chunk, !x_chunk
-    } else {
-      %dy_early = memref.load %dy_held[%k] : !dy_held
-      %x_early = memref.load %x_held[%k] : !x_held
-      %dy_late = memref.load %dy_next[%k] : !dy_held
-      %x_late = memref.load %x_next[%k] : !x_held
-      %dy_mine = arith.select %at_once, %dy_late, %dy_early : !dy_chunk
-      %x_mine = arith.select %at_once, %x_late, %x_early : !x_chunk
-      %counts = arith.andi %inside, %has_row : i1
-      %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
-      %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
-      scf.yield %dy_in, %x_in : !dy_chunk, !x_chunk
-    }
-    %dya = func.call @summed_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
-    %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
-    %ga = func.call @chunk_weight(%gamma_held, %gamma_staged, %wide_staged, %group, %k, %col)
-        : (!gamma_held, !gamma_staged, !wide_staged, index, index, index) -> !chunk
-    %bias = func.call @chunk_bias(%beta_held, %beta_staged, %group, %k, %col)
-        : (!beta_held, !beta_staged, index, index, index) -> !chunk
-    %inverse = func.call @chunk_inverse(%inverse_staged, %group, %col, %ga, %row_zero)
-        : (!inverse_staged, index, index, !chunk, !acc) -> !chunk
-    %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
-    %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
-    %of_either = arith.select %from_output, %of_y, %of_x : !chunk
-    %xhat = arith.select %has_row, %of_either, %zeros : !chunk
-    %h = arith.mulf %dya, %ga : !chunk
-    %h_more = arith.addf %h_before, %h : !chunk
-    %h_after = arith.select %centres, %h_more, %h_before : !chunk
-    // If dx computes xhat once more, the sum takes h * xhat without it.
-    %divides_later = arith.andi %from_output, %rereads : i1
-    %hx_after = scf.if %divides_later -> !chunk {
-      %undivided = func.call @plus_hx_from_output(%hx_before, %dya, %ga, %xa, %bias)
-          : (!chunk, !chunk, !chunk, !chunk, !chunk) -> !chunk
-      scf.yield %undivided : !chunk
-    } else {
-      %divided = math.fma %h, %xhat, %hx_before : !chunk
-      scf.yield %divided : !chunk
-    }
-    memref.store %dya, %dya_kept[%k] : !held
-    memref.store %xhat, %xhat_kept[%k] : !held
-    memref.store %h, %h_kept[%k] : !held
+    %dya, %xhat, %h, %xa, %ga, %b = func.call @row_chunk(%k, %thread, %where, %statistics, %has_row, %first_time, %dy_rows, %x_rows, %more_held, %weight, %bias, %inverse)
+        : (index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room)
+        -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
+    %h_after, %hx_after = func.call @plus_chunk(%h_before, %hx_before, %dya, %xhat, %h, %xa, %ga, %b)
+        : (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk, !chunk) -> (!chunk, !chunk)
     scf.yield %h_after, %hx_after : !chunk, !chunk
   } {llvm.loop_annotation = #unrolled}
   return %share_h, %share_hx : !chunk, !chunk

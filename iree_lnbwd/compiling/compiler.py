@@ -139,7 +139,7 @@ def source_text(spec: NormSpec, target: Target, *, schedule: Schedule | None = N
         raise ValueError(
             f"schedule: illegal for {spec.name} on {target.name}: {why}; got {shown(schedule)}"
         )
-    texts = {name: read_ir(name) for name in ir.sources(spec, schedule)}
+    texts = {name: read_ir(name) for name in ir.sources(spec, target, schedule)}
     return _module(texts, spec, target, schedule)
 
 

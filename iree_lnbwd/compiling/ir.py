@@ -14,15 +14,7 @@ from dataclasses import replace
 from iree_lnbwd.compiling import host_program, linking
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import (
-    GRAD_BIAS,
-    GRAD_INPUT,
-    MORE_GRAD_OUTPUTS,
-    OPS,
-    RESIDUAL,
-    Element,
-    Kind,
-)
+from iree_lnbwd.ops.operands import GRAD_BIAS, MORE_GRAD_OUTPUTS, RESIDUAL, Element
 from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
@@ -37,6 +29,7 @@ from iree_lnbwd.schedules import (
     forms,
     schedule_to_dict,
 )
+from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, flag, shared
 from iree_lnbwd.vmfb import raw_interface
 from iree_lnbwd.vmfb.launches import LaunchPlans, launches
 
@@ -56,14 +49,9 @@ MATH = (
     "math/environment.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
-PARTS = (
-    "parts/numbers.mlir",
-    "parts/columns.mlir",
-    "parts/weights.mlir",
-    "parts/gradients.mlir",
-    "parts/row_sums.mlir",
-    "parts/fetch/bulk.mlir",
-)
+PARTS = ("thread", "numbers", "columns", "weights", "gradients", "row_sums")
+FORWARD_PARTS = ("thread", "rows", "shares")  # likewise, of the forward
+_OF_FORWARD = "forward"  # the folder of its parts
 
 
 _FILES: Mapping[type[Form], tuple[str, ...]] = {
@@ -97,16 +85,12 @@ _SUBGROUP_SUM = re.compile(
 )
 # The variants of functions in math/norm.mlir, where the mean is not subtracted.
 _UNCENTRED = {name: f"{name}_uncentred" for name in ("xhat", "dx", "dx_from_means")}
-_UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
-_SUM_BYTES = 4  # of a sum that workgroups send to each other
-_LINE_BYTES = 64  # of a CPU's caches
-_LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
 _WORD_BITS = 32
 _OF_WORDS = {32: "word", 64: "two_words", 128: "four_words"}  # by bits
 _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 
 
-def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
+def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     if isinstance(schedule, WholeTensors):
         return (f"{_stem(spec)}.mlir",)
@@ -118,23 +102,29 @@ def sources(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
         statistics = FORWARD
     if spec.eps is not None and statistics not in names:
         names.append(statistics)
-    return (*names, *MATH, *_parts(spec, schedule))
-
-
-def _parts(spec: NormSpec, schedule: Schedule) -> tuple[str, ...]:
-    """The parts that make a schedule's kernel of one pass."""
-    if not isinstance(schedule, OnePass):
-        return ()
-    rows = "shifted" if schedule.shifted(spec) else "whole"
-    sums = "workgroup" if schedule.warps > 1 else "subgroup"
-    if schedule.cluster > 1:
-        sums = "cluster"
-    return (*PARTS, f"parts/rows/{rows}.mlir", f"parts/sums/{sums}.mlir")
+    parts: list[str] = []
+    if isinstance(schedule, OnePass):
+        parts += (*PARTS, *schedule.parts(spec, target))
+    if FORWARD in names and not isinstance(schedule, RowBlocks):
+        how = _forward(spec, target, schedule)
+        parts += (f"{_OF_FORWARD}/{part}" for part in (*FORWARD_PARTS, *how.parts(target)))
+    return (*names, *MATH, *(f"parts/{part}.mlir" for part in parts))
 
 
 def _is_library(name: str) -> bool:
     """Whether a file has functions that kernels declare, and no kernel."""
     return name.startswith(("math/", "parts/"))
+
+
+def _library(texts: Mapping[str, str], kernel: str) -> dict[str, linking.Function]:
+    """The functions that a file of kernels may declare: those of ``math/``, and of its parts."""
+    of_forward = f"parts/{_OF_FORWARD}/"
+    return linking.functions(
+        text
+        for name, text in texts.items()
+        if name.startswith("math/")
+        or (_is_library(name) and name.startswith(of_forward) == (kernel == FORWARD))
+    )
 
 
 def oracle(spec: NormSpec) -> str:
@@ -177,24 +167,28 @@ def module(
         typed = spec
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
-    bodies = {name: text for name, text in texts.items() if not _is_library(name)}
     if isinstance(schedule, RowBlocks):
-        aliases |= _row_blocks_aliases(spec, schedule)
+        aliases |= schedule.aliases(spec)
     elif not isinstance(schedule, WholeTensors):
         aliases |= _gpu_aliases(spec, target, schedule)
         texts = {
             name: _literals(name, text, spec, target, schedule) for name, text in texts.items()
         }
-        bodies = {name: texts[name] for name in bodies}
     if plans is not None:
         aliases |= host_program.export_aliases(spec, plans)
-        bodies = {name: host_program.launched(text, spec, plans) for name, text in bodies.items()}
-    first, *others = bodies.values()
-    title, text = _HEADER.split(first)
+    title = _HEADER.split(next(iter(texts.values())))[0]
     header = title + "".join(f"{name} = {value}\n" for name, value in aliases.items())
-    text += "".join("\n" + _HEADER.split(body)[-1].lstrip() for body in others)
-    library = linking.functions(text for name, text in texts.items() if _is_library(name))
-    text = linking.link(text, aliases, library, functools.partial(_overload, spec, target))
+    choose = functools.partial(_overload, spec, target)
+    kernels = {
+        name: linking.link(_HEADER.split(body)[-1], aliases, _library(texts, name), choose)
+        for name, body in texts.items()
+        if not _is_library(name)
+    }
+    if FORWARD in kernels:
+        kernels[FORWARD] += "\n" + _of_few_rows(kernels[FORWARD])
+    text = "\n".join(kernels.values())
+    if plans is not None:
+        text = host_program.launched(text, spec, plans)
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = re.sub(r"(!(?:dy_mn|dy_sum_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
@@ -217,14 +211,13 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
-    in_words = _OF_WORDS.get(linking.bits(types[-1])) if types[-1].startswith("vector") else None
-    if function == "settled":
-        return f"{function}_{in_words}" if in_words and target.backend == "cuda" else function
+    if function in ("settled", "load_lasting"):
+        in_words = _OF_WORDS.get(linking.bits(types[-1]))
+        of_words = target.backend == "cuda" if function == "settled" else target.has_cache_policies
+        return f"{function}_{in_words}" if in_words and of_words else function
     if function == "zero_first":
         in_whole_words = linking.bits(types[0]) % _WORD_BITS == 0
         return function if in_whole_words else f"{function}_without_words"
-    if function == "load_lasting":
-        return f"{function}_{in_words}" if in_words and target.has_cache_policies else function
     if function in ("set_ieee_rules", "restore_rules"):
         return f"{function}_on_aarch64" if target.architecture == "aarch64" else function
     if function == "round_apart":
@@ -249,15 +242,14 @@ def _literals(
     if isinstance(schedule, OnePass) and name == FEW_ROWS and (few := schedule.few_rows):
         sharing[_OF_A_TILE] = few.parts(target)
     if isinstance(schedule, OnePass) and name == ONE_PASS:
-        text = _past_l1(text, spec, schedule)
         text = _clustered(text, "rows", schedule.cluster)
-    if isinstance(schedule, OnePass) and (name == ONE_PASS or _is_library(name)):
-        sharing[_OF_A_ROW] = schedule.lanes(target)
-    if name == FORWARD:
+    if name == FORWARD or name.startswith(f"parts/{_OF_FORWARD}/"):
         how = _forward(spec, target, schedule)
         sharing[_OF_A_ROW] = how.lanes(target)
         text = _clustered(text, "normalize", how.cluster)
-        text += "\n" + _of_few_rows(text)
+    elif isinstance(schedule, OnePass) and _is_library(name):
+        text = _past_l1(text, spec, schedule)
+        sharing[_OF_A_ROW] = schedule.lanes(target)
     # All at once: a number that was put in may be one that stands for another.
     text = _SHARING.sub(lambda found: f"cluster(size = {sharing[found[1]]})", text)
     return _shuffled(text, target) if spec.acc_dtype == "f64" else text
@@ -303,63 +295,15 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "#inv_n": f"{1.0 / cols:.17e} : !acc",
         "#eps": f"{eps:.17e} : !acc",
         "#weight_offset": f"{offset:.17e} : !acc",
-        "#centres": _flag(spec.family.centres),
-        "#sums_dbeta": _flag(GRAD_BIAS in spec.family.rows),
-        **{f"#has_{more.symbol}": _flag(spec.has(more)) for more in MORE_GRAD_OUTPUTS},
-        "#adds_residual": _flag(spec.residual_dtype is not None),
-        "#takes_residual": _flag(spec.has(RESIDUAL)),
-        "#adds_bias": _flag(bool(spec.has_bias)),
-        "#writes_output": _flag(not spec.family.is_backward),
-        "#from_output": _flag(spec.from_output),
+        "#centres": flag(spec.family.centres),
+        "#sums_dbeta": flag(GRAD_BIAS in spec.family.rows),
+        **{f"#has_{more.symbol}": flag(spec.has(more)) for more in MORE_GRAD_OUTPUTS},
+        "#adds_residual": flag(spec.residual_dtype is not None),
+        "#takes_residual": flag(spec.has(RESIDUAL)),
+        "#adds_bias": flag(bool(spec.has_bias)),
+        "#writes_output": flag(not spec.family.is_backward),
+        "#from_output": flag(spec.from_output),
         "#least_weight": f"{LEAST_WEIGHT:.17e} : !acc",
-    }
-
-
-def _kernel(threads: int, target: Target) -> str:
-    return (
-        "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline "
-        f"workgroup_size = [{threads}, 1, 1] subgroup_size = {target.subgroup_size}>"
-    )
-
-
-def _storage(shape: str) -> str:
-    return f"memref<{shape}, #hal.descriptor_type<storage_buffer>>"
-
-
-def _shared(shape: str) -> str:
-    return f"memref<{shape}, #gpu.address_space<workgroup>>"
-
-
-def _private(shape: str) -> str:
-    return f"memref<{shape}, #gpu.address_space<private>>"
-
-
-def _bindings(cols: int) -> dict[str, str]:
-    """The tensors as kernels see them, partial rows of sums among them."""
-    seen = {
-        Kind.CELLS: ("rows", f"?x{cols}x"),
-        Kind.ROWS: ("column", "?x"),
-        Kind.COLUMNS: ("row", f"{cols}x"),
-    }
-    tensors = [(operand.kind, operand.element) for op in OPS.values() for operand in op.rows]
-    return {
-        f"!{element.value}_{called}": _storage(f"{dims}!{element.value}")
-        for kind, (called, dims) in seen.items()
-        for of_kind, element in (*tensors, (Kind.CELLS, Element.ACC))
-        if of_kind is kind
-    }
-
-
-def _chunks(vector: int) -> dict[str, str]:
-    """Neighbouring elements of a row."""
-    return {
-        "!dy_chunk": f"vector<{vector}x!dy>",
-        "!dy_sum_chunk": f"vector<{vector}x!dy_sum>",
-        "!x_chunk": f"vector<{vector}x!x>",
-        "!gamma_chunk": f"vector<{vector}x!gamma>",
-        "!beta_chunk": f"vector<{vector}x!beta>",
-        "!residual_chunk": f"vector<{vector}x!residual>",
-        "!chunk": f"vector<{vector}x!acc>",
     }
 
 
@@ -370,23 +314,15 @@ def _gpu_aliases(
     aliases = {
         "#columns": f"{spec.columns} : index",
         "#subgroup": f"{target.subgroup_size} : index",
-        "#unrolled": _UNROLLED,
+        "#unrolled": UNROLLED,
         "#rolled": "#llvm.loop_annotation<unroll = <disable = true>>",
-        "!mbarriers": _shared("2xi64"),
+        "!mbarriers": shared("2xi64"),
         "!pointer": "!llvm.ptr<1>",
-        **_bindings(spec.columns),
+        **bindings(spec.columns),
     }
     if spec.eps is not None:
-        aliases |= _forward_aliases(spec, target, _forward(spec, target, schedule))
-    if isinstance(schedule, Forward):
-        return aliases
-    aliases |= _partial_rows_aliases(spec, target, schedule)
-    if isinstance(schedule, TwoPass):
-        return aliases | _two_pass_aliases(spec, target, schedule)
-    aliases |= _one_pass_aliases(spec, target, schedule)
-    if schedule.few_rows:
-        aliases |= _few_rows_aliases(spec, target, schedule, schedule.few_rows)
-    return aliases
+        aliases |= _forward(spec, target, schedule).aliases(spec, target)
+    return aliases if isinstance(schedule, Forward) else aliases | schedule.aliases(spec, target)
 
 
 def _forward(spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forward) -> Forward:
@@ -394,264 +330,18 @@ def _forward(spec: NormSpec, target: Target, schedule: OnePass | TwoPass | Forwa
     return schedule if isinstance(schedule, Forward) else choose_statistics(spec, target)
 
 
-def _partial_rows_aliases(
-    spec: NormSpec, target: Target, schedule: OnePass | TwoPass
-) -> dict[str, str]:
-    """The aliases that the kernels of one pass and of two passes share."""
-    cols, vector = spec.columns, schedule.vector
-    return {
-        "#vector": f"{vector} : index",
-        "#threads": f"{schedule.threads(target)} : index",
-        "#resident": f"{schedule.resident} : i32",
-        "#wants_dx": _flag(spec.has(GRAD_INPUT)),
-        "#partials_at_once": f"{schedule.finalize_rows} : index",
-        "#width": f"{schedule.finalize_columns} : index",
-        "#slices": f"{schedule.finalize_slices} : index",
-        "#finalize_kernel": _kernel(schedule.finalize_columns * schedule.finalize_slices, target),
-        "!slices": _shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
-        "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
-        "!acc_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
-        "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
-        **_chunks(vector),
-        "!gamma_cell": "vector<1x!gamma>",
-        "!beta_cell": "vector<1x!beta>",
-        "!cell": "vector<1x!acc>",
-    }
-
-
-def _row_blocks_aliases(spec: NormSpec, schedule: RowBlocks) -> dict[str, str]:
-    cols, vector, block = spec.columns, schedule.vector, schedule.block
-    return {
-        "#columns": f"{cols} : index",
-        "#vector": f"{vector} : index",
-        "#fetches_ahead": _flag(schedule.fetches_ahead),
-        **{
-            f"#{element.value}_line": f"{_LINE_BYTES // _itemsize(spec, element)} : index"
-            for element in (Element.DY, Element.X, Element.RESIDUAL)
-        },
-        "#unrolled": _UNROLLED,
-        "#span": f"{schedule.span} : index",
-        "#block": f"{block} : index",
-        "#scales": _flag(spec.has_weight),
-        "#tile": f"{schedule.finalize_columns} : index",
-        "#wants_dx": _flag(spec.has(GRAD_INPUT)),
-        "#single_column": _flag(cols == 1),
-        "!acc_pn": f"tensor<?x{cols}x!acc>",
-        **_bindings(cols),
-        "!means": f"memref<{block}x2x!acc>",
-        **_chunks(vector),
-        "!lanes": f"vector<{vector}xi1>",
-    }
-
-
-def _itemsize(spec: NormSpec, element: Element) -> int:
-    return DTYPES[spec.element_type(element)].numpy.itemsize
-
-
-def _one_pass_aliases(spec: NormSpec, target: Target, schedule: OnePass) -> dict[str, str]:
-    padded, groups = schedule.padded_columns(spec, target), schedule.groups
-    slots, chunks = schedule.slots, schedule.chunks(spec, target)
-    dy_bytes, x_bytes = schedule.row_bytes(spec, target)
-    padding = schedule.padding(spec, target)
-    told = schedule.warps * schedule.cluster
-    own = schedule.own_columns(spec)
-    defers = schedule.defers and spec.has(GRAD_INPUT)
-    return {
-        "#least_last": f"{schedule.least_last(spec, target)} : index",
-        "#dy_bits": f"{8 * _itemsize(spec, Element.DY)} : index",
-        "#x_bits": f"{8 * _itemsize(spec, Element.X)} : index",
-        **{
-            f"!{element.value}_lines": _storage(f"?x{schedule.line(spec)}x!{element.value}")
-            for element in (Element.DY, Element.X, Element.RESIDUAL)
-        },
-        "#groups": f"{groups} : index",
-        "#workgroups_i32": f"{schedule.workgroups} : i32",
-        "#ahead_i32": f"{schedule.ahead} : i32",
-        "#slots": f"{slots} : index",
-        "#chunks": f"{chunks} : index",
-        "#copied": f"{_copied(spec, schedule)} : index",
-        "#bulk": _flag(schedule.bulk),
-        "#dy_pitch": f"{schedule.staged(spec, target, spec.dy_dtype) // schedule.warps} : index",
-        "#x_pitch": f"{schedule.staged(spec, target, spec.dtype) // schedule.warps} : index",
-        "#lines_behind": f"{schedule.lines_behind(spec, target)} : index",
-        **{
-            f"#{element.value}_chunk_bytes": f"{schedule.vector * _itemsize(spec, element)} : i64"
-            for element in (Element.DY, Element.X)
-        },
-        "#may_have_none": _flag(schedule.has_idle_subgroups(spec, target)),
-        "#chunks_a_load": f"{schedule.chunks_a_load} : index",
-        "#refills": f"{schedule.refills} : index",
-        "#x_later": _flag(schedule.x_later),
-        "#pending_i32": f"{max(slots - 1 - defers, 0)} : i32",
-        "#pending_first_i32": f"{max(schedule.ahead - 1, 0)} : i32",
-        "#defers": _flag(defers),
-        "#buffers": f"{schedule.buffers} : index",
-        "#rereads": _flag(schedule.rereads and spec.has(GRAD_INPUT)),
-        "#copies_weight": _flag(schedule.stages_weight and not schedule.widens_weight),
-        "#widens_weight": _flag(schedule.widens_weight),
-        "#stages_bias": _flag(schedule.stages_bias(spec, target)),
-        "#stages_inverse": _flag(schedule.stages_inverse(spec, target)),
-        "#gamma_copied": f"{_gamma_copied(spec, schedule)} : index",
-        "#warps": f"{schedule.warps} : index",
-        "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
-        "#own_columns": f"{own} : index",
-        "#cluster": f"{schedule.cluster} : index",
-        "#rows_kernel": _kernel(groups * schedule.threads(target), target),
-        "!dy_bytes": _shared(f"{dy_bytes + padding}xi8"),
-        "!x_bytes": _shared(f"{x_bytes}xi8"),
-        "!dy_staged": _shared(
-            f"{slots}x{groups}x{schedule.staged(spec, target, spec.dy_dtype)}x!dy"
-        ),
-        "!x_staged": _shared(
-            f"{schedule.x_slots}x{groups}x{schedule.staged(spec, target, spec.dtype)}x!x"
-        ),
-        "!gamma_staged": _shared(f"{groups}x{padded}x!gamma"),
-        "!beta_staged": _shared(f"{groups}x{padded}x!beta"),
-        "!inverse_staged": _shared(f"{groups}x{padded}x!acc"),
-        "!wide_staged": _shared(f"{groups}x{padded}x!acc"),
-        "!exchange": _shared(f"{schedule.buffers}x{groups}x{told}x2x!acc"),
-        "!mbarriers": _shared(f"{schedule.mbarriers(spec, target)}xi64"),
-        "!group_sums": _shared(f"{groups}x{padded}x!acc"),
-        "!dy_held": _private(f"{chunks}x!dy_chunk"),
-        "!more_dy_held": _private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!dy_chunk"),
-        "!x_held": _private(f"{chunks}x!x_chunk"),
-        "!gamma_held": _private(f"{chunks}x!gamma_chunk"),
-        "!beta_held": _private(f"{chunks}x!beta_chunk"),
-        "!residual_held": _private(f"{chunks}x!residual_chunk"),
-        "!held": _private(f"{chunks}x!chunk"),
-    }
-
-
-def _copied(spec: NormSpec, schedule: OnePass) -> int:
-    """Elements of dy and x in one copy. A schedule without copies gets a number that is legal."""
-    copied = schedule.slots > 0 and not schedule.bulk
-    return schedule.vector if copied else _LEGAL_TO_COPY[spec.acc_dtype]
-
-
-def _gamma_copied(spec: NormSpec, schedule: OnePass) -> int:
-    """Elements of the weight in one copy. A schedule without copies gets a number that is legal."""
-    copied = schedule.stages_weight and not schedule.widens_weight and not schedule.bulk
-    return schedule.vector if copied else _LEGAL_TO_COPY[spec.acc_dtype]
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _few_rows_aliases(
-    spec: NormSpec, target: Target, schedule: OnePass, few: FewRows
-) -> dict[str, str]:
-    vector, slices = few.tile_vector, few.slices(target)
-    of_a_row = schedule.few_vector(spec)
-    chunks = few.chunks(spec, target, of_a_row)
-    return {
-        "#few_vector": f"{of_a_row} : index",
-        **{f"!few_{alias[1:]}": shape for alias, shape in _chunks(of_a_row).items()},
-        "#few_threads": f"{few.threads(target)} : index",
-        "#few_chunks": f"{chunks} : index",
-        "#tiles": f"{few.tiles(spec)} : index",
-        "#tile": f"{few.tile} : index",
-        "#tile_vector": f"{vector} : index",
-        "#tile_slices": f"{slices} : index",
-        "#few_rows_kernel": _kernel(few.threads(target), target),
-        "!few_exchange": _shared(f"{few.warps}x2x!acc"),
-        "!few_warp_sums": f"vector<{few.warps}x2x!acc>",
-        "!tile_sums": _shared(f"2x{slices}x{few.padded_tile(target)}x!acc"),
-        "!few_dy": _private(f"{chunks}x!few_dy_chunk"),
-        "!few_more_dy": _private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!few_dy_chunk"),
-        "!few_x": _private(f"{chunks}x!few_x_chunk"),
-        "!few_gamma": _private(f"{chunks}x!few_gamma_chunk"),
-        "!few_beta": _private(f"{chunks}x!few_beta_chunk"),
-        "!few_residual": _private(f"{chunks}x!few_residual_chunk"),
-        "!few_held": _private(f"{chunks}x!few_chunk"),
-        "!dy_cells": f"vector<{vector}x!dy>",
-        "!dy_sum_cells": f"vector<{vector}x!dy_sum>",
-        "!x_cells": f"vector<{vector}x!x>",
-        "!gamma_cells": f"vector<{vector}x!gamma>",
-        "!beta_cells": f"vector<{vector}x!beta>",
-        "!cells": f"vector<{vector}x!acc>",
-    }
-
-
-def _two_pass_aliases(spec: NormSpec, target: Target, schedule: TwoPass) -> dict[str, str]:
-    at_once = schedule.tile(target) * schedule.chunks
-    return {
-        "#chunks_at_once": f"{schedule.chunks} : index",
-        "#whole": _flag(spec.columns % at_once == 0),
-        "#rows_at_once": f"{schedule.rows} : index",
-        "#span_steps": f"{schedule.span_steps} : index",
-        "#workgroups_index": f"{schedule.workgroups} : index",
-        "#tile": f"{schedule.tile(target)} : index",
-        "#two_pass_kernel": _kernel(schedule.threads(target), target),
-        "!exchange": _shared(f"1x1x{schedule.warps}x2x!acc"),
-        "!dy_read": _private(f"{schedule.chunks}x!dy_chunk"),
-        "!more_dy_read": _private(f"{len(MORE_GRAD_OUTPUTS)}x{schedule.chunks}x!dy_chunk"),
-        "!x_read": _private(f"{schedule.chunks}x!x_chunk"),
-        "!gamma_read": _private(f"{schedule.chunks}x!gamma_chunk"),
-        "!beta_read": _private(f"{schedule.chunks}x!beta_chunk"),
-    }
-
-
-def _forward_aliases(spec: NormSpec, target: Target, how: Forward) -> dict[str, str]:
-    vector, chunks, warps = how.vector, how.chunks, how.warps(target)
-    told = warps * how.cluster
-    is_forward = not spec.family.is_backward
-    few, many = how.forms(spec)[0], how.forms(spec)[-1]
-    named = ("x", "residual", "gamma", "beta")
-    return {
-        "#forward_columns": f"{how.own_columns(spec)} : index",
-        "#forward_parts_alike": _flag(how.cluster * how.own_columns(spec) == spec.columns),
-        "#forward_cluster": f"{how.cluster} : index",
-        "#forward_in_clusters": _flag(how.cluster > 1),
-        "#forward_told": f"{told} : index",
-        "#forward_turns": f"{-(-told // target.subgroup_size)} : index",
-        "#forward_sent_bytes": f"{told * how.sums(spec) * _SUM_BYTES} : i32",
-        "#forward_vector": f"{vector} : index",
-        "#forward_chunks": f"{chunks} : index",
-        "#forward_threads": f"{how.threads} : index",
-        "#forward_warps": f"{warps} : index",
-        "#forward_rows": f"{how.rows} : index",
-        "#forward_steps": f"{how.steps(spec)} : index",
-        "#forward_span": f"{how.span(spec)} : index",
-        "#forward_whole": _flag(how.whole(spec)),
-        "#forward_keeps": _flag(how.keeps),
-        "#forward_shares": _flag(how.shares),
-        "#forward_weights_early": _flag(many.early),
-        "#forward_lasts": _flag(many.lasts),
-        "#forward_packs": _flag(many.packs),
-        "#forward_alone": _flag(told == 1),
-        "#forward_resident": f"{many.resident} : i32",
-        "#few_weights_early": _flag(few.early),
-        "#few_lasts": _flag(few.lasts),
-        "#few_packs": _flag(few.packs),
-        "#few_resident": f"{few.resident} : i32",
-        "#scales": _flag(spec.has_weight and is_forward),
-        "#forward_kernel": _kernel(how.rows * how.threads, target),
-        "!forward_exchange": _shared(f"{how.sums(spec)}x{how.rows}x{told}x!acc"),
-        "!forward_warps": f"vector<{warps}x!acc>",
-        "!forward_chunk": f"vector<{vector}x!acc>",
-        "!forward_held": _private(f"{chunks}x!forward_chunk"),
-        **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},
-        **{f"!forward_{name}_held": _private(f"{chunks}x!forward_{name}") for name in named},
-        **{
-            f"!forward_{name}_kept": _shared(f"{how.rows}x{how.padded_columns(spec)}x!{name}")
-            for name in ("x", "residual")
-        },
-    }
-
-
 def _past_l1(text: str, spec: NormSpec, schedule: OnePass) -> str:
     """With the copies that a schedule makes past the L1 cache; the weight is one row."""
     copies_weight = schedule.stages_weight and not schedule.widens_weight and not schedule.bulk
     copies_rows = schedule.slots > 0 and not schedule.bulk
-    for name, dtype, is_copied, columns in (
-        ("dy", spec.dy_dtype, copies_rows, spec.columns),
-        ("x", spec.dtype, copies_rows, spec.columns),
-        ("gamma", spec.gamma_dtype, copies_weight, 0),
+    for room, dtype, is_copied, columns in (
+        ("dy_rows", spec.dy_dtype, copies_rows, spec.columns),
+        ("x_rows", spec.dtype, copies_rows, spec.columns),
+        ("weight", spec.gamma_dtype, copies_weight, 0),
     ):
         size = DTYPES[dtype].numpy.itemsize
         if is_copied and schedule.past_l1(columns * size, size):
-            copy = rf'("nvgpu.device_async_copy"\(%{name}_staged[^<]*<\{{)'
+            copy = rf'("nvgpu.device_async_copy"\(%{room}[^<]*<\{{)'
             text = re.sub(copy, r"\1bypassL1, ", text)
     return text
 

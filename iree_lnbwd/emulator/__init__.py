@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from iree_lnbwd.emulator.launch import Binding, Fault, Launch, Unknown
     from iree_lnbwd.emulator.memory import GlobalMemory, SharedMemory
     from iree_lnbwd.emulator.module import Module, unsupported
-    from iree_lnbwd.emulator.ptx import PtxExecutor
-    from iree_lnbwd.emulator.ptx_parser import PtxError
+    from iree_lnbwd.emulator.ptx import PtxError, PtxExecutor
     from iree_lnbwd.emulator.vm import VmError
 
 __all__ = [
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 # The modules that have these names, loaded on first use: readers of executables need none of them.
-_MODULES = ("launch", "executor", "memory", "vm", "ptx_parser", "ptx", "module")
+_MODULES = ("launch", "executor", "memory", "vm", "ptx", "module")
 
 
 def __getattr__(name: str) -> Any:

@@ -83,7 +83,7 @@ class Cluster:
         self._reached = np.full(workgroups, _NEVER, np.int64)  # from another one, in which epoch
 
     def rank(self, lanes: Lanes) -> Lanes:
-        """Of each thread's workgroup in its cluster."""
+        """The rank of each thread's workgroup in its cluster."""
         return lanes // self._threads % self._size
 
     def locate(self, lanes: Lanes, addresses: Lanes) -> tuple[Lanes, Lanes]:

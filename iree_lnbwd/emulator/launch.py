@@ -113,7 +113,7 @@ class Launch:
 
     @property
     def threads(self) -> int:
-        """Of one workgroup."""
+        """Threads of one workgroup."""
         return math.prod(self.workgroup_size)
 
     @property

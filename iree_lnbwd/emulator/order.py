@@ -52,7 +52,7 @@ class Order:
         return np.zeros((count, self._known.shape[1]), np.int32)
 
     def warp(self, lanes: Lanes) -> Lanes:
-        """Of each thread, in its workgroup."""
+        """The number of each thread's warp in its workgroup."""
         return lanes % self._threads // self._subgroup_size
 
     def now(self, lanes: Lanes) -> Lanes:

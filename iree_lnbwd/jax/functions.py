@@ -32,10 +32,9 @@ def layer_norm(
     Each result is rounded once.
 
     On NVIDIA GPUs both directions are kernels of this package, on XLA's stream, without a copy. On
-    the CPU, large ones are its modules, in XLA's own memory (``native.is_faster``). The first
-    call for a row length, element types and a device compiles a module. This takes about a second
-    and is logged; the module is kept on disk. Else, and for more than 2**31 rows, XLA compiles the
-    same formulas.
+    the CPU they are its modules, on XLA's threads, in XLA's own memory. The first call for a row
+    length, element types and a device compiles a module. This takes about a second and is logged;
+    the module is kept on disk. Else, and for more than 2**31 rows, XLA compiles the same formulas.
 
     Under ``vmap`` the batch counts as rows; XLA computes what has parameters, or their gradients,
     for each of the batch. Gradients can be differentiated again, and XLA computes that, too.
@@ -51,7 +50,7 @@ def layer_norm(
         memory_efficient: Whether the output is saved for the backward, in place of the input. It
             was rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward`
             says.
-        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
 
     Returns:
         The shape and element type of ``input``.

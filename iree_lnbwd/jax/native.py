@@ -62,9 +62,6 @@ _CALL = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t)  # its rows, and its 
 _Prepare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, *_CALL, *_MESSAGE)
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_int64), *_MESSAGE)
 
-# Elements, measured on two cores (`scripts/benchmark_jax`).
-_LEAST_BACKWARD, _LEAST_FORWARD = 1 << 20, 1 << 24
-_FLOAT_BYTES = 4
 _SCRATCH_ALIGNMENT = 256  # XLA's memory may begin at less; the C++ looks for it
 _LAYOUTS_KEPT = 1024  # kinds of calls on the CPU whose arrays are known
 _PROCESS = os.getpid()  # a child of ``fork`` has none of the threads
@@ -88,8 +85,8 @@ def platforms(spec: NormSpec, rows: int) -> tuple[str, ...]:
         return ()
     if _gpus():
         return (_GPU,) if _is_registered(_GPU) and _are_on(spec, _gpus()) else ()
-    ours = jax.default_backend() == _CPU and is_faster(spec, rows)
-    return (_CPU,) if ours and _is_registered(_CPU) and _are_on(spec, (_HOST,)) else ()
+    is_on_cpu = jax.default_backend() == _CPU
+    return (_CPU,) if is_on_cpu and _is_registered(_CPU) and _are_on(spec, (_HOST,)) else ()
 
 
 def scratch_bytes(spec: NormSpec, rows: int) -> int | None:
@@ -106,19 +103,6 @@ def scratch_bytes(spec: NormSpec, rows: int) -> int | None:
         return None
     needed = (_launches(_module(spec, uri), rows).scratch_bytes for uri in _gpus())
     return max(needed) + _SCRATCH_ALIGNMENT
-
-
-def is_faster(spec: NormSpec, rows: int) -> bool:
-    """Whether our module for the CPU is faster than XLA's code for the formulas.
-
-    Measured when each call took 0.1 ms before it began, as the first one of a kind does. XLA's
-    forwards of RMS norm are as fast as ours unless their elements have to be converted.
-    """
-    elements = rows * spec.columns
-    if spec.family.is_backward:
-        return elements >= _LEAST_BACKWARD
-    simple = not spec.family.centres and DTYPES[spec.dtype].numpy.itemsize >= _FLOAT_BYTES
-    return elements >= _LEAST_FORWARD and not simple
 
 
 @functools.cache

@@ -107,7 +107,7 @@ inline void run_workgroups(const HostLaunch& launch, const HostDispatch& dispatc
 // of at least so many each, on any threads, and returns when all are done.
 template <class Parallel>
 void run_on_host(const HostLaunch& launch, const int64_t* pointers, const Parallel& parallel) {
-  constexpr size_t kLeastShare = 1 << 17;  // bytes for a thread; fewer are not worth waking it
+  constexpr size_t kLeastShare = 1 << 16;  // bytes for a thread; fewer are not worth waking it
   std::array<void*, kMostPointers> own;
   for (size_t i = 0; i < launch.places.size(); ++i) {
     own[i] = reinterpret_cast<void*>(pointers[launch.places[i]]);

@@ -117,7 +117,8 @@ inline Calls& calls() {
 // table.
 inline void launch(const Call& call, at::Device device, c10::SmallVector<int64_t, 16> pointers) {
   if (!call.host_launches.empty()) {
-    const auto scratch = c10::GetCPUAllocator()->allocate(call.scratch_bytes);
+    c10::DataPtr scratch;
+    if (call.scratch_bytes) scratch = c10::GetCPUAllocator()->allocate(call.scratch_bytes);
     const auto begins = reinterpret_cast<int64_t>(scratch.get());
     for (int64_t piece : call.scratch) pointers.push_back(begins + piece);
     return run_on_pytorchs_threads(call, pointers.data());

@@ -358,6 +358,7 @@ using Needs = std::array<bool, iree_lnbwd::kMostArguments>;
 class Differentiated : public torch::autograd::Function<Differentiated> {
  public:
   static constexpr bool is_traceable = true;
+  static constexpr size_t kOthers = 2;  // of forward's arguments: those that are no tensors
 
   // Returns the results that have gradients, and leaves all of them on the stack. The tensors are
   // the arguments that are there, once more: autograd looks for them here.
@@ -415,8 +416,8 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
     found[op.residual] = found[op.data];
 
     variable_list returned;
-    returned.reserve(2 + arguments);
-    returned.resize(2);  // forward's first arguments are no tensors
+    returned.reserve(kOthers + arguments);
+    returned.resize(kOthers);
     for (size_t i = 0; i < arguments; ++i) {
       if (types[i].toInt() < 0) continue;
       const auto type = static_cast<at::ScalarType>(types[i].toInt());
@@ -510,15 +511,15 @@ class WithAutograd final : public c10::OperatorKernel {
       return norm_.by_aten.call(stack);
     }
     const Taken taken(norm_, *stack);
-    c10::SmallVector<Tensor, iree_lnbwd::kMostArguments> there;
-    bool requires_grad = false;
-    for (const Tensor* tensor : taken.tensors) {
-      if (!tensor) continue;
-      there.push_back(*tensor);
-      requires_grad |= tensor->requires_grad();
-    }
+    const bool requires_grad = std::any_of(
+        taken.tensors.begin(), taken.tensors.end(),
+        [](const Tensor* tensor) { return tensor && tensor->requires_grad(); });
     if (!requires_grad || !at::GradMode::is_enabled()) {  // no graph, then
       return without_autograd(norm_, taken, stack);
+    }
+    c10::SmallVector<Tensor, iree_lnbwd::kMostArguments> there;
+    for (const Tensor* tensor : taken.tensors) {
+      if (tensor) there.push_back(*tensor);
     }
     Stack own(stack->end() - taken.count, stack->end());
     torch::jit::drop(*stack, taken.count);

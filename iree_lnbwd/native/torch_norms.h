@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/SymIntArrayRef.h>
 
@@ -58,11 +59,14 @@ inline int64_t address(const Tensor& tensor) {
 
 // There is nothing left to dispatch on.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
-  auto tensor = at::_ops::empty_memory_format::redispatch(
-      c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA),
-      c10::fromIntArrayRefSlow(sizes), type, at::kStrided, device, std::nullopt, std::nullopt);
-  if (device.is_cpu()) use_large_pages(tensor);
-  return tensor;
+  if (device.is_cpu()) {  // without the dispatcher, whose part of a small call can be measured
+    Tensor tensor = at::detail::empty_cpu(sizes, type);
+    use_large_pages(tensor);
+    return tensor;
+  }
+  return at::_ops::empty_memory_format::redispatch(
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefSlow(sizes), type,
+      at::kStrided, device, std::nullopt, std::nullopt);
 }
 
 // What is known of a call from its arguments, if they belong together. What kernels read need not

@@ -1,18 +1,14 @@
 // Kernels of ours for ATen's own operators, which run in place of PyTorch's while they are registered.
 //
-// A kernel decides by itself. A known kind of call on a GPU is launched from here. Others go to
-// Python, which may compile a module. What Python does not take, and small tensors on the CPU, go to
-// the kernel that was there before, with the same arguments. No call ends in an error of ours.
-//
-// Small tensors on the CPU are told apart before anything else, and PyTorch's own kernel is called
-// as a function: boxes for its arguments, or a lock, would cost as much as a tenth of a small call.
+// A kernel decides by itself. A known kind of call is launched from here. Others go to Python, which
+// may compile a module. What Python does not take goes to the kernel that was there before, with the
+// same arguments. No call ends in an error of ours.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/native_layer_norm_backward_cpu_dispatch.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <string>
@@ -44,44 +40,18 @@ constexpr std::array<const char*, kOps> kNames = {"native_layer_norm", "_fused_r
 
 // What became of a call; `counts` returns so many numbers of each override, in this order. Python
 // counts what it does not take, with its reasons.
-enum Outcome : size_t { kOurs, kLeftForSpeed, kLeftForArguments, kOutcomes };
-
-// From which sizes on ours is taken: where it is faster. Python knows the measurements.
-struct Rule {
-  std::atomic<int64_t> least_elements{0};       // of f32 and f64
-  std::atomic<int64_t> least_elements_half{0};  // of f16 and bf16
-  std::atomic<int64_t> least_rows{0};
-  std::atomic<int64_t> least_threads{0};        // of PyTorch's own kernels
-};
-
-// Where PyTorch's own kernel of an operator can be called as a function.
-constexpr bool is_function(Op op, bool on_cpu) { return on_cpu && op == Op::layer_norm_backward; }
+enum Outcome : size_t { kOurs, kLeftForArguments, kOutcomes };
 
 // One operator on one kind of device.
 struct Override {
   std::shared_ptr<const c10::SafeKernelFunction> original;  // a call may be in it: it is kept
-  std::atomic<bool> original_is_function{false};            // PyTorch's own
-  Rule rule;
   std::array<std::atomic<int64_t>, kOutcomes> counts{};
-
-  bool is_worth(const Tensor& input, at::IntArrayRef normalized_shape) const {
-    const auto& least = at::isReducedFloatingType(input.scalar_type()) ? rule.least_elements_half
-                                                                       : rule.least_elements;
-    return input.numel() >= least &&
-           input.numel() >= rule.least_rows * c10::multiply_integers(normalized_shape) &&
-           (rule.least_threads == 0 || at::get_num_threads() >= rule.least_threads);
-  }
 
   void count(Outcome outcome) { counts[outcome].fetch_add(1, std::memory_order_relaxed); }
 
   // Runs the kernel that was there before.
-  template <Op op, class Results, class... Arguments>
+  template <class Results, class... Arguments>
   Results hand_on(DispatchKeySet keys, Arguments... arguments) const {
-    if constexpr (is_function(op, true)) {
-      if (original_is_function.load(std::memory_order_relaxed)) {
-        return at::cpu::native_layer_norm_backward_symint(arguments...);
-      }
-    }
     const auto kernel = std::atomic_load(&original);
     auto stack = c10::impl::boxArgs<Arguments...>(arguments...);
     kernel->callBoxed(kernel->opHandle(), keys, &stack);
@@ -116,12 +86,10 @@ bool is_any_defined(const std::tuple<Tensors...>& results) {
 //
 // `asks` says whether there is something to compute, and nothing that only PyTorch's would do.
 template <Op op, class Results, class Known, class... Arguments>
-Results run(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized_shape, bool asks,
-            const Known& known, Arguments... arguments) {
+Results run(DispatchKeySet keys, const Tensor& input, bool asks, const Known& known,
+            Arguments... arguments) {
   Override& ours = override_of(op, input.is_cpu());
-  if (!ours.is_worth(input, normalized_shape)) {
-    ours.count(kLeftForSpeed);
-  } else if (!asks) {
+  if (!asks) {
     ours.count(kLeftForArguments);
   } else {
     if (std::optional<Results> launched = known()) {
@@ -134,7 +102,7 @@ Results run(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized
       return computed;
     }
   }
-  return ours.hand_on<op, Results, Arguments...>(keys, arguments...);
+  return ours.hand_on<Results, Arguments...>(keys, arguments...);
 }
 
 template <size_t... place>
@@ -150,11 +118,22 @@ auto launched(const iree_lnbwd::Given& given, const iree_lnbwd::Options& options
   return results ? std::optional(first_of(*results, Places())) : std::nullopt;
 }
 
+template <class Half>
+void widen(const Tensor& from, const Tensor& to) {
+  const Half* begin = from.const_data_ptr<Half>();
+  std::copy(begin, begin + from.numel(), to.mutable_data_ptr<float>());
+}
+
 // PyTorch's statistics on the CPU are as coarse as the input. Its own backwards widen them, too.
 Tensor widened(const Tensor& statistic) {
-  return at::isReducedFloatingType(statistic.scalar_type()) && statistic.is_cpu()
-             ? statistic.to(at::kFloat)
-             : statistic;
+  const auto type = statistic.scalar_type();
+  if (!at::isReducedFloatingType(type) || !statistic.is_cpu()) return statistic;
+  const bool is_usual = type == at::kHalf || type == at::kBFloat16;
+  if (!is_usual || !iree_lnbwd::is_usable(statistic)) return statistic.to(at::kFloat);
+  // Without the dispatcher, which takes longer than a few rows do.
+  const Tensor wide = iree_lnbwd::empty(statistic.sizes(), at::kFloat, statistic.device());
+  type == at::kHalf ? widen<at::Half>(statistic, wide) : widen<at::BFloat16>(statistic, wide);
+  return wide;
 }
 
 LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_output,
@@ -176,7 +155,7 @@ LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_o
   return run<Op::layer_norm_backward, LayerNormGradients, decltype(known), const Tensor&,
              const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&,
              const OptionalTensor&, const OptionalTensor&, std::array<bool, 3>>(
-      keys, input, dims, asks, known, grad_output, input, normalized_shape, mean, rstd, weight,
+      keys, input, asks, known, grad_output, input, normalized_shape, mean, rstd, weight,
       bias, mask);
 }
 
@@ -194,7 +173,7 @@ RmsNormGradients rms_norm_backward(DispatchKeySet keys, const Tensor& grad_outpu
   };
   return run<Op::rms_norm_backward, RmsNormGradients, decltype(known), const Tensor&,
              const Tensor&, at::IntArrayRef, const Tensor&, const OptionalTensor&,
-             std::array<bool, 2>>(keys, input, normalized_shape, asks, known, grad_output, input,
+             std::array<bool, 2>>(keys, input, asks, known, grad_output, input,
                                   normalized_shape, rstd, weight, mask);
 }
 
@@ -214,7 +193,7 @@ LayerNormOutput layer_norm(DispatchKeySet keys, const Tensor& input,
   const bool asks = input.numel() > 0 && are_alike(input, weight) && are_alike(input, bias);
   return run<Op::layer_norm, LayerNormOutput, decltype(known), const Tensor&, c10::SymIntArrayRef,
              const OptionalTensor&, const OptionalTensor&, double>(
-      keys, input, dims, asks, known, input, normalized_shape, weight, bias, eps);
+      keys, input, asks, known, input, normalized_shape, weight, bias, eps);
 }
 
 RmsNormOutput rms_norm(DispatchKeySet keys, const Tensor& input, at::IntArrayRef normalized_shape,
@@ -226,7 +205,7 @@ RmsNormOutput rms_norm(DispatchKeySet keys, const Tensor& input, at::IntArrayRef
   const bool asks = input.numel() > 0 && are_alike(input, weight);
   return run<Op::rms_norm, RmsNormOutput, decltype(known), const Tensor&, at::IntArrayRef,
              const OptionalTensor&, std::optional<double>>(
-      keys, input, normalized_shape, asks, known, input, normalized_shape, weight, eps);
+      keys, input, asks, known, input, normalized_shape, weight, eps);
 }
 
 torch::CppFunction kernel_of(Op op) {
@@ -256,8 +235,7 @@ Registered& registered() {
 DispatchKey key_of(bool on_cpu) { return on_cpu ? DispatchKey::CPU : DispatchKey::CUDA; }
 
 // Registers a kernel of ours, in place of the one that is there: PyTorch's own, or another's.
-void override_kernel(int64_t number, bool on_cpu, bool is_pytorchs, int64_t least_elements,
-                     int64_t least_elements_half, int64_t least_rows, int64_t least_threads) {
+void override_kernel(int64_t number, bool on_cpu) {
   const auto op = static_cast<Op>(number);
   auto kernel = kernel_of(op);
   const auto key = key_of(on_cpu);
@@ -269,11 +247,6 @@ void override_kernel(int64_t number, bool on_cpu, bool is_pytorchs, int64_t leas
   Override& ours = override_of(op, on_cpu);
   const auto original = operator_named("aten::" + name).getComputedKernelForDispatchKey(key);
   std::atomic_store(&ours.original, std::make_shared<const c10::SafeKernelFunction>(original));
-  ours.original_is_function = is_pytorchs && is_function(op, on_cpu);
-  ours.rule.least_elements = least_elements;
-  ours.rule.least_elements_half = least_elements_half;
-  ours.rule.least_rows = least_rows;
-  ours.rule.least_threads = least_threads;
   auto made =
       std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
   const iree_lnbwd::WithoutOverrideWarning without;
@@ -306,10 +279,7 @@ void forget_counts() {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
-  library.def(
-      "override_kernel(int op, bool on_cpu, bool is_pytorchs, int least_elements, "
-      "int least_elements_half, int least_rows, int least_threads) -> ()",
-      override_kernel);
+  library.def("override_kernel(int op, bool on_cpu) -> ()", override_kernel);
   library.def("restore_kernel(int op, bool on_cpu) -> ()", restore_kernel);
   library.def("override_counts(int op, bool on_cpu) -> int[]", counts);
   library.def("forget_override_counts() -> ()", forget_counts);

@@ -45,7 +45,7 @@ _FETCHES = (
     *((2, 2, True, 1, True), (2, 2, True, 2, True)),
 )
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
-_DX = ((False, False), (True, False), (True, True))  # rows read again, sums awaited later
+_DX = ((False, False), (True, False), (True, True))  # rows read again, sums received later
 _WEIGHTS = ((False, False), (True, False), (True, True))  # staged, widened
 _EVEN_PROCESSORS = 128  # which divide the usual numbers of rows
 

@@ -24,7 +24,8 @@ from iree_lnbwd.schedules.elements import (
 from iree_lnbwd.schedules.few_rows import FewRows
 from iree_lnbwd.schedules.finalize import with_finalize
 from iree_lnbwd.schedules.fitted import fitted
-from iree_lnbwd.schedules.forward import Forward, choose_forward
+from iree_lnbwd.schedules.forward import Forward
+from iree_lnbwd.schedules.forward_choice import choose_forward
 from iree_lnbwd.schedules.measured import Key
 from iree_lnbwd.schedules.measured_files import serving, shares
 from iree_lnbwd.schedules.one_pass import OnePass

@@ -119,9 +119,9 @@ _ELEMENT = 3.3  # work for a column of a thread
 _AGAIN = 1.6  # times as much where it is read again from shared memory
 _ACCESS = 49.0  # work for the accesses of neighbouring columns
 _ROW = 106.0  # work for a row of a subgroup
-_TELLING = 49.0  # work to tell a cluster
+_SENDING = 49.0  # work to send sums to a cluster
 _SUM = 50.0  # from a row's last column to its sums
-_TOLD = 37.0  # likewise, for each subgroup of a cluster that tells each of its workgroups
+_SENT = 37.0  # likewise, for each subgroup of a cluster that sends to each of its workgroups
 _SPILLED = 186.0  # of a row, for each register that is missing
 _SPILLED_BYTES = 0.026  # of memory, for each byte that goes to memory and back instead
 _BEGIN = 1740.0  # of a call, beside the latency of its first row
@@ -342,7 +342,7 @@ def _load(
 def _of_one_pass(spec: NormSpec, target: Target, one: OnePass, rows: int) -> _Load:
     again = _AGAIN if one.rereads else 1.0
     access = one.vector * words(spec) * _ELEMENT * again + _ACCESS
-    tells = one.cluster > 1
+    sends = one.cluster > 1
     return _Load(
         workgroups=one.workgroups,
         cluster=one.cluster,
@@ -353,8 +353,8 @@ def _of_one_pass(spec: NormSpec, target: Target, one: OnePass, rows: int) -> _Lo
         shared_bytes=one.shared_bytes(spec, target),
         needed=one.registers(spec, target),
         had=one.registers_available(target),
-        work=one.chunks(spec, target) * access + _ROW + _TELLING * tells,
-        chain=_SUM + _TOLD * one.warps * one.cluster * tells,
+        work=one.chunks(spec, target) * access + _ROW + _SENDING * sends,
+        chain=_SUM + _SENT * one.warps * one.cluster * sends,
         steps=rows / (one.workgroups * one.groups),
         # A row's place is free when another is done with it, nearly a step later.
         ahead=one.ahead - one.in_place,
@@ -391,7 +391,7 @@ def _of_forward(spec: NormSpec, target: Target, one: Forward, rows: int) -> _Loa
     sums = 2 if spec.family.centres else 1
     # Each step waits for its loads. A row that is kept nowhere is read for each sum and for y.
     waits = one.steps(spec) * (1 if one.keeps or one.shares else 1 + sums) - 1
-    told = _TOLD * one.warps(target) * one.cluster * (one.cluster > 1)
+    sent = _SENT * one.warps(target) * one.cluster * (one.cluster > 1)
     return _Load(
         workgroups=-(-rows // one.rows),
         cluster=one.cluster,
@@ -403,7 +403,7 @@ def _of_forward(spec: NormSpec, target: Target, one: Forward, rows: int) -> _Loa
         needed=_OTHER_REGISTERS + words(spec) * kept * (1 + one.early),
         had=_registers_of(target, subgroups * one.resident),
         work=chunks * (one.vector * words(spec) * _ELEMENT + _ACCESS) + _ROW,
-        chain=(_SUM + told) * sums,
+        chain=(_SUM + sent) * sums,
         steps=1.0,
         walks=False,
         waits=waits,

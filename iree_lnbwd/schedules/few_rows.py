@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements
+from iree_lnbwd.schedules.ir_types import chunk_types, kernel, private, shared
 from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
 
 # Banks of shared memory, of 4 bytes each: NVIDIA's (CUDA C++ Programming Guide, "Shared Memory"),
@@ -71,6 +73,44 @@ class FewRows:
         acc = DTYPES[spec.acc_dtype].numpy.itemsize
         sums = 2 * self.slices(target) * self.padded_tile(target)
         return (sums + 2 * self.warps) * acc
+
+    def aliases(self, spec: NormSpec, target: Target, vector: int) -> dict[str, str]:
+        """What it is in the text of a module.
+
+        Args:
+            spec: What is computed.
+            target: Where.
+            vector: Neighbouring elements of a row that a thread handles together.
+        """
+        slices = self.slices(target)
+        chunks = self.chunks(spec, target, vector)
+        return {
+            "#few_vector": f"{vector} : index",
+            **{f"!few_{alias[1:]}": shape for alias, shape in chunk_types(vector).items()},
+            "#few_threads": f"{self.threads(target)} : index",
+            "#few_chunks": f"{chunks} : index",
+            "#tiles": f"{self.tiles(spec)} : index",
+            "#tile": f"{self.tile} : index",
+            "#tile_vector": f"{self.tile_vector} : index",
+            "#tile_slices": f"{slices} : index",
+            "#few_rows_kernel": kernel(self.threads(target), target),
+            "!few_exchange": shared(f"{self.warps}x2x!acc"),
+            "!few_warp_sums": f"vector<{self.warps}x2x!acc>",
+            "!tile_sums": shared(f"2x{slices}x{self.padded_tile(target)}x!acc"),
+            "!few_dy": private(f"{chunks}x!few_dy_chunk"),
+            "!few_more_dy": private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!few_dy_chunk"),
+            "!few_x": private(f"{chunks}x!few_x_chunk"),
+            "!few_gamma": private(f"{chunks}x!few_gamma_chunk"),
+            "!few_beta": private(f"{chunks}x!few_beta_chunk"),
+            "!few_residual": private(f"{chunks}x!few_residual_chunk"),
+            "!few_held": private(f"{chunks}x!few_chunk"),
+            "!dy_cells": f"vector<{self.tile_vector}x!dy>",
+            "!dy_sum_cells": f"vector<{self.tile_vector}x!dy_sum>",
+            "!x_cells": f"vector<{self.tile_vector}x!x>",
+            "!gamma_cells": f"vector<{self.tile_vector}x!gamma>",
+            "!beta_cells": f"vector<{self.tile_vector}x!beta>",
+            "!cells": f"vector<{self.tile_vector}x!acc>",
+        }
 
     def illegal(self, spec: NormSpec, target: Target, vector: int) -> str | None:
         """Why it cannot be compiled; None where it can.

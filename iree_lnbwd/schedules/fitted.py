@@ -27,13 +27,13 @@ _CHUNKS = 0.4
 _IDLE = 0.3  # columns that threads cover and a row does not have
 _QUARTERS = 0.5  # subgroups that some quarters of a multiprocessor have less
 _SHIFTED = 0.1  # accesses across the borders of rows, where the measured ones are not
-# In clusters: rows that begin at twice as many places of an access as the measured ones. And bulk
+# In clusters: rows in twice as many alignment phases as the measured ones. And bulk
 # copies of rows that begin at one, where the measured ones do not. By 26 random widths (H200).
 _MORE_PHASES = 0.15
 _FEWER_PHASES = 0.15
 _CHECKED_ANEW = 0.15  # columns that threads check for, where the measured ones need not
 _ELEMENTWISE = 0.15  # accesses of one element
-# The least part of all clusters that may walk: rows of each begin at one place of an access. On an
+# The least part of all clusters that may walk: rows of each are in one alignment phase. On an
 # H200 (layer norm, bf16), 64 of 66 and 28 of 30 took 3 to 6 % less time than all of them, whose
 # threads had other columns then; 12 of 15 took more.
 _LEAST_ALIKE = 0.9
@@ -110,7 +110,7 @@ def fitted(
                 + (_CHECKED_ANEW if checks else 0)
                 + (_ELEMENTWISE if one.vector == 1 and not one.bulk else 0)
                 + (_CROWDED if crowds else 0)
-                + _phases_cost(way, spec, source)
+                + _alignment_cost(way, spec, source)
                 + _QUARTERS * math.log2(_in_quarters(way))
                 + _IDLE * math.log2(way.cluster * way.padded_columns(spec, target) / columns)
                 + _DISTANCE * distance
@@ -159,9 +159,9 @@ def _groups(one: OnePass) -> float:
     return one.groups / one.subgroup_rows
 
 
-def _phases_cost(one: OnePass, spec: NormSpec, source: NormSpec) -> float:
-    """Of other places of an access where rows begin than where it was measured."""
-    more = math.log2(one.phases(spec) / one.phases(source))
+def _alignment_cost(one: OnePass, spec: NormSpec, source: NormSpec) -> float:
+    """Of other alignment phases than where it was measured."""
+    more = math.log2(one.alignment_phases(spec) / one.alignment_phases(source))
     if one.bulk:
         return _FEWER_PHASES if more < 0 else 0.0
     return _MORE_PHASES * max(0.0, more) if one.cluster > 1 else 0.0

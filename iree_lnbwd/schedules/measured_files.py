@@ -11,7 +11,7 @@ from types import MappingProxyType
 from iree_lnbwd.disk import files
 from iree_lnbwd.hardware.products import Product, find_product
 from iree_lnbwd.schedules.measured import Key, Run, merged
-from iree_lnbwd.schedules.measured_json import from_text, to_text
+from iree_lnbwd.schedules.measured_csv import from_text, to_text
 from iree_lnbwd.schedules.one_pass import OnePass
 
 DATA = Path(__file__).parent / "data"  # the package's own files
@@ -25,7 +25,7 @@ def fastest(product: str) -> Mapping[Key, OnePass]:
 
     Raises:
         OSError: The package's file of the product cannot be read.
-        ValueError: It is damaged; the message names the file and the field.
+        ValueError: It is damaged; the message names the file and the line.
     """
     found = {m.key: m.schedule for run in read(DATA, product) for m in run.measurements}
     return MappingProxyType(found)
@@ -66,7 +66,7 @@ def read(folder: Path, product: str) -> tuple[Run, ...]:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is damaged; the message names the file and the field.
+        ValueError: It is damaged; the message names the file and the line.
     """
     path = _path(folder, product)
     try:
@@ -74,7 +74,7 @@ def read(folder: Path, product: str) -> tuple[Run, ...]:
     except FileNotFoundError:
         return ()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from error
+        raise ValueError(f"{path}: expected text: {error}") from error
     return from_text(text, product, str(path))
 
 
@@ -91,7 +91,7 @@ def merge(folder: Path, product: str, run: Run) -> Path:
 
     Raises:
         OSError: The file cannot be read or written.
-        ValueError: The file is damaged; the message names the file and the field.
+        ValueError: The file is damaged; the message names the file and the line.
     """
     path = _path(folder, product)
     runs = merged(read(folder, product), run)
@@ -106,4 +106,4 @@ def _spread(one: OnePass, measured: Product, product: Product) -> OnePass:
 
 
 def _path(folder: Path, product: str) -> Path:
-    return folder / f"{product}.json"
+    return folder / f"{product}.csv"

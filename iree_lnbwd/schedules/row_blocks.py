@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.operands import GRAD_INPUT, Element
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, chunk_types, flag, itemsize
 from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
 
 # More than was ever the fastest: of elements at a time, which the compiler writes out, of rows that
@@ -14,6 +16,7 @@ from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
 _MOST_VECTOR = 256
 _MOST_BLOCK = 256
 _MOST_WORKGROUPS = 1 << 16
+_LINE_BYTES = 64  # of a CPU's caches
 _FINALIZE_CHUNKS = 4  # vectors of a workgroup: to begin one takes as long as some partial rows
 
 
@@ -66,6 +69,31 @@ class RowBlocks:
     def finalize_columns(self) -> int:
         """Columns of a workgroup of the last kernel."""
         return _FINALIZE_CHUNKS * self.vector
+
+    def aliases(self, spec: NormSpec) -> dict[str, str]:
+        """What it is in the text of a module."""
+        cols, vector, block = spec.columns, self.vector, self.block
+        return {
+            "#columns": f"{cols} : index",
+            "#vector": f"{vector} : index",
+            "#fetches_ahead": flag(self.fetches_ahead),
+            **{
+                f"#{element.value}_line": f"{_LINE_BYTES // itemsize(spec, element)} : index"
+                for element in (Element.DY, Element.X, Element.RESIDUAL)
+            },
+            "#unrolled": UNROLLED,
+            "#span": f"{self.span} : index",
+            "#block": f"{block} : index",
+            "#scales": flag(spec.has_weight),
+            "#tile": f"{self.finalize_columns} : index",
+            "#wants_dx": flag(spec.has(GRAD_INPUT)),
+            "#single_column": flag(cols == 1),
+            "!acc_pn": f"tensor<?x{cols}x!acc>",
+            **bindings(cols),
+            "!means": f"memref<{block}x2x!acc>",
+            **chunk_types(vector),
+            "!lanes": f"vector<{vector}xi1>",
+        }
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""

@@ -36,23 +36,39 @@ _MOST_IN_CLUSTER = 8  # workgroups, on any GPU (CUDA C++ Programming Guide, "Thr
 Rule = tuple[bool, str]  # whether it is broken, and its message
 
 
-class _WritesPartialRows(Protocol):
+class WritesPartialRows(Protocol):
     """A schedule whose workgroups leave partial rows to a last kernel."""
 
     @property
-    def workgroups(self) -> int: ...
+    def workgroups(self) -> int:
+        """How many walk."""
+
     @property
-    def warps(self) -> int: ...
+    def warps(self) -> int:
+        """Subgroups in a group."""
+
     @property
-    def vector(self) -> int: ...
+    def vector(self) -> int:
+        """Neighbouring elements that a thread handles together."""
+
     @property
-    def resident(self) -> int: ...
+    def resident(self) -> int:
+        """Workgroups that a multiprocessor must hold at once."""
+
     @property
-    def finalize_slices(self) -> int: ...
+    def finalize_slices(self) -> int:
+        """Slices of the partial rows."""
+
     @property
-    def finalize_rows(self) -> int: ...
+    def finalize_rows(self) -> int:
+        """Partial rows that a thread reads at once."""
+
     @property
-    def finalize_columns(self) -> int: ...
+    def finalize_columns(self) -> int:
+        """Columns of a workgroup of the last kernel."""
+
+    def threads(self, target: Target) -> int:
+        """Of a group."""
 
 
 def first_broken(rules: Iterable[Rule]) -> str | None:
@@ -82,7 +98,7 @@ def least_numbers(form: Any) -> Mapping[str, int]:
     }
 
 
-def gpu_rules(target: Target, schedule: _WritesPartialRows, threads: int) -> tuple[Rule, ...]:
+def gpu_rules(target: Target, schedule: WritesPartialRows, threads: int) -> tuple[Rule, ...]:
     """The rules for every such schedule.
 
     Args:
@@ -178,7 +194,7 @@ def touched_columns(spec: NormSpec, vector: int) -> int:
 
 
 def alike(workgroups: int, step: int, vector: int) -> int:
-    """As many workgroups, or fewer, as leave all rows of a group at the same place of an access.
+    """As many workgroups, or fewer, as leave all rows of a group in one alignment phase.
 
     Args:
         workgroups: The most.

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.ir_types import flag, kernel, private, shared
+from iree_lnbwd.schedules.partial_rows import partial_rows
 from iree_lnbwd.schedules.rules import (
     elements_rule,
     first_broken,
@@ -61,6 +64,26 @@ class TwoPass:
     def tile(self, target: Target) -> int:
         """Columns of a workgroup in the second pass."""
         return self.threads(target) * self.vector
+
+    def aliases(self, spec: NormSpec, target: Target) -> dict[str, str]:
+        """What it is in the text of a module."""
+        at_once = self.tile(target) * self.chunks
+        return {
+            **partial_rows(self, spec, target),
+            "#chunks_at_once": f"{self.chunks} : index",
+            "#whole": flag(spec.columns % at_once == 0),
+            "#rows_at_once": f"{self.rows} : index",
+            "#span_steps": f"{self.span_steps} : index",
+            "#workgroups_index": f"{self.workgroups} : index",
+            "#tile": f"{self.tile(target)} : index",
+            "#two_pass_kernel": kernel(self.threads(target), target),
+            "!exchange": shared(f"1x1x{self.warps}x2x!acc"),
+            "!dy_read": private(f"{self.chunks}x!dy_chunk"),
+            "!more_dy_read": private(f"{len(MORE_GRAD_OUTPUTS)}x{self.chunks}x!dy_chunk"),
+            "!x_read": private(f"{self.chunks}x!x_chunk"),
+            "!gamma_read": private(f"{self.chunks}x!gamma_chunk"),
+            "!beta_read": private(f"{self.chunks}x!beta_chunk"),
+        }
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
         """Why it cannot be compiled for a spec and a target; None where it can."""

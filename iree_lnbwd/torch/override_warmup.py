@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from iree_lnbwd.torch import overrides, overrides_in_python
+from iree_lnbwd.torch import overrides_in_python
+from iree_lnbwd.torch.override_places import is_in_place
 
 _OPS = {getattr(torch.ops.aten, name).default: op for op, name in overrides_in_python.ATENS.items()}
 
@@ -32,6 +33,6 @@ class InPlace(TorchDispatchMode):
             CompileError, DeviceError, TypeError, ValueError: As `iree_lnbwd.layer_norm`.
         """
         op = _OPS.get(function)
-        if op is not None and overrides.is_in_place(arguments[0].device.type, op):
+        if op is not None and is_in_place(arguments[0].device.type, op):
             return overrides_in_python.compute(op, *arguments)
         return function(*arguments, **(named or {}))

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 
 from iree_lnbwd import notices
-from iree_lnbwd.ops.operands import OPS, Op
+from iree_lnbwd.ops.operands import Op
 from iree_lnbwd.torch import native
 from iree_lnbwd.torch.inductor import switch
+from iree_lnbwd.torch.override_places import KEPT, OFF, PLACES
 from iree_lnbwd.torch.override_status import Calls, Operator, Status
 from iree_lnbwd.torch.overrides_in_python import ATENS, RECORD
 
 _OURS = "torch_overrides.cpp"  # where PyTorch's dispatcher says that our kernels are from
 _KEYS = {"cuda": "CUDA", "cpu": "CPU"}  # PyTorch calls AMD GPUs "cuda" too
-_OFF = "not enabled"
 _NOT_ASKED = "enable(forwards=True) takes it, too"
 _NO_CPP = "the kernels in C++ cannot be had; the log says why"
 _NO_KERNEL = "this PyTorch has no such kernel"
@@ -29,31 +29,8 @@ _NO_KERNEL = "this PyTorch has no such kernel"
 _log = logging.getLogger(__package__)
 
 
-class Rule(NamedTuple):
-    """Which calls ours computes: those that it is faster for.
-
-    Attributes:
-        least_elements: Of the input, in f32 or f64.
-        least_elements_half: Of the input, in f16 or bf16.
-        least_rows: M.
-        least_threads: That PyTorch's own kernels may use. Ours use every core.
-    """
-
-    least_elements: int
-    least_elements_half: int
-    least_rows: int
-    least_threads: int
-
-
-_ALL = Rule(0, 0, 0, 0)
 # In the order of Outcome in C++, after those that ours computed.
-_LEFT = (
-    "PyTorch's kernel is faster for calls of this size",
-    "PyTorch's kernel alone takes such arguments",
-)
-_RULES = {("cuda", op): _ALL for op in OPS.values()} | {
-    ("cpu", op): _ALL for op in OPS.values() if op.is_backward
-}
+_LEFT = ("PyTorch's kernel alone takes such arguments",)
 
 
 class _Settings(NamedTuple):
@@ -67,8 +44,6 @@ class _Process:
     def __init__(self) -> None:
         self.changing = threading.RLock()
         self.settings: _Settings | None = None
-        # Why PyTorch's kernel was kept; None where ours is registered.
-        self.kept: dict[tuple[str, Op], str | None] = dict.fromkeys(_RULES, _OFF)
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -82,13 +57,13 @@ class _Process:
             if wanted is not None and self.settings is None:
                 self._begin_anew()
             self.settings = wanted
-            for (device_type, op), rule in _RULES.items():
+            for device_type, op in PLACES:
                 why_not = _why_not(device_type, op, wanted)
                 if why_not is None:
-                    why_not = _override(device_type, op, rule)
+                    why_not = _override(device_type, op)
                 else:
                     _restore(device_type, op)
-                self.kept[device_type, op] = why_not
+                KEPT[device_type, op] = why_not
         if wanted is not None:
             switch.place()
 
@@ -166,7 +141,7 @@ def status() -> Status:
     It does not wait for an `enable` of another thread that compiles C++: it says for how long.
     """
     with _PROCESS.changing:
-        is_enabled, kept = _PROCESS.settings is not None, dict(_PROCESS.kept)
+        is_enabled, kept = _PROCESS.settings is not None, dict(KEPT)
     operators = []
     for (device_type, op), why_not in kept.items():
         if why_not is None and (theirs := _on_top(device_type, op)) is not None:
@@ -189,26 +164,6 @@ def status() -> Status:
     return Status(is_enabled, tuple(operators), ran_or_not, native.status(), switch.status())
 
 
-def is_in_place(device_type: str, op: Op) -> bool:
-    """Whether a kernel of ours is registered in place of PyTorch's.
-
-    Args:
-        device_type: PyTorch's name of it.
-        op: What it computes.
-    """
-    return _PROCESS.kept.get((device_type, op), _OFF) is None
-
-
-def rule_in_place(device_type: str, op: Op) -> Rule | None:
-    """Which calls a kernel of ours computes; None if it is not in place.
-
-    Args:
-        device_type: PyTorch's name of it.
-        op: What it computes.
-    """
-    return _RULES[device_type, op] if is_in_place(device_type, op) else None
-
-
 def _checked(forwards: object, override_others: object) -> _Settings:
     for name, value in (("forwards", forwards), ("override_others", override_others)):
         if not isinstance(value, bool):
@@ -223,7 +178,7 @@ def _named(op: Op) -> str:
 def _why_not(device_type: str, op: Op, wanted: _Settings | None) -> str | None:
     """Why PyTorch's kernel is to be kept, if it is."""
     if wanted is None:
-        return _OFF
+        return OFF
     if not op.is_backward and not wanted.forwards:
         return _NOT_ASKED
     theirs = _registered(device_type, op)
@@ -234,13 +189,10 @@ def _why_not(device_type: str, op: Op, wanted: _Settings | None) -> str | None:
     return None if native.load() else _NO_CPP
 
 
-def _override(device_type: str, op: Op, rule: Rule) -> str | None:
+def _override(device_type: str, op: Op) -> str | None:
     """Registers our kernel; why it could not be, if it could not."""
-    is_pytorchs = len(_registered(device_type, op)) == 1
     try:
-        torch.ops.iree_lnbwd.override_kernel(
-            native.number_of(op), device_type == "cpu", is_pytorchs, *rule
-        )
+        torch.ops.iree_lnbwd.override_kernel(native.number_of(op), device_type == "cpu")
     except RuntimeError as error:  # a PyTorch that changed the operator
         said = str(error).strip().splitlines()[0]
         notices.log(_log, "PyTorch's own kernel of %s stays: %s", _named(op), said)

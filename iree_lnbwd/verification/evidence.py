@@ -5,16 +5,32 @@ A record has the fingerprint of every module that was run, so it is about exactl
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any, NamedTuple
 
+from iree_lnbwd.disk import tables
+from iree_lnbwd.disk.json_values import of_type
 from iree_lnbwd.errors import plain
 from iree_lnbwd.hardware.targets import Target
 
 _FOLDER = "data/evidence"
 _LONGEST_DEVICE = 200  # characters of its name and its driver
+
+
+class Module(NamedTuple):
+    """What a run said of a module.
+
+    Attributes:
+        name: The stem of its file.
+        passed: Whether every result was within tolerance and repeatable.
+        fingerprint: Of its code.
+    """
+
+    name: str
+    passed: bool
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -35,21 +51,59 @@ class Record:
 
 
 def records() -> tuple[Record, ...]:
-    """Every record in the package; those of hardware first."""
+    """Every record in the package; those of hardware first.
+
+    Raises:
+        ValueError: A file is damaged; the message names the file and the line.
+    """
     folder = resources.files("iree_lnbwd") / _FOLDER
     found = []
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        values = json.loads(file.read_text(encoding="utf-8"))
-        modules = {module["fingerprint"]: module["passed"] for module in values["modules"]}
+        facts, modules = from_text(file.read_text(encoding="utf-8"), file.name)
         found.append(
             Record(
-                target=values["target"],
-                device="" if values.get("emulated") else values["device"],
-                passed=frozenset(code for code, passed in modules.items() if passed),
-                missed=frozenset(code for code, passed in modules.items() if not passed),
+                target=of_type(str, facts.get("target"), f"{file.name}: target"),
+                device=""
+                if of_type(bool, facts.get("emulated"), f"{file.name}: emulated")
+                else of_type(str, facts.get("device"), f"{file.name}: device"),
+                passed=frozenset(m.fingerprint for m in modules if m.passed),
+                missed=frozenset(m.fingerprint for m in modules if not m.passed),
             )
         )
     return tuple(sorted(found, key=lambda record: not record.device))
+
+
+def to_text(facts: Mapping[str, Any], modules: Iterable[Module]) -> str:
+    """A record's file: facts of the run, and a line for each module in the order of names.
+
+    Args:
+        facts: ``target``, ``emulated``, ``device``, and whatever else there is to say.
+        modules: Those that were run.
+    """
+    rows = (module._asdict() for module in sorted(modules))
+    return tables.to_text(Module._fields, [(facts, rows)])
+
+
+def from_text(text: str, source: str) -> tuple[dict[str, Any], list[Module]]:
+    """The facts and the modules of a record's file.
+
+    Args:
+        text: Its content.
+        source: Its name, for messages.
+
+    Raises:
+        ValueError: It is no such file; the message names the file and the line.
+    """
+    parts = tables.from_text(text, source, Module._fields)
+    if len(parts) != 1:
+        raise ValueError(f"{source}: expected the facts of one run, got {len(parts)}")
+    (part,) = parts
+    modules = []
+    for row in part.rows:
+        cells = row.cells
+        passed = of_type(bool, tables.value_of(bool, cells["passed"]), f"{row.place}.passed")
+        modules.append(Module(cells["name"], passed, cells["fingerprint"]))
+    return of_type(dict, part.facts, part.place), modules
 
 
 def of_any(target: Target) -> str:

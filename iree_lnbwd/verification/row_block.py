@@ -1,6 +1,7 @@
 """What the judge knows of a block of rows: xhat and gamma in f64, and how far ours may be off.
 
-What ends in ``off`` is the largest error that a right computation in the accumulator's type has.
+Names ending in ``off`` are error bounds: the largest error that a correct computation in the
+accumulator's type can have.
 """
 
 from __future__ import annotations

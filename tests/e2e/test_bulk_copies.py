@@ -88,12 +88,12 @@ CASES = {
         NormSpec((1030,), "bf16", op=RMS),
         replace(CLUSTER, workgroups=2, warps=3, vector=2, cluster=8, stages_weight=True),
     ),
-    "sums awaited later": (NormSpec((1031,), "bf16", op=LAYER), replace(CLUSTER, defers=True)),
-    "sums awaited later, three steps ahead, from the output": (
+    "sums received later": (NormSpec((1031,), "bf16", op=LAYER), replace(CLUSTER, defers=True)),
+    "sums received later, three steps ahead, from the output": (
         NormSpec((1032,), "bf16", op=RMS, from_output=True),
         replace(THREE, vector=8, cluster=2, defers=True, stages_weight=True),
     ),
-    "sums awaited later, eight of a cluster": (
+    "sums received later, eight of a cluster": (
         NormSpec((2061,), "f32", op=LAYER),
         replace(CLUSTER, cluster=8, defers=True),
     ),
@@ -117,7 +117,7 @@ CASES = {
         NormSpec((133,), "bf16", op=LAYER),
         replace(ONE, warps=3, vector=1, refills=2),
     ),
-    "refilled in two parts, eight of a cluster, sums awaited later": (
+    "refilled in two parts, eight of a cluster, sums received later": (
         NormSpec((4099,), "f32", op=RMS),
         replace(CLUSTER, workgroups=2, vector=2, cluster=8, defers=True, refills=2),
     ),
@@ -248,7 +248,7 @@ def test_what_is_broken_is_found(
 def _change_kernel(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """From now on, one place of the kernel reads otherwise."""
     read = compiler.read_ir
-    assert sum(read(name).count(old) for name in ir.sources(SPEC, BULK)) == 1
+    assert sum(read(name).count(old) for name in ir.sources(SPEC, SM_90, BULK)) == 1
     monkeypatch.setattr(compiler, "read_ir", lambda name: read(name).replace(old, new))
 
 
@@ -337,7 +337,7 @@ def test_of_narrow_rows_more_than_the_last_would_be_left(monkeypatch: pytest.Mon
             {"x_later": True, "cluster": 2, "defers": True},
             1024,
             "sm_90",
-            "the next row's x is not there yet, for sums that are told ahead",
+            "the next row's x is not there yet, for sums that are sent ahead",
         ),
     ],
 )

@@ -85,6 +85,13 @@ def main(*words: str | Path) -> tuple[int, str, str]:
     return status, out.getvalue(), complaint.getvalue()
 
 
+def printed_by_main(*words: str | Path) -> str:
+    """As `succeeded`, in this process and folder."""
+    status, printed, complaint = main(*words)
+    assert (status, complaint) == (0, ""), complaint
+    return printed
+
+
 def refused_by_main(*words: str | Path) -> str:
     """As `refused`, in this process and folder."""
     status, printed, complaint = main(*words)
@@ -141,7 +148,7 @@ def test_version_and_help() -> None:
 
 
 def test_compile_writes_both_files_and_names_them(tmp_path: Path) -> None:
-    said = succeeded(
+    said = printed_by_main(
         "compile",
         "--target=h200",
         "--normalized-shape=16x64",
@@ -207,14 +214,14 @@ def test_printed_command_and_ir_make_the_same_module(
 ) -> None:
     """The .vmfb of `compile` is what iree-compile makes of what is printed."""
     words = ("compile", f"--target={target}", "--normalized-shape=1000", "--dtype=bf16")
-    command = shlex.split(succeeded(*words, "--print-command", *extra))
+    command = shlex.split(printed_by_main(*words, "--print-command", *extra))
     assert command[:2] == ["iree-compile", "-"]
-    text = succeeded(*words, "--print-ir")
+    text = printed_by_main(*words, "--print-ir")
     assert not list(tmp_path.iterdir())
     subprocess.run(
         [BINARIES / command[0], *command[1:]], input=text.encode(), cwd=tmp_path, check=True
     )
-    succeeded(*words, "-o", tmp_path / "ours", *extra)
+    printed_by_main(*words, "-o", tmp_path / "ours", *extra)
     name = f"layer_norm_backward_n1000_bf16_{target}.vmfb"
     assert (tmp_path / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
 
@@ -225,7 +232,7 @@ def test_printed_command_and_ir_make_the_same_module(
 def test_folded_ir_is_what_the_kernels_run(target: str, most_lines: int) -> None:
     """Nothing is called, no branch is on a constant, and it compiles to the very same kernels."""
     words = ("compile", f"--target={target}", "--normalized-shape=4096", "--dtype=bf16")
-    folded = succeeded(*words, "--print-ir", "--folded")
+    folded = printed_by_main(*words, "--print-ir", "--folded")
     assert len(folded.splitlines()) < most_lines
     assert "func.call" not in folded
     assert "scf.if %true" not in folded
@@ -233,15 +240,15 @@ def test_folded_ir_is_what_the_kernels_run(target: str, most_lines: int) -> None
     if target != "generic":
         made = [
             iree_compile.run(text, "none", compiler.flags(find_target(target)), target)
-            for text in (folded, succeeded(*words, "--print-ir"))
+            for text in (folded, printed_by_main(*words, "--print-ir"))
         ]
         assert len({fingerprint.of(vmfb, source=target) for vmfb in made}) == 1
 
 
 def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
     words = ("compile", "--target=generic", "--normalized-shape=8")
-    text = succeeded(*words, "--print-ir")
-    succeeded(*words, "-o", tmp_path)
+    text = printed_by_main(*words, "--print-ir")
+    printed_by_main(*words, "-o", tmp_path)
     manifest = json.loads((tmp_path / "layer_norm_backward_n8_f32_generic.json").read_text())
     assert manifest["ir_sha256"] == artifact.digest(text.encode())
 
@@ -354,7 +361,7 @@ def test_a_compiler_that_ends_before_it_has_read_everything(tmp_path: Path) -> N
 
 def test_a_flag_that_iree_compile_cannot_follow(tmp_path: Path) -> None:
     words = ("compile", "--target=gfx942", "--normalized-shape=8", "-o", tmp_path / "out")
-    said = refused(*words, "--", "--iree-opt-level=O9")
+    said = refused_by_main(*words, "--", "--iree-opt-level=O9")
     assert said.startswith("compiling layer_norm_backward_n8_f32 for gfx942 failed: ")
     assert not (tmp_path / "out").exists()
 
@@ -410,7 +417,7 @@ def test_verify_on_tensors_of_ones_own(tmp_path: Path) -> None:
     # The number of normalized dimensions is the weight's.
     cases["bare"] = replace(cases["bare"], bias=None)
     write_cases(tmp_path / "mine.npz", {k.replace(" ", "_"): v for k, v in cases.items()})
-    rows = rows_of(succeeded("verify", "--data", tmp_path / "mine.npz"))
+    rows = rows_of(printed_by_main("verify", "--data", tmp_path / "mine.npz"))
     assert [(row[0], row[2]) for row in rows] == [
         *[("narrow", "bf16")] * 3,
         *[("mixed", "f32/bf16/bf16")] * 3,
@@ -510,7 +517,7 @@ def test_verify_takes_no_module_for_another(tmp_path: Path) -> None:
     for spec in (NormSpec((9,)), NormSpec((8,), eps=1.0)):
         other = lnbwd.compile(spec, "host", tmp_path / "made").path
         (tmp_path / "layer_norm_backward_n8_f32_host.vmfb").write_bytes(other.read_bytes())
-        said = refused("verify", "--normalized-shape=8", "--modules", tmp_path)
+        said = refused_by_main("verify", "--normalized-shape=8", "--modules", tmp_path)
         assert said == (
             f"{tmp_path}/layer_norm_backward_n8_f32_host.vmfb: expected the module that it is "
             f"named after, got {spec.name}_host"
@@ -521,7 +528,7 @@ def test_the_emulator_takes_no_module_for_another(tmp_path: Path) -> None:
     other = lnbwd.compile(NormSpec((9,)), "gfx942", tmp_path / "made").path
     (tmp_path / "layer_norm_backward_n8_f32_gfx942.vmfb").write_bytes(other.read_bytes())
     words = ("verify", "--target=gfx942", "--emulate", "--normalized-shape=8")
-    said = refused(*words, "--modules", tmp_path)
+    said = refused_by_main(*words, "--modules", tmp_path)
     assert said.endswith("named after, got layer_norm_backward_n9_f32_gfx942")
 
 
@@ -531,7 +538,7 @@ def test_the_emulator_takes_no_module_for_another(tmp_path: Path) -> None:
 def test_verify_without_the_device(target: str, device: str) -> None:
     if has(device):
         pytest.skip(f"this machine has {device}")
-    said = refused("verify", f"--target={target}")
+    said = refused_by_main("verify", f"--target={target}")
     assert said.startswith(f"{find_target(target).name}: nothing was run here: device: {device}")
     assert " is absent: " in said
     assert said.endswith("; --emulate runs its code in software")
@@ -539,7 +546,9 @@ def test_verify_without_the_device(target: str, device: str) -> None:
 
 @pytest.mark.parametrize("eps", ["1e39", "7e-46", "-1e-46"])
 def test_an_eps_that_sums_cannot_hold(eps: str) -> None:
-    said = refused("compile", "--op=rms_norm", "--normalized-shape=8", f"--eps={eps}", "--print-ir")
+    said = refused_by_main(
+        "compile", "--op=rms_norm", "--normalized-shape=8", f"--eps={eps}", "--print-ir"
+    )
     assert said.startswith("eps: expected 0, or a number from 1.4e-45 to 3.4e+38 in magnitude")
 
 
@@ -634,7 +643,7 @@ def test_run_computes_what_the_reference_does(spec: NormSpec, tmp_path: Path) ->
     arguments = random_arguments(random_generator(), spec, (2, 5))
     npz.write(tmp_path / "in.npz", stored(arguments))
     out = tmp_path / "out.npz"
-    said = succeeded("run", made.path, "--input", tmp_path / "in.npz", "--output", out)
+    said = printed_by_main("run", made.path, "--input", tmp_path / "in.npz", "--output", out)
     gradients = npz.read(out)
     assert list(gradients) == [result.name for result in spec.results]
     for name, array in gradients.items():
@@ -654,7 +663,7 @@ def test_run_on_the_other_cpu_device(module: Path, tmp_path: Path) -> None:
     arguments = random_arguments(random_generator(), NormSpec((8,)), (3,))
     npz.write(tmp_path / "in.npz", stored(arguments))
     words = ("run", module, "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
-    succeeded(*words, "--device=local-sync")
+    printed_by_main(*words, "--device=local-sync")
     assert present(npz.read(tmp_path / "out.npz")["grad_input"]).shape == (3, 8)
 
 
@@ -770,14 +779,14 @@ def test_run_follows_a_link_and_leaves_modes_as_they_are(module: Path, tmp_path:
     (tmp_path / "real.npz").chmod(0o640)
     (tmp_path / "link.npz").symlink_to("real.npz")
     words = ("run", module, "--input", arguments_file(tmp_path))
-    succeeded(*words, "--output", tmp_path / "link.npz")
+    printed_by_main(*words, "--output", tmp_path / "link.npz")
     assert (tmp_path / "link.npz").is_symlink()
     assert stat.S_IMODE((tmp_path / "real.npz").stat().st_mode) == 0o640
     assert len(npz.read(tmp_path / "real.npz")) == 3
     before = os.umask(0o077)
     try:
-        succeeded(*words, "--output", tmp_path / "new.npz")
-        succeeded("compile", "--normalized-shape=8", "-o", tmp_path / "made")
+        printed_by_main(*words, "--output", tmp_path / "new.npz")
+        printed_by_main("compile", "--normalized-shape=8", "-o", tmp_path / "made")
     finally:
         os.umask(before)
     for path in (tmp_path / "new.npz", *(tmp_path / "made").iterdir()):
@@ -846,7 +855,7 @@ def test_inspect(manifest: str, tmp_path: Path) -> None:
     made = lnbwd.compile(spec, "gfx942", tmp_path)
     if manifest == "no manifest":
         made.manifest_path.unlink()
-    said = succeeded("inspect", made.path)
+    said = printed_by_main("inspect", made.path)
     facts = dict(re.findall(r"^(\S+) +(\S.*)$", said, re.MULTILINE))
     assert facts["op"] == spec.name
     assert facts["target"].startswith("gfx942 (rocm): ")
@@ -863,12 +872,14 @@ def test_inspect(manifest: str, tmp_path: Path) -> None:
 
 
 def test_inspect_takes_the_manifest_too(module: Path) -> None:
-    assert succeeded("inspect", module.with_suffix(".json")) == succeeded("inspect", module)
+    assert printed_by_main("inspect", module.with_suffix(".json")) == printed_by_main(
+        "inspect", module
+    )
 
 
 def test_inspect_refuses_what_is_no_module(tmp_path: Path) -> None:
     (tmp_path / "x.vmfb").write_text("not a module")
-    assert "truncated, altered or not a .vmfb" in refused("inspect", tmp_path / "x.vmfb")
+    assert "truncated, altered or not a .vmfb" in refused_by_main("inspect", tmp_path / "x.vmfb")
 
 
 def test_inspect_refuses_what_is_packed_in_another_way(tmp_path: Path) -> None:
@@ -880,7 +891,7 @@ def test_inspect_refuses_what_is_packed_in_another_way(tmp_path: Path) -> None:
         (tmp_path / "x.vmfb").write_bytes(whole[:position] + b"\xff" * 8 + whole[position + 8 :])
         with pytest.raises(lnbwd.ArtifactError, match=r"x\.vmfb: [^\n]*altered[^\n]+$"):
             runtime.load(tmp_path / "x.vmfb")
-    assert "altered" in refused("inspect", tmp_path / "x.vmfb")
+    assert "altered" in refused_by_main("inspect", tmp_path / "x.vmfb")
 
 
 # --- any command -----------------------------------------------------------------------------
@@ -890,7 +901,7 @@ def test_inspect_refuses_what_is_packed_in_another_way(tmp_path: Path) -> None:
     "words", [["targets"], ["inspect", "x"], ["run", "x", "--input=x", "--output=x"]]
 )
 def test_words_after_two_dashes_where_nothing_is_compiled(words: list[str]) -> None:
-    said = refused(*words, "--", "--iree-opt-level=O1")
+    said = refused_by_main(*words, "--", "--iree-opt-level=O1")
     assert said == (
         "flags: expected none after --, nothing is compiled here, got ('--iree-opt-level=O1',)"
     )
@@ -1079,7 +1090,7 @@ def test_names_reach_a_terminal_as_text(environment: dict[str, str], tmp_path: P
 
 def test_flags_reach_a_terminal_as_text(tmp_path: Path) -> None:
     words = ("compile", "--normalized-shape=8", "-o", tmp_path / "out", "--", f"--{ODD_NAME}")
-    assert "\x1b" not in refused(*words)
+    assert "\x1b" not in refused_by_main(*words)
 
 
 @pytest.mark.drawn

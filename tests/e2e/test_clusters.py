@@ -50,20 +50,20 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
         NormSpec((4096,), "bf16", op=LAYER, residual_dtype="bf16"),
         replace(ONE, warps=4, slots=0, cluster=4),
     ),
-    "sums awaited later": (NormSpec((1024,), "bf16", op=LAYER), LATER),
-    "sums awaited later, in place": (
+    "sums received later": (NormSpec((1024,), "bf16", op=LAYER), LATER),
+    "sums received later, in place": (
         NormSpec((4096,), "f32", op=RMS),
         replace(LATER, slots=2, cluster=4),
     ),
-    "sums awaited later, rows three steps ahead, residual": (
+    "sums received later, rows three steps ahead, residual": (
         NormSpec((2080,), "bf16", op=LAYER, residual_dtype="bf16"),
         replace(LATER, warps=3, ahead=3, slots=4, stages_weight=True),
     ),
-    "sums awaited later, rows that begin anywhere": (
+    "sums received later, rows that begin anywhere": (
         NormSpec((2061,), "bf16", op=LAYER),
         replace(LATER, workgroups=4, warps=3, cluster=8, stages_weight=True),
     ),
-    "sums awaited later, columns alone": (
+    "sums received later, columns alone": (
         NormSpec((1024,), "bf16", op=LAYER, output_mask=(False, True, True)),
         LATER,
     ),
@@ -130,13 +130,13 @@ def test_sums_that_are_awaited_later_need_their_buffers(
             "sm_90",
             "a cluster shares one row at a time, and sums of f32",
         ),
-        ({"cluster": 1, "defers": True}, 1024, "bf16", "sm_90", "only clusters await sums later"),
+        ({"cluster": 1, "defers": True}, 1024, "bf16", "sm_90", "only clusters receive sums later"),
         (
             {"defers": True},
             1024,
             "bf16",
             "sm_90",
-            "a row whose sums are awaited later is read again, and fetched 2 rows ahead",
+            "a row whose sums are received later is read again, and fetched 2 rows ahead",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_rows_of_131072_columns_are_one_pass() -> None:
     assert how.illegal(spec, SM_90) is None
     assert replace(how, cluster=1).illegal(spec, SM_90) is not None
     assert "clusters of 8 workgroups" in how.path(spec)
-    assert "sums awaited a row later" not in how.path(spec)
+    assert "sums received a row later" not in how.path(spec)
     later = replace(how, ahead=2, defers=True)
     assert later.illegal(spec, SM_90) is None
-    assert later.path(spec).endswith(", sums awaited a row later")
+    assert later.path(spec).endswith(", sums received a row later")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from iree_lnbwd import NormSpec, compile
 from iree_lnbwd.ops import npz
 from iree_lnbwd.verification import fingerprint, recorded_bits
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.verification.evidence import from_text, to_text
 from iree_lnbwd.vmfb import artifact
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "emulate"
@@ -28,7 +28,7 @@ def _run(*arguments: object, package_in: Path | None = None) -> subprocess.Compl
 
 
 def test_evidence(tmp_path: Path) -> None:
-    output = tmp_path / "evidence.json"
+    output = tmp_path / "evidence.csv"
     run = _run(
         "evidence",
         "--target=a100",
@@ -38,15 +38,16 @@ def test_evidence(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert "ok   1/1 layer_norm_backward_n64_f32_sm_80: grad_input 0." in run.stdout
-    values = json.loads(output.read_text(encoding="utf-8"))
-    assert values["target"] == "sm_80"
-    assert values["emulated"] is True
-    (module,) = values["modules"]
-    assert module["passed"]
-    assert set(module["worst_error_over_tolerance"]) == {"grad_input", "grad_weight", "grad_bias"}
+    facts, (module,) = from_text(output.read_text(encoding="utf-8"), str(output))
+    assert facts["target"] == "sm_80"
+    assert facts["emulated"] is True
+    assert module.passed
+    assert all(
+        f"{result} 0." in run.stdout for result in ("grad_input", "grad_weight", "grad_bias")
+    )
     made = compile(NormSpec((64,), "f32"), "sm_80", tmp_path)
     vmfb, _ = artifact.read(made.path)
-    assert module["fingerprint"] == fingerprint.of(vmfb, source="it")
+    assert module.fingerprint == fingerprint.of(vmfb, source="it")
 
 
 def test_comparison(tmp_path: Path) -> None:
@@ -85,11 +86,11 @@ def test_stale_evidence(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.endswith("0 of 1 module stale\n")
 
-    path = package / "data" / "evidence" / "sm_80_emulated.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
-    (entry,) = (m for m in values["modules"] if m["name"] == "rms_norm_backward_n64_f32_sm_80")
-    entry["fingerprint"] = "0" * 64
-    path.write_text(json.dumps(values), encoding="utf-8")
+    path = package / "data" / "evidence" / "sm_80_emulated.csv"
+    facts, modules = from_text(path.read_text(encoding="utf-8"), str(path))
+    name = "rms_norm_backward_n64_f32_sm_80"
+    other = [m._replace(fingerprint="0" * 64) if m.name == name else m for m in modules]
+    path.write_text(to_text(facts, other), encoding="utf-8")
     run = _run(*arguments, package_in=tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
     assert "MISS 1/1 rms_norm_backward_n64_f32: not what ran on the emulator" in run.stdout

@@ -99,7 +99,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     [
         (
             {"workgroups": 132, "groups": 3},
-            "rows of a group begin at different places of 8 elements",
+            "rows of a group have different alignment phases in 8 elements",
         ),
         ({"slots": 0, "ahead": 0}, "N is no multiple of 8, and rows are not copied"),
     ],

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from support import Arguments, assert_same_bits, random_arguments, random_generator
 
-from iree_lnbwd import NormSpec, runtime
+from iree_lnbwd import DeviceError, NormSpec, runtime
 from iree_lnbwd.calls.modules import loaded
+from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.runtime import Norm, op
+from iree_lnbwd.runtime import Norm, host_library, op
+from iree_lnbwd.verification import matrix
 
 HOST = DeviceUri.parse("local-task")
 
@@ -99,3 +102,29 @@ def test_a_file_is_not_run_by_who_only_looks_at_it() -> None:
     arguments = random_arguments(random_generator(), spec, (3,))
     arguments.backward_by(norm)
     assert vars(norm)["_host"] is not None
+
+
+@pytest.mark.parametrize("is_for_this_cpu", [True, False])
+def test_what_iree_refuses_is_never_loaded(
+    is_for_this_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code runs as the system's loader loads it: a module that asks for another CPU is not."""
+    spec = NormSpec((40,))
+    with monkeypatch.context() as patch:
+        if not is_for_this_cpu:
+            patch.setattr(compiler, "cpu_features", lambda: ("avx512-of-the-future",))
+        vmfb, _ = compiler.build(spec, find_target("host"))
+    loads, load = [], host_library._loaded
+
+    def watched(elf: bytes) -> object:
+        loads.append(elf)
+        return load(elf)
+
+    monkeypatch.setattr(host_library, "_loaded", watched)
+    call = matrix.random_call(spec, 5, random_generator())
+    if is_for_this_cpu:
+        runtime.load_built(vmfb).run(call)
+    else:
+        with pytest.raises(DeviceError, match="expected a CPU with avx512-of-the-future"):
+            runtime.load_built(vmfb).run(call)
+    assert len(loads) == is_for_this_cpu

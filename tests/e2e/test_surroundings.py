@@ -470,6 +470,7 @@ thread = threading.Thread(target=modules.loaded, args=key)
 thread.start()
 compiling.wait()
 if (child := os.fork()) == 0:
+    cache._LONGEST_COMPILATION = 0.5  # how long it waits for the other process, which compiles
     forked.set()
     modules.loaded(*key)
     os._exit(0)

@@ -12,7 +12,7 @@ from iree_lnbwd.hardware.products import find_product
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass
-from iree_lnbwd.schedules.measured_json import schedule_of_numbers
+from iree_lnbwd.schedules.measured_csv import schedule_of_numbers
 from iree_lnbwd.vmfb.description import describe
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "tune"

@@ -13,19 +13,18 @@
 // CUDA-DAG: #ahead_i32 = 1 : i32
 // CUDA-DAG: #wants_dx = true
 // BULK-DAG: #slots = {{[1-9]}} : index
-// BULK-DAG: #bulk = true
 // PLACE-DAG: #slots = 1 : index
 // PLACE-DAG: #ahead_i32 = 1 : i32
 // PLACE-DAG: #rereads = true
 // ROCM-DAG: #slots = 0 : index
-// ROCM-DAG: #copies_weight = false
 // NODX-DAG: #wants_dx = false
 // NODX-DAG: #rereads = false
 // CUDA-DAG: !chunk = vector<{{[48]}}x!acc>
 // CHECK: hal.executable.source private @rows {
 // CUDA: gpu.subgroup_reduce add {{.*}} cluster(size = 32) : (f32) -> f32
 // ROCM: gpu.subgroup_reduce add {{.*}} cluster(size = 64) : (f32) -> f32
-// CUDA: "nvgpu.device_async_copy"(%dy_staged,
+// CUDA: "nvgpu.device_async_copy"(%dy_rows,
+// BULK: cp.async.bulk.shared::cluster.global
 // CHECK: func.call @dx(
 // CHECK: math.fma {{.*}} : !chunk
 // CHECK: hal.executable.source private @finalize {

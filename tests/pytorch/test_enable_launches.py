@@ -38,6 +38,7 @@ from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.runtime.stream_module import LaunchSequence
 from iree_lnbwd.torch import native, overrides, overrides_in_python
 from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS, Gradients, Norm
+from iree_lnbwd.torch.override_places import PLACES
 from iree_lnbwd.verification.matrix import random_call
 
 COLUMNS, ROWS, EPS = 96, 5, 1e-3
@@ -45,11 +46,12 @@ COLUMNS, ROWS, EPS = 96, 5, 1e-3
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All operators and sizes are ours there."""
+    """All operators are ours there."""
     if not request.config.getoption("--cpp-operators"):
         pytest.skip("for --cpp-operators")
-    for op in OPS.values():
-        monkeypatch.setitem(overrides._RULES, ("cpu", op), overrides._ALL)
+    on_cpu = (("cpu", op) for op in OPS.values())
+    places = dict.fromkeys((*PLACES, *on_cpu))
+    monkeypatch.setattr(overrides, "PLACES", tuple(places))
     yield
     lnbwd.disable()
     torch.ops.iree_lnbwd.forget()

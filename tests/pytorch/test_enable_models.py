@@ -19,7 +19,7 @@ from torch import nn
 import iree_lnbwd.torch as lnbwd
 
 # They warn of their own future, each in its own way.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("ours_at_all_sizes")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("enable_ends")]
 OF_GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "eos_token_id": 2}
 # The backwards of a step that call PyTorch's function.
 OF_TRANSFORMERS = {name: (settings, 0) for name, (settings, *_) in MODELS.items()} | {

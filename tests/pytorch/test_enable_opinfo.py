@@ -28,7 +28,7 @@ NO_ELEMENTS = "PyTorch's kernel alone takes such arguments"
 # Raised inside PyTorch 2.13.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.usefixtures("ours_at_all_sizes"),
+    pytest.mark.usefixtures("enable_ends"),
 ]
 
 

@@ -106,9 +106,7 @@ FORK = """
 import os, signal, sys
 import torch
 import iree_lnbwd.torch as lnbwd
-from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
 torch.set_num_threads(1)
-lnbwd.overrides._RULES["cpu", LAYER_NORM_BACKWARD] = lnbwd.overrides._ALL
 lnbwd.enable()
 
 def step():

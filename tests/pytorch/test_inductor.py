@@ -22,7 +22,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 import iree_lnbwd.torch as ours
-from iree_lnbwd.torch import overrides
 from iree_lnbwd.torch.inductor.state import STATE, Folded
 
 # Raised inside PyTorch, by the imports of its compiler.
@@ -194,13 +193,6 @@ def test_a_graph_without_norms_of_ours_stays_as_it_is() -> None:
     assert folded(lambda: gradients(model, torch.compile(model), torch.float32)) == Folded()
 
 
-@pytest.fixture
-def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = {key: overrides.Rule(0, 0, 0, 0) for key in overrides._RULES}
-    monkeypatch.setattr(overrides, "_RULES", rules)
-
-
-@pytest.mark.usefixtures("_any_size")
 def test_enable_keeps_pytorchs_backwards_whole() -> None:
     model = model_of(nn.LayerNorm)
     wide = gradients(model.double(), model, torch.float64)

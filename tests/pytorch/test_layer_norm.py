@@ -251,8 +251,9 @@ def test_storages_can_still_be_freed(device: str) -> None:
     assert all(t.untyped_storage().resizable() for t in (x, weight, bias, grad_output))
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_compiling_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    columns = int(random_generator().integers(5000, 6000))  # which no other test has compiled
+    columns = int(random_generator().integers(5000, 6000))  # which no other test has loaded
     operands = random_operands(NormSpec((columns,)), (2,))
     with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
         for _ in range(3):

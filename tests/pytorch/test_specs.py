@@ -24,7 +24,7 @@ def norms(columns: int) -> nn.Sequential:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_warmup_loads_what_specs_says(dtype: torch.dtype) -> None:
-    columns = int(random_generator().integers(20000, 21000))  # which no other test has compiled
+    columns = int(random_generator().integers(20000, 21000))  # which no other test has loaded
     model = norms(columns).to(dtype)
     replace_norms(model)
     said = specs(model)

@@ -18,17 +18,17 @@ from torch.nn.utils import parametrize, prune
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import CompileError
-from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.torch import (
     AddLayerNorm,
     AddRMSNorm,
     LayerNorm,
     RMSNorm,
     layer_norm,
-    overrides,
     replace_norms,
     warmup,
 )
+
+pytestmark = pytest.mark.usefixtures("empty_cache")  # what is compiled is counted
 
 MODULES = (LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm)
 
@@ -48,7 +48,7 @@ class Norms(nn.Module):
 
 def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
     """Whether or not the last sum is used; and nothing is compiled twice."""
-    columns = int(random_generator().integers(6000, 7000))  # which no other test has compiled
+    columns = int(random_generator().integers(6000, 7000))  # which no other test has loaded
     model = Norms(columns)
     with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
         warmup(model)
@@ -290,8 +290,6 @@ def test_warmup_of_plain_norms(
         assert len(caplog.records) == 2
         assert all(parameter.grad is None for parameter in model.parameters())
         assert lnbwd.status().calls == ()
-        monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
-        lnbwd.disable()
         lnbwd.enable()
         step(model, (3, columns))
         assert (lnbwd.status().ours, lnbwd.status().pytorchs) == (2, 0)
@@ -343,8 +341,6 @@ def test_warmup_of_a_sharded_plain_model(
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    monkeypatch.setitem(overrides._RULES, ("cpu", LAYER_NORM_BACKWARD), overrides._ALL)
-    lnbwd.disable()
     lnbwd.enable()
     columns = int(random_generator().integers(16000, 17000))
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)

@@ -124,7 +124,7 @@ def test_each_warp_copies_its_part(workgroups: int, threads: int) -> None:
 
 
 def test_workgroups_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iree_lnbwd.emulator.ptx._LANES_AT_ONCE", 64)
+    monkeypatch.setattr("iree_lnbwd.emulator.ptx.executor._LANES_AT_ONCE", 64)
     np.testing.assert_array_equal(run(COPIES, workgroups=3), expected(3))
 
 

@@ -100,7 +100,7 @@ def test_clusters_along_y() -> None:
 
 
 def test_clusters_in_turn_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iree_lnbwd.emulator.ptx._LANES_AT_ONCE", 64)
+    monkeypatch.setattr("iree_lnbwd.emulator.ptx.executor._LANES_AT_ONCE", 64)
     np.testing.assert_array_equal(run(PULL), np.roll(words(), -1, axis=1))
 
 

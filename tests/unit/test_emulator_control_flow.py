@@ -10,9 +10,10 @@ import pytest
 from ptx_kernels import run_kernel
 from support import random_generator
 
-from iree_lnbwd.emulator import Fault, launch, memory, ptx
-from iree_lnbwd.emulator.memory import LocalMemory
-from iree_lnbwd.emulator.ptx import shuffle_source
+from iree_lnbwd.emulator import Fault, launch
+from iree_lnbwd.emulator.memory import LocalMemory, cells
+from iree_lnbwd.emulator.ptx import executor, threads
+from iree_lnbwd.emulator.ptx.synchronisation import shuffle_source
 
 _STORE = """
 \tadd.s64 %rd21, %rd1, %rd20;
@@ -428,7 +429,7 @@ def test_kernels_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work_is_counted_over_all_workgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one batch of them may do is not allowed to each."""
     body = "\n".join("\tadd.u32 %r5, %r0, 1;" for _ in range(100))
-    monkeypatch.setattr(ptx, "_LANES_AT_ONCE", 64)
+    monkeypatch.setattr(executor, "_LANES_AT_ONCE", 64)
     run_kernel(body, [1], workgroups=8)
     monkeypatch.setattr(launch, "_MOST_WORK", 400 * launch._FEW_LANES)
     run_kernel(body, [1], workgroups=2)
@@ -449,18 +450,18 @@ def test_workgroups_with_much_memory_run_in_turn(
 \tst.{space}.b32 [%rd25], %r3;
 \tld.{space}.b32 %r5, [%rd25];
 {_STORE}"""
-    monkeypatch.setattr(memory, "_AT_ONCE", 2 << 20)
+    monkeypatch.setattr(cells, "_AT_ONCE", 2 << 20)
     made: list[int] = []
 
     def noticed(nbytes: int, *, lanes: int, first_lane: int) -> LocalMemory:
         made.append(lanes)
         return LocalMemory(nbytes, lanes=lanes, first_lane=first_lane)
 
-    monkeypatch.setattr(ptx, "LocalMemory", noticed)
+    monkeypatch.setattr(threads, "LocalMemory", noticed)
     result = run_kernel(body, [1, 512], workgroups=8, shared_bytes=65536, module=_DYNAMIC)[1]
     assert result.tolist() == list(range(512))
     assert made == [64] * 8
-    monkeypatch.setattr(memory, "_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(cells, "_AT_ONCE", 1 << 20)
     with pytest.raises(Fault, match="a workgroup with 65536 bytes of shared memory and 64 threads"):
         run_kernel(body, [1, 512], workgroups=8, shared_bytes=65536, module=_DYNAMIC)
 

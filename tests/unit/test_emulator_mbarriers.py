@@ -218,7 +218,7 @@ def test_every_warp_sends_for_itself() -> None:
 
 
 def test_workgroups_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iree_lnbwd.emulator.ptx._LANES_AT_ONCE", 64)
+    monkeypatch.setattr("iree_lnbwd.emulator.ptx.executor._LANES_AT_ONCE", 64)
     np.testing.assert_array_equal(run(EXCHANGE, clusters=3), expected(clusters=3))
 
 

@@ -10,8 +10,7 @@ import pytest
 from support import random_generator
 
 from iree_lnbwd.emulator import Binding, Fault, GlobalMemory, Launch, SharedMemory
-from iree_lnbwd.emulator import memory as emulator_memory
-from iree_lnbwd.emulator.memory import LocalMemory
+from iree_lnbwd.emulator.memory import LocalMemory, global_memory
 from iree_lnbwd.ops.arguments import Array
 
 _WORDS = 64
@@ -132,7 +131,7 @@ def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for nbytes in (1 << 60, 1 << 62, (1 << 64) - 1):
         with pytest.raises(Fault, match=f"no memory for transient of {nbytes} bytes: 0 and"):
             memory.allocate("transient", nbytes)
-    monkeypatch.setattr(emulator_memory, "_CAPACITY", 4096)
+    monkeypatch.setattr(global_memory, "_CAPACITY", 4096)
     first = memory.allocate("first", 1024)  # and as much for its stamps
     with pytest.raises(Fault, match="no memory for second of 1040 bytes: 2048 and 2080"):
         memory.allocate("second", 1040)
@@ -146,7 +145,7 @@ def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
 def test_the_host_moves_much_in_pieces(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulator_memory, "_PIECE", 64)
+    monkeypatch.setattr(global_memory, "_PIECE", 64)
     memory = GlobalMemory()
     data = random_generator().integers(0, 256, 256).astype(np.uint8)
     buffer = memory.allocate("buffer", 256)
@@ -194,7 +193,7 @@ def test_more_barriers_of_shared_memory_than_are_counted(first: int, epochs: int
 
 
 def test_more_launches_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulator_memory, "_MOST_LAUNCHES", 3)
+    monkeypatch.setattr(global_memory, "_MOST_LAUNCHES", 3)
     memory = GlobalMemory()
     for _ in range(3):
         memory.begin(launch())

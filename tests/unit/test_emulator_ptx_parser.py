@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iree_lnbwd.emulator import PtxError, ptx_parser
+from iree_lnbwd.emulator import PtxError
+from iree_lnbwd.emulator.ptx import parser
 
 _TARGET = ".target sm_90\n"
 
@@ -45,7 +46,7 @@ def _kernel(body: str, parameters: str = "") -> str:
 )
 def test_text_that_is_no_ptx(text: str, message: str) -> None:
     with pytest.raises(PtxError, match=message) as caught:
-        ptx_parser.parse(text)
+        parser.parse(text)
     assert "\n" not in str(caught.value)
 
 
@@ -71,7 +72,7 @@ _MANY = 100_000
 def test_text_of_which_much_is_looked_at_again_and_again(text: str) -> None:
     """It is not: were the parser's time to grow as the square of the text, this took hours."""
     try:
-        kernels = ptx_parser.parse(f"{_TARGET}{text}")
+        kernels = parser.parse(f"{_TARGET}{text}")
     except PtxError:
         return
     assert all(len(kernel.code) <= 1 for kernel in kernels.values())
@@ -98,7 +99,7 @@ def test_text_of_which_much_is_looked_at_again_and_again(text: str) -> None:
 def test_registers_that_are_declared(register: str, type_: str | None) -> None:
     body = ".reg .b32 %r<7>;\n.reg\t.b64 \t%s1<3>, %t;\n.reg .b16 tmp; .reg .f32 x4;\n"
     body += "{ .reg .b32 %r<10>; }\nret;"
-    kernel = ptx_parser.parse(_kernel(body))["f"]
+    kernel = parser.parse(_kernel(body))["f"]
     if type_ is not None:
         assert kernel.type_of(register) == type_
         return
@@ -113,7 +114,7 @@ def test_shared_memory_of_another_kernel_is_none_of_this_one() -> None:
         f".visible .entry of_{name}() {{ st.shared.b32 [{name}+16], 0; ret; }}\n"
         for name in ("one", "two")
     )
-    kernels = ptx_parser.parse(f"{_TARGET}{both}{entries}")
+    kernels = parser.parse(f"{_TARGET}{both}{entries}")
     for name in ("one", "two"):
         kernel = kernels[f"of_{name}"]
         assert kernel.nbytes["shared"] == 40960
@@ -139,7 +140,7 @@ def test_what_kernels_declare() -> None:
 .const .align 2 .b16 table[4] = {{1, -1}};
 .entry g() .reqntid 32 {{ ld.const.b16 %rs1, [table]; ret; }}
 """
-    kernels = ptx_parser.parse(text)
+    kernels = parser.parse(text)
     assert kernels.keys() == {"f", "g"}
     f, g = kernels["f"], kernels["g"]
     assert (f.target, f.parameters) == ("sm_90", {"p": "u64", "q": "u32"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from support import built
 from iree_lnbwd import NormSpec
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.verification import evidence, fingerprint
-from iree_lnbwd.verification.evidence import Record
+from iree_lnbwd.verification.evidence import Module, Record
 
 _H200 = Record("sm_90", "H200, driver 1", frozenset({"a", "b"}), frozenset({"c"}))
 _EMULATED = Record("sm_90", "", frozenset({"a", "d"}), frozenset({"b"}))
@@ -61,10 +61,9 @@ def test_what_is_said_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(folder: Path, name: str, **values: Any) -> None:
-    modules = {"a": True, "b": False, "c": True, "d": False}
-    entries = [{"fingerprint": code, "passed": passed} for code, passed in modules.items()]
-    record = {"target": "sm_90", "device": "H200, driver 1", "modules": entries, **values}
-    (folder / name).write_text(json.dumps(record), encoding="utf-8")
+    modules = (Module(code, code in "ac", code) for code in "abcd")
+    facts = {"target": "sm_90", "emulated": False, "device": "H200, driver 1", **values}
+    (folder / name).write_text(evidence.to_text(facts, modules), encoding="utf-8")
 
 
 def test_a_module_that_missed_is_no_evidence(
@@ -72,9 +71,9 @@ def test_a_module_that_missed_is_no_evidence(
 ) -> None:
     """Neither on hardware nor in the emulator, and what is said of it says so."""
     monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
-    written(tmp_path, "1.json", emulated=True, device="the emulator")
-    written(tmp_path, "2.json")
-    written(tmp_path, "3.json", target="gfx942", emulated=False, device="MI300 \u00b5")
+    written(tmp_path, "1.csv", emulated=True, device="the emulator")
+    written(tmp_path, "2.csv")
+    written(tmp_path, "3.csv", target="gfx942", emulated=False, device="MI300 \u00b5")
     passed, missed = frozenset("ac"), frozenset("bd")
     assert evidence.records() == (
         Record("sm_90", "H200, driver 1", passed, missed),
@@ -92,6 +91,74 @@ def test_a_module_that_missed_is_no_evidence(
     )
     assert evidence.of_target("gfx942") == "2 of 4 modules verified on MI300 \u00b5"
     assert evidence.of_module("a", ()) == "compiled only: this very module was never run"
+
+
+_FACTS = {"target": "sm_90", "emulated": False, "device": "H200"}
+_TEXT = evidence.to_text(_FACTS, [Module("m_sm_90", True, "ab")])
+
+
+def test_a_record_comes_back_as_it_was_written() -> None:
+    facts, modules = evidence.from_text(_TEXT, "it")
+    assert (facts, modules) == (_FACTS, [Module("m_sm_90", True, "ab")])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("1,ab", "yes,ab", "it: line 3.passed: expected a bool, got 'yes'"),
+        ("1,ab", "1", "it: line 3: expected 3 cells, got 2"),
+        ("name,", "stem,", "it: line 2: expected name,passed,fingerprint, got 'stem,"),
+        ("# {", "# [", "it: line 1: expected JSON: "),
+        (_TEXT, "", "it: expected name,passed,fingerprint, got no such line"),
+        (_TEXT, "name,passed,fingerprint\nm,1,a", "it: line 2: expected facts above the rows"),
+        (_TEXT, "name,passed,fingerprint", "it: expected the facts of one run, got 0"),
+        (_TEXT, "# 3\nname,passed,fingerprint", "it: line 1: expected an object, got 3"),
+    ],
+)
+def test_damage_is_named(before: str, after: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        evidence.from_text(_TEXT.replace(before, after), "it")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"target": None}, "x.csv: target: expected a string, got None"),
+        ({"target": 3}, "x.csv: target: expected a string, got 3"),
+        ({"emulated": "no"}, "x.csv: emulated: expected a bool, got 'no'"),
+        ({"device": 3}, "x.csv: device: expected a string, got 3"),
+    ],
+)
+def test_a_fact_of_another_type_is_named_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
+    written(tmp_path, "x.csv", **change)
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        evidence.records()
+
+
+@pytest.mark.parametrize("missing", ["target", "emulated", "device"])
+def test_a_fact_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
+    facts = {name: value for name, value in _FACTS.items() if name != missing}
+    (tmp_path / "x.csv").write_text(evidence.to_text(facts, []))
+    with pytest.raises(ValueError, match=rf"^x\.csv: {missing}: expected .*, got None$"):
+        evidence.records()
+
+
+def test_a_damaged_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_FOLDER", str(tmp_path))
+    (tmp_path / "x.csv").write_text(_TEXT.replace("1,ab", "1"))
+    with pytest.raises(ValueError, match=r"^x\.csv: line 3: expected 3 cells, got 2$"):
+        evidence.records()
+
+
+def test_a_record_is_in_the_order_of_names() -> None:
+    text = evidence.to_text(_FACTS, [Module("b", False, "1"), Module("a", True, "2")])
+    assert [module.name for module in evidence.from_text(text, "it")[1]] == ["a", "b"]
 
 
 def test_records_of_the_package() -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from iree.compiler.tools import compile_file, compile_str
 
-from iree_lnbwd import NormSpec
+from iree_lnbwd import NormSpec, schedules
 from iree_lnbwd.compiling import compiler, ir
-from iree_lnbwd.hardware.targets import find_target
-from iree_lnbwd.schedules import OnePass, WholeTensors
+from iree_lnbwd.hardware.targets import Target, find_target
+from iree_lnbwd.schedules import Forward, OnePass, Schedule, WholeTensors
 from iree_lnbwd.vmfb import raw_interface
 
 FOLDER = Path(compiler.__file__).parents[2] / "ir"
 CPU = find_target("generic")
+SM_90 = find_target("sm_90")
 
 SPECS = (
     NormSpec((4096,), "bf16"),
@@ -229,26 +230,80 @@ def test_module_carries_its_spec_and_target(spec: NormSpec) -> None:
     assert 'iree_lnbwd.target = "generic"' in entry
 
 
-@pytest.mark.parametrize(("vector", "rows"), [(4, "whole"), (8, "shifted")])
-def test_the_part_for_rows_follows_from_the_schedule(vector: int, rows: str) -> None:
-    """One of two files has the functions, and the other's are not in the text."""
-    spec, target = NormSpec((1004,), "bf16"), find_target("sm_90")
-    how = OnePass(132, 1, 8, vector, ahead=2, slots=3)
-    names = [name for name in ir.sources(spec, how) if name.startswith("parts/rows/")]
-    assert names == [f"parts/rows/{rows}.mlir"]
-    span = functions(compiler.source_text(spec, target, schedule=how))["span"]
-    assert ("scf.if" in span) == (rows == "shifted")
-    assert not any(name.startswith("parts/") for name in ir.sources(spec, WholeTensors()))
+FORWARD = NormSpec((1024,), "bf16", op="layer_norm", eps=1e-5)
+
+
+def parts_of(spec: NormSpec, how: Schedule, target: Target = SM_90) -> set[str]:
+    """The parts that a module takes, by their names below ``ir/parts/``."""
+    names = ir.sources(spec, target, how)
+    return {name[len("parts/") : -len(".mlir")] for name in names if name.startswith("parts/")}
 
 
 @pytest.mark.parametrize(
-    ("warps", "cluster", "sums"),
-    [(1, 1, "subgroup"), (4, 1, "workgroup"), (4, 2, "cluster"), (1, 2, "cluster")],
+    ("how", "part"),
+    [
+        (OnePass(132, 1, 8, 4), "fetch/registers"),
+        (OnePass(132, 1, 8, 4, ahead=1), "fetch/registers_ahead"),
+        (OnePass(132, 1, 8, 4, ahead=2, slots=3), "fetch/async"),
+        (OnePass(132, 1, 8, 4, ahead=2, slots=2, bulk=True), "fetch/bulk"),
+        (OnePass(132, 1, 8, 4, ahead=2, slots=3), "rows/whole"),
+        (OnePass(132, 1, 8, 8, ahead=2, slots=3), "rows/shifted"),
+        (OnePass(132, 1, 8, 4, ahead=2, slots=3), "begin/in_two"),
+        (OnePass(132, 1, 8, 8, ahead=2, slots=3), "begin/at_once"),
+        (OnePass(132, 1, 8, 4, ahead=2, slots=2, bulk=True), "begin/at_once"),
+        (OnePass(132, 1, 8, 4), "weight/held"),
+        (OnePass(132, 1, 8, 4, ahead=2, slots=3, stages_weight=True), "weight/copied"),
+        (OnePass(132, 1, 8, 4, ahead=1, stages_weight=True, widens_weight=True), "weight/widened"),
+        (OnePass(8, 1, 1, 4, ahead=2, slots=3), "sums/subgroup"),
+        (OnePass(8, 1, 4, 4, ahead=2, slots=3), "sums/workgroup"),
+        (OnePass(8, 1, 4, 4, ahead=2, slots=3, cluster=2), "sums/cluster"),
+        (OnePass(8, 1, 1, 4, ahead=2, slots=3, cluster=2), "sums/cluster"),
+        (OnePass(132, 1, 8, 4), "partial_rows/one_group"),
+        (OnePass(132, 2, 8, 4), "partial_rows/groups"),
+        (Forward(1, 128, 4, 2, keeps=True), "forward/sums/workgroup"),
+        (Forward(4, 32, 4, 8, keeps=True), "forward/sums/subgroup"),
+        (Forward(1, 128, 4, 2, keeps=True, cluster=2), "forward/sums/cluster"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_part_for_sums_follows_from_the_schedule(warps: int, cluster: int, sums: str) -> None:
-    how = OnePass(8, 1, warps, 4, ahead=2, slots=3, cluster=cluster)
-    names = [name for name in ir.sources(SPECS[0], how) if name.startswith("parts/sums/")]
-    assert names == [f"parts/sums/{sums}.mlir"]
+def test_a_schedules_numbers_choose_between_parts(how: Schedule, part: str) -> None:
+    """One of several files has the functions, and the text of the others is not there."""
+    spec = FORWARD if isinstance(how, Forward) else NormSpec((1004,), "bf16")
+    parts = parts_of(spec, how)
+    assert part in parts
+    folder = part.rpartition("/")[0]
+    assert [other for other in parts if other.rpartition("/")[0] == folder] == [part]
+    own = set(re.findall(r"@(\w+)\(%", compiler.read_ir(f"parts/{part}.mlir")))
+    assert own & set(functions(compiler.source_text(spec, SM_90, schedule=how)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "bias", "inverse"),
+    [
+        (NormSpec((4096,), "bf16"), "none", "divided"),
+        (NormSpec((4096,), "bf16", from_output=True), "staged", "staged"),
+        (NormSpec((4096,), "bf16", from_output=True, has_bias=False), "none", "staged"),
+        (NormSpec((4096,), "bf16", from_output=True, has_weight=False), "staged", "divided"),
+    ],
+    ids=["from the input", "from the output", "without a bias", "without a weight"],
+)
+def test_what_a_backward_from_the_output_keeps(spec: NormSpec, bias: str, inverse: str) -> None:
+    parts = parts_of(spec, OnePass(132, 1, 8, 4))
+    assert {f"bias/{bias}", f"inverse/{inverse}"} <= parts
+
+
+def test_whole_tensors_and_cpus_have_no_parts() -> None:
+    spec = NormSpec((1004,), "bf16")
+    assert not parts_of(spec, WholeTensors())
+    assert not parts_of(spec, schedules.choose(spec, CPU), CPU)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.mlir")), ids=lambda path: path.name)
+def test_no_file_is_long_and_no_function_has_many_parameters(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 700
+    for name, parameters in re.findall(r"func\.func private @(\w+)\((%[^)]*)\)", text):
+        assert parameters.count(": ") <= 12, name
 
 
 def test_unknown_file() -> None:
@@ -269,6 +324,6 @@ def test_unknown_file() -> None:
 def test_which_copies_pass_the_l1_cache(columns: int, how: OnePass, copies: str) -> None:
     """Those of 16 bytes, of rows that begin with a sector and have one workgroup."""
     text = compiler.source_text(NormSpec((columns,), "f32"), find_target("sm_90"), schedule=how)
-    copy = r'"nvgpu\.device_async_copy"\(%(dy|x)_staged[^<]*<\{(bypassL1)?'
+    copy = r'"nvgpu\.device_async_copy"\(%(dy|x)_rows[^<]*<\{(bypassL1)?'
     found = {name for name, passes in re.findall(copy, text) if passes}
     assert found == set(copies.split())

@@ -126,11 +126,11 @@ BORDERS: dict[str, Border] = {
         "N is no multiple of 2, and rows are not copied",
         NormSpec((4097,), "bf16"),
     ),
-    "groups whose rows begin at different places": Border(
+    "groups whose rows have different alignment phases": Border(
         replace(STAGED, vector=4, warps=4),
         {"workgroups": 132},
         {"workgroups": 131},
-        "rows of a group begin at different places of 4 elements",
+        "rows of a group have different alignment phases in 4 elements",
         NormSpec((2049,), "bf16"),
     ),
     "shared memory": Border(
@@ -203,13 +203,13 @@ BORDERS: dict[str, Border] = {
         replace(BULK, cluster=2, defers=True),
         {},
         {"x_later": True},
-        "the next row's x is not there yet, for sums that are told ahead",
+        "the next row's x is not there yet, for sums that are sent ahead",
     ),
-    "clusters whose rows begin at different places": Border(
+    "clusters whose rows have different alignment phases": Border(
         replace(BULK, cluster=2, vector=4),
         {"workgroups": 64},
         {"workgroups": 63},
-        "rows of a group begin at different places of 4 elements",
+        "rows of a group have different alignment phases in 4 elements",
         NormSpec((4097,), "bf16"),
     ),
     "mbarriers": Border(
@@ -290,20 +290,20 @@ BORDERS: dict[str, Border] = {
         "a cluster shares one row at a time, and sums of f32",
         NormSpec((4096,), "f64"),
     ),
-    "sums that are awaited later": Border(
-        DEFERS, {}, {"cluster": 1}, "only clusters await sums later"
+    "sums that are received later": Border(
+        DEFERS, {}, {"cluster": 1}, "only clusters receive sums later"
     ),
-    "sums that are awaited later than rows come": Border(
+    "sums that are received later than rows come": Border(
         DEFERS,
         {},
         {"ahead": 1, "slots": 2},
-        "a row whose sums are awaited later is read again, and fetched 2 rows ahead",
+        "a row whose sums are received later is read again, and fetched 2 rows ahead",
     ),
     "sums of a row that is not read again": Border(
         DEFERS,
         {},
         {"rereads": False},
-        "a row whose sums are awaited later is read again, and fetched 2 rows ahead",
+        "a row whose sums are received later is read again, and fetched 2 rows ahead",
     ),
     "rows that are read again": Border(READ, {}, {"rereads": True}, "nothing is staged"),
     "a weight that is copied": Border(
@@ -331,14 +331,14 @@ BORDERS: dict[str, Border] = {
         replace(STAGED, groups=3, vector=2, warps=4),
         {"workgroups": 132},
         {"workgroups": 131},
-        "rows of a group begin at different places of 2 elements",
+        "rows of a group have different alignment phases in 2 elements",
         NormSpec((2049,), "bf16"),
     ),
     "a single group whose rows begin at two places": Border(
         replace(BULK, x_later=True, vector=2),
         {"workgroups": 64},
         {"workgroups": 63},
-        "rows of a group begin at different places of 2 elements",
+        "rows of a group have different alignment phases in 2 elements",
         NormSpec((4097,), "bf16"),
     ),
     "a single slot": Border(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from iree.compiler.tools import compile_str
 
@@ -130,3 +132,79 @@ def test_two_functions_of_one_name() -> None:
     """The one of another part would be taken in silence."""
     with pytest.raises(ValueError, match="@twice: expected one function of that name, got two"):
         linking.functions([LIBRARY, LIBRARY])
+
+
+NESTED = """\
+func.func private @outer(%value: !narrow, %k: index) -> !narrow {
+  %same = func.call @inner_of_it(%value) : (!narrow) -> !narrow
+  func.call @nothing() : () -> ()
+  return %same : !narrow
+}
+func.func private @inner(%value: !narrow) -> !narrow {
+  %two = arith.addf %value, %value : !narrow
+  return %two : !narrow
+}
+func.func private @nothing() {
+  return
+}
+"""
+
+
+def test_what_a_copy_calls_is_copied_for_the_types_of_the_call() -> None:
+    """Once for each module of kernels, and not if the kernel has a function of that name."""
+    kernel = """\
+builtin.module {
+  func.func private @outer_of_x(!x, index) -> !x
+  func.func private @outer_of_y(!y, index) -> !y
+}
+builtin.module {
+  func.func private @outer_of_x(!x, index) -> !x
+  func.func private @nothing() {
+    %mine = arith.constant 0 : index
+    return
+  }
+}
+"""
+    text = linking.link(kernel, ALIASES, linking.functions([NESTED]), as_named)
+    first, second = text.split("builtin.module {")[1:]
+    assert "@inner_of_x(%value: vector<4xf16>) -> vector<4xf16> {" in first
+    assert "@inner_of_y(%value: f64) -> f64 {" in first
+    assert first.count("func.func private @nothing()") == 1
+    assert second.count("func.func private @nothing()") == 1
+    assert "%mine" in second
+    assert compile_str(text, extra_args=["--compile-to=input"])
+
+
+def test_a_function_that_mlir_does_not_inline_stands_where_it_is_called() -> None:
+    """So does what calls it; each copy has names of its own."""
+    library = """\
+func.func private @twice(%memory: !narrow, %k: index) {
+  %c1 = arith.constant 1 : index
+  %next = arith.addi %k, %c1 : index
+  func.call @copy(%memory, %k) : (!narrow, index) -> ()
+  func.call @copy(%memory, %next) : (!narrow, index) -> ()
+  return
+}
+func.func private @copy(%memory: !narrow, %at: index) {
+  %group = "nvgpu.device_async_create_group"() : () -> !nvgpu.device.async.token
+  %seen = arith.addi %at, %at : index
+  return
+}
+"""
+    kernel = """\
+func.func private @twice(!x, index)
+func.func @kernel(%memory: !x, %c1: index) {
+  func.call @twice(%memory, %c1) : (!x, index) -> ()
+  return
+}
+"""
+    text = linking.link(kernel, ALIASES, linking.functions([library]), as_named)
+    assert "func.call" not in text
+    assert text.count("func.func") == 1
+    assert text.count('"nvgpu.device_async_create_group"') == 2
+    assert "arith.addi %c1, %c1 : index" in text  # the kernel's own %c1
+    assert len(re.findall(r"(%\w+) = .nvgpu", text)) == len(
+        set(re.findall(r"(%\w+) = .nvgpu", text))
+    )
+    header = "".join(f"{name} = {type_}\n" for name, type_ in reversed(ALIASES.items()))
+    assert compile_str(header + text, extra_args=["--compile-to=input"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
@@ -19,7 +18,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.schedules import FewRows, OnePass
-from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification import evidence, matrix
 
 EVERY: list[Op] = [*OPS.values(), *FROM_OUTPUT.values()]
 every_op = pytest.mark.parametrize(
@@ -41,9 +40,8 @@ def test_every_record_is_of_the_whole_matrix() -> None:
     names = [spec.name for spec in matrix.specs()]
     assert len(set(names)) == len(names)
     for file in (resources.files("iree_lnbwd") / "data/evidence").iterdir():
-        record = json.loads(file.read_text(encoding="utf-8"))
-        of_target = {f"{name}_{record['target']}" for name in names}
-        assert {module["name"] for module in record["modules"]} == of_target, file.name
+        facts, modules = evidence.from_text(file.read_text(encoding="utf-8"), file.name)
+        assert {m.name for m in modules} == {f"{n}_{facts['target']}" for n in names}, file.name
 
 
 def test_specs_are_of_any_rows_and_of_each_op_in_turn() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +14,10 @@ from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass, measured_files
 from iree_lnbwd.schedules.measured import Key, Measurement, Run, merged
+from iree_lnbwd.schedules.measured_csv import from_text, measured_numbers, to_text
 from iree_lnbwd.schedules.measured_files import DATA, fastest, merge, read, serving
-from iree_lnbwd.schedules.measured_json import from_text, measured_numbers, to_text
 
-FILES = sorted(DATA.glob("*.json"))
+FILES = sorted(DATA.glob("*.csv"))
 MEASURED = [
     (path.stem, measurement)
     for path in FILES
@@ -137,10 +134,10 @@ def test_what_two_passes_might_beat_is_left_to_them() -> None:
 
 
 def test_merging_into_a_folder(tmp_path: Path) -> None:
-    other = tmp_path / "a100.json"
+    other = tmp_path / "a100.csv"
     other.write_text("not ours to read")
     path = merge(tmp_path, "h200", RUN)
-    assert path == tmp_path / "h200.json"
+    assert path == tmp_path / "h200.csv"
     assert read(tmp_path, "h200") == (RUN,)
     added = replace(RUN, measurements=(replace(SMALL, columns=1024),))
     merge(tmp_path, "h200", added)
@@ -150,93 +147,94 @@ def test_merging_into_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_not_merged_into(tmp_path: Path) -> None:
-    path = tmp_path / "h200.json"
-    path.write_text('{"product": "h200"')
-    with pytest.raises(ValueError, match=re.escape(f"{path}: expected JSON: ")):
+    path = tmp_path / "h200.csv"
+    path.write_text('# {"product": "h200"')
+    with pytest.raises(ValueError, match=re.escape(f"{path}: line 1: expected JSON: ")):
         merge(tmp_path, "h200", RUN)
-    assert path.read_text() == '{"product": "h200"'
+    assert path.read_text() == '# {"product": "h200"'
 
 
-def _at(values: Any, *path: str | int) -> Any:
-    for step in path:
-        values = values[step]
-    return values
+FACTS = (
+    '# {"product": "h200", "device": "NVIDIA H200", "driver": "580.1", '
+    '"iree_base_compiler": "3.13.0", "date": "2026-11-21"}'
+)
+NAMES = "op,has_residual,from_output,element_bytes,columns,rows,share," + ",".join(
+    measured_numbers(ONE)
+)
+FIRST = "layer_norm_backward,0,0,2,768,65536,0.93,132,2,8,8,2,3,0,1,0,"
+TEXT = to_text("h200", (RUN,))
 
 
-def _set(*path: str | int, to: Any) -> Callable[[Any], Any]:
-    def change(values: Any) -> None:
-        _at(values, *path[:-1])[path[-1]] = to
-
-    return change
-
-
-def _drop(*path: str | int) -> Callable[[Any], Any]:
-    def change(values: Any) -> None:
-        del _at(values, *path[:-1])[path[-1]]
-
-    return change
-
-
-FIRST = ("runs", 0, "measurements", 0)
+def test_a_file_as_it_is_read_by_people() -> None:
+    facts, names, first, second = TEXT.splitlines()
+    assert (facts, names) == (FACTS, NAMES)
+    assert first.startswith(FIRST)
+    assert second.startswith("rms_norm_backward,1,0,4,8192,8192,0.9,132,1,8,8,2,3,1,1,0,")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("before", "after", "said"),
     [
-        (_set("product", to="h100"), "$.product: expected 'h200', got 'h100'"),
-        (_drop("runs"), "$.runs: missing"),
-        (_set("runs", to={}), "$.runs: expected a list, got {}"),
-        (_set("runs", 0, to=3), "$.runs[0]: expected an object, got 3"),
-        (_set("note", to=1), "$: unknown field 'note', expected product, runs"),
-        (_set("runs", 0, "driver", to=580), "$.runs[0].driver: expected a string, got 580"),
+        ('"h200"', '"h100"', "line 1.product: expected 'h200', got 'h100'"),
+        ('"driver": "580.1", ', "", "line 1.driver: missing"),
+        ('"580.1"', "580", "line 1.driver: expected a string, got 580"),
+        ('"device"', '"note": 1, "device"', "line 1: unknown field 'note', expected product, "),
+        (FACTS, "# []", "line 1: expected an object, got []"),
+        (FACTS, "# [", "line 1: expected JSON: "),
+        (FACTS, '# {"product": NaN}', "line 1: expected JSON: "),
+        (FACTS, "# " + "[" * 100000, "line 1: expected JSON: "),
+        (FACTS + "\n", "", "line 2: expected facts above the rows, got 'layer_norm_backward,"),
+        ("2026-11-21", "soon", "date: expected a date of ISO 8601 or null, got 'soon'"),
+        ("op,", "name,", f"line 2: expected {NAMES}, got 'name,"),
+        (",rows", "", "line 2: expected op,"),
+        (NAMES + "\n", "", "line 2: expected op,"),
+        (TEXT, "", ": expected op,"),
+        (TEXT, FACTS, ": expected op,"),
+        (",0.93,", ",", "line 3: expected "),
+        (",0.93,", ",0.93,0.94,", "line 3: expected "),
+        (",0.93,", ",True,", "line 3.share: expected a number above 0, got 'True'"),
+        (",0.93,", ",nan,", "line 3.share: expected a number above 0, got nan"),
+        (",768,", ",0,", "line 3.columns: expected an int of at least 1, got 0"),
+        (",768,", f",{'7' * 5000},", "line 3.columns: expected an int of at least 1, got '777"),
+        (",65536,", ",many,", "line 3.rows: expected an int of at least 1, got 'many'"),
+        (",65536,", ",6.5,", "line 3.rows: expected an int of at least 1, got '6.5'"),
         (
-            _set("runs", 0, "date", to="soon"),
-            "date: expected a date of ISO 8601 or null, got 'soon",
+            FIRST,
+            FIRST.replace("8,8", "x,8"),
+            "line 3.warps: expected an int of at least 0, got 'x'",
         ),
-        (_drop(*FIRST, "share"), "$.runs[0].measurements[0].share: missing"),
-        (_set(*FIRST, "share", to=True), "share: expected a number above 0, got True"),
-        (_set(*FIRST, "share", to=float("nan")), "share: expected a number above 0, got nan"),
-        (_set(*FIRST, "columns", to=0), "columns: expected an int of at least 1, got 0"),
-        (_set(*FIRST, "rows", to="many"), "rows: expected an int of at least 1, got 'many'"),
+        (FIRST, FIRST.replace("3,0", "3,2"), "line 3.rereads: expected a bool, got '2'"),
+        (FIRST, FIRST.replace("3,0", "3,"), "line 3.rereads: expected a bool, got ''"),
         (
-            _set(*FIRST, "schedule", "warps", to=True),
-            "$.runs[0].measurements[0].schedule.warps: expected an int of at least 0, got True",
+            "layer_norm_backward",
+            "layer_norm",
+            "line 3.op: expected one of layer_norm_backward, rms_norm_backward, got 'layer_norm'",
         ),
+        ("backward,0,0", "backward,no,0", "line 3.has_residual: expected a bool, got 'no'"),
         (
-            _set(*FIRST, "schedule", "rereads", to=1),
-            "$.runs[0].measurements[0].schedule.rereads: expected a bool, got 1",
-        ),
-        (
-            _set(*FIRST, "op", to="layer_norm"),
-            "$.runs[0].measurements[0].op: expected one of layer_norm_backward, rms_norm_backward, "
-            "got 'layer_norm'",
-        ),
-        (_set(*FIRST, "has_residual", to=0), "has_residual: expected a bool, got 0"),
-        (_drop(*FIRST, "schedule", "slots"), "schedule.slots: missing"),
-        (_set(*FIRST, "schedule", "few_rows", to=None), "schedule: unknown field 'few_rows'"),
-        (
-            lambda values: values["runs"].append(values["runs"][0]),
-            "$.runs[1].measurements[0]: expected one schedule for each op, has_residual, "
-            "from_output, element_bytes, columns, got a second one for layer_norm_backward, False, "
-            "False, 2, 768",
+            TEXT,
+            TEXT + TEXT.replace(NAMES + "\n", ""),
+            "line 6: expected one schedule for each op, has_residual, from_output, element_bytes, "
+            "columns, got a second one for layer_norm_backward, False, False, 2, 768",
         ),
     ],
 )
-def test_a_bad_field_is_named_with_its_file(
-    change: Callable[[Any], Any], said: str, tmp_path: Path
+def test_damage_is_named_with_its_file_and_line(
+    before: str, after: str, said: str, tmp_path: Path
 ) -> None:
-    path = merge(tmp_path, "h200", RUN)
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
+    path = tmp_path / "h200.csv"
+    assert before in TEXT
+    path.write_text(TEXT.replace(before, after))
     with pytest.raises(ValueError, match=re.escape(said)) as caught:
         read(tmp_path, "h200")
-    assert str(caught.value).startswith(f"{path}: $")
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"\xff", b"[" * 100000])
-def test_what_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "h200.json"
+def test_what_is_no_table_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "h200.csv"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"{path}: expected JSON: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}: ")) as caught:
         read(tmp_path, "h200")
+    assert "expected" in str(caught.value)
+    assert len(str(caught.value)) < 600

@@ -1,6 +1,6 @@
 """No choice falls off a cliff: two passes, or one element an access, where better is known.
 
-Known is what was measured on an H200: the committed sweeps (`schedules.swept`) and the fastest
+Known is what was measured on an H200: the committed sweeps (`scripts/swept.py`) and the fastest
 schedules. Nothing is timed here.
 """
 
@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import random
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from iree_lnbwd import schedules
 from iree_lnbwd.hardware.products import find_product
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
-from iree_lnbwd.schedules import OnePass, TwoPass, candidates, measured_files, swept, vector_of
+from iree_lnbwd.schedules import OnePass, TwoPass, candidates, measured_files, vector_of
 from iree_lnbwd.schedules.choosing import alternatives
 from iree_lnbwd.schedules.elements import WHOLE_LINES
-from iree_lnbwd.schedules.swept import Cell, Form, Swept, best_of_each_form, form_of
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import swept
+from swept import Cell, Form, Swept, best_of_each_form, form_of
 
 SM_90, H200 = find_target("sm_90"), find_product("h200")
 OPS = (LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name)

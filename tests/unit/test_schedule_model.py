@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +14,11 @@ from iree_lnbwd import schedules
 from iree_lnbwd.hardware.products import PRODUCTS, Product, find_product
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules import Forward, OnePass, TwoPass, cost_model, swept
+from iree_lnbwd.schedules import Forward, OnePass, TwoPass, cost_model
 from iree_lnbwd.schedules.cost_model import Estimate, estimate
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import swept
 
 SM_90, H200 = find_target("sm_90"), find_product("h200")
 BF16 = NormSpec((4096,), "bf16")

@@ -86,7 +86,7 @@ def test_compile_answers_at_once_and_in_one_line(name: str) -> None:
             assert str(e.value).isprintable()
             assert len(str(e.value)) < _LONGEST
     for one in changed(how, NO_NUMBERS):
-        with pytest.raises(TypeError, match=r"^how\.\w+(\.\w+)?: expected int, got "):
+        with pytest.raises(TypeError, match=r"^schedule\.\w+(\.\w+)?: expected int, got "):
             compiler.source_text(spec, target, schedule=one)
     tracemalloc.start()
     try:

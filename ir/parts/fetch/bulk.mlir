@@ -1,4 +1,13 @@
-// Rows that each subgroup copies together, in bulk (NVIDIA since sm_90; math/bulk.mlir).
+// Rows that each subgroup copies together, in bulk and in place (NVIDIA since sm_90; math/bulk.mlir).
+//
+// One thread starts such a copy, and the subgroup waits for it at an mbarrier of its own for each slot. README.md draws
+// them. The subgroup's columns are neighbours: a thread owns the chunks l, l + L, l + 2L, ... of them, for lane l of L. A
+// copy may begin anywhere, so V need not be more than what divides N, and shared memory is read at any position. If V does
+// not divide N, what a copy brings of other rows is overwritten by zeros in shared memory.
+//
+// A slot may be refilled in parts (#refills), each once its dx is stored. Where shared memory has no room for two rows, it
+// may have room for one and a half: x is copied a step later than dy then (#x_later), into its only slot. Copies of dy are
+// the last to begin, so that x does not wait for them.
 
 // What a NormSpec and a Schedule decide.
 !dy = bf16
@@ -9,21 +18,31 @@
 #x_bits = 16 : index
 #subgroup = 32 : index
 #warps = 16 : index
+#ahead_i32 = 2 : i32
 #slots = 3 : index
-#bulk = false
 #dy_pitch = 4160 : index
 #x_pitch = 4160 : index
 #lines_behind = 3 : index
 #may_have_none = false
+#dy_chunk_bytes = 16 : i64
+#x_chunk_bytes = 16 : i64
 #refills = 1 : index
 #x_later = false
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
-!dy_staged = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
-!x_staged = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
+!dy_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
+!x_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
+!dy_chunk = vector<8x!dy>
+!x_chunk = vector<8x!x>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>
+!thread = vector<9xindex>
+!begin = vector<3xindex>
+!rows_ahead = vector<2xindex>
+!are_live = vector<2xi1>
+!dy_room = memref<3x1x4096x!dy, #gpu.address_space<workgroup>>
+!x_room = memref<3x1x4096x!x, #gpu.address_space<workgroup>>
 
 func.func private @of_subgroup() -> index
 func.func private @copies_first() -> index
@@ -32,31 +51,52 @@ func.func private @whole_16() -> i1
 func.func private @shifted() -> i1
 func.func private @in_refills() -> i1
 func.func private @refill_columns() -> index
+func.func private @my_group(!thread) -> index
+func.func private @my_copier(!thread) -> index
+func.func private @my_part(!thread) -> index
+func.func private @my_shift(!thread) -> index
 func.func private @dy_in_16() -> index
 func.func private @x_in_16() -> index
 func.func private @dy_in_line() -> index
 func.func private @x_in_line() -> index
 func.func private @expect(i32, i32)
-func.func private @copy_in_bulk_of_dy(!dy_lines, !dy_staged, index, index, index, index, index, index, i32)
-func.func private @copy_in_bulk_of_x(!x_lines, !x_staged, index, index, index, index, index, index, i32)
+func.func private @copy_in_bulk_of_dy(!dy_lines, !dy_room, index, index, index, index, index, index, i32)
+func.func private @copy_in_bulk_of_x(!x_lines, !x_room, index, index, index, index, index, index, i32)
+func.func private @my_lane(!thread) -> index
 func.func private @await(i32, i32)
-func.func private @copy_one_of_dy(!dy_lines, !dy_staged, index, index, index, index, index, index)
-func.func private @copy_one_of_x(!x_lines, !x_staged, index, index, index, index, index, index)
-func.func private @zero_of_dy(!dy_staged, index, index, index, index)
-func.func private @zero_of_x(!x_staged, index, index, index, index)
-func.func private @before_copies(!dy_staged)
+func.func private @copy_one_of_dy(!dy_lines, !dy_room, index, index, index, index, index, index)
+func.func private @copy_one_of_x(!x_lines, !x_room, index, index, index, index, index, index)
+func.func private @zero_of_dy(!dy_room, index, index, index, index)
+func.func private @zero_of_x(!x_room, index, index, index, index)
+func.func private @before_copies(!dy_room)
+func.func private @leads(!thread) -> i1
 func.func private @slot_after(index) -> index
+func.func private @x_slots() -> index
 func.func private @arrivals_i32() -> i32
 func.func private @init_mbarrier(i32, i32)
-func.func private @x_slots() -> index
+func.func private @column(index, !thread) -> (index, i1)
+func.func private @meet(index)
+func.func private @refill_chunks() -> index
 // End of what is replaced.
+
+// Whether subgroups copy rows together.
+func.func private @in_bulk() -> i1 {
+  %yes = arith.constant true
+  return %yes : i1
+}
+
+// Shared memory of rows: [slots, groups, columns of T threads].
+func.func private @room_for_rows(%dy_bytes: !dy_bytes, %x_bytes: !x_bytes) -> (!dy_room, !x_room) {
+  %c0 = arith.constant 0 : index
+  %dy_rows = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_room
+  %x_rows = memref.view %x_bytes[%c0][] : !x_bytes to !x_room
+  return %dy_rows, %x_rows : !dy_room, !x_room
+}
 
 // Where a row's elements are in a slot, counted from their columns. Copies in bulk are fastest between places of the
 // same rest by 128 bytes. So each subgroup's part of a slot begins with 128 bytes of memory. The product may wrap
 // around: these are a power of 2.
 func.func private @slot_offset(%row: i32, %part: index, %warp: index, %shift: index, %of_line: index, %pitch: index) -> index {
-  %c0 = arith.constant 0 : index
-  %bulk = arith.constant #bulk
   %n = arith.constant #columns
   %room = func.call @of_subgroup() : () -> index
   %n_i32 = arith.index_castui %n : index to i32
@@ -72,8 +112,7 @@ func.func private @slot_offset(%row: i32, %part: index, %warp: index, %shift: in
   %beside_each = arith.subi %pitch, %room : index
   %beside = arith.muli %warp, %beside_each : index
   %from = arith.addi %beside, %before : index
-  %staged_from = arith.select %bulk, %from, %c0 : index
-  return %staged_from : index
+  return %from : index
 }
 
 // The slot for x of a row, if dy has that one.
@@ -84,7 +123,7 @@ func.func private @x_slot(%slot: index) -> index {
   return %slot_of_x : index
 }
 
-// The mbarrier that a subgroup's copies to a slot tell.
+// The mbarrier that copies of a subgroup to a slot arrive at.
 func.func private @copied_mbarrier(%mbarriers: !mbarriers, %group: index, %warp: index, %slot: index) -> i32 {
   %first = func.call @copies_first() : () -> index
   %warps = arith.constant #warps
@@ -137,7 +176,7 @@ func.func private @extent(%first: index, %count: index, %all: index, %of_16: ind
   return %before, %copied, %wanted : index, index, index
 }
 
-// The first column that a subgroup copies, the number of its element among all of the rows, and the place of its
+// The first column that a subgroup copies, the number of its element among all of the rows, and the position of its
 // columns in a slot but for what is beside them.
 func.func private @subgroup_begin(%row: index, %part: index, %warp: index, %shift: index) -> (index, index, index) {
   %n = arith.constant #columns
@@ -162,9 +201,9 @@ func.func private @begins_within(%part: index, %warp: index, %shift: index) -> i
   return %begins : i1
 }
 
-// Of copies to a subgroup's part of a slot, from a place there on, what belongs to one refill of several: how many
+// Of copies to a subgroup's part of a slot, from a position there on, what belongs to one refill of several: how many
 // elements come before it, and how many it has. All that a refill overwrites is in chunks whose dx is stored: a row
-// begins up to 128 bytes behind the first place.
+// begins up to 128 bytes behind the first one.
 func.func private @refill_extent(%refill: index, %from: index, %copied: index) -> (index, index) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
@@ -192,21 +231,25 @@ func.func private @refill_extent(%refill: index, %from: index, %copied: index) -
 }
 
 // What is copied of a row of one tensor: the number of its first element among all of the rows, how many, and their
-// place in a slot.
+// position in a slot.
 func.func private @copy_extent(%first: index, %count: index, %all: index, %of_16: index, %of_line: index, %pitch: index, %warp: index, %refill: index) -> (index, index, index) {
   %before, %copied_all, %wanted = func.call @extent(%first, %count, %all, %of_16) : (index, index, index, index) -> (index, index, index)
   %first_all = arith.subi %first, %before : index
   %begins = arith.muli %warp, %pitch : index
   %in_line = arith.remui %first_all, %of_line : index
-  %place_all = arith.addi %begins, %in_line : index
+  %position_all = arith.addi %begins, %in_line : index
   %others, %copied = func.call @refill_extent(%refill, %in_line, %copied_all) : (index, index, index) -> (index, index)
   %from = arith.addi %first_all, %others : index
-  %place = arith.addi %place_all, %others : index
-  return %from, %copied, %place : index, index, index
+  %position = arith.addi %position_all, %others : index
+  return %from, %copied, %position : index, index, index
 }
 
 // A subgroup's columns of a row to a slot, or those of one refill: of dy, of x, or of both. One thread does that.
-func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %dy: !dy_lines, %x: !x_lines, %row: index, %all: index, %refill: index, %slot: index, %group: index, %warp: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
+func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %thread: !thread, %row: index, %all: index, %refill: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  %group = func.call @my_group(%thread) : (!thread) -> index
+  %warp = func.call @my_copier(%thread) : (!thread) -> index
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
   %c0 = arith.constant 0 : index
   %dy_of_16 = func.call @dy_in_16() : () -> index
   %x_of_16 = func.call @x_in_16() : () -> index
@@ -219,9 +262,9 @@ func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %dy: !dy_lines, %x
   %bits = arith.constant 8 : index
   %count = func.call @subgroup_columns(%part, %warp, %shift) : (index, index, index) -> index
   %column, %first, %warps_before = func.call @subgroup_begin(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
-  %dy_first, %dy_copied, %dy_place = func.call @copy_extent(%first, %count, %all, %dy_of_16, %dy_of_line, %dy_pitch, %warp, %refill)
+  %dy_first, %dy_copied, %dy_position = func.call @copy_extent(%first, %count, %all, %dy_of_16, %dy_of_line, %dy_pitch, %warp, %refill)
       : (index, index, index, index, index, index, index, index) -> (index, index, index)
-  %x_first, %x_copied, %x_place = func.call @copy_extent(%first, %count, %all, %x_of_16, %x_of_line, %x_pitch, %warp, %refill)
+  %x_first, %x_copied, %x_position = func.call @copy_extent(%first, %count, %all, %x_of_16, %x_of_line, %x_pitch, %warp, %refill)
       : (index, index, index, index, index, index, index, index) -> (index, index, index)
   %dy_bits_copied = arith.muli %dy_copied, %dy_size_bits : index
   %x_bits_copied = arith.muli %x_copied, %x_size_bits : index
@@ -233,112 +276,125 @@ func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %dy: !dy_lines, %x
   %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
   func.call @expect(%mbarrier, %bytes_i32) : (i32, i32) -> ()
   scf.if %takes_dy {
-    func.call @copy_in_bulk_of_dy(%dy, %dy_staged, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_place, %mbarrier)
-        : (!dy_lines, !dy_staged, index, index, index, index, index, index, i32) -> ()
+    func.call @copy_in_bulk_of_dy(%dy, %dy_rows, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_position, %mbarrier)
+        : (!dy_lines, !dy_room, index, index, index, index, index, index, i32) -> ()
   }
   scf.if %takes_x {
     %slot_of_x = func.call @x_slot(%slot) : (index) -> index
-    func.call @copy_in_bulk_of_x(%x, %x_staged, %x_first, %x_copied, %x_of_16, %slot_of_x, %group, %x_place, %mbarrier)
-        : (!x_lines, !x_staged, index, index, index, index, index, index, i32) -> ()
+    func.call @copy_in_bulk_of_x(%x, %x_rows, %x_first, %x_copied, %x_of_16, %slot_of_x, %group, %x_position, %mbarrier)
+        : (!x_lines, !x_room, index, index, index, index, index, index, i32) -> ()
   }
   return
 }
 
 // Until a subgroup's columns of a row have come in bulk. The last elements of the last row may be left: a lane loads
-// each. Behind the columns may be what is not the subgroup's: zeros take its place.
-func.func private @await_row(%dy: !dy_lines, %x: !x_lines, %row: i32, %last: i32, %slot: index, %parity: i32, %group: index, %warp: index, %lane: index, %part: index, %shift: index, %dy_from: index, %x_from: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
-  %bulk = arith.constant #bulk
-  scf.if %bulk {
-    %room = func.call @of_subgroup() : () -> index
-    %whole = func.call @whole_16() : () -> i1
-    %all_lanes = arith.constant -1 : i32
-    %yes = arith.constant true
-    %slot_of_x = func.call @x_slot(%slot) : (index) -> index
-    %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
-    func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
-    %count = func.call @subgroup_columns(%part, %warp, %shift) : (index, index, index) -> index
-    %has_room = arith.cmpi ult, %count, %room : index
-    %is_last = arith.cmpi eq, %row, %last : i32
-    %broken = arith.xori %whole, %yes : i1
-    %may_be_left = arith.andi %broken, %is_last : i1
-    %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
-    %stores_zeros = arith.ori %has_room, %begins : i1
-    %stores = arith.ori %stores_zeros, %may_be_left : i1
-    scf.if %stores {
-      %dy_of_16 = func.call @dy_in_16() : () -> index
-      %x_of_16 = func.call @x_in_16() : () -> index
-      %n = arith.constant #columns
-      %row_index = arith.index_castui %row : i32 to index
-      %column, %first, %place = func.call @subgroup_begin(%row_index, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
-      scf.if %may_be_left {
-        %row_begins = arith.subi %first, %column : index
-        %row_on = arith.addi %row_begins, %shift : index
-        %all = arith.addi %row_on, %n : index  // of the last row: the end of the tensor
-        %dy_before, %dy_copied, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
-            : (index, index, index, index) -> (index, index, index)
-        %x_before, %x_copied, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
-            : (index, index, index, index) -> (index, index, index)
-        %dy_begins = arith.addi %dy_from, %place : index
-        %x_begins = arith.addi %x_from, %place : index
-        %dy_place = arith.subi %dy_begins, %dy_before : index
-        %x_place = arith.subi %x_begins, %x_before : index
-        %dy_first = arith.subi %first, %dy_before : index
-        %x_first = arith.subi %first, %x_before : index
-        %dy_which = arith.addi %dy_copied, %lane : index
-        %x_which = arith.addi %x_copied, %lane : index
-        func.call @copy_one_of_dy(%dy, %dy_staged, %dy_first, %dy_which, %dy_wanted, %slot, %group, %dy_place)
-            : (!dy_lines, !dy_staged, index, index, index, index, index, index) -> ()
-        func.call @copy_one_of_x(%x, %x_staged, %x_first, %x_which, %x_wanted, %slot_of_x, %group, %x_place)
-            : (!x_lines, !x_staged, index, index, index, index, index, index) -> ()
-      }
-      // A copy has less than 16 bytes behind the columns, and one before may have begun up to 128 bytes later.
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %lanes = arith.constant #subgroup
-      %behind = arith.constant #lines_behind
-      %own_end = arith.addi %place, %count : index
-      %at_first = arith.addi %own_end, %lane : index
-      %room_end = arith.addi %place, %room : index
-      %dy_below = arith.addi %dy_from, %room_end : index
-      %x_below = arith.addi %x_from, %room_end : index
-      scf.for %turn = %c0 to %behind step %c1 {
-        %lanes_before = arith.muli %turn, %lanes : index
-        %at = arith.addi %at_first, %lanes_before : index
-        %dy_at = arith.addi %dy_from, %at : index
-        %x_at = arith.addi %x_from, %at : index
-        func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
-        func.call @zero_of_x(%x_staged, %slot_of_x, %group, %x_at, %x_below) : (!x_staged, index, index, index, index) -> ()
-      } {llvm.loop_annotation = #unrolled}
-      // Where a row begins within an access, what is before it in that access.
-      %before_end = arith.select %begins, %shift, %c0 : index
-      %dy_before_end = arith.addi %dy_from, %before_end : index
-      %x_before_end = arith.addi %x_from, %before_end : index
-      %dy_before_at = arith.addi %dy_from, %lane : index
-      %x_before_at = arith.addi %x_from, %lane : index
-      func.call @zero_of_dy(%dy_staged, %slot, %group, %dy_before_at, %dy_before_end) : (!dy_staged, index, index, index, index) -> ()
-      func.call @zero_of_x(%x_staged, %slot_of_x, %group, %x_before_at, %x_before_end) : (!x_staged, index, index, index, index) -> ()
-      nvvm.bar.warp.sync %all_lanes : i32
+// each. Behind the columns may be what is not the subgroup's: zeros replace it.
+func.func private @await_row(%thread: !thread, %row: i32, %last: i32, %where: !begin, %parity: i32, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  %slot = vector.extract %where[0] : index from !begin
+  %dy_from = vector.extract %where[1] : index from !begin
+  %x_from = vector.extract %where[2] : index from !begin
+  %group = func.call @my_group(%thread) : (!thread) -> index
+  %lane = func.call @my_lane(%thread) : (!thread) -> index
+  %warp = func.call @my_copier(%thread) : (!thread) -> index
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
+  %room = func.call @of_subgroup() : () -> index
+  %whole = func.call @whole_16() : () -> i1
+  %all_lanes = arith.constant -1 : i32
+  %yes = arith.constant true
+  %slot_of_x = func.call @x_slot(%slot) : (index) -> index
+  %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
+  func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
+  %count = func.call @subgroup_columns(%part, %warp, %shift) : (index, index, index) -> index
+  %has_room = arith.cmpi ult, %count, %room : index
+  %is_last = arith.cmpi eq, %row, %last : i32
+  %broken = arith.xori %whole, %yes : i1
+  %may_be_left = arith.andi %broken, %is_last : i1
+  %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
+  %stores_zeros = arith.ori %has_room, %begins : i1
+  %stores = arith.ori %stores_zeros, %may_be_left : i1
+  scf.if %stores {
+    %dy_of_16 = func.call @dy_in_16() : () -> index
+    %x_of_16 = func.call @x_in_16() : () -> index
+    %n = arith.constant #columns
+    %row_index = arith.index_castui %row : i32 to index
+    %column, %first, %position = func.call @subgroup_begin(%row_index, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
+    scf.if %may_be_left {
+      %row_begins = arith.subi %first, %column : index
+      %row_on = arith.addi %row_begins, %shift : index
+      %all = arith.addi %row_on, %n : index  // of the last row: the end of the tensor
+      %dy_before, %dy_copied, %dy_wanted = func.call @extent(%first, %count, %all, %dy_of_16)
+          : (index, index, index, index) -> (index, index, index)
+      %x_before, %x_copied, %x_wanted = func.call @extent(%first, %count, %all, %x_of_16)
+          : (index, index, index, index) -> (index, index, index)
+      %dy_begins = arith.addi %dy_from, %position : index
+      %x_begins = arith.addi %x_from, %position : index
+      %dy_position = arith.subi %dy_begins, %dy_before : index
+      %x_position = arith.subi %x_begins, %x_before : index
+      %dy_first = arith.subi %first, %dy_before : index
+      %x_first = arith.subi %first, %x_before : index
+      %dy_which = arith.addi %dy_copied, %lane : index
+      %x_which = arith.addi %x_copied, %lane : index
+      func.call @copy_one_of_dy(%dy, %dy_rows, %dy_first, %dy_which, %dy_wanted, %slot, %group, %dy_position)
+          : (!dy_lines, !dy_room, index, index, index, index, index, index) -> ()
+      func.call @copy_one_of_x(%x, %x_rows, %x_first, %x_which, %x_wanted, %slot_of_x, %group, %x_position)
+          : (!x_lines, !x_room, index, index, index, index, index, index) -> ()
     }
+    // A copy has less than 16 bytes behind the columns, and one before may have begun up to 128 bytes later.
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %lanes = arith.constant #subgroup
+    %behind = arith.constant #lines_behind
+    %own_end = arith.addi %position, %count : index
+    %at_first = arith.addi %own_end, %lane : index
+    %room_end = arith.addi %position, %room : index
+    %dy_below = arith.addi %dy_from, %room_end : index
+    %x_below = arith.addi %x_from, %room_end : index
+    scf.for %line = %c0 to %behind step %c1 {
+      %lanes_before = arith.muli %line, %lanes : index
+      %at = arith.addi %at_first, %lanes_before : index
+      %dy_at = arith.addi %dy_from, %at : index
+      %x_at = arith.addi %x_from, %at : index
+      func.call @zero_of_dy(%dy_rows, %slot, %group, %dy_at, %dy_below) : (!dy_room, index, index, index, index) -> ()
+      func.call @zero_of_x(%x_rows, %slot_of_x, %group, %x_at, %x_below) : (!x_room, index, index, index, index) -> ()
+    } {llvm.loop_annotation = #unrolled}
+    // Where a row begins within an access, what is before it in that access.
+    %before_end = arith.select %begins, %shift, %c0 : index
+    %dy_before_end = arith.addi %dy_from, %before_end : index
+    %x_before_end = arith.addi %x_from, %before_end : index
+    %dy_before_at = arith.addi %dy_from, %lane : index
+    %x_before_at = arith.addi %x_from, %lane : index
+    func.call @zero_of_dy(%dy_rows, %slot, %group, %dy_before_at, %dy_before_end) : (!dy_room, index, index, index, index) -> ()
+    func.call @zero_of_x(%x_rows, %slot_of_x, %group, %x_before_at, %x_before_end) : (!x_room, index, index, index, index) -> ()
+    nvvm.bar.warp.sync %all_lanes : i32
   }
   return
 }
 
 // Of a subgroup that has stored zeros in a slot, before it is filled again.
-func.func private @stored_before_copies(%part: index, %warp: index, %shift: index, %dy_staged: !dy_staged) {
+func.func private @stored_before_copies(%part: index, %warp: index, %shift: index, %dy_rows: !dy_room) {
   %room = func.call @of_subgroup() : () -> index
   %count = func.call @subgroup_columns(%part, %warp, %shift) : (index, index, index) -> index
   %has_room = arith.cmpi ult, %count, %room : index
   %begins = func.call @begins_within(%part, %warp, %shift) : (index, index, index) -> i1
   %stores_zeros = arith.ori %has_room, %begins : i1
   scf.if %stores_zeros {
-    func.call @before_copies(%dy_staged) : (!dy_staged) -> ()
+    func.call @before_copies(%dy_rows) : (!dy_room) -> ()
   }
   return
 }
 
 // A slot, or a part of it, with columns of a row ahead. The subgroup has read what was there. If x is copied later,
 // its part of the next row takes the place of this row's, and dy of the row ahead follows with the last part.
-func.func private @refill_in_bulk(%dy: !dy_lines, %x: !x_lines, %row_ahead: index, %is_live: i1, %row_next: index, %next_is_live: i1, %all: index, %refill: index, %slot: index, %group: index, %warp: index, %lane: index, %part: index, %shift: index, %dy_staged: !dy_staged, %x_staged: !x_staged, %mbarriers: !mbarriers) {
+func.func private @refill_in_bulk(%refill: index, %thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %all: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  %warp = func.call @my_copier(%thread) : (!thread) -> index
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
+  %leads = func.call @leads(%thread) : (!thread) -> i1
+  %row_ahead = vector.extract %rows_ahead[0] : index from !rows_ahead
+  %row_next = vector.extract %rows_ahead[1] : index from !rows_ahead
+  %is_live = vector.extract %are_live[0] : i1 from !are_live
+  %next_is_live = vector.extract %are_live[1] : i1 from !are_live
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %x_later = arith.constant #x_later
@@ -346,58 +402,40 @@ func.func private @refill_in_bulk(%dy: !dy_lines, %x: !x_lines, %row_ahead: inde
   %yes = arith.constant true
   %no = arith.constant false
   %all_lanes = arith.constant -1 : i32
-  func.call @stored_before_copies(%part, %warp, %shift, %dy_staged) : (index, index, index, !dy_staged) -> ()
+  func.call @stored_before_copies(%part, %warp, %shift, %dy_rows) : (index, index, index, !dy_room) -> ()
   nvvm.bar.warp.sync %all_lanes : i32
-  %leads = arith.cmpi eq, %lane, %c0 : index
   %fetches = arith.andi %leads, %is_live : i1
   scf.if %x_later {
     %slot_next = func.call @slot_after(%slot) : (index) -> index
     %fetches_x = arith.andi %leads, %next_is_live : i1
     scf.if %fetches_x {
-      func.call @fetch_in_bulk(%no, %yes, %dy, %x, %row_next, %all, %refill, %slot_next, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-          : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+      func.call @fetch_in_bulk(%no, %yes, %thread, %row_next, %all, %refill, %slot_next, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+          : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
     }
     %refill_after = arith.addi %refill, %c1 : index
     %is_last = arith.cmpi eq, %refill_after, %refills : index
     %fetches_dy = arith.andi %fetches, %is_last : i1
     scf.if %fetches_dy {
       scf.for %each = %c0 to %refills step %c1 {
-        func.call @fetch_in_bulk(%yes, %no, %dy, %x, %row_ahead, %all, %each, %slot, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-            : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+        func.call @fetch_in_bulk(%yes, %no, %thread, %row_ahead, %all, %each, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+            : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
       }
     }
   } else {
     scf.if %fetches {
-      func.call @fetch_in_bulk(%yes, %yes, %dy, %x, %row_ahead, %all, %refill, %slot, %group, %warp, %part, %shift, %dy_staged, %x_staged, %mbarriers)
-          : (i1, i1, !dy_lines, !x_lines, index, index, index, index, index, index, index, index, !dy_staged, !x_staged, !mbarriers) -> ()
+      func.call @fetch_in_bulk(%yes, %yes, %thread, %row_ahead, %all, %refill, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+          : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
     }
-  }
-  return
-}
-
-// Before the first copies in bulk.
-func.func private @ready_for_bulk(%mbarriers: !mbarriers, %group: index, %warp: index, %lane: index) {
-  %bulk = arith.constant #bulk
-  scf.if %bulk {
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %slots = arith.constant #slots
-    %arrivals_i32 = func.call @arrivals_i32() : () -> i32
-    %all_lanes = arith.constant -1 : i32
-    %leads = arith.cmpi eq, %lane, %c0 : index
-    scf.if %leads {
-      scf.for %slot = %c0 to %slots step %c1 {
-        %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
-        func.call @init_mbarrier(%mbarrier, %arrivals_i32) : (i32, i32) -> ()
-      }
-    }
-    nvvm.bar.warp.sync %all_lanes : i32
   }
   return
 }
 
 // Zeros where a subgroup has room for more columns, but for those that each row stores anew. No copy comes so far.
-func.func private @zero_room(%group: index, %warp: index, %lane: index, %part: index, %dy_staged: !dy_staged, %x_staged: !x_staged) {
+func.func private @zero_room(%thread: !thread, %dy_rows: !dy_room, %x_rows: !x_room) {
+  %group = func.call @my_group(%thread) : (!thread) -> index
+  %lane = func.call @my_lane(%thread) : (!thread) -> index
+  %warp = func.call @my_copier(%thread) : (!thread) -> index
+  %part = func.call @my_part(%thread) : (!thread) -> index
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %slots = arith.constant #slots
@@ -411,23 +449,174 @@ func.func private @zero_room(%group: index, %warp: index, %lane: index, %part: i
   %each_row = arith.muli %behind, %lanes : index
   %lane_on = arith.addi %each_row, %lane : index
   %from = arith.addi %count, %lane_on : index
-  %dy_place = arith.muli %warp, %dy_pitch : index
-  %x_place = arith.muli %warp, %x_pitch : index
-  %dy_first = arith.addi %dy_place, %from : index
-  %x_first = arith.addi %x_place, %from : index
-  %dy_below = arith.addi %dy_place, %dy_pitch : index
-  %x_below = arith.addi %x_place, %x_pitch : index
+  %dy_position = arith.muli %warp, %dy_pitch : index
+  %x_position = arith.muli %warp, %x_pitch : index
+  %dy_first = arith.addi %dy_position, %from : index
+  %x_first = arith.addi %x_position, %from : index
+  %dy_below = arith.addi %dy_position, %dy_pitch : index
+  %x_below = arith.addi %x_position, %x_pitch : index
   scf.for %slot = %c0 to %slots step %c1 {
     scf.for %at = %dy_first to %dy_below step %lanes {
-      func.call @zero_of_dy(%dy_staged, %slot, %group, %at, %dy_below) : (!dy_staged, index, index, index, index) -> ()
+      func.call @zero_of_dy(%dy_rows, %slot, %group, %at, %dy_below) : (!dy_room, index, index, index, index) -> ()
     } {llvm.loop_annotation = #rolled}
     %has_x = arith.cmpi ult, %slot, %x_slots : index
     scf.if %has_x {
       scf.for %at = %x_first to %x_below step %lanes {
-        func.call @zero_of_x(%x_staged, %slot, %group, %at, %x_below) : (!x_staged, index, index, index, index) -> ()
+        func.call @zero_of_x(%x_rows, %slot, %group, %at, %x_below) : (!x_room, index, index, index, index) -> ()
       } {llvm.loop_annotation = #rolled}
     }
   }
   nvvm.bar.warp.sync %all_lanes : i32
   return
+}
+
+// The first rows, before anything else; and zeros where no copy comes.
+func.func private @fetch_first_rows(%thread: !thread, %leads: i1, %first: i32, %last: i32, %stride: i32, %cells: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %zero_i32 = arith.constant 0 : i32
+  %one_i32 = arith.constant 1 : i32
+  %ahead_i32 = arith.constant #ahead_i32
+  %slots = arith.constant #slots
+  %x_slots = func.call @x_slots() : () -> index
+  %refills = arith.constant #refills
+  %x_later = arith.constant #x_later
+  %yes = arith.constant true
+  %no = arith.constant false
+  %together = arith.xori %x_later, %yes : i1
+  %arrivals_i32 = func.call @arrivals_i32() : () -> i32
+  %all_lanes = arith.constant -1 : i32
+  %group = func.call @my_group(%thread) : (!thread) -> index
+  %warp = func.call @my_copier(%thread) : (!thread) -> index
+  scf.if %leads {
+    scf.for %slot = %c0 to %slots step %c1 {
+      %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
+      func.call @init_mbarrier(%mbarrier, %arrivals_i32) : (i32, i32) -> ()
+    }
+  }
+  nvvm.bar.warp.sync %all_lanes : i32
+  scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 : i32 {
+    %slot = arith.index_castui %step : i32 to index
+    %rows_on = arith.muli %step, %stride : i32
+    %row = arith.addi %first, %rows_on : i32
+    %live = arith.cmpi sle, %row, %last : i32
+    %row_in = arith.minsi %row, %last : i32
+    %row_index = arith.index_castui %row_in : i32 to index
+    %fetches = arith.andi %leads, %live : i1
+    %has_x = arith.cmpi ult, %slot, %x_slots : index
+    %has_x_apart = arith.andi %has_x, %x_later : i1
+    scf.if %fetches {
+      scf.for %refill = %c0 to %refills step %c1 {
+        func.call @fetch_in_bulk(%yes, %together, %thread, %row_index, %cells, %refill, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+            : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+        scf.if %has_x_apart {
+          func.call @fetch_in_bulk(%no, %yes, %thread, %row_index, %cells, %refill, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+              : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+        }
+      }
+    }
+  }
+  func.call @zero_room(%thread, %dy_rows, %x_rows) : (!thread, !dy_room, !x_room) -> ()
+  return
+}
+
+// Nothing: rows are copied above, and refilled in place.
+func.func private @fetch_first_chunk(%k: index, %thread: !thread, %row: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room) {
+  return
+}
+
+func.func private @fetch_ahead(%thread: !thread, %row: index, %live: i1, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room) {
+  return
+}
+
+// Rows are waited for by @await_row.
+func.func private @await_first_copies() {
+  return
+}
+
+func.func private @await_last_copies() {
+  return
+}
+
+// Where a row begins: its slot, and how far behind the begin of a subgroup's part of it, for dy and for x.
+func.func private @row_begin(%row: i32, %slot: index, %thread: !thread) -> !begin {
+  %warp = func.call @my_copier(%thread) : (!thread) -> index
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
+  %dy_of_line = func.call @dy_in_line() : () -> index
+  %x_of_line = func.call @x_in_line() : () -> index
+  %dy_pitch = arith.constant #dy_pitch
+  %x_pitch = arith.constant #x_pitch
+  %dy_from = func.call @slot_offset(%row, %part, %warp, %shift, %dy_of_line, %dy_pitch) : (i32, index, index, index, index, index) -> index
+  %x_from = func.call @slot_offset(%row, %part, %warp, %shift, %x_of_line, %x_pitch) : (i32, index, index, index, index, index) -> index
+  %where = vector.from_elements %slot, %dy_from, %x_from : !begin
+  return %where : !begin
+}
+
+// Chunk k of dy and of x, and zeros where the row has none.
+func.func private @fetched_chunk(%k: index, %thread: !thread, %where: !begin, %has_row: i1, %again: i1, %dy_rows: !dy_room, %x_rows: !x_room) -> (!dy_chunk, !x_chunk) {
+  %slot = vector.extract %where[0] : index from !begin
+  %dy_from = vector.extract %where[1] : index from !begin
+  %x_from = vector.extract %where[2] : index from !begin
+  %group = func.call @my_group(%thread) : (!thread) -> index
+  %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+  func.call @meet(%k) : (index) -> ()
+  %dy_at = arith.addi %dy_from, %col : index
+  %x_at = arith.addi %x_from, %col : index
+  %dy_k = "vector.load"(%dy_rows, %slot, %group, %dy_at) <{alignment = #dy_chunk_bytes}> : (!dy_room, index, index, index) -> !dy_chunk
+  %slot_of_x = func.call @x_slot(%slot) : (index) -> index
+  %x_k = "vector.load"(%x_rows, %slot_of_x, %group, %x_at) <{alignment = #x_chunk_bytes}> : (!x_room, index, index, index) -> !x_chunk
+  return %dy_k, %x_k : !dy_chunk, !x_chunk
+}
+
+// Only threads that copy for themselves refill chunk by chunk.
+func.func private @refill_chunk(%k: index, %thread: !thread, %row: index, %live: i1, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room) {
+  return
+}
+
+// A part of a slot, once the last of its chunks has its dx; but the last part.
+func.func private @refill_part(%k: index, %thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %refills = arith.constant #refills
+  %last_refill = arith.subi %refills, %c1 : index
+  %in_refills = func.call @in_refills() : () -> i1
+  %refill_chunks = func.call @refill_chunks() : () -> index
+  scf.if %in_refills {
+    %done = arith.addi %k, %c1 : index
+    %refill = arith.divui %k, %refill_chunks : index
+    %beyond = arith.remui %done, %refill_chunks : index
+    %is_read = arith.cmpi eq, %beyond, %c0 : index
+    %has_another = arith.cmpi ult, %refill, %last_refill : index
+    %refills_now = arith.andi %is_read, %has_another : i1
+    scf.if %refills_now {
+      func.call @refill_in_bulk(%refill, %thread, %rows_ahead, %are_live, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+          : (index, !thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+    }
+  }
+  return
+}
+
+// A slot, or its last part, once a row's dx is stored.
+func.func private @refill_row(%thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  %c1 = arith.constant 1 : index
+  %refills = arith.constant #refills
+  %last_refill = arith.subi %refills, %c1 : index
+  func.call @refill_in_bulk(%last_refill, %thread, %rows_ahead, %are_live, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+      : (index, !thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+  return
+}
+
+// Nothing moves: another slot is used.
+func.func private @take_next_chunk(%k: index, %dy_rows: !dy_room, %x_rows: !x_room) {
+  return
+}
+
+// The phases of a slot's mbarrier have parity 0 and 1 alternately.
+func.func private @parity_after(%slot_next: index, %parity: i32) -> i32 {
+  %c0 = arith.constant 0 : index
+  %wraps = arith.cmpi eq, %slot_next, %c0 : index
+  %wraps_i32 = arith.extui %wraps : i1 to i32
+  %flipped = arith.xori %parity, %wraps_i32 : i32
+  return %flipped : i32
 }

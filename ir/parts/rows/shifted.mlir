@@ -10,7 +10,6 @@
 #least_last = 0 : index
 #dy_bits = 16 : index
 #x_bits = 16 : index
-#bulk = false
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !dy_chunk = vector<8x!dy>
@@ -22,6 +21,7 @@
 !element = bf16
 !narrow = vector<8x!gamma>
 
+func.func private @in_bulk() -> i1
 func.func private @beyond_i32() -> i32
 func.func private @vector_i32() -> i32
 func.func private @zero_first_of_dy(!dy_chunk, index) -> !dy_chunk
@@ -35,7 +35,7 @@ func.func private @cell_address(%row: index, %part: index, %column: index) -> (i
   %n = arith.constant #columns
   %v = arith.constant #vector
   %c0 = arith.constant 0 : index
-  %bulk = arith.constant #bulk
+  %in_bulk = func.call @in_bulk() : () -> i1
   %before = arith.muli %row, %n : index
   %row_line = arith.divui %before, %v : index
   %part_lines = arith.divui %part, %v : index
@@ -43,8 +43,8 @@ func.func private @cell_address(%row: index, %part: index, %column: index) -> (i
   %lines_on = arith.divui %column, %v : index
   %chunk = arith.addi %part_line, %lines_on : index
   // LLVM takes the constant part of a column into an access, but not that of a line.
-  %line_here = arith.select %bulk, %part_line, %chunk : index
-  %at_here = arith.select %bulk, %column, %c0 : index
+  %line_here = arith.select %in_bulk, %part_line, %chunk : index
+  %at_here = arith.select %in_bulk, %column, %c0 : index
   return %line_here, %at_here : index, index
 }
 
@@ -60,7 +60,7 @@ func.func private @may_be_edge(%k: index) -> i1 {
 
 // How many elements of other rows are before a row, in the access where it begins. The product may wrap
 // around: V is a power of 2, so the rest is right.
-func.func private @shift(%row: i32) -> index {
+func.func private @row_shift(%row: i32) -> index {
   %beyond = func.call @beyond_i32() : () -> i32
   %v = func.call @vector_i32() : () -> i32
   %all_beyond = arith.muli %row, %beyond : i32
@@ -103,24 +103,16 @@ func.func private @copied_elements(%exists: i1, %k: index, %column: index, %shif
   return %size : index
 }
 
-// With zeros for what came along.
+// A chunk that was copied, with zeros for what came along.
 func.func private @masked(%dy: !dy_chunk, %x: !x_chunk, %k: index, %column: index, %shift: index) -> (!dy_chunk, !x_chunk) {
-  %bulk = arith.constant #bulk
-  %yes = arith.constant true
-  %masks = arith.xori %bulk, %yes : i1  // in bulk, shared memory has the zeros
-  %dy_own, %x_own = scf.if %masks -> (!dy_chunk, !x_chunk) {
-    %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
-    %dy_bits = arith.constant #dy_bits
-    %x_bits = arith.constant #x_bits
-    %dy_before = arith.muli %from, %dy_bits : index
-    %x_before = arith.muli %from, %x_bits : index
-    %dy_rest = func.call @zero_first_of_dy(%dy, %dy_before) : (!dy_chunk, index) -> !dy_chunk
-    %x_rest = func.call @zero_first_of_x(%x, %x_before) : (!x_chunk, index) -> !x_chunk
-    scf.yield %dy_rest, %x_rest : !dy_chunk, !x_chunk
-  } else {
-    scf.yield %dy, %x : !dy_chunk, !x_chunk
-  }
-  return %dy_own, %x_own : !dy_chunk, !x_chunk
+  %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+  %dy_bits = arith.constant #dy_bits
+  %x_bits = arith.constant #x_bits
+  %dy_before = arith.muli %from, %dy_bits : index
+  %x_before = arith.muli %from, %x_bits : index
+  %dy_rest = func.call @zero_first_of_dy(%dy, %dy_before) : (!dy_chunk, index) -> !dy_chunk
+  %x_rest = func.call @zero_first_of_x(%x, %x_before) : (!x_chunk, index) -> !x_chunk
+  return %dy_rest, %x_rest : !dy_chunk, !x_chunk
 }
 
 // The weight, or the bias, at a chunk that the row has, and zeros at another.
@@ -172,7 +164,7 @@ func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: inde
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %v = arith.constant #vector
-  %bulk = arith.constant #bulk
+  %in_bulk = func.call @in_bulk() : () -> i1
   %zeros = arith.constant dense<0.0> : !narrow
   %column = arith.addi %part, %col : index
   %line, %at = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
@@ -189,8 +181,8 @@ func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: inde
       %after = scf.if %is_own -> !narrow {
         %e_at = arith.addi %at, %e : index
         %one = memref.load %rows[%line, %e_at] : !lines
-        // Where the last chunk's place is known, LLVM would make one access of several, beyond the tensor's end.
-        scf.if %bulk {
+        // Where the last chunk's position is known, LLVM would make one access of several, beyond the tensor's end.
+        scf.if %in_bulk {
           llvm.inline_asm has_side_effects "", "~{memory}" : () -> ()
         }
         %more = vector.insert %one, %before[%e] : !element into !narrow

@@ -29,7 +29,7 @@ func.func private @may_be_edge(%k: index) -> i1 {
 }
 
 // How many elements of other rows are before a row, in the access where it begins: none.
-func.func private @shift(%row: i32) -> index {
+func.func private @row_shift(%row: i32) -> index {
   %c0 = arith.constant 0 : index
   return %c0 : index
 }

@@ -13,30 +13,36 @@
 !mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !pair = vector<2x!acc>
+!thread = vector<9xindex>
 
+func.func private @my_id(!thread) -> index
 func.func private @mbarrier(!mbarriers, index) -> i32
 func.func private @init_mbarrier(i32, i32)
 func.func private @sent_bytes() -> i32
 func.func private @expect(i32, i32)
+func.func private @my_rank(!thread) -> index
+func.func private @my_warp(!thread) -> index
+func.func private @my_lane(!thread) -> index
 func.func private @of_rank(i32, i32) -> i32
 func.func private @send_two(i32, !acc, !acc, i32)
 func.func private @await(i32, i32)
-func.func private @told() -> index
-func.func private @turns() -> index
+func.func private @senders() -> index
+func.func private @received() -> index
 // End of what is replaced.
 
 // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come. And
 // nobody is two rows ahead of another, which has to send its sums of the row between first. Where sums are
-// awaited later, nobody is three rows ahead: the exchange has room for four.
-func.func private @ready_for_sums(%mbarriers: !mbarriers, %thread: index) {
+// received later, nobody is three rows ahead: the exchange has room for four.
+func.func private @ready_for_sums(%mbarriers: !mbarriers, %thread: !thread) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %one_i32 = arith.constant 1 : i32
   %buffers_count = arith.constant #buffers
-  %is_zero = arith.cmpi eq, %thread, %c0 : index
+  %id = func.call @my_id(%thread) : (!thread) -> index
+  %is_zero = arith.cmpi eq, %id, %c0 : index
   scf.if %is_zero {
-    scf.for %half = %c0 to %buffers_count step %c1 {
-      %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+    scf.for %buffer = %c0 to %buffers_count step %c1 {
+      %mbarrier = func.call @mbarrier(%mbarriers, %buffer) : (!mbarriers, index) -> i32
       func.call @init_mbarrier(%mbarrier, %one_i32) : (i32, i32) -> ()
     }
   }
@@ -47,14 +53,18 @@ func.func private @ready_for_sums(%mbarriers: !mbarriers, %thread: index) {
 
 // A subgroup's sums of a row for all workgroups of its cluster: lane r sends them to that of rank r. One thread of
 // each workgroup says what is to come.
-func.func private @send_sums(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %group: index, %rank: index, %warp: index, %lane: index, %leads: i1, %thread: index, %h: !acc, %hx: !acc) {
+func.func private @send_sums(%exchange: !exchange, %mbarriers: !mbarriers, %buffer: index, %thread: !thread, %leads: i1, %h: !acc, %hx: !acc) {
   %c0 = arith.constant 0 : index
-  %is_zero = arith.cmpi eq, %thread, %c0 : index
-  %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+  %id = func.call @my_id(%thread) : (!thread) -> index
+  %is_zero = arith.cmpi eq, %id, %c0 : index
+  %mbarrier = func.call @mbarrier(%mbarriers, %buffer) : (!mbarriers, index) -> i32
   scf.if %is_zero {
     %sent_bytes = func.call @sent_bytes() : () -> i32
     func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
   }
+  %rank = func.call @my_rank(%thread) : (!thread) -> index
+  %warp = func.call @my_warp(%thread) : (!thread) -> index
+  %lane = func.call @my_lane(%thread) : (!thread) -> index
   %cluster = arith.constant #cluster
   %warps = arith.constant #warps
   %two = arith.constant 2 : index
@@ -62,11 +72,11 @@ func.func private @send_sums(%exchange: !exchange, %mbarriers: !mbarriers, %half
   %there = arith.cmpi ult, %lane, %cluster : index
   scf.if %there {
     %all_warps = arith.muli %cluster, %warps : index
-    %halves_before = arith.muli %half, %all_warps : index
+    %buffers_before = arith.muli %buffer, %all_warps : index
     %ranks_before = arith.muli %rank, %warps : index
-    %before = arith.addi %halves_before, %ranks_before : index
-    %place = arith.addi %before, %warp : index
-    %number = arith.muli %place, %two : index
+    %before = arith.addi %buffers_before, %ranks_before : index
+    %number_before = arith.addi %before, %warp : index
+    %number = arith.muli %number_before, %two : index
     %offset = arith.muli %number, %bytes : index
     %base = memref.extract_aligned_pointer_as_index %exchange : !exchange -> index
     %mine = arith.addi %base, %offset : index
@@ -80,26 +90,27 @@ func.func private @send_sums(%exchange: !exchange, %mbarriers: !mbarriers, %half
 }
 
 // A row's sums, once all of the cluster's subgroups have sent theirs: there are many, so each lane reads a few.
-func.func private @receive_sums(%exchange: !exchange, %mbarriers: !mbarriers, %half: index, %parity: i32, %group: index, %group_i32: i32, %lane: index, %h: !acc, %hx: !acc) -> (!acc, !acc) {
-  %mbarrier = func.call @mbarrier(%mbarriers, %half) : (!mbarriers, index) -> i32
+func.func private @receive_sums(%exchange: !exchange, %mbarriers: !mbarriers, %buffer: index, %parity: i32, %thread: !thread, %group_i32: i32, %h: !acc, %hx: !acc) -> (!acc, !acc) {
+  %mbarrier = func.call @mbarrier(%mbarriers, %buffer) : (!mbarriers, index) -> i32
   func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
+  %lane = func.call @my_lane(%thread) : (!thread) -> index
   %lanes = arith.constant #subgroup
-  %told = func.call @told() : () -> index
-  %turns = func.call @turns() : () -> index
+  %senders = func.call @senders() : () -> index
+  %each = func.call @received() : () -> index
   %centres = arith.constant #centres
   %zero = arith.constant 0.0 : !acc
-  %lane_h, %lane_hx = scf.for %turn = %c0 to %turns step %c1 iter_args(%h_sum = %zero, %hx_sum = %zero) -> (!acc, !acc) {
-    %before = arith.muli %turn, %lanes : index
+  %lane_h, %lane_hx = scf.for %one = %c0 to %each step %c1 iter_args(%h_sum = %zero, %hx_sum = %zero) -> (!acc, !acc) {
+    %before = arith.muli %one, %lanes : index
     %which = arith.addi %before, %lane : index
-    %there = arith.cmpi ult, %which, %told : index
+    %there = arith.cmpi ult, %which, %senders : index
     %which_in = arith.select %there, %which, %c0 : index
-    %pair = vector.load %exchange[%half, %c0, %which_in, %c0] : !exchange, !pair
-    %h_told = vector.extract %pair[0] : !acc from !pair
-    %hx_told = vector.extract %pair[1] : !acc from !pair
-    %h_more = arith.addf %h_sum, %h_told : !acc
-    %hx_more = arith.addf %hx_sum, %hx_told : !acc
+    %pair = vector.load %exchange[%buffer, %c0, %which_in, %c0] : !exchange, !pair
+    %h_sent = vector.extract %pair[0] : !acc from !pair
+    %hx_sent = vector.extract %pair[1] : !acc from !pair
+    %h_more = arith.addf %h_sum, %h_sent : !acc
+    %hx_more = arith.addf %hx_sum, %hx_sent : !acc
     %h_after = arith.select %there, %h_more, %h_sum : !acc
     %hx_after = arith.select %there, %hx_more, %hx_sum : !acc
     scf.yield %h_after, %hx_after : !acc, !acc
@@ -114,24 +125,24 @@ func.func private @receive_sums(%exchange: !exchange, %mbarriers: !mbarriers, %h
   return %sum_h, %sum_hx : !acc, !acc
 }
 
-// The buffer of the exchange for the row after this one: they are used in turn. The phases of a buffer's mbarrier
-// have parity 0 and 1 in turn.
-func.func private @buffer_after(%half: index, %parity: i32) -> (index, i32) {
+// The buffer of the exchange for the row after this one: they are used one after the other. The phases of a buffer's mbarrier
+// have parity 0 and 1 alternately.
+func.func private @buffer_after(%buffer: index, %parity: i32) -> (index, i32) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %defers = arith.constant #defers
   %buffers = arith.constant #buffers
   %next, %flipped = scf.if %defers -> (index, i32) {
-    %after = arith.addi %half, %c1 : index
+    %after = arith.addi %buffer, %c1 : index
     %wraps = arith.cmpi eq, %after, %buffers : index
     %wrapped = arith.select %wraps, %c0, %after : index
     %flips = arith.extui %wraps : i1 to i32
     %parity_wrapped = arith.xori %parity, %flips : i32
     scf.yield %wrapped, %parity_wrapped : index, i32
   } else {
-    %other = arith.xori %half, %c1 : index
-    %half_i32 = arith.index_castui %half : index to i32
-    %parity_other = arith.xori %parity, %half_i32 : i32
+    %other = arith.xori %buffer, %c1 : index
+    %buffer_i32 = arith.index_castui %buffer : index to i32
+    %parity_other = arith.xori %parity, %buffer_i32 : i32
     scf.yield %other, %parity_other : index, i32
   }
   return %next, %flipped : index, i32

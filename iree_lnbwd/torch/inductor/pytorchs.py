@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._inductor import decomposition, lowering
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from iree_lnbwd.ops.operands import Op
-from iree_lnbwd.torch import overrides, supported
+from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.inductor import graphs
 from iree_lnbwd.torch.inductor.backwards import PYTORCHS, is_narrow
+from iree_lnbwd.torch.override_places import is_in_place
 
 
 def keep(is_placed: Callable[[], bool]) -> None:
@@ -41,7 +39,7 @@ def kept() -> tuple[str, ...]:
         f"{operator} on {device_type}"
         for operator, gradients in PYTORCHS.items()
         for device_type in ("cpu", "cuda")
-        if overrides.is_in_place(device_type, gradients.op)
+        if is_in_place(device_type, gradients.op)
     )
 
 
@@ -64,25 +62,11 @@ def _entry(
 def _is_ours(op: Op, grad_output: Tensor, input: Tensor, *others: Any) -> bool:
     """Whether our kernel would take a call, once it is compiled."""
     tensors = [each for each in others if isinstance(each, Tensor)]
-    rule = overrides.rule_in_place(input.device.type, op)
     return (
-        rule is not None
+        is_in_place(input.device.type, op)
         and not is_narrow(others[0])
-        and _is_large_enough(rule, input, others[0])
         and supported.are_taken(input, grad_output, *tensors)
         and graphs.is_dense(input)
         and graphs.is_dense(grad_output)
         and graphs.have_one_shape(input, grad_output)
     )
-
-
-def _is_large_enough(rule: overrides.Rule, input: Tensor, normalized_shape: Sequence[int]) -> bool:
-    """Whether that is known: a size may be a symbol."""
-    elements = input.numel()
-    is_half = input.dtype in supported.HALF
-    least = (
-        elements >= (rule.least_elements_half if is_half else rule.least_elements),
-        elements >= rule.least_rows * math.prod(normalized_shape),
-        torch.get_num_threads() >= rule.least_threads,
-    )
-    return all(map(statically_known_true, least))

@@ -1,0 +1,138 @@
+// Rows that each thread loads into registers one step ahead (any GPU): 0 has the row that is used, 1 the one that comes.
+// There are no barriers: a thread uses what it has loaded itself.
+
+// What a NormSpec and a Schedule decide.
+!dy = bf16
+!x = bf16
+#chunks = 1 : index
+!dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
+!x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!dy_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
+!x_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
+!mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
+!dy_chunk = vector<8x!dy>
+!x_chunk = vector<8x!x>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
+!thread = vector<9xindex>
+!begin = vector<3xindex>
+!rows_ahead = vector<2xindex>
+!are_live = vector<2xi1>
+!dy_room = memref<2x1x!dy_chunk, #gpu.address_space<private>>
+!x_room = memref<2x1x!x_chunk, #gpu.address_space<private>>
+
+func.func private @column(index, !thread) -> (index, i1)
+func.func private @my_part(!thread) -> index
+// End of what is replaced.
+
+// Whether subgroups copy rows together.
+func.func private @in_bulk() -> i1 {
+  %no = arith.constant false
+  return %no : i1
+}
+
+// Registers of two rows: the one that is used, and the one that arrives.
+func.func private @room_for_rows(%dy_bytes: !dy_bytes, %x_bytes: !x_bytes) -> (!dy_room, !x_room) {
+  %dy_rows = memref.alloca() : !dy_room
+  %x_rows = memref.alloca() : !x_room
+  return %dy_rows, %x_rows : !dy_room, !x_room
+}
+
+// Nothing: a first row is loaded chunk by chunk.
+func.func private @fetch_first_rows(%thread: !thread, %leads: i1, %first: i32, %last: i32, %stride: i32, %cells: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  return
+}
+
+// Chunk k of the first row.
+func.func private @fetch_first_chunk(%k: index, %thread: !thread, %row: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room) {
+  %c0 = arith.constant 0 : index
+  %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %col_in = arith.select %inside, %col, %c0 : index
+  %at_in = arith.addi %part, %col_in : index
+  %dy_k = vector.load %dy[%row, %at_in] : !dy_lines, !dy_chunk
+  %x_k = vector.load %x[%row, %at_in] : !x_lines, !x_chunk
+  memref.store %dy_k, %dy_rows[%c0, %k] : !dy_room
+  memref.store %x_k, %x_rows[%c0, %k] : !x_room
+  return
+}
+
+// A row ahead.
+func.func private @fetch_ahead(%thread: !thread, %row: index, %live: i1, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %chunks = arith.constant #chunks
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  scf.for %k = %c0 to %chunks step %c1 {
+    %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+    %col_in = arith.select %inside, %col, %c0 : index
+    %at_in = arith.addi %part, %col_in : index
+    %dy_k = vector.load %dy[%row, %at_in] : !dy_lines, !dy_chunk
+    %x_k = vector.load %x[%row, %at_in] : !x_lines, !x_chunk
+    memref.store %dy_k, %dy_rows[%c1, %k] : !dy_room
+    memref.store %x_k, %x_rows[%c1, %k] : !x_room
+  } {llvm.loop_annotation = #unrolled}
+  return
+}
+
+// Only copies are waited for.
+func.func private @await_first_copies() {
+  return
+}
+
+func.func private @await_row(%thread: !thread, %row: i32, %last: i32, %where: !begin, %parity: i32, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  return
+}
+
+func.func private @await_last_copies() {
+  return
+}
+
+// Where a row begins: there are no slots.
+func.func private @row_begin(%row: i32, %slot: index, %thread: !thread) -> !begin {
+  %c0 = arith.constant 0 : index
+  %where = vector.from_elements %slot, %c0, %c0 : !begin
+  return %where : !begin
+}
+
+// Chunk k of dy and of x, and zeros where the row has none.
+func.func private @fetched_chunk(%k: index, %thread: !thread, %where: !begin, %has_row: i1, %again: i1, %dy_rows: !dy_room, %x_rows: !x_room) -> (!dy_chunk, !x_chunk) {
+  %c0 = arith.constant 0 : index
+  %zero_dy = arith.constant dense<0.0> : !dy_chunk
+  %zero_x = arith.constant dense<0.0> : !x_chunk
+  %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+  %dy_mine = memref.load %dy_rows[%c0, %k] : !dy_room
+  %x_mine = memref.load %x_rows[%c0, %k] : !x_room
+  %counts = arith.andi %inside, %has_row : i1
+  %dy_in = arith.select %counts, %dy_mine, %zero_dy : !dy_chunk
+  %x_in = arith.select %counts, %x_mine, %zero_x : !x_chunk
+  return %dy_in, %x_in : !dy_chunk, !x_chunk
+}
+
+// Nothing is refilled.
+func.func private @refill_chunk(%k: index, %thread: !thread, %row: index, %live: i1, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room) {
+  return
+}
+
+func.func private @refill_part(%k: index, %thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  return
+}
+
+func.func private @refill_row(%thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  return
+}
+
+// Chunk k of the next row takes the place of this one's.
+func.func private @take_next_chunk(%k: index, %dy_rows: !dy_room, %x_rows: !x_room) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %dy_next = memref.load %dy_rows[%c1, %k] : !dy_room
+  %x_next = memref.load %x_rows[%c1, %k] : !x_room
+  memref.store %dy_next, %dy_rows[%c0, %k] : !dy_room
+  memref.store %x_next, %x_rows[%c0, %k] : !x_room
+  return
+}
+
+// There are no mbarriers of copies.
+func.func private @parity_after(%slot_next: index, %parity: i32) -> i32 {
+  return %parity : i32
+}

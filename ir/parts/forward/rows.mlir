@@ -1,0 +1,247 @@
+// How a thread's chunks of a row come to registers: from memory, or from shared memory where they are kept.
+
+// What a NormSpec and a Schedule decide.
+!x = bf16
+!residual = bf16
+!gamma = bf16
+!beta = bf16
+!acc = f32
+#takes_residual = true
+#scales = true
+#adds_bias = true
+#columns = 4096 : index
+#forward_columns = 4096 : index
+#forward_parts_alike = true
+#forward_vector = 8 : index
+#forward_chunks = 2 : index
+#forward_threads = 256 : index
+#forward_whole = true
+#forward_keeps = true
+#forward_shares = false
+#forward_lasts = true
+!pointer = !llvm.ptr<1>
+!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
+!beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
+!forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
+!forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
+!forward_x = vector<8x!x>
+!forward_residual = vector<8x!residual>
+!forward_gamma = vector<8x!gamma>
+!forward_beta = vector<8x!beta>
+!forward_chunk = vector<8x!acc>
+!forward_x_held = memref<2x!forward_x, #gpu.address_space<private>>
+!forward_residual_held = memref<2x!forward_residual, #gpu.address_space<private>>
+!forward_gamma_held = memref<2x!forward_gamma, #gpu.address_space<private>>
+!forward_beta_held = memref<2x!forward_beta, #gpu.address_space<private>>
+!forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
+!forward_thread = vector<6xindex>
+
+func.func private @my_t(!forward_thread) -> index
+func.func private @my_part(!forward_thread) -> index
+func.func private @my_group(!forward_thread) -> index
+func.func private @my_row(!forward_thread) -> index
+func.func private @address_of_x(!x_rows, index, index) -> !pointer
+func.func private @load_lasting_of_x(!x_rows, index, index, !pointer) -> !forward_x
+func.func private @address_of_residual(!residual_rows, index, index) -> !pointer
+func.func private @load_lasting_of_residual(!residual_rows, index, index, !pointer) -> !forward_residual
+func.func private @widen_of_x(!forward_x) -> !forward_chunk
+func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
+func.func private @round_of_residual(!forward_chunk) -> !forward_residual
+func.func private @settled_of_x(!forward_x) -> !forward_x
+// End of what is replaced.
+
+// The first column of a thread's chunk k of a step, of the workgroup's columns, and whether these have that
+// chunk. The last workgroup of a cluster may have fewer columns.
+func.func private @column(%step: index, %k: index, %thread: !forward_thread) -> (index, i1) {
+  %t = func.call @my_t(%thread) : (!forward_thread) -> index
+  %part = func.call @my_part(%thread) : (!forward_thread) -> index
+  %all = arith.constant #columns
+  %n = arith.constant #forward_columns
+  %alike = arith.constant #forward_parts_alike
+  %v = arith.constant #forward_vector
+  %t_count = arith.constant #forward_threads
+  %chunks = arith.constant #forward_chunks
+  %whole = arith.constant #forward_whole
+  %steps_before = arith.muli %step, %chunks : index
+  %chunks_before = arith.addi %steps_before, %k : index
+  %before = arith.muli %chunks_before, %t_count : index
+  %chunk = arith.addi %before, %t : index
+  %col = arith.muli %chunk, %v : index
+  %at = arith.addi %part, %col : index
+  %in_row = arith.cmpi ult, %at, %all : index
+  %exists = arith.ori %alike, %in_row : i1
+  %in_part = arith.cmpi ult, %col, %n : index
+  %before_end = arith.andi %in_part, %exists : i1
+  %inside = arith.ori %whole, %before_end : i1
+  return %col, %inside : index, i1
+}
+
+// Loads a thread's chunks of a step of a row: of x and of the residual, or, once s is stored, of s in
+// place of both. From shared memory it reads only what it has stored there itself. For a chunk past the
+// end of the row, its first chunk is loaded. That of s could not be: another thread stores it.
+func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %step: index, %again: i1, %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
+  %group = func.call @my_group(%thread) : (!forward_thread) -> index
+  %row = func.call @my_row(%thread) : (!forward_thread) -> index
+  %part = func.call @my_part(%thread) : (!forward_thread) -> index
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %chunks = arith.constant #forward_chunks
+  %adds_residual = arith.constant #takes_residual
+  %no_residual = arith.constant dense<0.0> : !forward_residual
+  %shares = arith.constant #forward_shares
+  %lasts = arith.constant #forward_lasts
+  %was_kept = arith.andi %shares, %again : i1
+  %reads_s = arith.andi %adds_residual, %again : i1
+  scf.for %k = %c0 to %chunks step %c1 {
+    %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
+    %col_in = arith.select %inside, %col, %c0 : index
+    %at = arith.addi %part, %col : index
+    %at_in = arith.addi %part, %col_in : index
+    scf.if %was_kept {
+      scf.if %adds_residual {
+        %s_k = vector.load %residual_kept[%group, %col] : !forward_residual_kept, !forward_residual
+        memref.store %s_k, %residual_held[%k] : !forward_residual_held
+      } else {
+        %x_k = vector.load %x_kept[%group, %col] : !forward_x_kept, !forward_x
+        memref.store %x_k, %x_held[%k] : !forward_x_held
+      }
+    } else {
+      scf.if %reads_s {
+        %s_k = scf.if %inside -> !forward_residual {
+          %stored = vector.load %s[%row, %at] : !residual_rows, !forward_residual
+          scf.yield %stored : !forward_residual
+        } else {
+          scf.yield %no_residual : !forward_residual
+        }
+        memref.store %s_k, %residual_held[%k] : !forward_residual_held
+      } else {
+        %x_k = scf.if %lasts -> !forward_x {
+          %address = func.call @address_of_x(%x, %row, %at_in) : (!x_rows, index, index) -> !pointer
+          %lasting = func.call @load_lasting_of_x(%x, %row, %at_in, %address) : (!x_rows, index, index, !pointer) -> !forward_x
+          scf.yield %lasting : !forward_x
+        } else {
+          %usual = vector.load %x[%row, %at_in] : !x_rows, !forward_x
+          scf.yield %usual : !forward_x
+        }
+        memref.store %x_k, %x_held[%k] : !forward_x_held
+        scf.if %adds_residual {
+          %residual_k = scf.if %lasts -> !forward_residual {
+            %address = func.call @address_of_residual(%residual, %row, %at_in) : (!residual_rows, index, index) -> !pointer
+            %lasting = func.call @load_lasting_of_residual(%residual, %row, %at_in, %address)
+                : (!residual_rows, index, index, !pointer) -> !forward_residual
+            scf.yield %lasting : !forward_residual
+          } else {
+            %usual = vector.load %residual[%row, %at_in] : !residual_rows, !forward_residual
+            scf.yield %usual : !forward_residual
+          }
+          memref.store %residual_k, %residual_held[%k] : !forward_residual_held
+        }
+      }
+    }
+  } {llvm.loop_annotation = #unrolled}
+  return
+}
+
+// The values to normalize, from what @load has loaded. Those of s are rounded and stored first.
+func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_residual_held, %again: i1, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %step: index, %values: !forward_held) {
+  %group = func.call @my_group(%thread) : (!forward_thread) -> index
+  %row = func.call @my_row(%thread) : (!forward_thread) -> index
+  %part = func.call @my_part(%thread) : (!forward_thread) -> index
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %chunks = arith.constant #forward_chunks
+  %adds_residual = arith.constant #takes_residual
+  %shares = arith.constant #forward_shares
+  %yes = arith.constant true
+  %is_first = arith.xori %again, %yes : i1
+  %stores_kept = arith.andi %shares, %is_first : i1
+  scf.for %k = %c0 to %chunks step %c1 {
+    %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
+    %at = arith.addi %part, %col : index
+    %value = scf.if %adds_residual -> !forward_chunk {
+      %residual_k = memref.load %residual_held[%k] : !forward_residual_held
+      %s_k = scf.if %again -> !forward_residual {
+        scf.yield %residual_k : !forward_residual
+      } else {
+        %x_k = memref.load %x_held[%k] : !forward_x_held
+        %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
+        %ra = func.call @widen_of_residual(%residual_k) : (!forward_residual) -> !forward_chunk
+        %sum = arith.addf %xa, %ra : !forward_chunk
+        %rounded = func.call @round_of_residual(%sum) : (!forward_chunk) -> !forward_residual
+        %stores = arith.andi %inside, %exists : i1
+        scf.if %stores {
+          vector.store %rounded, %s[%row, %at] : !residual_rows, !forward_residual
+        }
+        scf.if %stores_kept {
+          vector.store %rounded, %residual_kept[%group, %col] : !forward_residual_kept, !forward_residual
+        }
+        scf.yield %rounded : !forward_residual
+      }
+      %sa = func.call @widen_of_residual(%s_k) : (!forward_residual) -> !forward_chunk
+      scf.yield %sa : !forward_chunk
+    } else {
+      %x_k = memref.load %x_held[%k] : !forward_x_held
+      scf.if %stores_kept {
+        vector.store %x_k, %x_kept[%group, %col] : !forward_x_kept, !forward_x
+      }
+      %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
+      scf.yield %xa : !forward_chunk
+    }
+    memref.store %value, %values[%k] : !forward_held
+  } {llvm.loop_annotation = #unrolled}
+  return
+}
+
+// The values once more, from what was loaded. Without it, they would stay in registers, which take twice
+// as many of them as narrow ones do; then fewer workgroups fit a multiprocessor.
+func.func private @take_anew(%x_held: !forward_x_held, %values: !forward_held) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %chunks = arith.constant #forward_chunks
+  scf.for %k = %c0 to %chunks step %c1 {
+    %x_k = memref.load %x_held[%k] : !forward_x_held
+    %here = func.call @settled_of_x(%x_k) : (!forward_x) -> !forward_x
+    memref.store %here, %x_held[%k] : !forward_x_held
+    %value = func.call @widen_of_x(%here) : (!forward_x) -> !forward_chunk
+    memref.store %value, %values[%k] : !forward_held
+  } {llvm.loop_annotation = #unrolled}
+  return
+}
+
+// The values of a step of a row that is not in registers.
+func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %step: index, %again: i1, %values: !forward_held) {
+  %keeps = arith.constant #forward_keeps
+  scf.if %keeps {
+  } else {
+    %x_held = memref.alloca() : !forward_x_held
+    %residual_held = memref.alloca() : !forward_residual_held
+    func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %thread, %step, %again, %x_held, %residual_held)
+        : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
+    func.call @take(%x_held, %residual_held, %again, %s, %x_kept, %residual_kept, %thread, %exists, %step, %values)
+        : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
+  }
+  return
+}
+
+// Loads the weights of a thread's chunk k of a step.
+func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %thread: !forward_thread, %step: index, %k: index, %gamma_held: !forward_gamma_held, %beta_held: !forward_beta_held) {
+  %part = func.call @my_part(%thread) : (!forward_thread) -> index
+  %c0 = arith.constant 0 : index
+  %scales = arith.constant #scales
+  %adds_bias = arith.constant #adds_bias
+  %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
+  %col_in = arith.select %inside, %col, %c0 : index
+  %at_in = arith.addi %part, %col_in : index
+  scf.if %scales {
+    %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !forward_gamma
+    memref.store %gamma_k, %gamma_held[%k] : !forward_gamma_held
+  }
+  scf.if %adds_bias {
+    %beta_k = vector.load %beta[%at_in] : !beta_row, !forward_beta
+    memref.store %beta_k, %beta_held[%k] : !forward_beta_held
+  }
+  return
+}

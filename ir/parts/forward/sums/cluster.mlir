@@ -1,0 +1,212 @@
+// A row's sums over the workgroups of a cluster, through each other's shared memory (NVIDIA since sm_90;
+// math/clusters.mlir). That takes long, so they exchange sums once.
+
+// What a NormSpec and a Schedule decide.
+!acc = f32
+#inv_n = 2.44140625e-4 : !acc
+#subgroup = 32 : index
+#centres = true
+#columns = 4096 : index
+#forward_columns = 4096 : index
+#forward_cluster = 1 : index
+#forward_sent_bytes = 128 : i32
+#forward_vector = 8 : index
+#forward_threads = 256 : index
+#forward_warps = 8 : index
+!forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
+!mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
+!forward_thread = vector<6xindex>
+#forward_senders = 8 : index
+#forward_received = 1 : index
+
+func.func private @my_id(!forward_thread) -> index
+func.func private @mbarrier(!mbarriers, index) -> i32
+func.func private @init_mbarrier(i32, i32)
+func.func private @expect(i32, i32)
+func.func private @my_rank(!forward_thread) -> index
+func.func private @my_t(!forward_thread) -> index
+func.func private @await(i32, i32)
+func.func private @of_rank(i32, i32) -> i32
+func.func private @send(i32, !acc, i32)
+// End of what is replaced.
+
+// Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come.
+func.func private @ready_for_sums(%mbarriers: !mbarriers, %thread: !forward_thread) {
+  %c0 = arith.constant 0 : index
+  %id = func.call @my_id(%thread) : (!forward_thread) -> index
+  %is_zero = arith.cmpi eq, %id, %c0 : index
+  scf.if %is_zero {
+    %sent_bytes = arith.constant #forward_sent_bytes
+    %one_i32 = arith.constant 1 : i32
+    %mbarrier = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
+    func.call @init_mbarrier(%mbarrier, %one_i32) : (i32, i32) -> ()
+    func.call @expect(%mbarrier, %sent_bytes) : (i32, i32) -> ()
+  }
+  nvvm.cluster.arrive.relaxed
+  return
+}
+
+func.func private @others_are_ready() {
+  nvvm.cluster.wait
+  return
+}
+
+// What a subgroup's columns are centred by, some number near their mean, and their sum.
+func.func private @centre(%share: !acc, %exchange: !forward_exchange, %thread: !forward_thread) -> (!acc, !acc) {
+  %one = arith.constant 1.0 : !acc
+  %lanes = arith.constant #subgroup
+  %rank = func.call @my_rank(%thread) : (!forward_thread) -> index
+  %t = func.call @my_t(%thread) : (!forward_thread) -> index
+  %warp = arith.divui %t, %lanes : index
+  %sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
+  %count = func.call @columns_of(%rank, %warp) : (index, index) -> !acc
+  %some = arith.maximumf %count, %one : !acc
+  %mean_of_warp = arith.divf %sum, %some : !acc
+  return %mean_of_warp, %sum : !acc, !acc
+}
+
+// Whether subgroups are centred by numbers of their own: what is left of their sums is exchanged, too.
+func.func private @merges() -> i1 {
+  %yes = arith.constant true
+  return %yes : i1
+}
+
+// A row's mean m, and the sum of its squares without m, for all threads of a cluster. Subgroup w has n_w
+// columns, their sum, and some number p_w near their mean. Without p_w, they sum up to r_w, and their squares
+// to q_w. For any p_w and m, what is asked for is the sum of q_w + (p_w - m) * (2 r_w + n_w (p_w - m)). So an
+// error of p_w or m enters squared, and one exchange is enough. Source: Chan, Golub, LeVeque, "Algorithms for
+// Computing the Sample Variance", The American Statistician 37(3), 1983. Where the mean is not subtracted, p_w
+// and m are zero.
+func.func private @statistics(%warp_sum: !acc, %p_own: !acc, %share_r: !acc, %share_q: !acc, %exchange: !forward_exchange, %mbarriers: !mbarriers, %thread: !forward_thread) -> (!acc, !acc) {
+  %rank = func.call @my_rank(%thread) : (!forward_thread) -> index
+  %t = func.call @my_t(%thread) : (!forward_thread) -> index
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  %c3 = arith.constant 3 : index
+  %parity = arith.constant 0 : i32
+  %lanes = arith.constant #subgroup
+  %warps = arith.constant #forward_warps
+  %received = arith.constant #forward_received
+  %centres = arith.constant #centres
+  %zero = arith.constant 0.0 : !acc
+  %two = arith.constant 2.0 : !acc
+  %inv_n = arith.constant #inv_n
+  %lane = arith.remui %t, %lanes : index
+  %warp = arith.divui %t, %lanes : index
+  %warp_q = gpu.subgroup_reduce add %share_q cluster(size = 32) : (!acc) -> !acc
+  %mbarrier = func.call @mbarrier(%mbarriers, %c0) : (!mbarriers, index) -> i32
+  func.call @send_sum(%exchange, %mbarrier, %c0, %rank, %warp, %lane, %warp_q)
+      : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+  scf.if %centres {
+    %warp_r = gpu.subgroup_reduce add %share_r cluster(size = 32) : (!acc) -> !acc
+    func.call @send_sum(%exchange, %mbarrier, %c1, %rank, %warp, %lane, %warp_sum)
+        : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+    func.call @send_sum(%exchange, %mbarrier, %c2, %rank, %warp, %lane, %p_own)
+        : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+    func.call @send_sum(%exchange, %mbarrier, %c3, %rank, %warp, %lane, %warp_r)
+        : (!forward_exchange, i32, index, index, index, index, !acc) -> ()
+  }
+  func.call @await(%mbarrier, %parity) : (i32, i32) -> ()
+  %mean = scf.if %centres -> !acc {
+    %lane_sum = scf.for %number = %c0 to %received step %c1 iter_args(%before = %zero) -> (!acc) {
+      %which, %there = func.call @sender(%number, %t) : (index, index) -> (index, i1)
+      %sum = memref.load %exchange[%c1, %c0, %which] : !forward_exchange
+      %more = arith.addf %before, %sum : !acc
+      %after = arith.select %there, %more, %before : !acc
+      scf.yield %after : !acc
+    } {llvm.loop_annotation = #unrolled}
+    %row_sum = gpu.subgroup_reduce add %lane_sum cluster(size = 32) : (!acc) -> !acc
+    %mean_of_row = arith.mulf %row_sum, %inv_n : !acc
+    scf.yield %mean_of_row : !acc
+  } else {
+    scf.yield %zero : !acc
+  }
+  %lane_squares = scf.for %number = %c0 to %received step %c1 iter_args(%before = %zero) -> (!acc) {
+    %which, %there = func.call @sender(%number, %t) : (index, index) -> (index, i1)
+    %q = memref.load %exchange[%c0, %c0, %which] : !forward_exchange
+    %squares = scf.if %centres -> !acc {
+      %p = memref.load %exchange[%c2, %c0, %which] : !forward_exchange
+      %r = memref.load %exchange[%c3, %c0, %which] : !forward_exchange
+      %its_rank = arith.divui %which, %warps : index
+      %its_warp = arith.remui %which, %warps : index
+      %n = func.call @columns_of(%its_rank, %its_warp) : (index, index) -> !acc
+      %off = arith.subf %p, %mean : !acc
+      %twice_r = arith.mulf %two, %r : !acc
+      %slope = math.fma %n, %off, %twice_r : !acc
+      %without_mean = math.fma %off, %slope, %q : !acc
+      scf.yield %without_mean : !acc
+    } else {
+      scf.yield %q : !acc
+    }
+    %more = arith.addf %before, %squares : !acc
+    %after = arith.select %there, %more, %before : !acc
+    scf.yield %after : !acc
+  } {llvm.loop_annotation = #unrolled}
+  %row_squares = gpu.subgroup_reduce add %lane_squares cluster(size = 32) : (!acc) -> !acc
+  return %mean, %row_squares : !acc, !acc
+}
+
+// A subgroup's sum for the workgroups of its cluster: lane r sends it to that of rank r.
+func.func private @send_sum(%exchange: !forward_exchange, %mbarrier: i32, %buffer: index, %rank: index, %warp: index, %lane: index, %sum: !acc) {
+  %cluster = arith.constant #forward_cluster
+  %warps = arith.constant #forward_warps
+  %bytes = arith.constant 4 : index
+  %there = arith.cmpi ult, %lane, %cluster : index
+  scf.if %there {
+    %all_warps = arith.muli %cluster, %warps : index
+    %buffers_before = arith.muli %buffer, %all_warps : index
+    %ranks_before = arith.muli %rank, %warps : index
+    %before = arith.addi %buffers_before, %ranks_before : index
+    %which = arith.addi %before, %warp : index
+    %offset = arith.muli %which, %bytes : index
+    %base = memref.extract_aligned_pointer_as_index %exchange : !forward_exchange -> index
+    %mine = arith.addi %base, %offset : index
+    %mine_i32 = arith.index_castui %mine : index to i32
+    %lane_i32 = arith.index_castui %lane : index to i32
+    %theirs = func.call @of_rank(%mine_i32, %lane_i32) : (i32, i32) -> i32
+    %their_mbarrier = func.call @of_rank(%mbarrier, %lane_i32) : (i32, i32) -> i32
+    func.call @send(%theirs, %sum, %their_mbarrier) : (i32, !acc, i32) -> ()
+  }
+  return
+}
+
+// The subgroup of a cluster whose sums a lane reads as those of a number, and whether there is one.
+func.func private @sender(%number: index, %t: index) -> (index, i1) {
+  %c0 = arith.constant 0 : index
+  %lanes = arith.constant #subgroup
+  %senders = arith.constant #forward_senders
+  %lane = arith.remui %t, %lanes : index
+  %before = arith.muli %number, %lanes : index
+  %which = arith.addi %before, %lane : index
+  %there = arith.cmpi ult, %which, %senders : index
+  %which_in = arith.select %there, %which, %c0 : index
+  return %which_in, %there : index, i1
+}
+
+// How many columns a subgroup has, of the workgroup of that rank.
+func.func private @columns_of(%rank: index, %warp: index) -> !acc {
+  %c0 = arith.constant 0 : index
+  %all = arith.constant #columns
+  %most = arith.constant #forward_columns
+  %ranks_before = arith.muli %rank, %most : index
+  %rest = arith.subi %all, %ranks_before : index
+  %n = arith.minsi %most, %rest : index
+  %v = arith.constant #forward_vector
+  %t_count = arith.constant #forward_threads
+  %lanes = arith.constant #subgroup
+  %chunks = arith.divui %n, %v : index
+  %of_all = arith.divui %chunks, %t_count : index
+  %left = arith.remui %chunks, %t_count : index
+  %before = arith.muli %warp, %lanes : index
+  %after = arith.subi %left, %before : index
+  %some = arith.maxsi %after, %c0 : index
+  %more = arith.minsi %some, %lanes : index
+  %of_lanes = arith.muli %of_all, %lanes : index
+  %mine = arith.addi %of_lanes, %more : index
+  %count = arith.muli %mine, %v : index
+  %count_i32 = arith.index_castui %count : index to i32
+  %count_acc = arith.uitofp %count_i32 : i32 to !acc
+  return %count_acc : !acc
+}

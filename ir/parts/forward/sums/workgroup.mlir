@@ -1,0 +1,66 @@
+// A row's sums over the subgroups of a group, through shared memory.
+
+// What a NormSpec and a Schedule decide.
+!acc = f32
+#inv_n = 2.44140625e-4 : !acc
+#subgroup = 32 : index
+!forward_exchange = memref<2x1x8x!acc, #gpu.address_space<workgroup>>
+!forward_warps = vector<8x!acc>
+!mbarriers = memref<2xi64, #gpu.address_space<workgroup>>
+!forward_thread = vector<6xindex>
+
+func.func private @my_group(!forward_thread) -> index
+func.func private @my_t(!forward_thread) -> index
+// End of what is replaced.
+
+// Before the first sums: nothing.
+func.func private @ready_for_sums(%mbarriers: !mbarriers, %thread: !forward_thread) {
+  return
+}
+
+func.func private @others_are_ready() {
+  return
+}
+
+// The sum over a row's threads, for all of them. Subgroups exchange their sums through a buffer for
+// each sum, so one barrier is enough.
+func.func private @total(%share: !acc, %exchange: !forward_exchange, %buffer: index, %thread: !forward_thread) -> !acc {
+  %c0 = arith.constant 0 : index
+  %lanes = arith.constant #subgroup
+  %zero = arith.constant 0.0 : !acc
+  %group = func.call @my_group(%thread) : (!forward_thread) -> index
+  %t = func.call @my_t(%thread) : (!forward_thread) -> index
+  %warp_sum = gpu.subgroup_reduce add %share cluster(size = 32) : (!acc) -> !acc
+  %lane = arith.remui %t, %lanes : index
+  %warp = arith.divui %t, %lanes : index
+  %leads = arith.cmpi eq, %lane, %c0 : index
+  scf.if %leads {
+    memref.store %warp_sum, %exchange[%buffer, %group, %warp] : !forward_exchange
+  }
+  gpu.barrier
+  %warp_sums = vector.transfer_read %exchange[%buffer, %group, %c0], %zero {in_bounds = [true]} : !forward_exchange, !forward_warps
+  %group_sum = vector.reduction <add>, %warp_sums fastmath<reassoc> : !forward_warps into !acc
+  return %group_sum : !acc
+}
+
+// What a row is centred by, its mean, and its sum.
+func.func private @centre(%share: !acc, %exchange: !forward_exchange, %thread: !forward_thread) -> (!acc, !acc) {
+  %c0 = arith.constant 0 : index
+  %inv_n = arith.constant #inv_n
+  %sum = func.call @total(%share, %exchange, %c0, %thread) : (!acc, !forward_exchange, index, !forward_thread) -> !acc
+  %mean = arith.mulf %sum, %inv_n : !acc
+  return %mean, %sum : !acc, !acc
+}
+
+// The variance is about that mean: nothing is merged.
+func.func private @merges() -> i1 {
+  %no = arith.constant false
+  return %no : i1
+}
+
+// A row's mean, and the sum of its squares without it.
+func.func private @statistics(%own_sum: !acc, %centre: !acc, %share_centred: !acc, %share_squares: !acc, %exchange: !forward_exchange, %mbarriers: !mbarriers, %thread: !forward_thread) -> (!acc, !acc) {
+  %c1 = arith.constant 1 : index
+  %squares = func.call @total(%share_squares, %exchange, %c1, %thread) : (!acc, !forward_exchange, index, !forward_thread) -> !acc
+  return %centre, %squares : !acc, !acc
+}

@@ -1,0 +1,109 @@
+// A workgroup's sums of columns to its partial rows of dgamma and dbeta, where it has several groups. The sums of all
+// groups are added up to one partial row, for dgamma and then for dbeta, in the shared memory that held rows of dy.
+
+// What a NormSpec and a Schedule decide.
+!acc = f32
+#columns = 4096 : index
+#vector = 8 : index
+#chunks = 1 : index
+#threads = 512 : index
+#groups = 1 : index
+#sums_dbeta = true
+!acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
+!dy_bytes = memref<24576xi8, #gpu.address_space<workgroup>>
+!group_sums = memref<1x4096x!acc, #gpu.address_space<workgroup>>
+!chunk = vector<8x!acc>
+!held = memref<1x!chunk, #gpu.address_space<private>>
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
+!thread = vector<9xindex>
+
+func.func private @shifted() -> i1
+func.func private @my_id(!thread) -> index
+func.func private @my_group(!thread) -> index
+func.func private @my_shift(!thread) -> index
+func.func private @column(index, !thread) -> (index, i1)
+func.func private @span(index, index, index) -> (index, index)
+func.func private @is_within(index, index, index) -> i1
+// End of what is replaced.
+
+func.func private @store_partial_row(%thread: !thread, %workgroup: index, %dgamma_sums: !held, %dbeta_sums: !held, %dy_bytes: !dy_bytes, %dgamma_partials: !acc_rows, %dbeta_partials: !acc_rows) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  %n = arith.constant #columns
+  %v = arith.constant #vector
+  %chunks = arith.constant #chunks
+  %t_count = arith.constant #threads
+  %groups = arith.constant #groups
+  %sums_dbeta = arith.constant #sums_dbeta
+  %shifted = func.call @shifted() : () -> i1
+  %zero = arith.constant 0.0 : !acc
+  %zeros = arith.constant dense<0.0> : !chunk
+  %id = func.call @my_id(%thread) : (!thread) -> index
+  %group = func.call @my_group(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
+  %group_sums = memref.view %dy_bytes[%c0][] : !dy_bytes to !group_sums  // [groups, columns of T threads]
+  %workgroup_threads = arith.muli %t_count, %groups : index
+  %column_first = arith.muli %id, %v : index
+  %column_step = arith.muli %workgroup_threads, %v : index
+  %column_sums = arith.select %sums_dbeta, %c2, %c1 : index
+  scf.for %which = %c0 to %column_sums step %c1 {
+    %is_dgamma = arith.cmpi eq, %which, %c0 : index
+    gpu.barrier
+    scf.for %k = %c0 to %chunks step %c1 {
+      %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+      %dgamma_k = memref.load %dgamma_sums[%k] : !held
+      %dbeta_k = memref.load %dbeta_sums[%k] : !held
+      %sum_k = arith.select %is_dgamma, %dgamma_k, %dbeta_k : !chunk
+      scf.if %shifted {
+        %from, %below = func.call @span(%k, %col, %shift) : (index, index, index) -> (index, index)
+        scf.if %inside {
+          scf.for %e = %c0 to %v step %c1 {
+            %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+            scf.if %in_row {
+              %shifted_at = arith.addi %col, %e : index
+              %own_column = arith.subi %shifted_at, %shift : index
+              %one = vector.extract %sum_k[%e] : !acc from !chunk
+              memref.store %one, %group_sums[%group, %own_column] : !group_sums
+            }
+          } {llvm.loop_annotation = #unrolled}
+        }
+      } else {
+        vector.store %sum_k, %group_sums[%group, %col] : !group_sums, !chunk
+      }
+    } {llvm.loop_annotation = #unrolled}
+    gpu.barrier
+    // Where rows are shifted, a partial row has no whole chunks: a thread adds up one column at a time.
+    %one_first = arith.select %shifted, %id, %n : index
+    scf.for %column = %one_first to %n step %workgroup_threads {
+      %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zero) -> (!acc) {
+        %group_sum = memref.load %group_sums[%g, %column] : !group_sums
+        %more = arith.addf %sum, %group_sum : !acc
+        scf.yield %more : !acc
+      }
+      scf.if %is_dgamma {
+        memref.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows
+      } else {
+        scf.if %sums_dbeta {
+          memref.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows
+        }
+      }
+    }
+    %chunks_first = arith.select %shifted, %n, %column_first : index
+    scf.for %column = %chunks_first to %n step %column_step {
+      %total = scf.for %g = %c0 to %groups step %c1 iter_args(%sum = %zeros) -> (!chunk) {
+        %group_sum = vector.load %group_sums[%g, %column] : !group_sums, !chunk
+        %more = arith.addf %sum, %group_sum : !chunk
+        scf.yield %more : !chunk
+      }
+      scf.if %is_dgamma {
+        vector.store %total, %dgamma_partials[%workgroup, %column] : !acc_rows, !chunk
+      } else {
+        scf.if %sums_dbeta {
+          vector.store %total, %dbeta_partials[%workgroup, %column] : !acc_rows, !chunk
+        }
+      }
+    }
+  }
+  return
+}

@@ -1,0 +1,230 @@
+"""From PTX instructions to what they do, and from a kernel to its blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from iree_lnbwd.emulator.launch import CONFUSION, Fault
+from iree_lnbwd.emulator.ptx.accesses import (
+    convert_address,
+    copy_async,
+    create_policy,
+    load,
+    map_address,
+    store,
+)
+from iree_lnbwd.emulator.ptx.operands import Operands
+from iree_lnbwd.emulator.ptx.parser import Instruction, Kernel, PtxError, vector
+from iree_lnbwd.emulator.ptx.semantics import find
+from iree_lnbwd.emulator.ptx.synchronisation import (
+    arrive,
+    barrier,
+    fence,
+    mbarrier,
+    shuffle,
+    wait_for_phase,
+)
+from iree_lnbwd.emulator.ptx.threads import Block, Selection, Step, Sync, Threads, at_instruction
+from iree_lnbwd.emulator.ptx.types import DTYPES
+
+_NO_EFFECT = ("membar", "fence", "griddepcontrol", "discard", "applypriority", "prefetch")
+JUMPS = ("bra", "ret", "exit")
+
+
+class Decoder:
+    """From the instructions of a kernel to what they do."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.operands = Operands(kernel)
+
+    @staticmethod
+    def is_sync(instruction: Instruction) -> bool:
+        """It waits for other threads."""
+        if instruction.opcode == "mbarrier":
+            return instruction.modifiers[:1] == ("try_wait",)
+        return instruction.opcode in ("bar", "barrier", "shfl") and (
+            instruction.modifiers[:2] != ("cluster", "arrive")
+        )
+
+    @staticmethod
+    def is_void(instruction: Instruction) -> bool:
+        """It has no effect that is followed here."""
+        words = instruction.modifiers
+        of_copies = words[:2] == ("proxy", "async") and words[2:] != ("global",)
+        is_followed = of_copies or words[:1] == ("mbarrier_init",)
+        return instruction.opcode in _NO_EFFECT and not is_followed
+
+    def check_predicate(self, instruction: Instruction) -> None:
+        """The register that decides who takes part is one that can."""
+        try:
+            if instruction.predicate and self.operands.dtype_of(instruction.predicate) != np.bool_:
+                raise PtxError(f"{instruction.predicate} is no predicate")
+        except PtxError as error:
+            raise at_instruction(instruction, Fault(str(error))) from error
+
+    def target(self, instruction: Instruction) -> int:
+        """The index of the instruction that a branch goes to."""
+        label = ", ".join(instruction.operands)
+        if label not in self.operands.kernel.labels:
+            raise at_instruction(instruction, Fault(f"no label {label}"))
+        return self.operands.kernel.labels[label]
+
+    def check(self, instruction: Instruction) -> None:
+        """An instruction of any kind is known.
+
+        Raises:
+            Fault: It is not.
+        """
+        self.check_predicate(instruction)
+        if instruction.opcode == "bra":
+            self.target(instruction)
+        elif self.is_sync(instruction):
+            self.sync(instruction)
+        elif instruction.opcode not in JUMPS and not self.is_void(instruction):
+            self.step(instruction)
+
+    def step(self, instruction: Instruction) -> Step:
+        """What an instruction does."""
+        try:
+            special = _SPECIAL.get(instruction.opcode)
+            return (
+                special(self.operands, instruction) if special else pure(self.operands, instruction)
+            )
+        except CONFUSION as error:
+            raise at_instruction(instruction, unknown_instruction(instruction, error)) from error
+
+    def sync(self, instruction: Instruction) -> Sync:
+        """The threads that an instruction waits for, and the operation that follows."""
+        try:
+            match instruction.opcode:
+                case "shfl":
+                    return shuffle(self.operands, instruction)
+                case "mbarrier":
+                    return wait_for_phase(self.operands, instruction)
+            return barrier(self.operands, instruction)
+        except CONFUSION as error:
+            raise at_instruction(instruction, unknown_instruction(instruction, error)) from error
+
+
+class Program:
+    """A kernel, decoded."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.has_mbarriers = any(i.opcode == "mbarrier" for i in kernel.code)
+        self.has_bulk_copies = any(is_bulk_copy(i) for i in kernel.code)
+        decoder = Decoder(kernel)
+        starts = {0, len(kernel.code), *kernel.labels.values()}
+        for index, instruction in enumerate(kernel.code):
+            if instruction.opcode in JUMPS:
+                starts.add(index + 1)
+            elif decoder.is_sync(instruction):
+                starts |= {index, index + 1}
+        ordered = sorted(starts)
+        number = {start: n for n, start in enumerate(ordered)}
+        self.blocks = []
+        for start, end in itertools.pairwise(ordered):
+            block = Block([])
+            for instruction in kernel.code[start:end]:
+                decoder.check_predicate(instruction)
+                if instruction.opcode == "bra":
+                    block.instruction = instruction
+                    block.target = number[decoder.target(instruction)]
+                elif instruction.opcode in JUMPS:
+                    block.instruction, block.ends = instruction, True
+                elif decoder.is_sync(instruction):
+                    block.instruction = instruction
+                    block.sync = decoder.sync(instruction)
+                elif not decoder.is_void(instruction):
+                    block.steps.append((instruction, decoder.step(instruction)))
+            self.blocks.append(block)
+        self.register_bytes = decoder.operands.register_bytes
+
+
+def pure(operands: Operands, instruction: Instruction) -> Step:
+    """An instruction that only computes."""
+    semantics = find(instruction.opcode, instruction.modifiers)
+    destination, *sources = instruction.operands
+    readers = [
+        operands.reader(operand, type_)
+        for operand, type_ in zip(sources, semantics.sources, strict=True)
+    ]
+    writer = operands.writer(destination)
+    function = semantics.function
+
+    def step(threads: Threads, to: Selection) -> None:
+        writer(threads, to, function(*[reader(threads, to) for reader in readers]))
+
+    return step
+
+
+def move(operands: Operands, instruction: Instruction) -> Step:
+    """A copy of a register, or of parts of one."""
+    destination, source = instruction.operands
+    (type_,) = instruction.modifiers
+    to_parts, from_parts = vector(destination), vector(source)
+    if len(to_parts) == len(from_parts) == 1:
+        return pure(operands, instruction)
+    bits = DTYPES[type_].itemsize * 8
+    if len(from_parts) > 1:
+        part = f"b{bits // len(from_parts)}"
+        readers = [operands.reader(operand, part) for operand in from_parts]
+        writer = operands.writer(destination)
+
+        def pack(threads: Threads, to: Selection) -> None:
+            parts = np.broadcast_arrays(*(reader(threads, to) for reader in readers))
+            writer(threads, to, np.stack(parts, axis=-1).view(f"u{bits // 8}")[..., 0])
+
+        return pack
+    part = f"b{bits // len(to_parts)}"
+    reader = operands.reader(source, type_)
+    writers = [None if name == "_" else operands.writer(name) for name in to_parts]
+
+    def unpack(threads: Threads, to: Selection) -> None:
+        whole = np.ascontiguousarray(reader(threads, to))
+        parts = whole.view(DTYPES[part]).reshape(-1, len(writers))
+        for number, write in enumerate(writers):
+            if write is not None:
+                write(threads, to, parts[:, number])
+
+    return unpack
+
+
+def trap(operands: Operands, instruction: Instruction) -> Step:
+    """Ends in a fault."""
+
+    def trap(threads: Threads, to: Selection) -> None:
+        raise Fault("trap", threads.numbers[to] + threads.first_lane)
+
+    return trap
+
+
+_SPECIAL: Mapping[str, Callable[[Operands, Instruction], Step]] = {
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "mov": move,
+    "cvta": convert_address,
+    "cp": copy_async,
+    "trap": trap,
+    "mapa": map_address,
+    "createpolicy": create_policy,
+    "barrier": arrive,
+    "mbarrier": mbarrier,
+    "fence": fence,
+}
+
+
+def is_bulk_copy(instruction: Instruction) -> bool:
+    """An instruction is cp.async.bulk."""
+    return instruction.opcode == "cp" and instruction.modifiers[:2] == ("async", "bulk")
+
+
+def unknown_instruction(instruction: Instruction, error: Exception) -> Fault:
+    """A fault that names the instruction."""
+    why = f": {error}" if isinstance(error, PtxError) else ""
+    name = ".".join((instruction.opcode, *instruction.modifiers))
+    return Fault(f"unknown instruction {name}{why}")

@@ -1,0 +1,286 @@
+"""Which schedule forwards take on a GPU, and statistics that a backward recomputes: by rules."""
+
+from __future__ import annotations
+
+import math
+
+from iree_lnbwd.hardware.products import Product
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.operands import ADDED_BIAS, RESIDUAL
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
+from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
+from iree_lnbwd.schedules.rules import FEWEST_THREADS, MOST_BUSY, registers_of_thread
+
+# Rules for all GPUs, from 7021 schedules of 71 widths from 64 to 65536, on an H200.
+# Elements of a row that a thread has at best, by their bytes.
+_ELEMENTS = {2: 22, 4: 8, 8: 8}
+_ELEMENTS_OF_NARROW_ACCESSES = 10  # of 4 bytes or less
+# Rows of a head's width, from 251 schedules of 64, 128 and 256 columns: a thread has more of them,
+# by their bytes, nothing caps its registers, and workgroups are larger, but for rows that have
+# little to load.
+_HEAD_COLUMNS = 256
+_HEAD_ELEMENTS = {2: 32, 4: 16}
+_HEAD_WARPS = 8
+# Columns that threads cover, to the fewest: up to which the elements of each decide.
+_IDLE = {2: 1.07, 4: 1.25, 8: 1.25}
+_FEWEST_CHUNKS = 2  # of a thread: with one, too few loads are under way
+# Threads of a row at most. With 16 bits, fewer of them load as many bytes, until each has as many
+# elements as there may be; and fewer still if there are two sums, which each thread loads.
+_THREADS = 512
+_NARROW_THREADS = 256
+_CENTRED_THREADS = 128
+_BUSY = 1024  # threads of a multiprocessor that there should be at once, which caps their registers
+_BUSIER = 1536  # likewise, of a biased row without a residual that has few words in each
+_FEW_WORDS = 16  # 32-bit words of a row that a thread has, in the type of sums
+# Rows of 32 bits are always loaded with their weights, up to so many columns and elements of a
+# thread.
+_EARLY_COLUMNS = 2048
+_EARLY_ELEMENTS_OF_THREAD = 8
+# Rows of more threads than that stay narrow: 4096 x 16384 in bf16 took an H200 63.1 us in place of
+# 67.5, with three workgroups on a multiprocessor in place of two.
+_PACKED_THREADS = 256
+_FEW_ROWS = 256  # up to which a call has few
+_FEW_ELEMENTS = 1 << 20  # likewise
+_MOST_THREADS = 1024  # that share a row that is not in registers
+_WARPS = 4  # subgroups of a workgroup whose rows are narrow
+_LEAST_THREADS = 4  # of a row that has so many accesses: fewer load too few bytes side by side
+# Rows that workgroups cannot keep alone, in clusters, from 1449 schedules of 27 widths from 18960
+# to 131072, on an H200. Elements of a row that a thread has at best, by their bytes; in narrow
+# accesses; and the least part of that.
+_CLUSTERS = (2, 4, 8)
+_CLUSTER_ELEMENTS = {2: 32, 4: 20}
+_CLUSTER_ELEMENTS_OF_NARROW_ACCESSES = 24
+_FEWEST_OF_BEST = 0.75
+# Threads of a workgroup, by the bytes of elements: if there would be more, more workgroups share
+# the row.
+_CLUSTER_THREADS = {2: 576, 4: 512}
+_REGISTERS_BESIDE = 16  # a thread's elements
+_REGISTERS_BESIDE_NARROW = 20  # likewise, in narrow accesses
+# The fraction of a multiprocessor's columns in flight that is enough. From there on, the schedule
+# with the fewest elements of a thread is taken.
+_ENOUGH_AT_ONCE = 0.75
+# Columns up to which 16-bit rows are faster in shared memory, in narrow accesses and with a mean.
+_UNCLUSTERED_NARROW = 24576
+_UNCLUSTERED_CENTRED = 32768
+_SHARED_BYTES = 1 << 16  # of a wide row without a residual; of a wider one, too few fit
+
+
+def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
+    """A schedule that follows from rules: for any N, and for a backward's statistics, too.
+
+    A thread has the elements of a few accesses. A wide row takes more subgroups, and then more
+    elements of each thread, as long as registers hold them; then it is shared by a cluster, or
+    kept in shared memory, and the widest is read again.
+
+    How a row is shared out among threads follows from what is normalized, with a residual their
+    sum, and from the op. So the sums of a row have one order and the same bits, whether the
+    residual is fused or added before, and for any M.
+
+    Args:
+        spec: What is computed; a forward, or a backward that recomputes its statistics.
+        target: The GPU target to run on.
+        product: One of the target's products: a fixed number of rows is spread over its processors.
+    """
+    vector = widest_vector(spec.columns, (normalized(spec),))
+    lanes = target.subgroup_size
+    shared_out = _shared_out(spec, lanes, vector)
+    if shared_out is None:
+        return _clustered(spec, target, vector) or _wide(spec, target, vector)
+    chunks, threads = shared_out
+    is_narrow, has_residual = bytes_of(normalized(spec)) < WORD_BYTES, spec.has(RESIDUAL)
+    is_head = _is_head(spec, vector)
+    is_light_head = is_head and is_narrow and not spec.family.centres
+    warps = _HEAD_WARPS if is_head and not is_light_head else _WARPS
+    rows = max(1, warps * lanes // threads)
+    if spec.rows is not None:
+        rows = min(rows, -(-spec.rows // product.processors))
+    fill = max(1, lanes // threads)  # a subgroup
+    rows = -(-rows // fill) * fill
+    few_words = chunks * vector * words(spec) <= _FEW_WORDS
+    is_light = is_narrow and few_words and not has_residual
+    packs = (
+        target.backend == "cuda"
+        and spec.has(ADDED_BIAS)
+        and is_narrow
+        and not has_residual
+        and threads > _PACKED_THREADS
+    )
+    busy = _BUSIER if packs or (is_light and spec.has(ADDED_BIAS)) else _BUSY
+    few_elements = chunks * vector <= _EARLY_ELEMENTS_OF_THREAD
+    is_short = spec.columns <= _EARLY_COLUMNS and few_elements
+    fits_early = is_head or has_residual or is_short
+    early = weighs(spec) and (is_light_head or (fits_early and not is_narrow))
+    # f32 rows of two tensors take the registers that they need, and so do many narrow accesses.
+    is_free = (has_residual and not is_narrow) or _is_slow(spec, vector) or is_head
+    return Forward(
+        rows=rows,
+        threads=threads,
+        vector=vector,
+        chunks=chunks,
+        keeps=True,
+        most_few_rows=_most_few_rows(spec, target, early=early),
+        early=early,
+        packs=packs,
+        resident=1 if is_free else max(1, busy // (rows * threads)),
+    )
+
+
+def _most_few_rows(spec: NormSpec, target: Target, *, early: bool) -> int:
+    """How many rows are few; 0 if a kernel of their own would not differ."""
+    differs = weighs(spec) and (not early or target.has_cache_policies)
+    return min(_FEW_ROWS, _FEW_ELEMENTS // spec.columns) if differs else 0
+
+
+def _shared_out(spec: NormSpec, lanes: int, vector: int) -> tuple[int, int] | None:
+    """Vectors of a thread, and the threads of a row; None if registers cannot keep it.
+
+    Few threads are to be idle. Among ways that leave about as few, a thread has about as many
+    elements as the rules say.
+    """
+    size, vectors = bytes_of(normalized(spec)), spec.columns // vector
+    most, is_slow = most_elements(spec), _is_slow(spec, vector)
+    ways = []
+    for chunks in range(_FEWEST_CHUNKS, most // vector + 1):
+        threads = _threads(-(-vectors // chunks), lanes, vectors)
+        most_threads = _THREADS
+        if size < WORD_BYTES and (chunks + 1) * vector <= most and not is_slow:
+            most_threads = _CENTRED_THREADS if spec.family.centres else _NARROW_THREADS
+        if threads <= most_threads:
+            ways.append((-(-vectors // threads), threads))
+    if not ways:
+        return None
+    least = min(chunks * threads for chunks, threads in ways)
+
+    def misses(way: tuple[int, int]) -> float:
+        usual = _HEAD_ELEMENTS[size] if _is_head(spec, vector) else _ELEMENTS[size]
+        best = _ELEMENTS_OF_NARROW_ACCESSES if is_slow else usual
+        return abs(math.log2(way[0] * vector / best))
+
+    return min((way for way in ways if math.prod(way) <= _IDLE[size] * least), key=misses)
+
+
+def _is_slow(spec: NormSpec, vector: int) -> bool:
+    """Whether accesses are so narrow that their number decides."""
+    return vector * bytes_of(normalized(spec)) <= WORD_BYTES
+
+
+def _is_head(spec: NormSpec, vector: int) -> bool:
+    """Whether rows are as narrow as those of a head, in wide accesses, and fill some threads."""
+    elements = _HEAD_ELEMENTS.get(bytes_of(normalized(spec)))
+    if elements is None or _is_slow(spec, vector):
+        return False
+    return _LEAST_THREADS * elements <= spec.columns <= _HEAD_COLUMNS
+
+
+def _threads(least: int, lanes: int, vectors: int) -> int:
+    """At least so many, as a row may have: a power of 2 of a subgroup's, or several subgroups."""
+    threads = max(FEWEST_THREADS, min(_LEAST_THREADS, vectors), least)
+    return 1 << (threads - 1).bit_length() if threads <= lanes else -(-threads // lanes) * lanes
+
+
+def _clustered(spec: NormSpec, target: Target, vector: int) -> Forward | None:
+    """For rows that a cluster can keep in registers; None if none can, or would not be faster."""
+    size, is_narrow = bytes_of(normalized(spec)), _is_slow(spec, vector)
+    unclustered = _UNCLUSTERED_NARROW if is_narrow else 0
+    if spec.family.centres:
+        unclustered = _UNCLUSTERED_CENTRED
+    if size not in _CLUSTER_ELEMENTS or (size < WORD_BYTES and spec.columns <= unclustered):
+        return None
+    packs = size < WORD_BYTES and (is_narrow or not spec.family.centres)
+    shared_out = _shared_by_cluster(spec, target, vector, packs=packs)
+    if shared_out is None:
+        return None
+    cluster, chunks, threads = shared_out
+    has_residual = spec.has(RESIDUAL)
+    # A residual is there beside the row that it is added to.
+    narrow = chunks * vector * size / WORD_BYTES
+    wide = chunks * vector
+    held = wide + narrow if has_residual else narrow if packs else wide
+    one = Forward(
+        rows=1,
+        threads=threads,
+        vector=vector,
+        chunks=chunks,
+        keeps=True,
+        most_few_rows=_most_few_rows(spec, target, early=False),
+        packs=packs and not has_residual,
+        resident=max(1, _resident(target, threads, _beside(spec, vector) + held)),
+        cluster=cluster,
+    )
+    return one if one.illegal(spec, target) is None else None
+
+
+def _shared_by_cluster(
+    spec: NormSpec, target: Target, vector: int, *, packs: bool
+) -> tuple[int, int, int] | None:
+    """Workgroups that share a row, vectors and threads of each; None if none can keep it.
+
+    A multiprocessor is to have many columns at once; among ways that have about as many, a thread
+    has about as many elements as the rules say. The fewest workgroups are taken whose threads are
+    not too many.
+    """
+    size, lanes = bytes_of(normalized(spec)), target.subgroup_size
+    best = _CLUSTER_ELEMENTS[size]
+    beside = _beside(spec, vector)
+    if _is_slow(spec, vector):
+        best = _CLUSTER_ELEMENTS_OF_NARROW_ACCESSES
+    for cluster in _CLUSTERS:
+        vectors = -(-spec.columns // (cluster * vector))
+        ways = []  # resident workgroups, distance from the best, threads, chunks
+        for chunks in range(1, most_elements(spec) // vector + 1):
+            threads = -(-vectors // (chunks * lanes)) * lanes
+            elements = chunks * vector
+            words_of_row = elements * (size / WORD_BYTES if packs else 1)
+            resident = _resident(target, threads, beside + words_of_row)
+            if elements >= _FEWEST_OF_BEST * best and threads <= target.max_threads and resident:
+                ways.append((resident, abs(math.log2(elements / best)), threads, chunks))
+        if not ways:
+            continue
+        enough = _ENOUGH_AT_ONCE * max(way[0] for way in ways)
+        *_, threads, chunks = min(
+            (way for way in ways if way[0] >= enough), key=lambda way: way[1:]
+        )
+        if threads <= _CLUSTER_THREADS[size] or cluster == _CLUSTERS[-1]:
+            return cluster, chunks, threads
+    return None
+
+
+def _beside(spec: NormSpec, vector: int) -> int:
+    """Registers of a thread besides its elements."""
+    return _REGISTERS_BESIDE_NARROW if _is_slow(spec, vector) else _REGISTERS_BESIDE
+
+
+def _resident(target: Target, threads: int, registers: float) -> int:
+    """Workgroups that a multiprocessor can hold, if a thread needs so many registers; 0 if none."""
+    subgroups = threads // target.subgroup_size
+    for resident in range(MOST_BUSY // threads, 0, -1):
+        if registers_of_thread(subgroups * resident, target) >= registers:
+            return resident
+    return 0
+
+
+def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
+    """For rows that registers cannot keep."""
+    size = bytes_of(normalized(spec))
+    fits = size < WORD_BYTES and spec.columns * size <= _SHARED_BYTES
+    threads = min(_MOST_THREADS, target.max_threads) // (2 if fits else 1)
+    shared = _in_steps(spec, vector, threads, shares=True)
+    if (fits or spec.has(RESIDUAL)) and shared.illegal(spec, target) is None:
+        return shared
+    return _in_steps(spec, vector, threads, shares=False)
+
+
+def _in_steps(spec: NormSpec, vector: int, threads: int, *, shares: bool) -> Forward:
+    """A row in as few steps as registers allow; it stays in shared memory, or is read again."""
+    vectors = spec.columns // vector
+    steps = -(-vectors // (threads * (most_elements(spec) // vector)))
+    return Forward(
+        rows=1,
+        threads=threads,
+        vector=vector,
+        chunks=-(-vectors // (threads * steps)),
+        keeps=False,
+        shares=shares,
+        resident=_BUSY // threads if shares else 1,
+    )

@@ -1,0 +1,72 @@
+"""What the aliases of a module's text are made of: flags, types of memory, a kernel's threads."""
+
+from __future__ import annotations
+
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import OPS, Element, Kind
+from iree_lnbwd.ops.spec import NormSpec
+
+UNROLLED = "#llvm.loop_annotation<unroll = <full = true>>"
+
+
+def flag(value: bool) -> str:
+    """A constant of one bit."""
+    return "true" if value else "false"
+
+
+def itemsize(spec: NormSpec, element: Element) -> int:
+    """Bytes of an element."""
+    return DTYPES[spec.element_type(element)].numpy.itemsize
+
+
+def kernel(threads: int, target: Target) -> str:
+    """Threads of a workgroup, and of a subgroup."""
+    return (
+        "#iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline "
+        f"workgroup_size = [{threads}, 1, 1] subgroup_size = {target.subgroup_size}>"
+    )
+
+
+def storage(shape: str) -> str:
+    """A tensor in a caller's memory."""
+    return f"memref<{shape}, #hal.descriptor_type<storage_buffer>>"
+
+
+def shared(shape: str) -> str:
+    """Shared memory of a workgroup."""
+    return f"memref<{shape}, #gpu.address_space<workgroup>>"
+
+
+def private(shape: str) -> str:
+    """Memory of a thread, which becomes registers."""
+    return f"memref<{shape}, #gpu.address_space<private>>"
+
+
+def bindings(cols: int) -> dict[str, str]:
+    """The tensors as kernels see them, partial rows of sums among them."""
+    seen = {
+        Kind.CELLS: ("rows", f"?x{cols}x"),
+        Kind.ROWS: ("column", "?x"),
+        Kind.COLUMNS: ("row", f"{cols}x"),
+    }
+    tensors = [(operand.kind, operand.element) for op in OPS.values() for operand in op.rows]
+    return {
+        f"!{element.value}_{called}": storage(f"{dims}!{element.value}")
+        for kind, (called, dims) in seen.items()
+        for of_kind, element in (*tensors, (Kind.CELLS, Element.ACC))
+        if of_kind is kind
+    }
+
+
+def chunk_types(vector: int) -> dict[str, str]:
+    """Neighbouring elements of a row."""
+    return {
+        "!dy_chunk": f"vector<{vector}x!dy>",
+        "!dy_sum_chunk": f"vector<{vector}x!dy_sum>",
+        "!x_chunk": f"vector<{vector}x!x>",
+        "!gamma_chunk": f"vector<{vector}x!gamma>",
+        "!beta_chunk": f"vector<{vector}x!beta>",
+        "!residual_chunk": f"vector<{vector}x!residual>",
+        "!chunk": f"vector<{vector}x!acc>",
+    }

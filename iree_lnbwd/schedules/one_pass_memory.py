@@ -1,0 +1,202 @@
+"""What one pass over memory keeps where: shared memory, and registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.schedules.elements import words
+from iree_lnbwd.schedules.ir_types import private, shared
+from iree_lnbwd.schedules.one_pass_numbers import LINE_BYTES, OnePassNumbers
+from iree_lnbwd.schedules.rules import RESERVED_BYTES, registers_of_thread
+
+_MBARRIER_BYTES = 8
+_SHARED_AT_ONCE = 128  # bytes of shared memory, allocated together (CUDA, "Occupancy Calculator")
+# Workgroups that share a processor where rows are not copied ahead: a rule of thumb.
+_LOADING_AT_ONCE = 4
+# Registers of a thread besides its elements': estimated from ptxas's reports. AMD's hold addresses
+# of 64 bits for each lane; the estimate is large enough that no module of the matrix spills.
+_REGISTERS_FIXED = {"cuda": 40, "rocm": 64}
+# Where rows begin anywhere in an access, a thread keeps the edges of a row for later, and what it
+# needs to find them; more so where rows are read again.
+_SHIFTED = 1.18
+_SHIFTED_READ_AGAIN = 1.42
+
+
+@dataclass(frozen=True)
+class OnePassMemory(OnePassNumbers):
+    """The numbers of one pass, with the memory that they need."""
+
+    def memory(self, spec: NormSpec, target: Target) -> dict[str, str]:
+        """The aliases of its memory in ``ir/one_pass.mlir``."""
+        padded, chunks = self.padded_columns(spec, target), self.chunks(spec, target)
+        dy_bytes, x_bytes = self.row_bytes(spec, target)
+        padding = self.padding(spec, target)
+        senders = self.warps * self.cluster
+        columns = f"{self.groups}x{padded}"
+        if self.slots:
+            dy, x = (
+                shared(f"{slots}x{self.groups}x{self.staged(spec, target, dtype)}x!{name}")
+                for slots, dtype, name in (
+                    (self.slots, spec.dy_dtype, "dy"),
+                    (self.x_slots, spec.dtype, "x"),
+                )
+            )
+        else:
+            rows = f"2x{chunks}" if self.ahead else f"{chunks}"
+            dy, x = private(f"{rows}x!dy_chunk"), private(f"{rows}x!x_chunk")
+        weight = shared(f"{columns}x!{'acc' if self.widens_weight else 'gamma'}")
+        stages_bias = self.stages_bias(spec, target)
+        stages_inverse = self.stages_inverse(spec, target)
+        return {
+            "#dy_pitch": f"{self.staged(spec, target, spec.dy_dtype) // self.warps} : index",
+            "#x_pitch": f"{self.staged(spec, target, spec.dtype) // self.warps} : index",
+            "!dy_bytes": shared(f"{dy_bytes + padding}xi8"),
+            "!x_bytes": shared(f"{x_bytes}xi8"),
+            "!exchange": shared(f"{self.buffers}x{self.groups}x{senders}x2x!acc"),
+            "!mbarriers": shared(f"{self.mbarriers(spec, target)}xi64"),
+            "!group_sums": shared(f"{self.groups}x{padded}x!acc"),
+            "!dy_room": dy,
+            "!x_room": x,
+            "!weight_room": weight if self.stages_weight else private(f"{chunks}x!gamma_chunk"),
+            "!bias_room": shared(f"{columns}x!beta")
+            if stages_bias
+            else private(f"{chunks}x!beta_chunk"),
+            "!inverse_room": shared(f"{columns}x!acc")
+            if stages_inverse
+            else private(f"{chunks}x!chunk"),
+        }
+
+    def mbarriers(self, spec: NormSpec, target: Target) -> int:
+        """Memory for so many, of a workgroup.
+
+        In bulk, rows are copied to whole lines, which follow the mbarriers in shared memory.
+        """
+        if not self.bulk:
+            return self.buffers
+        needed = self.exchange_mbarriers + self.copy_mbarriers
+        beside = self._shared_beside_rows(spec, target)
+        whole = -(-(beside + needed * _MBARRIER_BYTES) // LINE_BYTES) * LINE_BYTES
+        return (whole - beside) // _MBARRIER_BYTES
+
+    def row_bytes(self, spec: NormSpec, target: Target) -> tuple[int, int]:
+        """Shared memory for rows of dy and of x; that for dy takes the groups' sums at the end."""
+        acc = DTYPES[spec.acc_dtype].numpy.itemsize
+        sums = self.groups * self.padded_columns(spec, target) * acc if self.groups > 1 else 0
+        dy, x = (
+            slots * self.groups * self.staged(spec, target, name) * DTYPES[name].numpy.itemsize
+            for slots, name in ((self.slots, spec.dy_dtype), (self.x_slots, spec.dtype))
+        )
+        return max(sums, dy), x
+
+    def crowds(self, spec: NormSpec, target: Target) -> bool:
+        """Whether copies pass through an L1 cache that has little room beside shared memory."""
+        wanted = (self.shared_bytes(spec, target) + RESERVED_BYTES) * self.resident
+        return self._needs_l1(spec) and 0 < target.roomy_shared_bytes < wanted
+
+    def padding(self, spec: NormSpec, target: Target) -> int:
+        """Shared memory that nothing uses, for the sake of copies through the L1 cache.
+
+        The cache has the rest. A driver sets aside shared memory for as many workgroups as a
+        multiprocessor can hold. Where these are more than ``resident``, and leave the cache too
+        little, the padding makes them fewer. On an H200, this kernel took 189 us
+        in place of 233, for an RMS norm of 12297 x 5457 in f32.
+        """
+        if not target.roomy_shared_bytes or not self._needs_l1(spec):
+            return 0
+        used = self._shared_used(spec, target)
+        each, most = used + RESERVED_BYTES, target.shared_bytes + RESERVED_BYTES
+        threads = self.subgroups * target.subgroup_size
+        by_registers = int(target.registers / (threads * self.registers(spec, target)))
+        held = min(most // each, by_registers)
+        while held > self.resident and held * each > target.roomy_shared_bytes:
+            each = (most // held // _SHARED_AT_ONCE + 1) * _SHARED_AT_ONCE
+            held -= 1
+        return each - RESERVED_BYTES - used if held * each <= target.roomy_shared_bytes else 0
+
+    def stages_bias(self, spec: NormSpec, target: Target) -> bool:
+        """Whether shared memory keeps the bias that a backward from the output reads.
+
+        It does if there is room, because in registers it would be one value more an element.
+        """
+        return "bias" in self._staged_if_room(spec, target)
+
+    def stages_inverse(self, spec: NormSpec, target: Target) -> bool:
+        """Whether shared memory keeps 1 / g of a backward from the output.
+
+        It does if there is room; otherwise each row computes it again.
+        """
+        return "inverse" in self._staged_if_room(spec, target)
+
+    def _staged_if_room(self, spec: NormSpec, target: Target) -> dict[str, int]:
+        """What shared memory keeps for a backward from the output, and bytes of each."""
+        if not spec.from_output:
+            return {}
+        columns = self.groups * self.padded_columns(spec, target)
+        wanted = {}
+        if spec.has_bias:
+            wanted["bias"] = columns * DTYPES[spec.beta_dtype].numpy.itemsize
+        if spec.has_weight:
+            wanted["inverse"] = columns * DTYPES[spec.acc_dtype].numpy.itemsize
+        at_once = self.resident if self.slots else max(self.resident, _LOADING_AT_ONCE)
+        room = target.shared_bytes // at_once - self._shared_anyway(spec, target)
+        fitting = {}
+        for name, size in wanted.items():
+            if size <= room:
+                fitting[name] = size
+                room -= size
+        return fitting
+
+    def shared_bytes(self, spec: NormSpec, target: Target) -> int:
+        """Shared memory (LDS) of a workgroup."""
+        return self._shared_used(spec, target) + self.padding(spec, target)
+
+    def _shared_used(self, spec: NormSpec, target: Target) -> int:
+        more = self._staged_if_room(spec, target)
+        return sum(more.values()) + self._shared_anyway(spec, target)
+
+    def _shared_beside_rows(self, spec: NormSpec, target: Target) -> int:
+        more = self._staged_if_room(spec, target)
+        return sum(more.values()) + self._exchange_and_weight(spec, target)
+
+    def _shared_anyway(self, spec: NormSpec, target: Target) -> int:
+        copies = self.copy_mbarriers * _MBARRIER_BYTES + LINE_BYTES if self.bulk else 0
+        rows = sum(self.row_bytes(spec, target))
+        return self._exchange_and_weight(spec, target) + copies + rows
+
+    def _exchange_and_weight(self, spec: NormSpec, target: Target) -> int:
+        acc, gamma = (DTYPES[name].numpy.itemsize for name in (spec.acc_dtype, spec.gamma_dtype))
+        exchanged = self.warps * self.cluster
+        exchange = self.buffers * self.groups * exchanged * 2 * acc if exchanged > 1 else 0
+        weight = self.groups * self.padded_columns(spec, target) if self.stages_weight else 0
+        weight *= acc if self.widens_weight else gamma
+        return exchange + weight
+
+    def registers(self, spec: NormSpec, target: Target) -> float:
+        """Registers of a thread, by ptxas's reports: two accumulators, the row, the weight."""
+        dy, x, gamma = (
+            DTYPES[name].numpy.itemsize / 4
+            for name in (spec.dy_dtype, spec.dtype, spec.gamma_dtype)
+        )
+        an_element = (2.0 if self.rereads else 4.0) * words(spec)
+        # Rows that are read again have the weight again, too; but layer norm's across the borders
+        # of rows keep it: 168 registers did not do for 8 accesses of 4 in 16 bits. So do those that
+        # are copied in bulk; single elements have a register each.
+        keeps_weight = not self.rereads or self.bulk or (self.shifted(spec) and spec.family.centres)
+        if keeps_weight and not self.stages_weight:
+            an_element += max(gamma, words(spec)) if self.bulk and self.vector == 1 else gamma
+        if self.ahead and not self.slots:
+            an_element += dy + x
+        an_element += 2 * dy * (spec.grad_outputs - 1)  # of this row and of the next
+        elements = self.chunks(spec, target) * self.vector
+        estimate = _REGISTERS_FIXED[target.backend] + elements * an_element
+        # In bulk, no thread has to mask what is not its own.
+        if self.bulk or not self.shifted(spec):
+            return estimate
+        return estimate * (_SHIFTED_READ_AGAIN if self.rereads else _SHIFTED)
+
+    def registers_available(self, target: Target) -> int:
+        """Registers that a thread can have if a multiprocessor holds ``resident`` workgroups."""
+        return registers_of_thread(self.subgroups * self.resident, target)
