@@ -427,6 +427,57 @@ def test_what_is_nearly_a_clamped_norm(cls: type[nn.Module]) -> None:
     assert not replace_norms(cls()).replaced
 
 
+class AddsATinyEpsToTheRoot(Naive):
+    """It counts in rows of its size alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 1e-28
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = x.pow(2).mean(-1, keepdim=True).sqrt()
+        return x / (root + self.eps**0.5) * self.scale
+
+
+class OfMatricesSomethingElse(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x) * (self.scale if x.ndim != 2 else self.scale * 1.01)
+
+
+class OfLongRowsSomethingElse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x) if x.shape[-1] < 60 else rms(x) * 1.01
+
+
+class InEvaluationSomethingElse(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x) * (self.scale if self.training else self.scale * 1.01)
+
+
+class SpreadsNaN(Naive):
+    """A sum over all rows, of nothing but zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x) * self.scale + 0 * x.detach().sum()
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        AddsATinyEpsToTheRoot,
+        OfMatricesSomethingElse,
+        OfLongRowsSomethingElse,
+        InEvaluationSomethingElse,
+        SpreadsNaN,
+    ],
+)
+def test_what_is_a_norm_for_most_inputs(cls: type[nn.Module]) -> None:
+    """Each is caught by one check of `probe`'s, and without that replaced."""
+    (entry,) = replace_norms(cls(), only=[cls]).entries
+    assert entry.norm is None
+    assert (entry.reason or "").startswith("its output in f32 is ")
+
+
 @pytest.mark.parametrize("cls", [WithoutWeight, L2, ClampedL2])
 def test_rows_without_elements(cls: type[nn.Module]) -> None:
     norm = cls()
