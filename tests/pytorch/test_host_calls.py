@@ -197,7 +197,7 @@ def call():
     ours = torch.ops.iree_lnbwd
     y, rstd = ours.rms_norm.default(x, weight, [512], 1e-6, 0.0, False)
     dx, dw = ours.rms_norm_backward.default(
-        dy, x, rstd, weight, None, [512], [True, True], 1e-6, 0.0
+        dy, x, rstd, weight, *[None] * 4, [512], [True, True], 1e-6, 0.0
     )
     return b"".join(t.numpy().tobytes() for t in (y, rstd, dx, dw))
 
