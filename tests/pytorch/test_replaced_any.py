@@ -461,6 +461,13 @@ class SpreadsNaN(Naive):
         return rms(x) * self.scale + 0 * x.detach().sum()
 
 
+class HasGradientsOfNaN(Naive):
+    """Its values are those of a norm; autograd multiplies zero by the root's derivative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), (-1 - x.square()).sqrt(), rms(x) * self.scale)
+
+
 @pytest.mark.parametrize(
     "cls",
     [
@@ -476,6 +483,11 @@ def test_what_is_a_norm_for_most_inputs(cls: type[nn.Module]) -> None:
     (entry,) = replace_norms(cls(), only=[cls]).entries
     assert entry.norm is None
     assert (entry.reason or "").startswith("its output in f32 is ")
+
+
+def test_gradients_that_are_nan_are_not_those_of_a_norm() -> None:
+    (entry,) = replace_norms(HasGradientsOfNaN(), only=[HasGradientsOfNaN]).entries
+    assert entry.reason == "its gradient of input is not that of the norm"
 
 
 @pytest.mark.parametrize("cls", [WithoutWeight, L2, ClampedL2])
