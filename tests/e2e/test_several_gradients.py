@@ -103,7 +103,6 @@ def test_product_whole_tensors_and_oracle_agree_with_the_reference(spec: NormSpe
 
 
 @pytest.mark.drawn
-@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942"])
 @pytest.mark.parametrize(
     "spec",
