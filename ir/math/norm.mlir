@@ -29,7 +29,7 @@ func.func private @xhat_uncentred(%x: !chunk, %mean: !acc, %rstd: !acc) -> !chun
   return %xhat : !chunk
 }
 
-// g = weight_offset + gamma, where the offset is 1 if gamma is stored around zero.
+// g = weight_offset + gamma, where the offset is 1 for Gemma's 1 + gamma.
 func.func private @weight(%gamma: !chunk) -> !chunk {
   %offset = arith.constant #weight_offset
   %offset_v = vector.broadcast %offset : !acc to !chunk

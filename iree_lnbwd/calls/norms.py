@@ -75,8 +75,7 @@ class Norms(ABC):
             bias: [*normalized_shape]; None means zeros.
             eps: Added to the biased variance; finite.
             residual: As ``input``, of any element type that mixes with it; None means none.
-            weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around
-                zero.
+            weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
             device: As `layer_norm_backward`.
 
         Returns:

@@ -87,7 +87,7 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
         "--weight-offset",
         type=float,
         default=0.0,
-        help="added to the weight: 1 where it is stored around zero (default: 0)",
+        help="added to the weight: 1 for Gemma's 1 + weight (default: 0)",
     )
     parser.add_argument(
         "--output-mask",

@@ -52,8 +52,7 @@ def layer_norm(
             takes this package's forward. The output must not change before the backward. It was
             rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward` says;
             they cannot be differentiated again.
-        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around
-            zero. Any but 0.0 takes this package's forward, for PyTorch's has none.
+        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``. Any but 0.0 takes this package's forward, for PyTorch's has none.
         own_forward: Whether to take this package's forward. Its statistics are f32 on the CPU, too,
             so that a backward in half precision need not recompute them.
 
@@ -93,7 +92,7 @@ def rms_norm(
         eps: Added to the mean of the squares; None means the machine epsilon of f32, or of f64 for
             f64 tensors, as PyTorch has it.
         memory_efficient: As `layer_norm`.
-        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
 
     Returns:
         The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU,
@@ -140,7 +139,7 @@ def add_layer_norm(
         eps: Added to the variance.
         memory_efficient: As `layer_norm`: nor is the sum kept for the backward. Gradients are
             computed in the output's element type, so ``residual`` must have it, too.
-        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
 
     Returns:
         The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
@@ -174,7 +173,7 @@ def add_rms_norm(
         weight: As `layer_norm`.
         eps: As `rms_norm`.
         memory_efficient: As `add_layer_norm`.
-        weight_offset: Added to the weight, in the type of sums: 1.0 where it is stored around zero.
+        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
 
     Returns:
         The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.

@@ -78,7 +78,7 @@ class _Build:
     def have_ended(self, are_there: bool) -> None:
         """There will be no others."""
         self.since = None
-        self.said = "in place" if are_there else "cannot be had; the log says why"
+        self.said = "in place" if are_there else "could not be built; the log says why"
 
 
 _BUILD = _Build()
@@ -142,7 +142,7 @@ def _loaded() -> tuple[bool, UnusableError | None]:
                 return True, _build_and_keep(library, what)
         return True, _build_and_keep(library, what)
     except Exception as error:  # tools that are not ours may raise anything
-        message = "the operators run in Python, for those in C++ cannot be had: %s"
+        message = "the C++ operators could not be built, and the slower ones in Python run: %s"
         notices.log(_log, message, error)
         return False, None
 

@@ -23,7 +23,7 @@ from iree_lnbwd.torch.overrides_in_python import ATENS, RECORD
 _OURS = "torch_overrides.cpp"  # where PyTorch's dispatcher says that our kernels are from
 _KEYS = {"cuda": "CUDA", "cpu": "CPU"}  # PyTorch calls AMD GPUs "cuda" too
 _NOT_ASKED = "enable(forwards=True) takes it, too"
-_NO_CPP = "the kernels in C++ cannot be had; the log says why"
+_NO_CPP = "the C++ kernels could not be built; the log says why"
 _NO_KERNEL = "this PyTorch has no such kernel"
 
 _log = logging.getLogger(__package__)
@@ -72,7 +72,7 @@ class _Process:
         if native.load():
             torch.ops.iree_lnbwd.forget_override_counts()
         else:
-            notices.log(_log, "PyTorch's own kernels of norms stay, for ours cannot be had in C++")
+            notices.log(_log, "PyTorch's own kernels of norms stay: ours in C++ could not be built")
 
 
 _PROCESS = _Process()

@@ -97,8 +97,8 @@ def test_without_a_cpp_compiler(tmp_path: Path) -> None:
         TMPDIR=str(tmp_path / "tmp"),
     )
     assert ended.stdout.startswith("True\nTrue\nenabled: yes, but no kernel is iree-lnbwd's\n")
-    assert ended.stdout.count("the kernels in C++ cannot be had; the log says why") == 1
-    assert ended.stderr.count("PyTorch's own kernels of norms stay, for ours cannot be had") == 1
+    assert ended.stdout.count("the C++ kernels could not be built; the log says why") == 1
+    assert ended.stderr.count("PyTorch's own kernels of norms stay: ours in C++ could not") == 1
 
 
 # One thread, because PyTorch's own kernels hang in such a child if they had several before.

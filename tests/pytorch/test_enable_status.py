@@ -34,7 +34,7 @@ def test_status_says_how_long_its_operators_are_being_compiled(
         ours.disable()
         native.load.cache_clear()
     assert re.search(r"^C\+\+: being compiled: for \d+ s$", said[0], re.MULTILINE)
-    assert "\nC++: cannot be had; the log says why\n" in str(ours.status())
+    assert "\nC++: could not be built; the log says why\n" in str(ours.status())
 
 
 def test_status_says_from_which_size_it_acts_on_cpus() -> None:

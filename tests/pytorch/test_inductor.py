@@ -200,7 +200,7 @@ def test_enable_keeps_pytorchs_backwards_whole() -> None:
     ours.enable()
     found: list[Tensor] = []
     if ours.status().operators[-2].kept is not None:
-        pytest.skip("the kernels in C++ cannot be had")
+        pytest.skip("the C++ kernels could not be built")
     compiled = torch.compile(model)
     counts = folded(lambda: found.extend(gradients(model, compiled, torch.float32)))
     assert counts == Folded(0, 2, 0)

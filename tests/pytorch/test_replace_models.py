@@ -40,7 +40,7 @@ OF_T5 = {
     "decoder_start_token_id": 0,
 }
 # The name of a model of transformers, its settings, its norms, and what they compute.
-ROUNDED_TWICE = "RMS norm, output in what the input's and the weight's promote to type"
+ROUNDED_TWICE = "RMS norm, output type: promote(input, weight)"
 MODELS: dict[str, tuple[Mapping[str, Any], int, str]] = {
     "LlamaForCausalLM": (SMALL, 5, ROUNDED_TWICE),
     "MistralForCausalLM": (SMALL, 5, ROUNDED_TWICE),
@@ -48,7 +48,7 @@ MODELS: dict[str, tuple[Mapping[str, Any], int, str]] = {
     "Qwen3ForCausalLM": ({**SMALL, "head_dim": 16}, 9, ROUNDED_TWICE),
     "GemmaForCausalLM": ({**SMALL, "head_dim": 16}, 5, "RMS norm, 1 + weight"),
     "OlmoForCausalLM": (SMALL, 5, "layer norm, no weight"),
-    "T5ForConditionalGeneration": (OF_T5, 12, "RMS norm, output in the weight's type"),
+    "T5ForConditionalGeneration": (OF_T5, 12, "RMS norm, output type: the weight's"),
 }
 
 Run = Callable[[nn.Module], Tensor]

@@ -103,9 +103,9 @@ class OfOneEps(nn.RMSNorm):
 PLAIN: dict[type[nn.Module], str] = {
     nn.LayerNorm: "layer norm",
     OfOneEps: "RMS norm",
-    TwiceRoundedNorm: "RMS norm, output in what the input's and the weight's promote to type",
+    TwiceRoundedNorm: "RMS norm, output type: promote(input, weight)",
     AroundZero: "RMS norm, 1 + weight",
-    OfTheWeightsType: "RMS norm, output in the weight's type",
+    OfTheWeightsType: "RMS norm, output type: the weight's",
     WithoutWeight: "layer norm, no weight",
     InF32: "layer norm",
     OfImages: "layer norm, channels first",

@@ -147,7 +147,7 @@ class ClampedVolumes(ClampedImages):
 
 
 FOUND: dict[type[nn.Module], str] = {
-    Naive: "RMS norm, 1 + scale, output in what the input's and the weight's promote to type",
+    Naive: "RMS norm, 1 + scale, output type: promote(input, weight)",
     ImagesByHand: "layer norm, channels first",
     WithoutWeight: "RMS norm, no weight",
     L2: "L2 norm, no weight",

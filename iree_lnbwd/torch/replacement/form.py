@@ -22,7 +22,7 @@ class OutputType(enum.Enum):
 
     INPUTS = "the input's"
     WEIGHTS = "the weight's"
-    PROMOTED = "what the input's and the weight's promote to"
+    PROMOTED = "promote(input, weight)"
 
     def of(self, input: torch.dtype, weight: torch.dtype | None) -> torch.dtype:
         """It, from the element types of the input and of the weight."""
@@ -140,7 +140,7 @@ class Form:
         if self.channels_first:
             parts.append("channels first")
         if self.output_type is not OutputType.INPUTS:
-            parts.append(f"output in {self.output_type.value} type")
+            parts.append(f"output type: {self.output_type.value}")
         return ", ".join(parts)
 
     def parameters(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
