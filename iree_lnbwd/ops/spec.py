@@ -88,7 +88,8 @@ class NormSpec:
         residual_dtype: Of ``residual`` or ``grad_residual``; None if there is none.
         grad_outputs: How many gradients of the output a backward takes, from 1 to 4. They are added
             up one after the other; each sum is rounded to `dy_sum_dtype`.
-        weight_offset: Added to the weight in the type of sums: 1.0 for Gemma's ``1 + weight``. 0.0 without a weight.
+        weight_offset: Added to the weight in the type of sums: 1.0 for Gemma's ``1 + weight``. 0.0
+            without a weight.
         from_output: Whether a backward takes the forward's ``output`` in place of ``input``. Its
             ``rstd`` is an argument, and there is no ``mean``.
 

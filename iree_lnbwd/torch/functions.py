@@ -52,7 +52,8 @@ def layer_norm(
             takes this package's forward. The output must not change before the backward. It was
             rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward` says;
             they cannot be differentiated again.
-        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``. Any but 0.0 takes this package's forward, for PyTorch's has none.
+        weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``. Any
+            but 0.0 takes this package's forward, for PyTorch's has none.
         own_forward: Whether to take this package's forward. Its statistics are f32 on the CPU, too,
             so that a backward in half precision need not recompute them.
 
