@@ -64,10 +64,9 @@ def _gradient_of_output(call: BoundCall, block: slice) -> F64:
         if given.name in call.arrays
     )
     wide, stored = (DTYPES[name].numpy for name in (call.spec.acc_dtype, call.spec.dy_sum_dtype))
-    total: Array = first.astype(wide)
-    with np.errstate(all="ignore"):  # of an Inf and another, and beyond the largest number
-        for gradient in more:
-            total = (total + gradient.astype(wide)).astype(stored).astype(wide)
+    total: Array = first
+    for gradient in more:
+        total = np.add(total, gradient, dtype=wide).astype(stored)
     return total.astype(np.float64)
 
 

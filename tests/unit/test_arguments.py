@@ -20,6 +20,8 @@ from iree_lnbwd.ops.arguments import (
     bind,
     bind_arrays,
     check_options,
+    gradients_of,
+    named_gradients,
     results_of,
     results_type,
 )
@@ -585,3 +587,57 @@ def test_a_mask_that_was_not_checked_is_no_mask() -> None:
 
 def test_arrays_may_be_written_to_unless_their_library_says_so() -> None:
     assert MOST.writable is True
+
+
+def test_gradients_of_an_output_come_alone_or_in_a_list() -> None:
+    """Each in its place, and None for those that are not there."""
+    four = [object() for _ in range(4)]
+    assert gradients_of(four[0]) == (four[0], None, None, None)
+    assert gradients_of(None) == (None, None, None, None)
+    for count in range(1, 5):
+        expected = (*four[:count], *[None] * (4 - count))
+        assert gradients_of(four[:count]) == expected
+        assert gradients_of(tuple(four[:count])) == expected
+        assert tuple(named_gradients(four[:count]).values()) == expected
+    assert list(named_gradients(None)) == [
+        "grad_output",
+        "grad_output_2",
+        "grad_output_3",
+        "grad_output_4",
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_too_few_or_too_many_gradients_of_an_output(count: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^grad_output: expected .* from 1 to 4 .*, got {count}$"
+    ):
+        gradients_of([None] * count)
+
+
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        (
+            ["f4", None, "f4"],
+            "grad_output_2: expected an array, because grad_output_3 is one, got None",
+        ),
+        (
+            ["f4", None, None, "f4"],
+            "grad_output_3: expected an array, because grad_output_4 is one, got None",
+        ),
+        (
+            ["f4", "f4", "f2"],
+            "grad_output_3: expected the element type of grad_output, f32, got f16",
+        ),
+    ],
+)
+def test_gradients_of_an_output_have_no_gap_and_one_type(
+    types: list[str | None], said: str
+) -> None:
+    arrays: dict[str, Any] = arrays_of((3,), (4,))
+    dy = arrays.pop("grad_output")
+    given = named_gradients([None if name is None else dy.astype(name) for name in types])
+    with pytest.raises((TypeError, ValueError)) as raised:
+        bound(arrays | given, (4,))
+    assert str(raised.value) == said

@@ -13,6 +13,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 from norms import Way, computed
 from support import central_differences, random_generator
 
@@ -682,3 +683,45 @@ def test_the_matrix_has_every_option_of_every_op(op: Op) -> None:
     assert {("bf16", "bf16"), ("bf16", "f32")} <= {(s.dtype, s.residual_dtype) for s in specs}
     assert {spec.has_weight for spec in specs} == {True, False}
     assert any(spec.columns == 65536 for spec in specs)
+
+
+# --- several gradients of the output ---------------------------------------------------------
+
+
+def total_of(gradients: list[list[float]], dtype: type, of_input: type) -> Array:
+    """What the judge adds gradients of one row up to: the bias's gradient."""
+    x: Array = np.arange(len(gradients[0]), dtype=of_input)[None]
+    given: list[Array] = [np.array([gradient], dtype) for gradient in gradients]
+    found = reference.layer_norm_backward(given, x, x.shape[1], bias=np.ones(x.shape[1], dtype))
+    return np.asarray(found.grad_bias)
+
+
+@pytest.mark.parametrize(
+    ("large", "dtype", "of_input", "first", "last"),
+    [
+        # Each sum is rounded to the type of dy, if x has it: large + 1 lies in the middle.
+        (2048.0, np.float16, np.float16, 0, 2),
+        (256.0, bfloat16, bfloat16, 0, 2),
+        # ... and else to that of sums.
+        (256.0, bfloat16, np.float32, 2, 2),
+        (2.0**24, bfloat16, np.float32, 0, 2),
+        (2.0**24, np.float32, np.float32, 0, 2),
+        (2.0**24, np.float64, np.float64, 2, 2),
+        (2.0**53, np.float64, np.float64, 0, 2),
+    ],
+)
+def test_each_partial_sum_is_rounded(
+    large: float, dtype: type, of_input: type, first: int, last: int
+) -> None:
+    """Of a large number and two ones in turn, and of the ones before it."""
+    gradients = [[large, 1.0], [1.0, 1.0], [1.0, large]]
+    expected = [large + first, large + last]
+    np.testing.assert_array_equal(total_of(gradients, dtype, of_input), expected)
+
+
+def test_sums_that_are_not_finite_are_those_of_additions() -> None:
+    """Without a warning; the tests take those for errors."""
+    infinite, most = float("inf"), float(np.finfo(np.float16).max)
+    gradients = [[infinite, most, 1.0], [-infinite, most, 2.0]]
+    found = total_of(gradients, np.float16, np.float16)
+    np.testing.assert_array_equal(found, [np.nan, infinite, 3.0])
