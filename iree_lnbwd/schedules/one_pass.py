@@ -34,7 +34,7 @@ _SLOTS_IF_X_LATER = 2  # of dy; x has one
 class OnePass(OnePassMemory):
     """Workgroups walk over the rows and read each once (``ir/one_pass.mlir``).
 
-    Its numbers are those of `OnePassNumbers`.
+    Its numbers are those of `iree_lnbwd.schedules.one_pass_numbers.OnePassNumbers`.
     """
 
     def path(self, spec: NormSpec) -> str:
