@@ -4,14 +4,15 @@
 //   s    = x + residual, rounded to the residual's type
 //   rstd = 1 / sqrt(mean_N(s^2) + eps)                   a row sum
 //   xhat = s * rstd
-//   y    = xhat * (gamma + weight_offset)
+//   y    = xhat * (gamma + weight_offset) + beta
 //
-// Every sum is an !acc, for data of any type. A spec without a residual gives another tensor in its place,
-// and does not add it; then s is x.
+// Every sum is an !acc, for data of any type. A spec without a residual or a bias gives another tensor in
+// its place, and does not add it; then s is x.
 
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 !x_mn = tensor<?x4096x!x>
@@ -20,10 +21,12 @@
 !acc_m = tensor<?x!acc>
 !acc_n = tensor<4096x!acc>
 !gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
 #weight_offset = -0.0 : !acc  // added to gamma; -0.0 changes no number
 #adds_residual = false        // residual is added to x
+#adds_bias = false            // beta is added
 // End of what is replaced.
 
 #mn = affine_map<(m, n) -> (m, n)>
@@ -31,7 +34,7 @@
 #n  = affine_map<(m, n) -> (n)>
 #id = affine_map<(m) -> (m)>
 
-func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n)
+func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n, %beta: !beta_n)
     -> (!x_mn, !acc_m, !residual_mn) {
   %zero = arith.constant 0.0 : !acc
   %one = arith.constant 1.0 : !acc
@@ -39,6 +42,7 @@ func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_
   %eps = arith.constant #eps
   %offset = arith.constant #weight_offset
   %adds_residual = arith.constant #adds_residual
+  %adds_bias = arith.constant #adds_bias
   %c0 = arith.constant 0 : index
   %rows = tensor.dim %x, %c0 : !x_mn
 
@@ -48,6 +52,7 @@ func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_
   %xa = linalg.copy ins(%x : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
   %ra = linalg.copy ins(%residual : !residual_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
   %ga = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
+  %ba = linalg.copy ins(%beta : !beta_n) outs(%empty_n : !acc_n) -> !acc_n
 
   // s, rounded once. The rounded s is what is normalized.
   %s_acc = linalg.generic {indexing_maps = [#mn, #mn, #mn], iterator_types = ["parallel", "parallel"]}
@@ -83,12 +88,14 @@ func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_
 
   // y, rounded once to the type of x.
   %y_acc = linalg.generic {
-      indexing_maps = [#mn, #m, #n, #mn], iterator_types = ["parallel", "parallel"]}
-      ins(%sa, %rstd, %ga : !acc_mn, !acc_m, !acc_n) outs(%empty_mn : !acc_mn) {
-  ^bb0(%s_: !acc, %rstd_: !acc, %gamma_: !acc, %unused: !acc):
+      indexing_maps = [#mn, #m, #n, #n, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%sa, %rstd, %ga, %ba : !acc_mn, !acc_m, !acc_n, !acc_n) outs(%empty_mn : !acc_mn) {
+  ^bb0(%s_: !acc, %rstd_: !acc, %gamma_: !acc, %beta_: !acc, %unused: !acc):
     %xhat = arith.mulf %s_, %rstd_ : !acc
     %g = arith.addf %gamma_, %offset : !acc
-    %y_ = arith.mulf %xhat, %g : !acc
+    %scaled = arith.mulf %xhat, %g : !acc
+    %with_bias = arith.addf %scaled, %beta_ : !acc
+    %y_ = arith.select %adds_bias, %with_bias, %scaled : !acc
     linalg.yield %y_ : !acc
   } -> !acc_mn
   %empty_y = tensor.empty(%rows) : !x_mn

@@ -6,6 +6,7 @@
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 !x_mn = tensor<64x4096x!x>
@@ -14,16 +15,18 @@
 !acc_m = tensor<64x!acc>
 !acc_n = tensor<4096x!acc>
 !gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
 #weight_offset = -0.0 : !acc
 #adds_residual = false
+#adds_bias = false
 // End of what is replaced.
 
 !scalar = tensor<!acc>
 !choice = tensor<i1>
 
-func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n)
+func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n, %beta: !beta_n)
     -> (!x_mn, !acc_m, !residual_mn) {
   // s = x + residual, rounded
   %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
@@ -48,14 +51,20 @@ func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_
   %rstd_mn = stablehlo.broadcast_in_dim %rstd, dims = [0] : (!acc_m) -> !acc_mn
   %xhat = stablehlo.multiply %s_acc, %rstd_mn : !acc_mn
 
-  // y = xhat * (gamma + weight_offset)
+  // y = xhat * (gamma + weight_offset) + beta
   %gamma_acc = stablehlo.convert %gamma : (!gamma_n) -> !acc_n
   %offset = arith.constant #weight_offset
   %offset_0 = tensor.from_elements %offset : !scalar
   %offset_n = stablehlo.broadcast_in_dim %offset_0, dims = [] : (!scalar) -> !acc_n
   %weight = stablehlo.add %gamma_acc, %offset_n : !acc_n
   %weight_mn = stablehlo.broadcast_in_dim %weight, dims = [1] : (!acc_n) -> !acc_mn
-  %y_acc = stablehlo.multiply %xhat, %weight_mn : !acc_mn
+  %scaled = stablehlo.multiply %xhat, %weight_mn : !acc_mn
+  %beta_acc = stablehlo.convert %beta : (!beta_n) -> !acc_n
+  %beta_mn = stablehlo.broadcast_in_dim %beta_acc, dims = [1] : (!acc_n) -> !acc_mn
+  %shifted = stablehlo.add %scaled, %beta_mn : !acc_mn
+  %adds_bias = arith.constant #adds_bias
+  %adds_bias_0 = tensor.from_elements %adds_bias : !choice
+  %y_acc = stablehlo.select %adds_bias_0, %shifted, %scaled : !choice, !acc_mn
   %y = stablehlo.convert %y_acc : (!acc_mn) -> !x_mn
   return %y, %rstd, %s : !x_mn, !acc_m, !residual_mn
 }

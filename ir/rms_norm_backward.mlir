@@ -4,16 +4,19 @@
 //   xhat   = x * rstd
 //   h      = dy * (gamma + weight_offset)
 //   dx     = rstd * (h - xhat * mean_N(h * xhat)) + dresidual     a row sum
-//   dgamma = sum_M(dy * xhat)                                     a column sum
+//   dgamma = sum_M(dy * xhat)                                     column sums
+//   dbeta  = sum_M(dy)
 //
 // Every sum is an !acc, for data of any type. A spec without dresidual gives another tensor in its place,
-// and does not add it. The output may have up to four gradients, which are added up to dy one after the
-// other, each sum rounded to !dy_sum; a spec with fewer gives another tensor for the others, too.
+// and does not add it; one without a bias has no dbeta. The output may have up to four gradients, which are
+// added up to dy one after the other, each sum rounded to !dy_sum; a spec with fewer gives another tensor for
+// the others, too.
 
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 !dy_sum = bf16
@@ -25,6 +28,7 @@
 !acc_m = tensor<?x!acc>
 !acc_n = tensor<4096x!acc>
 !gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
 #weight_offset = -0.0 : !acc  // added to gamma; -0.0 changes no number
@@ -45,7 +49,7 @@
 
 func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
     %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
-    -> (!x_mn, !gamma_n) {
+    -> (!x_mn, !gamma_n, !beta_n) {
   %zero = arith.constant 0.0 : !acc
   %inv_n = arith.constant #inv_n
   %offset = arith.constant #weight_offset
@@ -106,24 +110,27 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
     linalg.yield %dxa : !acc
   } -> !acc_mn
 
-  // The column sum: dgamma, in !acc.
+  // Column sums: dgamma and dbeta, in !acc.
   %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
-  %dgamma_acc = linalg.generic {
-      indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_n], iterator_types = ["parallel", "reduction"]}
-      ins(%dya, %xa, %rstd : !acc_mn, !acc_mn, !acc_m) outs(%zeros_n : !acc_n) {
-  ^bb0(%dy_: !acc, %x_: !acc, %rstd_: !acc, %dg_: !acc):
+  %dgamma_acc, %dbeta_acc = linalg.generic {
+      indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}
+      ins(%dya, %xa, %rstd : !acc_mn, !acc_mn, !acc_m) outs(%zeros_n, %zeros_n : !acc_n, !acc_n) {
+  ^bb0(%dy_: !acc, %x_: !acc, %rstd_: !acc, %dg_: !acc, %db_: !acc):
     %xhat = arith.mulf %x_, %rstd_ : !acc
     %dg = arith.mulf %dy_, %xhat : !acc
     %dg1 = arith.addf %dg_, %dg : !acc
-    linalg.yield %dg1 : !acc
-  } -> !acc_n
+    %db1 = arith.addf %db_, %dy_ : !acc
+    linalg.yield %dg1, %db1 : !acc, !acc
+  } -> (!acc_n, !acc_n)
 
   // Results are rounded once, at the end, to the types of the caller's arrays.
   %empty_dx = tensor.empty(%rows) : !x_mn
   %empty_dgamma = tensor.empty() : !gamma_n
+  %empty_dbeta = tensor.empty() : !beta_n
   %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
   %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
-  return %dx, %dgamma : !x_mn, !gamma_n
+  %dbeta = linalg.copy ins(%dbeta_acc : !acc_n) outs(%empty_dbeta : !beta_n) -> !beta_n
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
 // A sum of gradients of the output and one more, rounded as an addition rounds it. Without the barrier, IREE

@@ -7,6 +7,7 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 !dy_sum = bf16
@@ -18,6 +19,7 @@
 !acc_m = tensor<64x!acc>
 !acc_n = tensor<4096x!acc>
 !gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #eps = 1.0e-5 : !acc
 #weight_offset = -0.0 : !acc
@@ -32,7 +34,7 @@
 
 func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
     %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
-    -> (!x_mn, !gamma_n) {
+    -> (!x_mn, !gamma_n, !beta_n) {
   %zero = stablehlo.constant dense<0.0> : !scalar
 
   %first = stablehlo.convert %dy : (!dy_mn) -> !acc_mn
@@ -71,12 +73,15 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
   %dx_acc = stablehlo.select %adds_residual_0, %joined, %scaled : !choice, !acc_mn
   %dx = stablehlo.convert %dx_acc : (!acc_mn) -> !x_mn
 
-  // dgamma = sum_M(dy * xhat)
+  // dgamma = sum_M(dy * xhat),  dbeta = sum_M(dy)
   %dy_xhat = stablehlo.multiply %dy_acc, %xhat : !acc_mn
   %dgamma_acc = stablehlo.reduce(%dy_xhat init: %zero) applies stablehlo.add across dimensions = [0]
       : (!acc_mn, !scalar) -> !acc_n
+  %dbeta_acc = stablehlo.reduce(%dy_acc init: %zero) applies stablehlo.add across dimensions = [0]
+      : (!acc_mn, !scalar) -> !acc_n
   %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
-  return %dx, %dgamma : !x_mn, !gamma_n
+  %dbeta = stablehlo.convert %dbeta_acc : (!acc_n) -> !beta_n
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
 // One more gradient of the output, if there is one: the sum has the output's type.

@@ -1,20 +1,23 @@
 // RMS normalization, backward, from the forward's output y in place of its input: the algorithm on whole
 // tensors, for no particular target and without a schedule. The tensors have M rows of N columns.
 //
-//   xhat   = y / g'                                        g' is g, or +-#least_weight if g is smaller
+//   xhat   = (y - beta) / g'                               g' is g, or +-#least_weight if g is smaller
 //   h      = dy * g                                        g = gamma + weight_offset
 //   dx     = rstd * (h - xhat * mean_N(h * xhat)) + dresidual     a row sum
-//   dgamma = sum_M(dy * xhat)                                     a column sum
+//   dgamma = sum_M(dy * xhat)                                     column sums
+//   dbeta  = sum_M(dy)
 //
 // An output does not tell rstd. It was rounded; where g is small, much of xhat is lost with that.
-// Every sum is an !acc, for data of any type. A spec without dresidual gives another tensor in its place,
-// and does not add it. The output may have up to four gradients, which are added up to dy one after the
-// other, each sum rounded to !dy_sum; a spec with fewer gives another tensor for the others, too.
+// Every sum is an !acc, for data of any type. A spec without a beta gives zeros, and has no dbeta. One without
+// dresidual gives another tensor in its place, and does not add it. The output may have up to four gradients,
+// which are added up to dy one after the other, each sum rounded to !dy_sum; a spec with fewer gives another
+// tensor for the others, too.
 
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 !dy_sum = bf16
@@ -26,6 +29,7 @@
 !acc_m = tensor<?x!acc>
 !acc_n = tensor<4096x!acc>
 !gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
 #inv_n = 2.44140625e-4 : !acc
 #weight_offset = -0.0 : !acc  // added to gamma; -0.0 changes no number
 #adds_residual = false        // dresidual is added
@@ -43,9 +47,9 @@
 #nm_n  = affine_map<(n, m) -> (n)>
 #id = affine_map<(n) -> (n)>
 
-func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
-    %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
-    -> (!x_mn, !gamma_n) {
+func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %beta: !beta_n,
+    %dresidual: !residual_mn, %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
+    -> (!x_mn, !gamma_n, !beta_n) {
   %zero = arith.constant 0.0 : !acc
   %inv_n = arith.constant #inv_n
   %offset = arith.constant #weight_offset
@@ -65,6 +69,7 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   %dya = call @plus_dy(%dya_3, %dy4, %has_dy4) : (!acc_mn, !dy_mn, i1) -> !acc_mn
   %ya = linalg.copy ins(%y : !x_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
   %gamma_acc = linalg.copy ins(%gamma : !gamma_n) outs(%empty_n : !acc_n) -> !acc_n
+  %ba = linalg.copy ins(%beta : !beta_n) outs(%empty_n : !acc_n) -> !acc_n
   %dra = linalg.copy ins(%dresidual : !residual_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
 
   // The weight, and g'.
@@ -79,10 +84,11 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
     linalg.yield %g, %divisor_ : !acc, !acc
   } -> (!acc_n, !acc_n)
 
-  %xhat = linalg.generic {indexing_maps = [#mn, #n, #mn], iterator_types = ["parallel", "parallel"]}
-      ins(%ya, %divisor : !acc_mn, !acc_n) outs(%empty_mn : !acc_mn) {
-  ^bb0(%y_: !acc, %divisor_: !acc, %unused: !acc):
-    %xhat_ = arith.divf %y_, %divisor_ : !acc
+  %xhat = linalg.generic {indexing_maps = [#mn, #n, #n, #mn], iterator_types = ["parallel", "parallel"]}
+      ins(%ya, %ba, %divisor : !acc_mn, !acc_n, !acc_n) outs(%empty_mn : !acc_mn) {
+  ^bb0(%y_: !acc, %beta_: !acc, %divisor_: !acc, %unused: !acc):
+    %scaled = arith.subf %y_, %beta_ : !acc
+    %xhat_ = arith.divf %scaled, %divisor_ : !acc
     linalg.yield %xhat_ : !acc
   } -> !acc_mn
 
@@ -114,22 +120,25 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
     linalg.yield %dxa : !acc
   } -> !acc_mn
 
-  // The column sum: dgamma, in !acc.
+  // Column sums: dgamma and dbeta, in !acc.
   %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
-  %dgamma_acc = linalg.generic {
-      indexing_maps = [#nm_mn, #nm_mn, #nm_n], iterator_types = ["parallel", "reduction"]}
-      ins(%dya, %xhat : !acc_mn, !acc_mn) outs(%zeros_n : !acc_n) {
-  ^bb0(%dy_: !acc, %xhat_: !acc, %dg_: !acc):
+  %dgamma_acc, %dbeta_acc = linalg.generic {
+      indexing_maps = [#nm_mn, #nm_mn, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}
+      ins(%dya, %xhat : !acc_mn, !acc_mn) outs(%zeros_n, %zeros_n : !acc_n, !acc_n) {
+  ^bb0(%dy_: !acc, %xhat_: !acc, %dg_: !acc, %db_: !acc):
     %dg = arith.mulf %dy_, %xhat_ : !acc
     %dg1 = arith.addf %dg_, %dg : !acc
-    linalg.yield %dg1 : !acc
-  } -> !acc_n
+    %db1 = arith.addf %db_, %dy_ : !acc
+    linalg.yield %dg1, %db1 : !acc, !acc
+  } -> (!acc_n, !acc_n)
 
   %empty_dx = tensor.empty(%rows) : !x_mn
   %empty_dgamma = tensor.empty() : !gamma_n
+  %empty_dbeta = tensor.empty() : !beta_n
   %dx = linalg.copy ins(%dx_acc : !acc_mn) outs(%empty_dx : !x_mn) -> !x_mn
   %dgamma = linalg.copy ins(%dgamma_acc : !acc_n) outs(%empty_dgamma : !gamma_n) -> !gamma_n
-  return %dx, %dgamma : !x_mn, !gamma_n
+  %dbeta = linalg.copy ins(%dbeta_acc : !acc_n) outs(%empty_dbeta : !beta_n) -> !beta_n
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
 // A sum of gradients of the output and one more, rounded as an addition rounds it. Without the barrier, IREE

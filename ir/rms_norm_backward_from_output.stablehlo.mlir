@@ -7,6 +7,7 @@
 !dy = bf16
 !x = bf16
 !gamma = bf16
+!beta = bf16
 !residual = bf16
 !acc = f32
 !dy_sum = bf16
@@ -18,6 +19,7 @@
 !acc_m = tensor<64x!acc>
 !acc_n = tensor<4096x!acc>
 !gamma_n = tensor<4096x!gamma>
+!beta_n = tensor<4096x!beta>
 !lanes_n = tensor<4096xi1>
 #inv_n = 2.44140625e-4 : !acc
 #weight_offset = -0.0 : !acc
@@ -31,9 +33,9 @@
 !scalar = tensor<!acc>
 !choice = tensor<i1>
 
-func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %dresidual: !residual_mn,
-    %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
-    -> (!x_mn, !gamma_n) {
+func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %beta: !beta_n,
+    %dresidual: !residual_mn, %dy2: !dy_mn, %dy3: !dy_mn, %dy4: !dy_mn)
+    -> (!x_mn, !gamma_n, !beta_n) {
   %zero = stablehlo.constant dense<0.0> : !scalar
 
   %first = stablehlo.convert %dy : (!dy_mn) -> !acc_mn
@@ -51,11 +53,14 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   %weight_mn = stablehlo.broadcast_in_dim %weight, dims = [1] : (!acc_n) -> !acc_mn
   %rstd_mn = stablehlo.broadcast_in_dim %rstd, dims = [0] : (!acc_m) -> !acc_mn
 
-  // xhat = y / (sign(weight) * max(|weight|, least)), where zeros have a sign
+  // xhat = (y - beta) / (sign(weight) * max(|weight|, least)), where zeros have a sign
   %y_acc = stablehlo.convert %y : (!x_mn) -> !acc_mn
+  %beta_acc = stablehlo.convert %beta : (!beta_n) -> !acc_n
+  %beta_mn = stablehlo.broadcast_in_dim %beta_acc, dims = [1] : (!acc_n) -> !acc_mn
+  %without_beta = stablehlo.subtract %y_acc, %beta_mn : !acc_mn
   %divisor = call @away_from_zero(%weight) : (!acc_n) -> !acc_n
   %divisor_mn = stablehlo.broadcast_in_dim %divisor, dims = [1] : (!acc_n) -> !acc_mn
-  %xhat = stablehlo.divide %y_acc, %divisor_mn : !acc_mn
+  %xhat = stablehlo.divide %without_beta, %divisor_mn : !acc_mn
 
   // h = dy * weight, mean_N(h * xhat)
   %h = stablehlo.multiply %dy_acc, %weight_mn : !acc_mn
@@ -73,12 +78,15 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   %dx_acc = stablehlo.select %adds_residual_0, %joined, %scaled : !choice, !acc_mn
   %dx = stablehlo.convert %dx_acc : (!acc_mn) -> !x_mn
 
-  // dgamma = sum_M(dy * xhat)
+  // dgamma = sum_M(dy * xhat),  dbeta = sum_M(dy)
   %dy_xhat = stablehlo.multiply %dy_acc, %xhat : !acc_mn
   %dgamma_acc = stablehlo.reduce(%dy_xhat init: %zero) applies stablehlo.add across dimensions = [0]
       : (!acc_mn, !scalar) -> !acc_n
+  %dbeta_acc = stablehlo.reduce(%dy_acc init: %zero) applies stablehlo.add across dimensions = [0]
+      : (!acc_mn, !scalar) -> !acc_n
   %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
-  return %dx, %dgamma : !x_mn, !gamma_n
+  %dbeta = stablehlo.convert %dbeta_acc : (!acc_n) -> !beta_n
+  return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n
 }
 
 // One more gradient of the output, if there is one: the sum has the output's type.

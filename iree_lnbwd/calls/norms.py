@@ -18,6 +18,7 @@ from iree_lnbwd.ops.arguments import (
     variant_of,
 )
 from iree_lnbwd.ops.operands import (
+    BIAS,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RMS_NORM,
@@ -46,7 +47,10 @@ class Norms(ABC):
     ) -> Results:
         """As `_compute`, from arguments by name, of which an op has not all."""
         family = variant_of(op, given)
-        options = check_options(family, normalized_shape, output_mask, eps, weight_offset)
+        options = check_options(
+            *(family, normalized_shape, output_mask, eps, weight_offset),
+            has_bias=given.get(BIAS.name) is not None,
+        )
         return self._compute([given.get(n) for n in names(family.arguments)], options, device)
 
     def layer_norm(
@@ -95,14 +99,15 @@ class Norms(ABC):
         weight: Any = None,
         eps: float | None = None,
         *,
+        bias: Any = None,
         residual: Any = None,
         weight_offset: float = 0.0,
         device: str | None = None,
     ) -> NormOutput:
         """RMS normalization, with the statistic that its backward takes.
 
-        The arguments are those of ``aten::_fused_rms_norm``. The output is rounded once, after the
-        weight.
+        The arguments are those of ``aten::_fused_rms_norm``, and others by name. The output is
+        rounded once, after the weight and the bias.
 
         Args:
             input: As `layer_norm`.
@@ -110,6 +115,7 @@ class Norms(ABC):
             weight: [*normalized_shape]; None means ones.
             eps: Added to the mean of the squares; finite. None means the machine epsilon of f32, or
                 of f64 for f64 data, as PyTorch has it.
+            bias: [*normalized_shape]; None means none. ATen's op has none.
             residual: As `layer_norm`.
             weight_offset: As `layer_norm`.
             device: As `layer_norm_backward`.
@@ -120,7 +126,7 @@ class Norms(ABC):
         Raises:
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
         """
-        given = {"input": input, "residual": residual, "weight": weight}
+        given = {"input": input, "residual": residual, "weight": weight, "bias": bias}
         results = self._call(RMS_NORM, given, normalized_shape, (), eps, weight_offset, device)
         return results  # type: ignore[return-value]
 
@@ -215,17 +221,18 @@ class Norms(ABC):
         normalized_shape: int | Sequence[int],
         rstd: Any = None,
         weight: Any = None,
-        output_mask: tuple[bool, bool] = (True, True),
+        output_mask: tuple[bool, ...] | None = None,
         *,
+        bias: Any = None,
         eps: float | None = None,
         grad_residual: Any = None,
         output: Any = None,
         weight_offset: float = 0.0,
         device: str | None = None,
     ) -> RMSNormGrads:
-        """Gradients of RMS normalization with respect to its input and weight.
+        """Gradients of RMS normalization with respect to its input and weight, and to a bias.
 
-        The arguments are those of ``aten::_fused_rms_norm_backward``.
+        The arguments are those of ``aten::_fused_rms_norm_backward``, and others by name.
 
         Args:
             grad_output: As `layer_norm_backward`.
@@ -234,7 +241,9 @@ class Norms(ABC):
             rstd: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data):
                 1 / sqrt(mean of squares + eps). None means that it is recomputed from ``input``.
             weight: [*normalized_shape]; None means ones, and no ``grad_weight``.
-            output_mask: Which of the two gradients to compute.
+            output_mask: Which of the two gradients to compute, or of the three with a bias; None
+                means all.
+            bias: As `layer_norm_backward`; None means none, and no ``grad_bias``.
             eps: Used if ``rstd`` is recomputed; None as in `rms_norm`.
             grad_residual: As `layer_norm_backward`.
             output: As `layer_norm_backward`.
@@ -252,6 +261,7 @@ class Norms(ABC):
             "input": input,
             "rstd": rstd,
             "weight": weight,
+            "bias": bias,
             "grad_residual": grad_residual,
             "output": output,
         }

@@ -14,7 +14,7 @@ from dataclasses import replace
 from iree_lnbwd.compiling import host_program, linking
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import GRAD_BIAS, MORE_GRAD_OUTPUTS, RESIDUAL, Element
+from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, PARTIAL_DBETA, RESIDUAL, Element
 from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
@@ -31,7 +31,7 @@ from iree_lnbwd.schedules import (
 )
 from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, flag, shared
 from iree_lnbwd.vmfb import raw_interface
-from iree_lnbwd.vmfb.launches import LaunchPlans, launches
+from iree_lnbwd.vmfb.launches import LaunchPlans, launches, takes
 
 ONE_PASS = "one_pass.mlir"
 FEW_ROWS = "few_rows.mlir"
@@ -296,7 +296,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "#eps": f"{eps:.17e} : !acc",
         "#weight_offset": f"{offset:.17e} : !acc",
         "#centres": flag(spec.family.centres),
-        "#sums_dbeta": flag(GRAD_BIAS in spec.family.rows),
+        "#sums_dbeta": flag(takes(spec, PARTIAL_DBETA)),
         **{f"#has_{more.symbol}": flag(spec.has(more)) for more in MORE_GRAD_OUTPUTS},
         "#adds_residual": flag(spec.residual_dtype is not None),
         "#takes_residual": flag(spec.has(RESIDUAL)),

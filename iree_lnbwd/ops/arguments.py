@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from iree_lnbwd.ops import dtypes
 from iree_lnbwd.ops.operands import (
+    BIAS,
     FROM_OUTPUT,
     GRAD_OUTPUT,
     LAYER_NORM,
@@ -98,10 +99,12 @@ class RMSNormGrads(NamedTuple):
     Attributes:
         grad_input: The shape and element type of ``input``.
         grad_weight: The shape and element type of ``weight``; None without a weight.
+        grad_bias: The shape and element type of ``bias``; None without a bias.
     """
 
     grad_input: Any
     grad_weight: Any
+    grad_bias: Any = None
 
 
 class NormOutput(NamedTuple):
@@ -197,8 +200,18 @@ def check_options(
     output_mask: object = (),
     eps: object = None,
     weight_offset: object = 0.0,
+    *,
+    has_bias: bool = False,
 ) -> Options:
     """The options of a call in one spelling.
+
+    Args:
+        op: The op.
+        normalized_shape: As a caller gives it.
+        output_mask: As a caller gives it; None means all gradients.
+        eps: As a caller gives it.
+        weight_offset: As a caller gives it.
+        has_bias: Whether the caller gives a bias.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
@@ -206,7 +219,7 @@ def check_options(
     return Options(
         op,
         check_normalized_shape(normalized_shape),
-        check_output_mask(output_mask, op),
+        check_output_mask(output_mask, op, has_bias=has_bias),
         check_number(weight_offset, "weight_offset"),
         None if eps is None and not op.centres else check_number(eps),
     )
@@ -267,9 +280,11 @@ def bind(
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    family = variant_of(OPS[op], given)
-    mask = (True,) * len(family.masked) if output_mask is None else output_mask
-    return bind_arrays(given, check_options(family, normalized_shape, mask, eps, weight_offset))
+    family, has_bias = variant_of(OPS[op], given), given.get(BIAS.name) is not None
+    options = check_options(
+        family, normalized_shape, output_mask, eps, weight_offset, has_bias=has_bias
+    )
+    return bind_arrays(given, options)
 
 
 def variant_of(op: Op, given: Mapping[str, object]) -> Op:
@@ -324,6 +339,8 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     accumulator = dtypes.DTYPES[dtype].accumulator
     _check_statistics(op, given)
 
+    # A mask without its bool asks for none.
+    asks_grad_bias = mask[len(op.masked) - 1 :] == (True,)
     shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (dims,))
     flat = ((rows, columns), (rows,), (columns,))
     arrays: dict[str, AnyArray] = {}
@@ -342,7 +359,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         if is_statistic:
             if found != accumulator:
                 raise TypeError(f"{name}: expected element type {accumulator}, got {array.dtype}")
-        elif found != dtype and (is_read or mask[-1]):
+        elif found != dtype and (is_read or asks_grad_bias):
             mixed.append((name, found))
         if is_read:
             dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
@@ -354,10 +371,8 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     has_weight = given.get("weight") is not None
     if offset and not has_weight:
         raise ValueError(f"weight_offset: expected 0.0 without a weight, got {offset}")
-    asked = tuple(
-        wanted and (has_weight or gradient.name != "grad_weight")
-        for gradient, wanted in zip(op.masked, mask, strict=True)
-    )
+    has_bias = types["bias"] is not None
+    asked = asked_of(op, mask, has_weight=has_weight, has_bias=has_bias)
     spec = None
     if any(asked) or not op.masked:
         computes = not op.is_backward or given.get("rstd") is None
@@ -367,9 +382,9 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             dtype=dtype,
             grad_output_dtype=types.get("grad_output"),
             weight_dtype=types["weight"],
-            bias_dtype=types.get("bias"),
+            bias_dtype=types["bias"],
             has_weight=has_weight,
-            has_bias=op.reads_bias and types["bias"] is not None,
+            has_bias=op.takes_bias and has_bias,
             residual_dtype=types.get("residual") or types.get("grad_residual"),
             grad_outputs=1 + sum(types[more] is not None for more in _MORE if more in types),
             weight_offset=offset,
@@ -377,7 +392,26 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             eps=(rms_eps(dtype) if eps is None else eps) if computes else None,
             from_output=op.from_output,
         )
-    return BoundCall(spec, x.shape, arrays, given.get("bias") is not None)
+    return BoundCall(spec, x.shape, arrays, has_bias)
+
+
+def asked_of(
+    op: Op, mask: Sequence[bool], *, has_weight: bool, has_bias: bool
+) -> tuple[bool, ...]:
+    """Which gradients a call computes, as `NormSpec` has them: of what is not there, none.
+
+    Args:
+        op: The op.
+        mask: A bool for each of its gradients; that of a bias may be missing.
+        has_weight: Whether there is a weight.
+        has_bias: Whether there is a bias.
+    """
+    said = op.masked if len(mask) == len(op.masked) else op.atens_masked
+    wanted = dict(zip(names(said), mask, strict=True))
+    return tuple(
+        wanted.get(gradient.name, False) and (has_weight or gradient.name != "grad_weight")
+        for gradient in (op.masked if has_bias else op.atens_masked)
+    )
 
 
 def _check_statistics(op: Op, given: Mapping[str, AnyArray | None]) -> None:

@@ -66,6 +66,7 @@ class When(Enum):
     RESIDUAL_GIVEN = "there is a residual"
     SO_MANY_GIVEN = "the output has so many gradients"
     ASKED_FOR = "the mask asks for it"
+    ASKED_FOR_WITH_BIAS = "there is a bias, and the mask asks for its gradient"
     NEVER = "no module takes it"
 
 
@@ -92,7 +93,12 @@ class Operand:
     @property
     def is_option(self) -> bool:
         """Whether a caller adds it to the op, and its kernels have no pointer to it otherwise."""
-        return self.when in (When.RESIDUAL_GIVEN, When.BIAS_GIVEN, When.SO_MANY_GIVEN)
+        return self.when in (
+            When.RESIDUAL_GIVEN,
+            When.BIAS_GIVEN,
+            When.SO_MANY_GIVEN,
+            When.ASKED_FOR_WITH_BIAS,
+        )
 
     @property
     def alias(self) -> str:
@@ -149,6 +155,11 @@ SUM_H = Operand("sum_h", "sum_h", Kind.ROWS, Element.ACC, Access.WRITTEN, When.N
 SUM_HX = Operand("sum_hx", "sum_hx", Kind.ROWS, Element.ACC, Access.WRITTEN, When.NEVER)
 
 
+def _with_bias(operand: Operand) -> Operand:
+    """What ATen's op has not: no kernel has it without a bias."""
+    return replace(operand, when=When.ASKED_FOR_WITH_BIAS)
+
+
 @dataclass(frozen=True, eq=False)  # each call looks its op up: by identity, not by all its rows
 class Op:
     """One op of the family.
@@ -156,6 +167,8 @@ class Op:
     Attributes:
         name: Of the Python function, and of the modules' public function.
         centres: Whether the mean of each row is subtracted.
+        atens_bias: Whether ATen's op has a bias. Then a spec has one unless it says otherwise, and
+            ``grad_bias`` needs none.
         rows: The operands that callers give, then those that are written, in ATen's order.
         scratch: The operands that its kernels pass to each other.
         from_output: Whether it is a backward that takes the forward's output and not its input.
@@ -163,6 +176,7 @@ class Op:
 
     name: str
     centres: bool
+    atens_bias: bool
     rows: tuple[Operand, ...]
     scratch: tuple[Operand, ...] = ()
     from_output: bool = False
@@ -189,8 +203,14 @@ class Op:
 
     @functools.cached_property
     def masked(self) -> tuple[Operand, ...]:
-        """The results that a caller's mask chooses among."""
-        return tuple(row for row in self.results if row.when is When.ASKED_FOR)
+        """The results that a caller's mask chooses among, if there is a bias."""
+        masks = (When.ASKED_FOR, When.ASKED_FOR_WITH_BIAS)
+        return tuple(row for row in self.results if row.when in masks)
+
+    @functools.cached_property
+    def atens_masked(self) -> tuple[Operand, ...]:
+        """The results that a caller's mask chooses among without a bias: those of ATen's op."""
+        return tuple(row for row in self.masked if row.when is When.ASKED_FOR)
 
     @functools.cached_property
     def statistics(self) -> tuple[Operand, ...]:
@@ -203,27 +223,43 @@ class Op:
         return GIVEN_OUTPUT if self.from_output else INPUT
 
     @functools.cached_property
+    def takes_bias(self) -> bool:
+        """Whether there may be a bias that a spec has to know of."""
+        return self.reads_bias or self.masked != self.atens_masked
+
+    @functools.cached_property
     def reads_bias(self) -> bool:
         """Whether the values of a bias count, if there is one."""
         return ADDED_BIAS in self.rows
 
-    def knows(self, name: str) -> bool:
-        """Whether one of its modules, or of its kernels, can have an operand of that name."""
-        return any(row.name == name for row in (*self.rows, *self.scratch))
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Operand]:
+        return {row.name: row for row in (*self.rows, *self.scratch)}
+
+    def find(self, name: str) -> Operand | None:
+        """The row with that name, or None: none of its modules or kernels has such an operand."""
+        return self._by_name.get(name)
 
     def named(self, name: str) -> Operand:
-        """The row with that name."""
-        return next(row for row in (*self.rows, *self.scratch) if row.name == name)
+        """The row with that name, which is there."""
+        return self._by_name[name]
 
 
 LAYER_NORM = Op(
     "layer_norm",
     True,
+    True,
     (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS, OUTPUT, SAVED_MEAN, SAVED_RSTD, RESIDUAL_OUTPUT),
 )
-RMS_NORM = Op("rms_norm", False, (INPUT, RESIDUAL, WEIGHT, OUTPUT, SAVED_RSTD, RESIDUAL_OUTPUT))
+RMS_NORM = Op(
+    "rms_norm",
+    False,
+    False,
+    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS, OUTPUT, SAVED_RSTD, RESIDUAL_OUTPUT),
+)
 LAYER_NORM_BACKWARD = Op(
     "layer_norm_backward",
+    True,
     True,
     (
         *(GRAD_OUTPUT, INPUT, MEAN, RSTD, WEIGHT, BIAS, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
@@ -234,11 +270,12 @@ LAYER_NORM_BACKWARD = Op(
 RMS_NORM_BACKWARD = Op(
     "rms_norm_backward",
     False,
+    False,
     (
-        *(GRAD_OUTPUT, INPUT, RSTD, WEIGHT, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
-        *(GRAD_INPUT, GRAD_WEIGHT),
+        *(GRAD_OUTPUT, INPUT, RSTD, WEIGHT, BIAS, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
+        *(GRAD_INPUT, GRAD_WEIGHT, _with_bias(GRAD_BIAS)),
     ),
-    (PARTIAL_DGAMMA, SUM_HX),
+    (PARTIAL_DGAMMA, _with_bias(PARTIAL_DBETA), SUM_HX),
 )
 OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)}
 

@@ -21,6 +21,7 @@ from iree_lnbwd.ops.operands import (
     MORE_GRAD_OUTPUTS,
     MOST_GRAD_OUTPUTS,
     OPS,
+    Access,
     Element,
     Op,
     Operand,
@@ -76,15 +77,18 @@ class NormSpec:
         bias_dtype: Of ``bias`` or ``grad_bias``; None means ``weight_dtype``.
         has_weight: False if the op has no weight: gamma is 1 and there is no ``grad_weight``.
         output_mask: Which gradients are computed: of (``grad_input``, ``grad_weight``,
-            ``grad_bias``), as far as the op has them. () means all of them; a forward has none.
+            ``grad_bias``); an RMS norm has the last with a bias alone. () means all of them; a
+            forward has none.
         rows: M, at least 1, if it is fixed; None leaves it dynamic.
         eps: The number that is added to the biased variance, or to the mean square, where a module
             computes statistics: 0, or one that is neither zero nor infinite in the type of sums. A
             forward has one. None in a backward whose statistics are
             arguments; a number if they are recomputed from ``input``.
         op: A name of ``operands.OPS``.
-        has_bias: Whether there is a bias whose values count: one that ``layer_norm`` adds, or that
-            is in the output which ``layer_norm_backward`` takes. None means True for these two.
+        has_bias: Whether there is a bias whose values count: one that a forward adds, or that is in
+            the output which a backward takes. None means True for these two of layer norm, and
+            False for all others. Of ``rms_norm_backward`` it also says whether there is a
+            ``grad_bias``; without the output, it is False where the mask does not ask for that.
         residual_dtype: Of ``residual`` or ``grad_residual``; None if there is none.
         grad_outputs: How many gradients of the output a backward takes, from 1 to 4. They are added
             up one after the other; each sum is rounded to `dy_sum_dtype`.
@@ -129,8 +133,11 @@ class NormSpec:
         set_field(self, "grad_outputs", self._checked_gradients())
         if not isinstance(self.has_weight, bool):
             raise TypeError(f"has_weight: expected a bool, got {shown(self.has_weight)}")
-        set_field(self, "output_mask", self._checked_mask())
         set_field(self, "has_bias", self._checked_bias())
+        set_field(self, "output_mask", self._checked_mask())
+        if self.has_bias and not self.family.reads_bias and not self.output_mask[-1]:
+            set_field(self, "has_bias", False)
+            set_field(self, "output_mask", self.output_mask[: len(self.masked)])
         self._expect_weight_for("weight_dtype", None)
         set_field(self, "weight_offset", check_number(self.weight_offset, "weight_offset"))
         self._expect_weight_for("weight_offset", 0.0)
@@ -178,17 +185,15 @@ class NormSpec:
             check_mixture(field, dtype, self.dtype)
 
     def _checked_mask(self) -> tuple[bool, ...]:
-        gradients = self.family.masked
-        mask = (
-            (True,) * len(gradients)
-            if isinstance(self.output_mask, tuple) and not self.output_mask
-            else check_output_mask(self.output_mask, self.family)
+        means_all = isinstance(self.output_mask, tuple) and not self.output_mask
+        mask = check_output_mask(
+            None if means_all else self.output_mask, self.family, has_bias=bool(self.has_bias)
         )
         asked = tuple(
             wanted and (self.has_weight or gradient.name != "grad_weight")
-            for gradient, wanted in zip(gradients, mask, strict=True)
+            for gradient, wanted in zip(self.masked, mask, strict=True)
         )
-        if gradients and not any(asked):
+        if mask and not any(asked):
             raise ValueError(
                 "output_mask: expected at least one gradient to compute, got none"
                 + ("" if self.has_weight else " (without a weight there is no grad_weight)")
@@ -204,10 +209,10 @@ class NormSpec:
 
     def _checked_bias(self) -> bool:
         if self.has_bias is None:
-            return self.family.reads_bias
+            return self._has_usual_bias
         if not isinstance(self.has_bias, bool):
             raise TypeError(f"has_bias: expected a bool or None, got {shown(self.has_bias)}")
-        if self.has_bias and not self.family.reads_bias:
+        if self.has_bias and not self.family.takes_bias:
             raise ValueError(f"has_bias: expected False or None for {self.op}, got True")
         return self.has_bias
 
@@ -215,6 +220,15 @@ class NormSpec:
         """Expects a field to have the value that specs without a weight have, if this is one."""
         if not self.has_weight and (value := getattr(self, field)) != without:
             raise ValueError(f"{field}: expected {without} without a weight, got {shown(value)}")
+
+    @property
+    def _has_usual_bias(self) -> bool:
+        return self.family.reads_bias and self.family.atens_bias
+
+    @property
+    def masked(self) -> tuple[Operand, ...]:
+        """The gradients that ``output_mask`` chooses among."""
+        return self.family.masked if self.has_bias else self.family.atens_masked
 
     @property
     def family(self) -> Op:
@@ -272,9 +286,10 @@ class NormSpec:
 
     def has(self, operand: Operand) -> bool:
         """Whether a module for this spec takes the operand, or computes it."""
-        if operand not in self.family.rows:
+        own = self.family.find(operand.name)
+        if own is None or own.access is Access.TYPE_ALONE:
             return False
-        match operand.when:
+        match own.when:
             case When.ALWAYS:
                 return True
             case When.STATISTICS_GIVEN:
@@ -286,9 +301,11 @@ class NormSpec:
             case When.RESIDUAL_GIVEN:
                 return self.residual_dtype is not None
             case When.SO_MANY_GIVEN:
-                return operand in MORE_GRAD_OUTPUTS[: self.grad_outputs - 1]
+                return own in MORE_GRAD_OUTPUTS[: self.grad_outputs - 1]
             case When.ASKED_FOR:
-                return self.output_mask[self.family.masked.index(operand)]
+                return self.output_mask[self.masked.index(own)]
+            case When.ASKED_FOR_WITH_BIAS:
+                return bool(self.has_bias) and self.output_mask[-1]
             case When.NEVER:
                 return False
 
@@ -330,8 +347,8 @@ class NormSpec:
             parts.append(f"b{self.bias_dtype}")
         if not self.has_weight:
             parts.append("noweight")
-        if self.family.reads_bias and not self.has_bias:
-            parts.append("nobias")
+        if self.has_bias != self._has_usual_bias:
+            parts.append("bias" if self.has_bias else "nobias")
         if self.from_output:
             parts.append("fromoutput")
         if self.residual_dtype is not None:
@@ -414,15 +431,26 @@ def check_normalized_shape(shape: object) -> tuple[int, ...]:
     return checked
 
 
-def check_output_mask(mask: object, op: Op) -> tuple[bool, ...]:
-    """``output_mask`` as a tuple of bools, one for each gradient; NumPy's bools are taken, too."""
-    count = len(op.masked)
+def check_output_mask(mask: object, op: Op, *, has_bias: bool) -> tuple[bool, ...]:
+    """``output_mask`` as a tuple of bools, one for each gradient; NumPy's bools are taken, too.
+
+    Args:
+        mask: What a caller gives; None means all.
+        op: Has the gradients.
+        has_bias: Whether there is a bias.
+    """
+    count = len(op.masked if has_bias else op.atens_masked)
+    if mask is None:
+        return (True,) * count
     if (
         not isinstance(mask, tuple | list)
         or len(mask) != count
         or not all(isinstance(asked, _BOOLS) for asked in mask)
     ):
-        raise ValueError(f"output_mask: expected {counted(count, 'bool')}, got {shown(mask)}")
+        hint = "" if op.masked == op.atens_masked else "; grad_bias is one of them with a bias alone"
+        raise ValueError(
+            f"output_mask: expected {counted(count, 'bool')}, got {shown(mask)}{hint}"
+        )
     return tuple(map(bool, mask))
 
 

@@ -274,11 +274,16 @@ class Norm:
 
     def _check_options(self, output_mask: object, eps: object) -> None:
         """Expects options that are None, or those that the module was compiled for."""
-        mask = None if output_mask is None else check_output_mask(output_mask, self.spec.family)
+        spec = self.spec
+        mask = (
+            None
+            if output_mask is None
+            else check_output_mask(output_mask, spec.family, has_bias=bool(spec.has_bias))
+        )
         number = None if eps is None else check_number(eps)
         for name, asked, ours in (
-            ("output_mask", mask, self.spec.output_mask),
-            ("eps", number, self.spec.eps),
+            ("output_mask", mask, spec.output_mask),
+            ("eps", number, spec.eps),
         ):
             if asked is not None and asked != ours:
                 raise ValueError(f"{name}: this module was compiled for {ours}, got {asked}")
@@ -305,12 +310,13 @@ class Norm:
 
     def _expect(self, call: BoundCall) -> None:
         """Expects a call for this module's spec, except for fields that a module leaves open."""
-        if call.spec is None:
-            raise ValueError("weight: this module takes a weight, got None")
+        if call.spec is None:  # the gradients that it computes are of what is not there
+            missing = "bias" if self.spec.has_bias and not call.has_bias else "weight"
+            raise ValueError(f"{missing}: this module takes a {missing}, got None")
         spec, theirs = self.spec, call.spec
         for name, has, got in (
             ("weight", spec.has_weight, theirs.has_weight),
-            ("bias", spec.has_bias, theirs.has_bias),
+            ("bias", spec.has_bias, theirs.has_bias or (call.has_bias and spec.family.takes_bias)),
             (self._residual, spec.residual_dtype is not None, theirs.residual_dtype is not None),
         ):
             if has != got:

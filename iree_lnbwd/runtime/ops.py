@@ -41,11 +41,12 @@ class RMSNorm(Norm):
         weight: Any = None,
         eps: float | None = None,
         *,
+        bias: Any = None,
         residual: Any = None,
         out: NormOutput | Sequence[Any] | None = None,
     ) -> NormOutput:
         """The output and ``rstd``; as `iree_lnbwd.rms_norm`."""
-        results = self._call((input, residual, weight), None, eps, out)
+        results = self._call((input, residual, weight, bias), None, eps, out)
         return results  # type: ignore[return-value]
 
 
@@ -88,8 +89,9 @@ class RMSNormBackward(Norm):
         input: Any = None,
         rstd: Any = None,
         weight: Any = None,
-        output_mask: tuple[bool, bool] | None = None,
+        output_mask: tuple[bool, ...] | None = None,
         *,
+        bias: Any = None,
         eps: float | None = None,
         grad_residual: Any = None,
         output: Any = None,
@@ -99,7 +101,7 @@ class RMSNormBackward(Norm):
         self._expect_source(input, output, None, rstd)
         data = output if self.spec.from_output else input
         dy, *more = gradients_of(grad_output)
-        given = (dy, data, rstd, weight, grad_residual, *more)
+        given = (dy, data, rstd, weight, bias, grad_residual, *more)
         results = self._call(given, output_mask, eps, out)
         return results  # type: ignore[return-value]
 

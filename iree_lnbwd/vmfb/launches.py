@@ -312,7 +312,7 @@ def _launch(
 ) -> PlannedLaunch:
     """A kernel with the operands that the spec has."""
     reads, writes, ahead = (
-        tuple(operand.name for operand in _own(spec, operands) if _takes(spec, operand))
+        tuple(operand.name for operand in _own(spec, operands) if takes(spec, operand))
         for operands in (kernel.reads, kernel.writes, kernel.ahead)
     )
     return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, constants, ahead)
@@ -323,15 +323,13 @@ def _own(spec: NormSpec, operands: tuple[Operand, ...]) -> Iterator[Operand]:
     return (spec.family.data if operand is INPUT else operand for operand in operands)
 
 
-def _takes(spec: NormSpec, operand: Operand) -> bool:
+def takes(spec: NormSpec, operand: Operand) -> bool:
     """Whether kernels of the spec have a pointer to the operand.
 
     Backward kernels on GPUs always have one to the weight. If there is none, they get ones.
     """
-    if not spec.family.knows(operand.name):
-        return False
-    own = spec.family.named(operand.name)
-    if own.access is Access.TYPE_ALONE:
+    own = spec.family.find(operand.name)
+    if own is None or own.access is Access.TYPE_ALONE:
         return False
     return spec.has(own) or not (own.is_option or not spec.family.is_backward)
 
@@ -399,7 +397,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
         tiles = math.ceil(spec.columns / form.finalize_columns)
         kernels.append(_launch(_FINALIZE, spec, tiles, constants=(partial_rows,)))
     scratch = (
-        *(_scratch(spec, p.name, partial_rows) for p in _PARTIALS if _takes(spec, p)),
+        *(_scratch(spec, p.name, partial_rows) for p in _PARTIALS if takes(spec, p)),
         *(_scratch(spec, name, rows) for name in sums),
         *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
     )
