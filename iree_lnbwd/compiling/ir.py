@@ -14,7 +14,7 @@ from dataclasses import replace
 from iree_lnbwd.compiling import host_program, linking
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, PARTIAL_DBETA, RESIDUAL, Element
+from iree_lnbwd.ops.operands import ADDED_BIAS, MORE_GRAD_OUTPUTS, PARTIAL_DBETA, RESIDUAL, Element
 from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
@@ -300,7 +300,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         **{f"#has_{more.symbol}": flag(spec.has(more)) for more in MORE_GRAD_OUTPUTS},
         "#adds_residual": flag(spec.residual_dtype is not None),
         "#takes_residual": flag(spec.has(RESIDUAL)),
-        "#adds_bias": flag(bool(spec.has_bias)),
+        "#adds_bias": flag(spec.has(ADDED_BIAS)),
         "#writes_output": flag(not spec.family.is_backward),
         "#from_output": flag(spec.from_output),
         "#least_weight": f"{LEAST_WEIGHT:.17e} : !acc",

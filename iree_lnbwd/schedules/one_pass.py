@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import ADDED_BIAS
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.one_pass_memory import OnePassMemory
 from iree_lnbwd.schedules.one_pass_numbers import BULK_BYTES
@@ -63,7 +64,7 @@ class OnePass(OnePassMemory):
         fetch = "bulk" if self.bulk else "async" if self.slots else loads
         shifted = self.shifted(spec)
         weight = "widened" if self.widens_weight else "copied" if self.stages_weight else "held"
-        bias = "staged" if self.stages_bias(spec, target) else "held" if spec.has_bias else "none"
+        bias = "staged" if self.stages_bias(spec, target) else "held" if spec.has(ADDED_BIAS) else "none"
         sums = "cluster" if self.cluster > 1 else "workgroup" if self.warps > 1 else "subgroup"
         return (
             f"fetch/{fetch}",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import ADDED_BIAS
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.ir_types import private, shared
@@ -136,7 +137,7 @@ class OnePassMemory(OnePassNumbers):
             return {}
         columns = self.groups * self.padded_columns(spec, target)
         wanted = {}
-        if spec.has_bias:
+        if spec.has(ADDED_BIAS):
             wanted["bias"] = columns * DTYPES[spec.beta_dtype].numpy.itemsize
         if spec.has_weight:
             wanted["inverse"] = columns * DTYPES[spec.acc_dtype].numpy.itemsize

@@ -15,7 +15,9 @@ from iree_lnbwd.ops.operands import (
     LAYER_NORM_BACKWARD,
     MORE_GRAD_OUTPUTS,
     OPS,
+    RMS_NORM,
     RMS_NORM_BACKWARD,
+    Access,
     Kind,
     Op,
 )
@@ -146,6 +148,40 @@ def _several_gradients(op: Op) -> Iterator[NormSpec]:
     without = tuple(gradient.name != "grad_input" for gradient in op.masked)
     yield of((4096,), "bf16", grad_outputs=2, output_mask=without)
     yield _spec_of(FROM_OUTPUT[op.name])((4096,), "bf16", grad_outputs=2)
+
+
+def biased_rms_norms() -> Iterator[NormSpec]:
+    """RMS norms with a bias, of every op. No record has them yet."""
+    for op in (RMS_NORM, RMS_NORM_BACKWARD, FROM_OUTPUT[RMS_NORM_BACKWARD.name]):
+        yield from _biased(op)
+
+
+def _biased(op: Op) -> Iterator[NormSpec]:
+    """Widths, element types, masks and options."""
+    of = functools.partial(_spec_of(op), has_bias=True)
+    for width in _FAMILY_WIDTHS:
+        for dtype in ("f32", "bf16"):
+            yield of((width,), dtype)
+    for width in _OPTIONS_WIDTHS:
+        yield of((width,), "f16")
+        yield of((width,), "f64")
+        yield of((width,), "f32", bias_dtype="bf16")
+        yield of((width,), "bf16", weight_dtype="f32", bias_dtype="f16")
+        yield of((width,), "bf16", has_weight=False)
+        yield of((width,), "bf16", residual_dtype="f32", weight_offset=1.0)
+    yield of((16384,), "bf16", residual_dtype="bf16")
+    if not op.is_backward:
+        return
+    for mask in ((True, False, True), (False, True, True), (False, False, True)):
+        for dtype in ("f32", "bf16"):
+            yield of((4096,), dtype, output_mask=mask)
+    yield of((65536,), "bf16", output_mask=(False, True, True))
+    yield of((25001,), "bf16")
+    yield of((769,), "bf16", grad_output_dtype="f32", grad_outputs=2)
+    if op.from_output:
+        yield of((769,), "bf16", output_mask=(True, True, False))
+    else:
+        yield of((769,), "bf16", eps=_RMS_EPS)
 
 
 def _wide_odd_specs(op: Op) -> Iterator[NormSpec]:
@@ -317,8 +353,10 @@ def _call(
             g = values["weight"] + spec.weight_offset if spec.has_weight else 1.0
             values["output"] = xhat * g + values.get("bias", 0.0)
     given = {}
-    for operand in op.inputs:
-        if spec.has(operand):
+    for operand in op.arguments:
+        # A bias that is not read counts by its type, and an RMS norm has to have one.
+        only_its_type = operand.access is Access.TYPE_ALONE and spec.has_bias
+        if spec.has(operand) or only_its_type:
             array = of(spec.element_type(operand.element), values[operand.name])
             shapes = {Kind.CELLS: (-1, *dims), Kind.ROWS: (-1,), Kind.COLUMNS: dims}
             given[operand.name] = array.reshape(shapes[operand.kind])
