@@ -26,8 +26,8 @@ def spec_words(spec: NormSpec) -> list[str]:
             words.append(f"--{name.replace('_', '-')}={dtype}")
     if not spec.has_weight:
         words.append("--no-weight")
-    if spec.family.reads_bias and not spec.has_bias:
-        words.append("--no-bias")
+    if spec.has_bias != spec.family.usual_bias:
+        words.append("--bias" if spec.has_bias else "--no-bias")
     if spec.from_output:
         words.append("--from-output")
     if spec.weight_offset:

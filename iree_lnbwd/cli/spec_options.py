@@ -72,6 +72,7 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weight-dtype", **types, help="default: --dtype")
     parser.add_argument("--bias-dtype", **types, help="default: --weight-dtype")
     parser.add_argument("--no-weight", action="store_true", help="gamma is 1")
+    parser.add_argument("--bias", action="store_true", help="an RMS norm has a bias")
     parser.add_argument(
         "--no-bias", action="store_true", help="layer_norm adds no bias, or none is in the output"
     )
@@ -94,7 +95,8 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
         type=words.mask,
         help=(
             "a 0 or 1 for each of a backward's gradients: "
-            f"{', '.join(names(LAYER_NORM_BACKWARD.masked))} (default: all)"
+            f"{', '.join(names(LAYER_NORM_BACKWARD.masked))} (default: all); the last, of an RMS "
+            "norm, beside --bias alone"
         ),
     )
     parser.add_argument("--rows", type=int, help="fix the number of rows (default: dynamic)")
@@ -122,12 +124,15 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         if not op.is_backward:
             raise ValueError(f"from-output: expected it beside a backward alone, got {op.name}")
         op = FROM_OUTPUT[op.name]
+    if options.bias and (op.atens_bias or options.no_bias):
+        beside = "--no-bias" if options.no_bias else f"{op.name}, which has one without it"
+        raise ValueError(f"bias: expected it beside an RMS norm alone, got it beside {beside}")
     if mask is not None:
-        mask = check_output_mask(mask, op)
-        asked = dict(zip(names(op.masked), mask, strict=True))
+        mask = check_output_mask(mask, op, has_bias=options.bias)
+        asked = dict(zip(names(op.gradients), mask, strict=False))
         if options.no_weight and asked.get("grad_weight"):
             raise ValueError("output_mask: expected 0 for grad_weight beside --no-weight, got 1")
-        reads_bias = op.reads_bias and not options.no_bias
+        reads_bias = options.bias or (op.usual_bias and not options.no_bias)
         if options.bias_dtype is not None and not (asked.get("grad_bias") or reads_bias):
             raise ValueError(
                 f"bias_dtype: expected none where there is no grad_bias, got {options.bias_dtype!r}"
@@ -146,7 +151,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
             "recompute-statistics: expected none beside --from-output, which takes rstd, got "
             f"{options.recompute_statistics}"
         )
-    if options.no_bias and not op.reads_bias:
+    if options.no_bias and not op.usual_bias:
         raise ValueError(
             "no-bias: expected it beside --op=layer_norm, or layer_norm_backward with "
             f"--from-output, got {op.name}"
@@ -161,7 +166,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         weight_dtype=options.weight_dtype,
         bias_dtype=options.bias_dtype,
         has_weight=not options.no_weight,
-        has_bias=op.reads_bias and not options.no_bias,
+        has_bias=options.bias or (op.usual_bias and not options.no_bias),
         residual_dtype=options.residual_dtype,
         weight_offset=options.weight_offset,
         output_mask=() if mask is None else mask,
@@ -187,7 +192,7 @@ def specs_of(options: argparse.Namespace) -> list[NormSpec]:
 # What a model says itself; as argparse has them if nobody gave them.
 _SAID_BY_MODELS = {
     "op": (_OP,),
-    **dict.fromkeys(("no_weight", "no_bias", "from_output"), False),
+    **dict.fromkeys(("no_weight", "bias", "no_bias", "from_output"), False),
     **dict.fromkeys(("grad_output_dtype", "bias_dtype", "residual_dtype", "output_mask"), None),
     **dict.fromkeys(("rows", "recompute_statistics", "eps"), None),
     "weight_offset": 0.0,

@@ -17,7 +17,7 @@ from iree_lnbwd.errors import (
 from iree_lnbwd.ops.dtypes import DTYPES, unknown
 from iree_lnbwd.ops.operands import OPS
 
-_MASK_LENGTHS = {len(op.masked) for op in OPS.values() if op.is_backward}
+_MASK_LENGTHS = {len(each) for op in OPS.values() for each in (op.masked, op.gradients) if each}
 DTYPES_IN_HELP = f"{{{','.join(DTYPES)}}}"  # in the help
 
 

@@ -340,7 +340,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     _check_statistics(op, given)
 
     # A mask without its bool asks for none.
-    asks_grad_bias = mask[len(op.masked) - 1 :] == (True,)
+    asks_grad_bias = mask[len(op.gradients) - 1 :] == (True,)
     shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (dims,))
     flat = ((rows, columns), (rows,), (columns,))
     arrays: dict[str, AnyArray] = {}
@@ -406,11 +406,11 @@ def asked_of(
         has_weight: Whether there is a weight.
         has_bias: Whether there is a bias.
     """
-    said = op.masked if len(mask) == len(op.masked) else op.atens_masked
+    said = op.gradients if len(mask) == len(op.gradients) else op.masked
     wanted = dict(zip(names(said), mask, strict=True))
     return tuple(
         wanted.get(gradient.name, False) and (has_weight or gradient.name != "grad_weight")
-        for gradient in (op.masked if has_bias else op.atens_masked)
+        for gradient in (op.gradients if has_bias else op.masked)
     )
 
 

@@ -167,8 +167,7 @@ class Op:
     Attributes:
         name: Of the Python function, and of the modules' public function.
         centres: Whether the mean of each row is subtracted.
-        atens_bias: Whether ATen's op has a bias. Then a spec has one unless it says otherwise, and
-            ``grad_bias`` needs none.
+        atens_bias: Whether ATen's op has a bias. Then ``grad_bias`` is there without one, too.
         rows: The operands that callers give, then those that are written, in ATen's order.
         scratch: The operands that its kernels pass to each other.
         from_output: Whether it is a backward that takes the forward's output and not its input.
@@ -203,14 +202,13 @@ class Op:
 
     @functools.cached_property
     def masked(self) -> tuple[Operand, ...]:
-        """The results that a caller's mask chooses among, if there is a bias."""
-        masks = (When.ASKED_FOR, When.ASKED_FOR_WITH_BIAS)
-        return tuple(row for row in self.results if row.when in masks)
+        """The gradients that a caller's mask chooses among without a bias: those of ATen's op."""
+        return tuple(row for row in self.results if row.when is When.ASKED_FOR)
 
     @functools.cached_property
-    def atens_masked(self) -> tuple[Operand, ...]:
-        """The results that a caller's mask chooses among without a bias: those of ATen's op."""
-        return tuple(row for row in self.masked if row.when is When.ASKED_FOR)
+    def gradients(self) -> tuple[Operand, ...]:
+        """The gradients that a caller's mask chooses among with a bias."""
+        return self.results if self.is_backward else ()
 
     @functools.cached_property
     def statistics(self) -> tuple[Operand, ...]:
@@ -223,9 +221,14 @@ class Op:
         return GIVEN_OUTPUT if self.from_output else INPUT
 
     @functools.cached_property
+    def usual_bias(self) -> bool:
+        """Whether a spec has a bias whose values count, unless it says otherwise."""
+        return self.reads_bias and self.atens_bias
+
+    @functools.cached_property
     def takes_bias(self) -> bool:
         """Whether there may be a bias that a spec has to know of."""
-        return self.reads_bias or self.masked != self.atens_masked
+        return self.reads_bias or self.gradients != self.masked
 
     @functools.cached_property
     def reads_bias(self) -> bool:

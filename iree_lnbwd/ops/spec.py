@@ -209,7 +209,7 @@ class NormSpec:
 
     def _checked_bias(self) -> bool:
         if self.has_bias is None:
-            return self._has_usual_bias
+            return self.family.usual_bias
         if not isinstance(self.has_bias, bool):
             raise TypeError(f"has_bias: expected a bool or None, got {shown(self.has_bias)}")
         if self.has_bias and not self.family.takes_bias:
@@ -222,13 +222,9 @@ class NormSpec:
             raise ValueError(f"{field}: expected {without} without a weight, got {shown(value)}")
 
     @property
-    def _has_usual_bias(self) -> bool:
-        return self.family.reads_bias and self.family.atens_bias
-
-    @property
     def masked(self) -> tuple[Operand, ...]:
         """The gradients that ``output_mask`` chooses among."""
-        return self.family.masked if self.has_bias else self.family.atens_masked
+        return self.family.gradients if self.has_bias else self.family.masked
 
     @property
     def family(self) -> Op:
@@ -347,7 +343,7 @@ class NormSpec:
             parts.append(f"b{self.bias_dtype}")
         if not self.has_weight:
             parts.append("noweight")
-        if self.has_bias != self._has_usual_bias:
+        if self.has_bias != self.family.usual_bias:
             parts.append("bias" if self.has_bias else "nobias")
         if self.from_output:
             parts.append("fromoutput")
@@ -439,7 +435,7 @@ def check_output_mask(mask: object, op: Op, *, has_bias: bool) -> tuple[bool, ..
         op: Has the gradients.
         has_bias: Whether there is a bias.
     """
-    count = len(op.masked if has_bias else op.atens_masked)
+    count = len(op.gradients if has_bias else op.masked)
     if mask is None:
         return (True,) * count
     if (
@@ -447,7 +443,7 @@ def check_output_mask(mask: object, op: Op, *, has_bias: bool) -> tuple[bool, ..
         or len(mask) != count
         or not all(isinstance(asked, _BOOLS) for asked in mask)
     ):
-        hint = "" if op.masked == op.atens_masked else "; grad_bias is one of them with a bias alone"
+        hint = "" if op.gradients == op.masked else "; grad_bias is one of them with a bias alone"
         raise ValueError(
             f"output_mask: expected {counted(count, 'bool')}, got {shown(mask)}{hint}"
         )

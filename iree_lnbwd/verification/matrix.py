@@ -208,7 +208,7 @@ def _from_output_specs(op: Op) -> Iterator[NormSpec]:
         yield of((width,), "bf16", residual_dtype="f32", weight_offset=1.0)
         for gradient in op.masked:
             yield of((width,), "bf16", output_mask=tuple(other is gradient for other in op.masked))
-        if op.reads_bias:
+        if op.usual_bias:
             yield of((width,), "f32", has_bias=False)
             yield of((width,), "bf16", bias_dtype="f32")
     yield of((769,), "f32", grad_output_dtype="bf16", weight_dtype="bf16")

@@ -52,6 +52,8 @@ def variants(op: str) -> Iterator[NormSpec]:
     if op == "layer_norm":
         yield spec_of(op, 65, "bf16", has_bias=False)
         yield spec_of(op, 65, "f16", bias_dtype="f32")
+    if not OPS[op].atens_bias:
+        yield spec_of(op, 65, "f16", bias_dtype="f32", has_bias=True)
 
 
 VARIANTS = [spec for op in OPS for spec in variants(op)]
@@ -348,17 +350,17 @@ def test_a_backward_of_a_forward_is_its_derivative(op: Op) -> None:
     rng = random_generator()
     forward = getattr(lnbwd, op.name.removesuffix("_backward"))
     x, residual, dy, dpast = rng.standard_normal((4, 3, 16))
-    weight = rng.standard_normal(16)
-    out = forward(x, 16, weight, residual=residual, weight_offset=1.0)
+    weight, bias = rng.standard_normal((2, 16))
+    out = forward(x, 16, weight, bias=bias, residual=residual, weight_offset=1.0)
     statistics = {name: getattr(out, name) for name in names(op.statistics)}
     backward = getattr(lnbwd, op.name)
     grads = backward(
-        dy, out.residual_output, 16, weight=weight, grad_residual=dpast, weight_offset=1.0,
-        **statistics,
+        dy, out.residual_output, 16, weight=weight, bias=bias, grad_residual=dpast,
+        weight_offset=1.0, **statistics,
     )  # fmt: skip
 
-    def loss(x: Any, weight: Any) -> float:
-        out = forward(x, 16, weight, residual=residual, weight_offset=1.0)
+    def loss(x: Any, weight: Any, bias: Any = bias) -> float:
+        out = forward(x, 16, weight, bias=bias, residual=residual, weight_offset=1.0)
         return float((out.output * dy).sum() + (out.residual_output * dpast).sum())
 
     step = 1e-6
@@ -371,3 +373,5 @@ def test_a_backward_of_a_forward_is_its_derivative(op: Op) -> None:
         column[at[1]] = step
         slope = (loss(x, weight + column) - loss(x, weight - column)) / (2 * step)
         assert abs(slope - grads.grad_weight[at[1]]) < 1e-7 * (1 + abs(slope))
+        slope = (loss(x, weight, bias + column) - loss(x, weight, bias - column)) / (2 * step)
+        assert abs(slope - grads.grad_bias[at[1]]) < 1e-7 * (1 + abs(slope))

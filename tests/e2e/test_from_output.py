@@ -242,7 +242,6 @@ def test_modules_name_what_they_do_not_take(op: str, tmp_path: Path) -> None:
     [
         ({"op": "rms_norm", "eps": 1e-5}, "from_output: expected False for rms_norm, got True"),
         ({"eps": 1e-5}, "eps: expected None with from_output, .*, got 1e-05"),
-        ({"op": "rms_norm_backward", "has_bias": True}, "has_bias: expected False or None"),
     ],
 )
 def test_specs_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
@@ -291,7 +290,10 @@ def test_the_type_of_a_bias_counts_where_it_is_read_or_its_gradient_is_asked_for
     assert spec_of(op, 8, has_bias=False, **no_gradient).bias_dtype is None
     assert spec_of(op, 8, has_bias=False, bias_dtype="bf16").bias_dtype == "bf16"
     assert spec_of(op, 8).has_bias is True
-    assert spec_of("rms_norm_backward", 8).has_bias is False
+    op = "rms_norm_backward"
+    assert spec_of(op, 8).has_bias is False
+    assert spec_of(op, 8, has_bias=True, **no_gradient).bias_dtype == "bf16"
+    assert spec_of(op, 8, bias_dtype="bf16").bias_dtype is None
     assert DTYPES[spec_of(op, 8, "f64").acc_dtype].numpy == np.float64
 
 

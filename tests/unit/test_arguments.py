@@ -236,6 +236,7 @@ def test_all_that_is_given_is_in_the_spec(op: Op) -> None:
         op=op.name,
         from_output=op.from_output,
         residual_dtype="f32",
+        has_bias=op.takes_bias,
         grad_outputs=MOST_GRAD_OUTPUTS if op.is_backward else 1,
         weight_offset=0.5,
         eps=None if op.is_backward else 0.25,
@@ -260,7 +261,9 @@ def test_each_part_may_be_missing(op: Op) -> None:
         if name == "weight":
             changed: dict[str, Any] = {"has_weight": False}
         elif name == "bias":
-            changed = {"has_bias": False} if spec.family.reads_bias else {}
+            changed = {"has_bias": False} if spec.family.takes_bias else {}
+            if op.masked != op.gradients:
+                changed["output_mask"] = ()
         else:
             changed = {"residual_dtype": None}
         assert spec == replace(plain, **changed), name
@@ -300,20 +303,22 @@ def test_eps_that_is_not_given(op: Op) -> None:
 
 @every_op
 def test_masks(op: Op) -> None:
-    """Each gradient alone; a weight that is not there has none."""
+    """Each gradient alone; a weight that is not there has none, nor has an RMS norm's bias."""
     if not op.masked:
         return
-    for place, gradient in enumerate(op.masked):
-        mask = tuple(number == place for number in range(len(op.masked)))
-        spec = spec_of(bound_to(op, output_mask=mask))
-        assert spec.output_mask == mask
-        assert [result.name for result in spec.results] == [gradient.name]
-    without = bound_to(op, "weight")
-    assert [result.name for result in spec_of(without).results] == [
-        gradient.name for gradient in op.masked if gradient.name != "grad_weight"
-    ]
-    with pytest.raises(ValueError, match=r"^output_mask: "):
-        bound_to(op, output_mask=(True,) * (len(op.masked) + 1))
+    for gradients, absent in ((op.gradients, ()), (op.masked, ("bias",))):
+        for place, gradient in enumerate(gradients):
+            mask = tuple(number == place for number in range(len(gradients)))
+            spec = spec_of(bound_to(op, *absent, output_mask=mask))
+            assert spec.output_mask in (mask, mask[: len(op.masked)])
+            assert [result.name for result in spec.results] == [gradient.name]
+        without = bound_to(op, "weight", *absent)
+        assert [result.name for result in spec_of(without).results] == [
+            gradient.name for gradient in gradients if gradient.name != "grad_weight"
+        ]
+        for wrong in (len(gradients) - 1, len(gradients) + 1):
+            with pytest.raises(ValueError, match=rf"^output_mask: expected {len(gradients)} bools"):
+                bound_to(op, *absent, output_mask=(True,) * wrong)
 
 
 @pytest.mark.parametrize("gradient", [True, False])

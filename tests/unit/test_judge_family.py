@@ -94,7 +94,9 @@ def test_each_backward_is_the_derivative_of_its_forward(
             return reference.layer_norm(
                 x, dims, gamma, beta, EPS, residual=residual, weight_offset=offset
             )
-        return reference.rms_norm(x, dims, gamma, EPS, residual=residual, weight_offset=offset)
+        return reference.rms_norm(
+            x, dims, gamma, EPS, bias=beta, residual=residual, weight_offset=offset
+        )
 
     def loss(**moved: F64) -> float:
         result = forward(**moved)
@@ -115,16 +117,15 @@ def test_each_backward_is_the_derivative_of_its_forward(
         )
         if centres
         else reference.rms_norm_backward(
-            dy, normalized, dims, rstd, gamma,
+            dy, normalized, dims, rstd, gamma, bias=beta,
             eps=EPS, grad_residual=grad_residual, output=output, weight_offset=offset,
         )
     )._asdict()  # fmt: skip
     expected = {
         "grad_input": central_differences(lambda at: loss(x=at), x),
         "grad_weight": central_differences(lambda at: loss(gamma=at), gamma),
+        "grad_bias": central_differences(lambda at: loss(beta=at), beta),
     }
-    if centres:
-        expected["grad_bias"] = central_differences(lambda at: loss(beta=at), beta)
     assert gradients.keys() == expected.keys()
     for name, want in expected.items():
         np.testing.assert_allclose(gradients[name], want, rtol=1e-6, atol=1e-7, err_msg=name)
@@ -199,6 +200,8 @@ def small_specs() -> Iterator[NormSpec]:
         yield replace(plain, weight_offset=0.1)
         if op == LAYER_NORM:
             yield replace(plain, has_bias=False)
+        elif not op.atens_bias:
+            yield replace(plain, has_bias=True, output_mask=())
         if op.is_backward:
             yield replace(plain, eps=EPS)
             yield replace(plain, dtype="bf16", residual_dtype="f32", weight_offset=1.0)
@@ -208,8 +211,7 @@ def small_specs() -> Iterator[NormSpec]:
             yield replace(output, has_weight=False)
             yield replace(output, dtype="bf16", weight_dtype="f32", weight_offset=1.0)
             yield replace(output, dtype="f64", residual_dtype="f64")
-            if FROM_OUTPUT[op.name].reads_bias:
-                yield replace(output, has_bias=False)
+            yield replace(output, has_bias=not FROM_OUTPUT[op.name].usual_bias, output_mask=())
 
 
 def small_weights(call: BoundCall, rng: np.random.Generator) -> BoundCall:
@@ -322,7 +324,11 @@ RIGHT = {
     "rstd first": Way(rstd_first=True),
     "as on GPUs": Way(fused=True, rstd_first=True, by_reciprocal=True),
 }
-NARROW = [spec for spec in (*matrix.specs(), *matrix.several_gradients()) if spec.columns <= 4096]
+NARROW = [
+    spec
+    for spec in (*matrix.specs(), *matrix.several_gradients(), *matrix.biased_rms_norms())
+    if spec.columns <= 4096
+]
 WIDE = [
     NormSpec((16384,), dtype, op=op.name, eps=EPS)
     for op in OPS.values()
@@ -499,14 +505,19 @@ for op in BACKWARDS:
         late = Way(late_grad_residual=True)
         MISTAKES.append((op, both, late, opposite_gradients, {"grad_input"}))
     for dtype in ("f32", "f16"):
-        all_of_them = {row.name for row in OPS[op].results}
+        all_of_them = {row.name for row in OPS[op].masked}
         MISTAKES.append((op, {"dtype": dtype}, Way(half_sums=True), as_it_is, all_of_them))
 MISTAKES += [
-    ("layer_norm", {}, Way(no_bias=True), as_it_is, {"output"}),
     *(
-        ("layer_norm_backward", {"from_output": True}, way, as_it_is, ROWS_AND_WEIGHT)
+        (op, {"has_bias": True}, Way(no_bias=True), as_it_is, {"output"})
+        for op in ("layer_norm", "rms_norm")
+    ),
+    *(
+        (op, {"from_output": True, "has_bias": True}, way, as_it_is, ROWS_AND_WEIGHT)
+        for op in BACKWARDS
         for way in (Way(no_bias=True), Way(late_bias=True))
     ),
+    ("rms_norm_backward", {"has_bias": True}, Way(half_sums=True), as_it_is, {*ROWS_AND_WEIGHT, "grad_bias"}),
     ("layer_norm", {}, Way(expanded=True), far_from_zero, SCALED),
     ("layer_norm_backward", {"eps": EPS}, Way(expanded=True), far_from_zero, ROWS_AND_WEIGHT),
     ("rms_norm_backward", {"eps": EPS}, Way(centring=True), as_it_is, ROWS_AND_WEIGHT),
@@ -673,7 +684,8 @@ def test_the_matrix_begins_with_the_specs_of_old() -> None:
     ids=lambda op: op.name + "_from_output" * op.from_output,
 )
 def test_the_matrix_has_every_option_of_every_op(op: Op) -> None:
-    specs = [spec for spec in matrix.specs() if spec.family == op]
+    all_of_them = (*matrix.specs(), *matrix.biased_rms_norms())
+    specs = [spec for spec in all_of_them if spec.family == op]
     assert {spec.dtype for spec in specs} == set(DTYPES)
     for operand in op.rows:
         if operand.when not in (When.NEVER, When.SO_MANY_GIVEN):

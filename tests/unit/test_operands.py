@@ -23,6 +23,7 @@ from iree_lnbwd.ops.operands import (
     OPS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
+    SUM_H,
     Access,
     Element,
     Op,
@@ -40,6 +41,7 @@ FULL = {
         (8,),
         op=op.name,
         residual_dtype="f32",
+        has_bias=op.usual_bias or not op.atens_bias,
         grad_outputs=MOST_GRAD_OUTPUTS if op.is_backward else 1,
         eps=None if op.is_backward else 1e-5,
     )
@@ -67,11 +69,12 @@ def test_arguments_are_what_callers_give(op: Op) -> None:
         arguments = names(op.arguments)
         taken = [name for name in arguments if name in by_place]
         assert [name for name in by_place if name in arguments] == taken
-        added = "grad_residual" if op.is_backward else "residual"
+        added = {"grad_residual" if op.is_backward else "residual"}
+        added |= set() if op.atens_bias else {"bias"}
         others = (
             {*arguments} - {*taken} - {*names(MORE_GRAD_OUTPUTS)}
         )  # beside the first, in a list
-        assert {name for name in by_name if name in arguments} == {added} == others
+        assert {name for name in by_name if name in arguments} == added == others
     assert getattr(runtime, CLASSES[op.name].__name__) is CLASSES[op.name]
 
 
@@ -82,7 +85,8 @@ def test_cpp_knows_every_word_of_the_table() -> None:
     for op in (*OPS.values(), *FROM_OUTPUT.values()):
         for row in (*op.arguments, *op.results):
             assert {row.kind.value, row.element.value} <= words, row.name
-    assert {Access.READ.name, When.ASKED_FOR.name, When.RESIDUAL_GIVEN.name} <= words
+    counted = (When.ASKED_FOR, When.ASKED_FOR_WITH_BIAS, When.RESIDUAL_GIVEN)
+    assert {Access.READ.name, *(when.name for when in counted)} <= words
 
 
 def test_the_first_ops_of_cpp_are_those_of_the_table() -> None:
@@ -120,15 +124,29 @@ def test_each_element_type_of_a_spec_is_its_own() -> None:
             {"output_mask": (False, True, False)},
             {"grad_input", "grad_bias", "grad_residual"},
         ),
-        (RMS_NORM_BACKWARD, {"residual_dtype": "f32"}, set()),
-        (RMS_NORM_BACKWARD, {"eps": 1e-6}, {"rstd", "grad_residual"}),
-        (RMS_NORM_BACKWARD, {"grad_outputs": 3}, {"grad_residual"}),
-        (RMS_NORM_BACKWARD, {"output_mask": (True, False)}, {"grad_weight", "grad_residual"}),
+        (RMS_NORM_BACKWARD, {"residual_dtype": "f32", "has_bias": True}, set()),
+        (RMS_NORM_BACKWARD, {"eps": 1e-6}, {"rstd", "grad_residual", "grad_bias"}),
+        (RMS_NORM_BACKWARD, {"grad_outputs": 3, "has_bias": True}, {"grad_residual"}),
+        (
+            RMS_NORM_BACKWARD,
+            {"output_mask": (True, False)},
+            {"grad_weight", "grad_residual", "grad_bias"},
+        ),
+        (
+            RMS_NORM_BACKWARD,
+            {"output_mask": (False, False, True), "has_bias": True},
+            {"grad_input", "grad_weight", "grad_residual"},
+        ),
         (LAYER_NORM, {"eps": 1e-5, "residual_dtype": "f32"}, set()),
         (LAYER_NORM, {"eps": 1e-5}, {"residual", "residual_output"}),
         (LAYER_NORM, {"eps": 1e-5, "has_bias": False}, {"bias", "residual", "residual_output"}),
-        (RMS_NORM, {"eps": 1e-6, "residual_dtype": "f32"}, set()),
-        (RMS_NORM, {"eps": 1e-6, "has_weight": False}, {"weight", "residual", "residual_output"}),
+        (RMS_NORM, {"eps": 1e-6, "residual_dtype": "f32"}, {"bias"}),
+        (RMS_NORM, {"eps": 1e-6, "residual_dtype": "f32", "has_bias": True}, set()),
+        (
+            RMS_NORM,
+            {"eps": 1e-6, "has_weight": False},
+            {"weight", "bias", "residual", "residual_output"},
+        ),
     ],
 )
 def test_a_spec_says_which_are_there(op: Op, changes: dict[str, object], missing: set[str]) -> None:
@@ -141,7 +159,7 @@ def test_a_spec_says_which_are_there(op: Op, changes: dict[str, object], missing
 def test_every_row_of_a_table_is_read_or_written_or_counts_by_its_type() -> None:
     for op in OPS.values():
         others = [row for row in op.rows if row not in (*op.inputs, *op.results)]
-        assert others == ([BIAS] if op is LAYER_NORM_BACKWARD else [])
+        assert others == ([BIAS] if op.is_backward else [])
         assert len(set(names(op.rows))) == len(op.rows)
         there = [argument.name for argument in FULL[op.name].arguments]
         assert there == [*names(op.inputs), *names(op.results)]
@@ -164,8 +182,9 @@ def test_a_backward_takes_the_statistics_that_its_forward_saves() -> None:
 def test_a_kernels_operand_is_found_by_its_name(op: Op) -> None:
     for row in (*op.rows, *op.scratch):
         assert op.named(row.name) is row
-        assert op.knows(row.name)
-    assert op.knows("partial_dbeta") == (op is LAYER_NORM_BACKWARD)
+        assert op.find(row.name) is row
+    assert (op.find("partial_dbeta") is not None) == op.is_backward
+    assert op.find("sum_h") is (SUM_H if op is LAYER_NORM_BACKWARD else None)
 
 
 @every_op

@@ -69,7 +69,7 @@ def hard(rng: np.random.Generator, op: str, dtype: str) -> tuple[BoundCall, Arra
     weight[rng.random(columns) < 0.1] = 0.0
     call = matrix.random_call(spec, rows, rng)
     call = on_values(call, weight=(weight - offset).astype(DTYPES[wide].numpy))
-    if not FROM_OUTPUT[op].reads_bias:
+    if not (FROM_OUTPUT[op].usual_bias or rng.integers(2)):
         return call, None
     bias = rng.standard_normal(columns) * 10 ** rng.uniform(-3, 3, columns)
     return call, bias.astype(DTYPES[wide].numpy)
@@ -113,7 +113,7 @@ def test_the_bound_is_reached(op: str) -> None:
     rng = random_generator()
     spec = NormSpec((512,), "bf16", op=op, weight_dtype="f32")
     call = matrix.random_call(spec, 1, rng)
-    bias = rng.standard_normal(512).astype(np.float32) if FROM_OUTPUT[op].reads_bias else None
+    bias = rng.standard_normal(512).astype(np.float32) if FROM_OUTPUT[op].usual_bias else None
     other, _ = from_output(call, bias)
     stored = other.arrays["output"].astype(np.float64)
     bound = gradients_difference(call, rounding_of(stored, DTYPES["bf16"]))
@@ -143,7 +143,7 @@ def test_zero_weights_give_zero_gradients_of_them_where_the_bias_is_exact(op: st
     rng = random_generator()
     call = matrix.random_call(NormSpec((32,), "bf16", op=op), 9, rng)
     call = on_values(call, weight=np.zeros_like(call.arrays["weight"]))
-    reads_bias = FROM_OUTPUT[op].reads_bias
+    reads_bias = FROM_OUTPUT[op].usual_bias
     bias = rng.standard_normal(32).astype(call.arrays["weight"].dtype) if reads_bias else None
     other, off = from_output(call, bias)
     assert not off.any()

@@ -37,7 +37,14 @@ def fields_of(op: Op, dtype: str) -> st.SearchStrategy[dict[str, Any]]:
     types = [None, *(t for t in DTYPES if DTYPES[t].accumulator == DTYPES[dtype].accumulator)]
     eps = (0.0, 1.0, 1e-5, 1e-12, 11.0)
     shapes = st.lists(st.sampled_from((1, 2, 11, 12, 112)), min_size=1, max_size=3)
-    masks = st.tuples(*(st.booleans() for _ in op.masked))
+    masks = st.tuples(*(st.booleans() for _ in op.gradients))
+    biases = (None, False, True) if op.takes_bias else (None, False)
+
+    def with_its_mask(fields: dict[str, Any]) -> dict[str, Any]:
+        return fields if fields["has_bias"] else fields | {
+            "output_mask": fields["output_mask"][: len(op.masked)]
+        }
+
     return st.fixed_dictionaries(
         {
             "normalized_shape": shapes,
@@ -50,11 +57,11 @@ def fields_of(op: Op, dtype: str) -> st.SearchStrategy[dict[str, Any]]:
             "rows": st.sampled_from((None, 1, 2, 11)),
             "eps": st.sampled_from((None, *eps) if op.is_backward else eps),
             "op": st.just(op.name),
-            "has_bias": st.sampled_from((None, False, True) if op is LAYER_NORM else (None, False)),
+            "has_bias": st.sampled_from(biases),
             "residual_dtype": st.sampled_from(types),
             "weight_offset": st.sampled_from((0.0, 1.0, -1.0, 1e-5)),
         }
-    )
+    ).map(with_its_mask)
 
 
 specs = (
@@ -99,6 +106,15 @@ specs = (
         (
             RMS_BACKWARD_FIELDS | {"has_weight": False},
             RMS_BACKWARD_FIELDS | {"has_weight": False, "output_mask": (True, False)},
+        ),
+        (
+            RMS_BACKWARD_FIELDS
+            | {"has_bias": True, "output_mask": (False, True, False), "bias_dtype": "f16"},
+            RMS_BACKWARD_FIELDS | {"output_mask": (False, True)},
+        ),
+        (
+            RMS_BACKWARD_FIELDS | {"has_bias": True},
+            RMS_BACKWARD_FIELDS | {"has_bias": True, "output_mask": (True, True, True)},
         ),
     ],
 )
@@ -178,6 +194,13 @@ def test_names_of_the_familys_options_are_different() -> None:
         (LAYER_NORM_FIELDS | {"has_bias": False}, "layer_norm_n8_f32_nobias_eps1e-05"),
         (RMS_NORM_FIELDS | {"has_weight": False}, "rms_norm_n8_f32_noweight_eps1e-06"),
         (RMS_BACKWARD_FIELDS | {"output_mask": (True, False)}, "rms_norm_backward_n8_f32_mask10"),
+        (RMS_NORM_FIELDS | {"has_bias": True}, "rms_norm_n8_f32_bias_eps1e-06"),
+        (RMS_BACKWARD_FIELDS | {"has_bias": True}, "rms_norm_backward_n8_f32_bias"),
+        (
+            RMS_BACKWARD_FIELDS
+            | {"has_bias": True, "bias_dtype": "f16", "output_mask": (True, False, True)},
+            "rms_norm_backward_n8_f32_bf16_bias_mask101",
+        ),
     ],
 )
 def test_names_say_what_is_not_usual(fields: dict[str, Any], name: str) -> None:
@@ -368,9 +391,9 @@ def test_fixed_rows_show_in_the_types() -> None:
         ),
         ({"has_bias": True}, ValueError, "has_bias: expected .* for layer_norm_backward, got True"),
         (
-            RMS_NORM_FIELDS | {"has_bias": True},
+            RMS_BACKWARD_FIELDS | {"has_bias": True, "output_mask": (True, True)},
             ValueError,
-            "has_bias: expected False or None for rms_norm, got True",
+            r"output_mask: expected 3 bools, got \(True, True\); grad_bias is one .* with a bias",
         ),
         ({"residual_dtype": "i8"}, ValueError, "residual_dtype: expected one of .*got 'i8'"),
         ({"residual_dtype": True}, ValueError, "residual_dtype: expected one of .*got True"),
