@@ -35,6 +35,7 @@ struct Operand {
   enum class Element { dy, x, acc, gamma, beta, residual } element;
   bool is_read;         // by kernels; of the others only the element type counts
   bool is_masked;       // a mask chooses it
+  bool needs_bias;      // it is there where a bias is
   bool needs_residual;  // it is there where a residual is
 };
 

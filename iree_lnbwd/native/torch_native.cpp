@@ -64,7 +64,8 @@ Operand operand_of(const std::string& row) {
                                     {"beta", Element::beta},
                                     {"residual", Element::residual}}),
           access == "READ",
-          when == "ASKED_FOR",
+          when == "ASKED_FOR" || when == "ASKED_FOR_WITH_BIAS",
+          when == "ASKED_FOR_WITH_BIAS",
           when == "RESIDUAL_GIVEN"};
 }
 
@@ -453,7 +454,6 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       TORCH_CHECK(!memory_efficient,
                   "memory_efficient: expected a backward that is not differentiated itself, got "
                   "create_graph=True; the input was not saved");
-      while (mask.size() < iree_lnbwd::kMostMasked) mask.push_back(false);
       Stack stack = {norm.mean >= 0,     dy,   value_of(dresidual), saved[0], value_of(saved[3]),
                      value_of(saved[4]), dims, eps,  weight_offset,       mask};
       norm.differentiable.call(&stack);

@@ -116,7 +116,8 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
   for (const Operand& result : op.results) {
     if (!result.is_masked) continue;
     const bool has_gradient =
-        result.element != Operand::Element::gamma || given[op.weight] != nullptr;
+        (result.element != Operand::Element::gamma || given[op.weight] != nullptr) &&
+        (!result.needs_bias || given[op.bias] != nullptr);
     kind.mask[masked] = options.mask[masked] && has_gradient;
     ++masked;
   }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from iree_lnbwd.ops.arguments import NormOutput, Results, results_of
+from iree_lnbwd.ops.arguments import NormOutput, Results, asked_of, results_of
 from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.torch import supported
@@ -95,13 +95,14 @@ def normalized(
     sums = supported.wide(input.dtype)
     x = input.to(sums)
     gamma = None if weight is None else weight.to(sums) + weight_offset
+    beta = None if bias is None else bias.to(sums)
     if op.centres:
-        beta = None if bias is None else bias.to(sums)
         return torch.native_layer_norm(x, normalized_shape, gamma, beta, eps)  # type: ignore[no-any-return]
     dims = tuple(range(-len(normalized_shape), 0))
     added = torch.finfo(sums).eps if eps is None else eps
     rstd = torch.rsqrt(x.square().mean(dims, keepdim=True) + added)
-    return x * rstd if gamma is None else x * rstd * gamma, None, rstd
+    y = x * rstd if gamma is None else x * rstd * gamma
+    return y if beta is None else y + beta, None, rstd
 
 
 def gradients(
@@ -147,12 +148,13 @@ def gradients(
     of_weight = data.dtype if weight is None else weight.dtype
     computed = {
         "grad_input": (dx, data.dtype),
-        "grad_weight": None if weight is None else (summed(dy * xhat), of_weight),
+        "grad_weight": (summed(dy * xhat), of_weight),
         "grad_bias": (summed(dy), given["bias"].dtype if "bias" in given else of_weight),
     }
-    asked = (r.name for r, wanted in zip(op.masked, output_mask, strict=True) if wanted)
-    found = {name: result for name in asked if (result := computed[name]) is not None}
-    return results_of(op, {name: wide.to(dtype) for name, (wide, dtype) in found.items()})
+    there = {"has_weight": weight is not None, "has_bias": "bias" in given}
+    asked = zip(names(op.gradients), asked_of(op, output_mask, **there), strict=False)
+    found = (name for name, wanted in asked if wanted)
+    return results_of(op, {name: computed[name][0].to(computed[name][1]) for name in found})
 
 
 def _gradient_of_output(given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

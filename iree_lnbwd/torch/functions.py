@@ -78,12 +78,13 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
+    bias: Tensor | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> Tensor:
     """Divides by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
-    Both directions are this package's. The output is rounded once, after the weight. Compilation,
+    Both directions are this package's. The output is rounded once, after the weight and the bias. Compilation,
     ``create_graph=True`` and ``torch.func``: as `layer_norm`.
 
     Args:
@@ -92,6 +93,7 @@ def rms_norm(
         weight: As `layer_norm`.
         eps: Added to the mean of the squares; None means the machine epsilon of f32, or of f64 for
             f64 tensors, as PyTorch has it.
+        bias: As ``weight``; None means none. PyTorch's own has none.
         memory_efficient: As `layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
 
@@ -103,7 +105,7 @@ def rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     _check_flag("memory_efficient", memory_efficient)
-    tensors = {"input": input, "weight": weight}
+    tensors = {"input": input, "weight": weight, "bias": bias}
     options = (eps, weight_offset, memory_efficient)
     return _call(torch.ops.iree_lnbwd.rms_norm, tensors, normalized_shape, *options)[0]
 
@@ -162,6 +164,7 @@ def add_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
+    bias: Tensor | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
@@ -173,6 +176,7 @@ def add_rms_norm(
         normalized_shape: The trailing dimensions to normalize.
         weight: As `layer_norm`.
         eps: As `rms_norm`.
+        bias: As `rms_norm`.
         memory_efficient: As `add_layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
 
@@ -183,7 +187,7 @@ def add_rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     _check_sum(input, residual, memory_efficient)
-    tensors = {"input": input, "residual": residual, "weight": weight}
+    tensors = {"input": input, "residual": residual, "weight": weight, "bias": bias}
     options = (eps, weight_offset, memory_efficient)
     found = _call(torch.ops.iree_lnbwd.add_rms_norm, tensors, normalized_shape, *options)
     return found[0], found[-1]

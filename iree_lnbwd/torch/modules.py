@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.spec import check_number
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -26,10 +27,12 @@ class _WithOptions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As PyTorch's norms: what the weight and its offset add up to, is one."""
+        """As PyTorch's norms: what the weight and its offset add up to, is one; a bias is zero."""
         super().reset_parameters()
         if self.weight is not None:
             nn.init.constant_(self.weight, 1 - self.weight_offset)
+        if isinstance(bias := getattr(self, "bias", None), Tensor):
+            nn.init.zeros_(bias)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What ``torch.jit.script`` asks for first."""
@@ -124,11 +127,8 @@ class AddLayerNorm(_WithOptions, nn.LayerNorm):
         )
 
 
-class RMSNorm(_WithOptions, nn.RMSNorm):
-    """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
-
-    ``memory_efficient`` and ``weight_offset`` are those of `rms_norm`.
-    """
+class _RMSNorm(_WithOptions, nn.RMSNorm):
+    """``torch.nn.RMSNorm``, which has no bias, with one."""
 
     def __init__(
         self,
@@ -138,11 +138,29 @@ class RMSNorm(_WithOptions, nn.RMSNorm):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
+        bias: bool = False,
         memory_efficient: bool = False,
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        if bias and not elementwise_affine:
+            raise ValueError(
+                f"bias: expected False without elementwise_affine, got {shown(bias)}"
+            )
+        self.bias = nn.Parameter(torch.empty_like(self.weight)) if bias else None
         self._set_options(memory_efficient, weight_offset)
+
+    def extra_repr(self) -> str:
+        """As PyTorch's, and whether there is a bias."""
+        return super().extra_repr() + ", bias=True" * (self.bias is not None)
+
+
+class RMSNorm(_RMSNorm):
+    """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
+
+    With ``bias=True`` it has a bias, too, as ``torch.nn.LayerNorm`` has. ``memory_efficient`` and
+    ``weight_offset`` are those of `rms_norm`.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
@@ -151,30 +169,17 @@ class RMSNorm(_WithOptions, nn.RMSNorm):
             self.normalized_shape,
             self.weight,
             self.eps,
+            bias=self.bias,
             memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
         )
 
 
-class AddRMSNorm(_WithOptions, nn.RMSNorm):
-    """`add_rms_norm` with the parameters, arguments and state_dict of ``torch.nn.RMSNorm``.
+class AddRMSNorm(_RMSNorm):
+    """`add_rms_norm` with the parameters, arguments and state_dict of `RMSNorm`.
 
     ``memory_efficient`` and ``weight_offset`` are those of `add_rms_norm`.
     """
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float | None = None,
-        elementwise_affine: bool = True,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        memory_efficient: bool = False,
-        weight_offset: float = 0.0,
-    ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-        self._set_options(memory_efficient, weight_offset)
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Two of [..., *normalized_shape] to the normalized sum and the sum."""
@@ -184,6 +189,7 @@ class AddRMSNorm(_WithOptions, nn.RMSNorm):
             self.normalized_shape,
             self.weight,
             self.eps,
+            bias=self.bias,
             memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,12 @@ from iree_lnbwd.ops.operands import (
 )
 
 NAMESPACE = "iree_lnbwd"
+Given = TypeVar("Given")  # a tensor, or what stands for one
+
+
+def in_order(op: Op, **given: Given | None) -> tuple[Given | None, ...]:
+    """The arguments of an op in the order of its table, and None for those that are not given."""
+    return tuple(map(given.get, names(op.arguments)))
 
 
 def operator(name: str) -> Any:
@@ -53,7 +59,7 @@ class Gradients:
     @functools.cached_property
     def results(self) -> tuple[str, ...]:
         """The names of the tensors that it returns."""
-        return names(self.op.masked)
+        return names(self.op.gradients)
 
     @functools.cached_property
     def differentiated(self) -> tuple[str, ...]:
@@ -66,7 +72,7 @@ class Gradients:
         Args:
             suffix: Of another operator's name, which takes and returns the same.
         """
-        options = f"bool[{len(self.op.masked)}] output_mask, {_eps(self.op)}, float weight_offset"
+        options = f"bool[{len(self.op.gradients)}] output_mask, {_eps(self.op)}, float weight_offset"
         return _schema(self.name + suffix, self.op.arguments, options, self.results)
 
     @functools.cached_property

@@ -24,7 +24,6 @@ from iree_lnbwd.errors import ArtifactError, CompileError, DeviceError, one_line
 from iree_lnbwd.ops.operands import (
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
-    MORE_GRAD_OUTPUTS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
     Op,
@@ -32,7 +31,7 @@ from iree_lnbwd.ops.operands import (
 )
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.torch import supported, tensor_calls
-from iree_lnbwd.torch.operator_table import NAMESPACE
+from iree_lnbwd.torch.operator_table import NAMESPACE, in_order
 
 # ATen's names of the ops, as in torch_overrides.cpp.
 ATENS = {
@@ -198,7 +197,7 @@ def _compute(call: _Call) -> tuple[tuple[Tensor | None, ...], KnownCall | HostCa
         gradients, known = tensor_calls.known_backward(
             op, tensors, normalized_shape, output_mask, None, 0.0
         )
-        return tuple(gradients), known
+        return tuple(getattr(gradients, name) for name in _results(op)), known
     results, known = tensor_calls.known_forward(op, tensors, normalized_shape, eps, 0.0)
     return tuple(getattr(results, name) for name in _results(op)), known
 
@@ -220,17 +219,15 @@ def _layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> _Call:
-    return _Call(LAYER_NORM, (input, None, weight, bias), normalized_shape, (), eps)
+    tensors = in_order(LAYER_NORM, input=input, weight=weight, bias=bias)
+    return _Call(LAYER_NORM, tensors, normalized_shape, (), eps)
 
 
 def _rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> _Call:
-    return _Call(RMS_NORM, (input, None, weight), normalized_shape, (), eps)
-
-
-# No gradient of a residual, and no other gradients of the output: the last arguments of backwards.
-NOT_ATENS = (None,) * (1 + len(MORE_GRAD_OUTPUTS))
+    tensors = in_order(RMS_NORM, input=input, weight=weight)
+    return _Call(RMS_NORM, tensors, normalized_shape, (), eps)
 
 
 def _layer_norm_backward(
@@ -243,8 +240,15 @@ def _layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> _Call:
-    statistics = (_statistic(mean), _statistic(rstd))
-    tensors = (grad_output, input, *statistics, weight, bias, *NOT_ATENS)
+    tensors = in_order(
+        LAYER_NORM_BACKWARD,
+        grad_output=grad_output,
+        input=input,
+        mean=_statistic(mean),
+        rstd=_statistic(rstd),
+        weight=weight,
+        bias=bias,
+    )
     return _Call(LAYER_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
 
 
@@ -256,7 +260,13 @@ def _rms_norm_backward(
     weight: Tensor | None,
     output_mask: Sequence[bool],
 ) -> _Call:
-    tensors = (grad_output, input, _statistic(rstd), weight, *NOT_ATENS)
+    tensors = in_order(
+        RMS_NORM_BACKWARD,
+        grad_output=grad_output,
+        input=input,
+        rstd=_statistic(rstd),
+        weight=weight,
+    )
     return _Call(RMS_NORM_BACKWARD, tensors, normalized_shape, tuple(output_mask), None)
 
 

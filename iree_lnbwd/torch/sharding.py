@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from iree_lnbwd.ops.arguments import asked_of
 from iree_lnbwd.ops.operands import Kind, Op
 from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS
 
@@ -44,7 +45,7 @@ def _register_one(overload: Any, op: Op, results: Sequence[str]) -> None:
     from torch.distributed.tensor.experimental import register_sharding
 
     arguments = tuple(argument.name for argument in overload._schema.arguments)
-    kinds = {operand.name: operand.kind for operand in (*op.arguments, *op.results, *op.masked)}
+    kinds = {operand.name: operand.kind for operand in (*op.arguments, *op.results)}
 
     def shardings(*values: Any) -> list[tuple[_Placements, _Placements]]:
         """For one dimension of a mesh: the placements of the results and of the arguments."""
@@ -65,11 +66,11 @@ def _shardings(
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     replicated, partial = Replicate(), Partial()
-    mask = given.get("output_mask", (True,) * len(results))
-    returned = [
-        wanted and (name != "grad_weight" or given["weight"] is not None)
-        for name, wanted in zip(results, mask, strict=True)
-    ]
+    returned: Sequence[bool] = (True,) * len(results)
+    if op.is_backward:
+        there = {f"has_{name}": given[name] is not None for name in ("weight", "bias")}
+        asked = asked_of(op, given["output_mask"], **there)
+        returned = (*asked, *(False for _ in results[len(asked) :]))
 
     def placed(rows: Any, summed: Any) -> tuple[_Placements, _Placements]:
         """With the rows, and what is summed over them, placed so."""

@@ -15,7 +15,14 @@ from iree_lnbwd.calls.calling import HostCall
 from iree_lnbwd.errors import CompileError
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.arguments import NormOutput, Options, Results, check_options, results_of
+from iree_lnbwd.ops.arguments import (
+    NormOutput,
+    Options,
+    Results,
+    asked_of,
+    check_options,
+    results_of,
+)
 from iree_lnbwd.ops.operands import RESIDUAL_OUTPUT, Element, Kind, Op, Operand
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_module import KnownCall
@@ -104,7 +111,7 @@ def backward(
         op: The op.
         tensors: In the order of its table.
         normalized_shape: The trailing dimensions.
-        output_mask: Which gradients to compute.
+        output_mask: Which gradients to compute; that of a bias may be missing.
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
     """
@@ -134,7 +141,7 @@ def known_backward(
     if given[op.data.name].numel() == 0:  # an empty sum is zero
         zeros = fake_backward(op, tensors, normalized_shape, output_mask)
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
-    asked = tuple(_asked(op, given, output_mask))
+    asked = _asked(op, given, output_mask)
     options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
     return _call(tensors, options, modules)
 
@@ -162,7 +169,7 @@ def fake_backward(
     asked = _asked(op, given, output_mask)
     results = {
         result.name: _empty(result, given[op.data.name], given, normalized_shape)
-        for result, wanted in zip(op.masked, asked, strict=True)
+        for result, wanted in zip(op.gradients, asked, strict=False)
         if wanted
     }
     return results_of(op, results)
@@ -185,12 +192,11 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
         native.forget()
 
 
-def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> list[bool]:
-    """Which gradients to compute: without a weight there is no gradient of one."""
-    return [
-        wanted and (gradient.name != "grad_weight" or "weight" in given)
-        for gradient, wanted in zip(op.masked, output_mask, strict=True)
-    ]
+def _asked(
+    op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]
+) -> tuple[bool, ...]:
+    """Which gradients to compute: of what is not there, none."""
+    return asked_of(op, output_mask, has_weight="weight" in given, has_bias="bias" in given)
 
 
 def _empty(

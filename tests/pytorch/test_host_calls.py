@@ -129,17 +129,17 @@ def test_memory_that_begins_anywhere_is_used_where_it_lies(
     """Elements are aligned, rows need not be; what is strided goes to Python, which copies it."""
     operator = torch.ops.iree_lnbwd.rms_norm.default
     x = torch.randn(7, 33)
-    expected, _ = operator(x.clone(), None, [33], 1e-6, 0.0, False)
+    expected, _ = operator(x.clone(), None, None, [33], 1e-6, 0.0, False)
     room = torch.zeros(8 * 33)
     monkeypatch.setattr(calling, "call", reaches_python)
     for offset in (1, 2, 3, 5):
         there = room[offset : offset + x.numel()].view(7, 33).copy_(x)
-        assert torch.equal(operator(there, None, [33], 1e-6, 0.0, False)[0], expected)
+        assert torch.equal(operator(there, None, None, [33], 1e-6, 0.0, False)[0], expected)
     wide = torch.zeros(7, 66)[:, ::2].copy_(x)
     with pytest.raises(AssertionError, match="came to Python"):
-        operator(wide, None, [33], 1e-6, 0.0, False)
+        operator(wide, None, None, [33], 1e-6, 0.0, False)
     monkeypatch.undo()
-    assert torch.equal(operator(wide, None, [33], 1e-6, 0.0, False)[0], expected)
+    assert torch.equal(operator(wide, None, None, [33], 1e-6, 0.0, False)[0], expected)
 
 
 def libraries() -> int:
@@ -168,7 +168,7 @@ def test_500_modules_leave_nothing_behind() -> None:
     gc.collect()
     assert libraries() > before + 500
     operator = torch.ops.iree_lnbwd.rms_norm.default
-    ones = operator(torch.ones(500, 24), torch.ones(24), [24], 1e-6, 0.0, False)[0]
+    ones = operator(torch.ones(500, 24), torch.ones(24), None, [24], 1e-6, 0.0, False)[0]
     torch.testing.assert_close(ones, torch.ones(500, 24))
     torch.ops.iree_lnbwd.forget()
     gc.collect()
@@ -250,7 +250,7 @@ if child == 0:
     signal.alarm(60)
     assert native.load()
     for _ in range(2):
-        y, _ = torch.ops.iree_lnbwd.rms_norm.default(x, None, [512], 1e-6, 0.0, False)
+        y, _ = torch.ops.iree_lnbwd.rms_norm.default(x, None, None, [512], 1e-6, 0.0, False)
         assert abs(y.numpy() - expected).max() < 1e-5
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -317,9 +317,9 @@ def test_modules_of_another_kind_stay_with_irees_runtime(
     monkeypatch.setattr(modules, "_alive", {(spec, HOST): old})
     modules.loaded.cache_clear()
     operator = torch.ops.iree_lnbwd.rms_norm.default
-    first = operator(x, None, [56], 1e-6, 0.0, False)[0]
-    assert torch.equal(operator(x, None, [56], 1e-6, 0.0, False)[0], first)
+    first = operator(x, None, None, [56], 1e-6, 0.0, False)[0]
+    assert torch.equal(operator(x, None, None, [56], 1e-6, 0.0, False)[0], first)
     monkeypatch.setattr(calling, "call", reaches_python)
     with pytest.raises(AssertionError, match="came to Python"):
-        operator(x, None, [56], 1e-6, 0.0, False)
+        operator(x, None, None, [56], 1e-6, 0.0, False)
     modules.loaded.cache_clear()

@@ -15,8 +15,8 @@ from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, MOST_GRAD_OUTPUTS, names
 from iree_lnbwd.torch import aten, supported
 from iree_lnbwd.torch.inductor import graphs
-from iree_lnbwd.torch.operator_table import GRADIENTS, Gradients
-from iree_lnbwd.torch.overrides_in_python import ATENS, NOT_ATENS
+from iree_lnbwd.torch.operator_table import GRADIENTS, Gradients, in_order
+from iree_lnbwd.torch.overrides_in_python import ATENS
 
 # Measured on an H200: in Qwen3's steps, backwards of heads of 128 columns are faster fused.
 _MOST_COLUMNS_OF_INDUCTORS = 256
@@ -130,12 +130,14 @@ def _call_of(node: Node) -> _Call | None:
     gradients = PYTORCHS.get(node.target)
     if gradients is None:
         return None
-    dy, x, dims, *rest = graphs.arguments(node).values()
-    *others, mask = rest
-    rstd = graphs.value(others[1 if gradients.op.centres else 0])
+    given = graphs.arguments(node)
+    dims, mask = given.pop("normalized_shape"), given.pop("output_mask")
+    tensors = in_order(gradients.op, grad_output=given.pop("grad_out"), **given)
+    rstd = graphs.value(given["rstd"])
     if rstd is None or rstd.dtype in supported.HALF:  # too coarse to be of use to ours
         return None
-    return _Call(node, gradients, (dy, x, *others, *NOT_ATENS), (dims, mask, _EPS, 0.0))
+    mask = (*mask, *(False for _ in gradients.results[len(mask) :]))
+    return _Call(node, gradients, tensors, (dims, mask, _EPS, 0.0))
 
 
 def _with_all_gradients(call: _Call) -> tuple[_Call, int]:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.operator_table import OWN_RMS_NORM
+from iree_lnbwd.torch.operator_table import OWN_RMS_NORM, in_order
 from iree_lnbwd.torch.operators import are_pytorchs_rules_needed
-from iree_lnbwd.torch.overrides_in_python import NOT_ATENS
 
 # The mean square at the clamp, in units of what the kernels add to it: lost in rounding.
 _FAR_ABOVE = 2.0**27
@@ -108,7 +107,8 @@ class _Clamped(torch.autograd.Function):
     ) -> Tensor:
         sums, limit = supported.wide(input.dtype), 1 / math.sqrt(least_square)
         added = torch.finfo(sums).tiny
-        output, rstd = OWN_RMS_NORM.operator(input, weight, dims, added, weight_offset, False)
+        tensors = (input, weight, None)  # no bias
+        output, rstd = OWN_RMS_NORM.operator(*tensors, dims, added, weight_offset, False)
         output, is_short = output.contiguous(), rstd > limit
         if (places := _places(is_short)) is not None:
             rows = output.view(-1, math.prod(dims))
@@ -126,9 +126,10 @@ class _Clamped(torch.autograd.Function):
         if torch.is_grad_enabled():
             of_each = _differentiable(ctx, grad, (input, weight), mask)
         else:
-            of_each = OWN_RMS_NORM.gradients.operator(
-                *(grad, input, rstd, weight, *NOT_ATENS, ctx.dims, mask, ctx.added, ctx.offset)
-            )
+            ours = OWN_RMS_NORM.gradients
+            tensors = in_order(ours.op, grad_output=grad, input=input, rstd=rstd, weight=weight)
+            all_three = (*mask, False)
+            of_each = ours.operator(*tensors, ctx.dims, all_three, ctx.added, ctx.offset)[:2]
             if mask[0] and (places := _places(is_short)) is not None:
                 columns = math.prod(ctx.dims)
                 factor = rstd.new_tensor(1 / math.sqrt(ctx.least_square))
