@@ -297,7 +297,11 @@ class Forward final : public c10::OperatorKernel {
 // A backward, without autograd.
 class Gradients final : public c10::OperatorKernel {
  public:
-  Gradients(const std::string& name, const Op& op) : op_(op), checked_(name + "_checked") {}
+  Gradients(const std::string& name, const Op& op)
+      : op_(op),
+        checked_(name + "_checked"),
+        least_(std::count_if(op.results.begin(), op.results.end(),
+                             [](const Operand& result) { return !result.needs_bias; })) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
     const size_t tensors = op_.arguments.size(), taken = tensors + 4;
@@ -308,6 +312,8 @@ class Gradients final : public c10::OperatorKernel {
     const auto dims = integers_of(options[0]);
     iree_lnbwd::Mask mask = {};
     const auto asked = options[1].toBoolList();
+    TORCH_CHECK(asked.size() >= least_ && asked.size() <= op_.results.size(),
+                "output_mask: expected ", op_.results.size(), " bools, got ", asked.size());
     std::copy(asked.begin(), asked.end(), mask.begin());
     auto results = known(op_, given, {dims, mask, double_of(options[2]), options[3].toDouble()});
     if (!results) return checked_.call(stack);
@@ -318,6 +324,7 @@ class Gradients final : public c10::OperatorKernel {
  private:
   const Op& op_;
   Named checked_;
+  const size_t least_;  // bools of a mask: that of a bias may be missing
 };
 
 IValue value_of(const Tensor& tensor) { return tensor.defined() ? IValue(tensor) : IValue(); }

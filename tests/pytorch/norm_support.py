@@ -64,11 +64,12 @@ FORMS = {
         layer_norm, LAYER_NORM, LAYER_NORM_BACKWARD, ("input", *_LAYER_NORM), {"own_forward": True}
     ),
     "rms_norm": Form(rms_norm, RMS_NORM, RMS_NORM_BACKWARD, ("input", "weight"), {}),
+    "biased_rms_norm": Form(rms_norm, RMS_NORM, RMS_NORM_BACKWARD, ("input", *_LAYER_NORM), {}),
     "add_layer_norm": Form(
         add_layer_norm, LAYER_NORM, LAYER_NORM_BACKWARD, ("input", "residual", *_LAYER_NORM), {}
     ),
     "add_rms_norm": Form(
-        add_rms_norm, RMS_NORM, RMS_NORM_BACKWARD, ("input", "residual", "weight"), {}
+        add_rms_norm, RMS_NORM, RMS_NORM_BACKWARD, ("input", "residual", *_LAYER_NORM), {}
     ),
 }
 
@@ -169,7 +170,7 @@ def assert_gradients_right(
             if "input" in found:
                 assert torch.equal(found["input"], of_sum.to(tensors["input"].dtype))
             found["input"] = of_sum
-    masked = names(form.backward.masked)
+    masked = names(form.backward.gradients if "bias" in given else form.backward.masked)
     mask = tuple(name.removeprefix("grad_") in found for name in masked)
     given.pop("residual", None)
     call = bind(

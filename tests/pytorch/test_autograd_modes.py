@@ -41,7 +41,9 @@ def by_pytorch(form: Form, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     total = tensors["input"] + tensors["residual"] if form.takes_residual else tensors["input"]
     function = getattr(torch.nn.functional, form.op.name)
     parameters = {n: tensors[n] for n in ("weight", "bias") if n in form.arguments}
+    added = None if form.op.atens_bias else parameters.pop("bias", None)  # PyTorch's has none
     output: Tensor = function(total, (COLUMNS,), eps=EPS, **parameters)
+    output = output if added is None else output + added
     return (output, total) if form.takes_residual else (output,)
 
 

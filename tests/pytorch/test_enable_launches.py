@@ -108,6 +108,8 @@ def own_cases() -> Iterator[NormSpec]:
             options = {"eps": None if op.is_backward else EPS, **more}
             has_bias = op.centres if "from_output" in more else None
             yield NormSpec((COLUMNS,), op=op.name, has_bias=has_bias, **options)
+            if not op.atens_bias:
+                yield NormSpec((COLUMNS,), op=op.name, has_bias=True, **options)
 
 
 OWN_CASES = [*CASES, *own_cases()]

@@ -52,6 +52,8 @@ def cases() -> Iterator[NormSpec]:
         yield NormSpec((COLUMNS,), has_weight=False, **of)
         yield NormSpec((COLUMNS,), "bf16", weight_dtype="f32", residual_dtype="f32", **of)
         yield NormSpec((COLUMNS,), residual_dtype="f32", weight_offset=1.0, **of)
+        if not op.atens_bias:
+            yield NormSpec((COLUMNS,), "bf16", has_bias=True, bias_dtype="f32", **of)
         if op.is_backward:
             for mask in itertools.product((True, False), repeat=len(op.masked)):
                 if any(mask):
@@ -59,6 +61,10 @@ def cases() -> Iterator[NormSpec]:
             yield NormSpec((COLUMNS,), eps=1e-3, **of)
             yield NormSpec((COLUMNS,), "bf16", from_output=True, **of)
             yield NormSpec((COLUMNS,), residual_dtype="f16", from_output=True, **of)
+            if not op.atens_bias:
+                mask = (True, False, True)
+                yield NormSpec((COLUMNS,), has_bias=True, output_mask=mask, **of)
+                yield NormSpec((COLUMNS,), has_bias=True, from_output=True, **of)
 
 
 def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
@@ -195,9 +201,9 @@ x, dy, weight = torch.randn(2000, 512), torch.randn(2000, 512), torch.randn(512)
 
 def call():
     ours = torch.ops.iree_lnbwd
-    y, rstd = ours.rms_norm.default(x, weight, [512], 1e-6, 0.0, False)
-    dx, dw = ours.rms_norm_backward.default(
-        dy, x, rstd, weight, *[None] * 4, [512], [True, True], 1e-6, 0.0
+    y, rstd = ours.rms_norm.default(x, weight, None, [512], 1e-6, 0.0, False)
+    dx, dw, _ = ours.rms_norm_backward.default(
+        dy, x, rstd, weight, *[None] * 5, [512], [True, True, False], 1e-6, 0.0
     )
     return b"".join(t.numpy().tobytes() for t in (y, rstd, dx, dw))
 

@@ -52,8 +52,8 @@ def candidates_of(module: nn.Module) -> Iterator[Form]:
         kinds = [(LAYER_NORM, False, False)]
         columns = max(1, math.prod(dims))  # a weight may have none
         clamps = (False, True)[: 1 + clamped.is_possible(eps**2 / columns)]
-        kinds += [(RMS_NORM, *each) for each in itertools.product((False, True), clamps)
-                  if bias is None]  # fmt: skip
+        clamps = clamps if bias is None else (False,)  # what is clamped has none
+        kinds += [(RMS_NORM, *each) for each in itertools.product((False, True), clamps)]
         for op, is_l2, is_clamped in kinds:
             for offset in (0.0, 1.0) if weight is not None else (0.0,):
                 yield Form(

@@ -133,6 +133,8 @@ class Form:
             parts.append("no weight")
         elif self.any_width:
             parts.append("one weight")
+        if self.bias_name is not None and not self.op.atens_bias:
+            parts.append("bias")
         if self.is_clamped:
             parts.append("clamped")
         if self.weight_offset:
@@ -215,7 +217,7 @@ class Form:
         """The output of a module of this form, by this package's functions.
 
         A layer norm without an offset has PyTorch's forward, and so its bits. An RMS norm is
-        rounded once, after the weight.
+        rounded once, after the weight and the bias.
 
         Returns:
             None where the functions do not take the input, with the parameters that the module has.
@@ -268,7 +270,7 @@ class Form:
         elif self.op.centres:
             output = layer_norm(rows, dims, weight, bias, eps, weight_offset=offset)
         else:
-            output = rms_norm(rows, dims, weight, eps, weight_offset=offset)
+            output = rms_norm(rows, dims, weight, eps, bias=bias, weight_offset=offset)
         if self.channels_first:
             output = output.movedim(-1, 1)
         if self.output_type is not OutputType.INPUTS:
