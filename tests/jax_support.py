@@ -29,6 +29,7 @@ CASES = [
         (LAYER_NORM, "f64", {"residual_dtype": "f64", "weight_offset": 1.0}),
         (RMS_NORM, "bf16", {"residual_dtype": "bf16", "weight_offset": 1.0}),
         (RMS_NORM, "f32", {"has_weight": False}),
+        (RMS_NORM, "bf16", {"has_bias": True, "bias_dtype": "f32", "residual_dtype": "f32"}),
     )
 ]
 FUNCTIONS: Mapping[tuple[str, bool], Any] = {

@@ -62,7 +62,7 @@ class RMSNormAttributes:
     Attributes:
         epsilon: Added to the mean of the squares: a number, or a tensor passed by value. Required.
         forward_phase: Whether there is INV_RMS. Required.
-        bias: None; no kernel of this package adds one after RMS normalization.
+        bias: As SCALE: what is added after it; None means nothing.
         name: Of the node.
     """
 
@@ -77,7 +77,7 @@ class RMSNormBackwardAttributes:
     """Of the gradients of an RMS normalization.
 
     Attributes:
-        compute_dbias: Whether there is DBIAS, the sum of DY.
+        compute_dbias: Whether there is DBIAS, the gradient of a bias: the sum of DY.
         name: Of the node.
     """
 

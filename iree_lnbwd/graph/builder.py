@@ -273,7 +273,7 @@ class Graph:
     def rmsnorm(
         self, x: Tensor, scale: Tensor, attributes: RMSNormAttributes
     ) -> tuple[Tensor, Tensor | None]:
-        """Adds an RMS normalization: ``y = x * inv_rms * scale``.
+        """Adds an RMS normalization: ``y = x * inv_rms * scale``, plus a bias if there is one.
 
         Args:
             x: [N, ..., *normalized], of at least two dimensions.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from iree_lnbwd.graph import ordering
 from iree_lnbwd.graph.inference import epsilon_of
-from iree_lnbwd.graph.nodes import RMSNORM_BACKWARD, GraphAttributes, Node, Port
+from iree_lnbwd.graph.nodes import GraphAttributes, Node, Port
 from iree_lnbwd.graph.tensors import TensorAttributes, is_packed, memory_order
-from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, Kind, names
+from iree_lnbwd.ops.operands import Kind, names
 from iree_lnbwd.ops.spec import NormSpec
 
 
@@ -62,18 +62,19 @@ def calls_of(graph: GraphAttributes) -> tuple[Call, ...]:
         ValueError: All its outputs are virtual, so that nothing would be computed.
     """
     needed, tensors = ordering.needed(graph), graph.by_uid()
-    calls = [call for node in ordering.executed(graph) for call in _calls(node, tensors, needed)]
+    each = (_call(node, tensors, needed) for node in ordering.executed(graph))
+    calls = tuple(call for call in each if call is not None)
     if not calls:
         raise ValueError(
             "graph: expected an output that is not virtual, got none; call set_output(True)"
         )
-    return tuple(calls)
+    return calls
 
 
-def _calls(
+def _call(
     node: Node, tensors: Mapping[int, TensorAttributes], needed: frozenset[int]
-) -> list[Call]:
-    """The calls of one node, without the results that nobody needs."""
+) -> Call | None:
+    """The call of one node, without the results that nobody needs."""
     op = node.kind.op
     placed = [port for port in node.kind.ports if port.kind and port.name in node.uids]
     views = {port.name: _view(port, node, tensors) for port in placed}
@@ -85,41 +86,28 @@ def _calls(
         if p.name in node.outputs and views[p.name].uid in needed
     }
     rows, columns = arguments["input"].shape
-    sum_of_dy = results.pop("grad_bias", None) if node.kind is RMSNORM_BACKWARD else None
-    calls = []
-    if results:
-        computes_statistics = not op.is_backward or "rstd" not in arguments
-        spec = NormSpec(
-            (columns,),
-            types["input"],
-            grad_output_dtype=types.get("grad_output"),
-            weight_dtype=types["weight"],
-            bias_dtype=types.get("bias", types.get("grad_bias")) if op.centres else None,
-            output_mask=tuple(name in results for name in names(op.masked)),
-            eps=epsilon_of(node, tensors) if computes_statistics else None,
-            op=op.name,
-        )
-        unread = {
-            result.name: _shape(result.kind, rows, columns)
-            for result in op.results
-            if spec.has(result) and result.name not in results
-        }
-        calls.append(Call(node.name, spec, arguments, results, unread))
-    if sum_of_dy is not None:
-        # RMSNorm's backward has no bias. LayerNorm's sums DY alike, whatever its statistics are.
-        spec = NormSpec(
-            (columns,),
-            types["input"],
-            grad_output_dtype=types["grad_output"],
-            bias_dtype=types["grad_bias"],
-            has_weight=False,
-            output_mask=(False, False, True),
-            op=LAYER_NORM_BACKWARD.name,
-        )
-        read = {name: arguments[name] for name in ("grad_output", "input", "rstd")}
-        read["mean"] = arguments["rstd"]
-        calls.append(Call(node.name, spec, read, {"grad_bias": sum_of_dy}, {}))
-    return calls
+    if not results:
+        return None
+    computes_statistics = not op.is_backward or "rstd" not in arguments
+    has_bias = bool({"bias", "grad_bias"} & {*arguments, *results})
+    gradients = op.gradients if has_bias else op.masked
+    spec = NormSpec(
+        (columns,),
+        types["input"],
+        grad_output_dtype=types.get("grad_output"),
+        weight_dtype=types["weight"],
+        bias_dtype=types.get("bias", types.get("grad_bias")),
+        has_bias=has_bias and op.takes_bias,
+        output_mask=tuple(name in results for name in names(gradients)),
+        eps=epsilon_of(node, tensors) if computes_statistics else None,
+        op=op.name,
+    )
+    unread = {
+        result.name: _shape(result.kind, rows, columns)
+        for result in op.results
+        if spec.has(result) and result.name not in results
+    }
+    return Call(node.name, spec, arguments, results, unread)
 
 
 def _view(port: Port, node: Node, tensors: Mapping[int, TensorAttributes]) -> View:

@@ -14,7 +14,7 @@ from typing import NoReturn
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import ordering
 from iree_lnbwd.graph.attributes import NormFwdPhase
-from iree_lnbwd.graph.nodes import RMSNORM, GraphAttributes, Node, Port, listed
+from iree_lnbwd.graph.nodes import GraphAttributes, Node, Port, listed
 from iree_lnbwd.graph.tensors import (
     DataType,
     TensorAttributes,
@@ -150,8 +150,6 @@ class _Inference:
         for port in kind.ports:
             if port.required and port.name not in node.uids:
                 self._fail(port.name, "a tensor", None)
-        if kind is RMSNORM and "BIAS" in node.inputs:
-            self._fail("BIAS", "None, because no kernel adds one after RMS normalization", "one")
         for port in kind.outputs:
             if (
                 port.kind is Kind.ROWS

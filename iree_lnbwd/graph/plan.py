@@ -17,6 +17,7 @@ from iree_lnbwd.graph.tensors import TensorAttributes
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.ops.arguments import results_of
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.operands import BIAS, GRAD_BIAS
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.storage import Extent, check_apart
 
@@ -119,6 +120,8 @@ def _run(
         else:
             out[result.name] = kind.empty(view.shape, dtype, module.alignment)
             copied.append((view, out[result.name]))
+    if call.spec.has_bias and BIAS.name not in given:  # its type counts: that of its gradient
+        given[BIAS.name] = out[GRAD_BIAS.name]
     module(**given, out=results_of(call.spec.family, out))
     for view, array in copied:
         target = arrays.reordered(bound[view.uid], view.order)

@@ -71,6 +71,7 @@ def rms_norm(
     weight: jax.Array | None = None,
     eps: float | None = None,
     *,
+    bias: jax.Array | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> jax.Array:
@@ -82,6 +83,7 @@ def rms_norm(
         weight: As `layer_norm`.
         eps: Added to the mean of the squares. None means the machine epsilon of f32, or of f64 for
             f64 arrays, as PyTorch has it.
+        bias: As `layer_norm`; None means none. PyTorch's own has none.
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
 
@@ -91,7 +93,7 @@ def rms_norm(
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
-    arrays = {"input": input, "weight": weight}
+    arrays = {"input": input, "weight": weight, "bias": bias}
     (output,) = _normalized(
         RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
     )
@@ -147,6 +149,7 @@ def add_rms_norm(
     weight: jax.Array | None = None,
     eps: float | None = None,
     *,
+    bias: jax.Array | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
@@ -158,6 +161,7 @@ def add_rms_norm(
         normalized_shape: The trailing dimensions to normalize.
         weight: As `layer_norm`.
         eps: As `rms_norm`.
+        bias: As `rms_norm`.
         memory_efficient: As `add_layer_norm`.
         weight_offset: As `layer_norm`.
 
@@ -167,7 +171,7 @@ def add_rms_norm(
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
-    arrays = {"input": input, "residual": residual, "weight": weight}
+    arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias}
     output, total = _normalized(
         RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
     )
@@ -219,6 +223,7 @@ def fork_rms_norm(
     weight: jax.Array | None = None,
     eps: float | None = None,
     *,
+    bias: jax.Array | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
@@ -229,6 +234,7 @@ def fork_rms_norm(
         normalized_shape: As `layer_norm`.
         weight: As `layer_norm`.
         eps: As `rms_norm`.
+        bias: As `rms_norm`.
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
 
@@ -238,7 +244,7 @@ def fork_rms_norm(
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
-    arrays = {"input": input, "weight": weight}
+    arrays = {"input": input, "weight": weight, "bias": bias}
     output, past = _normalized(
         RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, forks=True
     )

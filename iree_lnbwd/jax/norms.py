@@ -84,6 +84,7 @@ def _backward(spec: NormSpec, way: Way, residuals: Any, reached: Sequence[Any]) 
     if isinstance(past, SymbolicZero):
         past = None
     of_data = spec.residual_dtype or spec.dtype
+    gradients = op.gradients if spec.has_bias else op.masked
     backward = NormSpec(
         spec.normalized_shape,
         of_data,
@@ -91,8 +92,8 @@ def _backward(spec: NormSpec, way: Way, residuals: Any, reached: Sequence[Any]) 
         weight_dtype=spec.gamma_dtype if spec.has_weight else None,
         bias_dtype=spec.beta_dtype if spec.has_bias else None,
         has_weight=spec.has_weight,
-        has_bias=spec.has_bias if way.memory_efficient else None,
-        output_mask=tuple(gradient in wanted for gradient in names(op.masked)),
+        has_bias=spec.has_bias if way.memory_efficient or not op.atens_bias else None,
+        output_mask=tuple(gradient in wanted for gradient in names(gradients)),
         op=op.name,
         residual_dtype=None if past is None else of_data,
         weight_offset=spec.weight_offset,

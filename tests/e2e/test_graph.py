@@ -199,7 +199,10 @@ def test_what_nobody_reads_is_not_computed() -> None:
     dscale.set_output(False)
     dbias.set_output(True)
     forward, backward = graph.specs
-    assert (backward.op, backward.output_mask) == ("layer_norm_backward", (False, False, True))
+    assert (backward.op, backward.output_mask) == ("rms_norm_backward", (False, False, True))
+    dx.set_output(True)  # in the same kernel
+    assert graph.specs[1].output_mask == (True, False, True)
+    dx.set_output(False)
     dbias.set_output(False)
     y.set_output(True)
     assert [spec.op for spec in graph.specs] == ["rms_norm"]

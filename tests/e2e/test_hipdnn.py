@@ -254,6 +254,21 @@ def test_rmsnorm(name: str) -> None:
     assert_golden("rmsnorm", given, golden)
 
 
+def test_rmsnorm_with_a_bias() -> None:
+    """Its optional input: added after the scale, of any type and any order in memory."""
+    scale, bias = 2 * ones(1, 4, 1, 1), np.arange(4.0).reshape(1, 4, 1, 1)
+    given, golden = {"X": CHANNELS, "SCALE": scale, "BIAS": bias}, 2 * CHANNELS * rstd(7.5) + bias
+    assert_golden("rmsnorm", given, {"Y": golden, "INV_RMS": rstd(7.5)})
+    assert_golden("rmsnorm", given, {"Y": golden}, INFERENCE)
+    rng = random_generator()
+    x, scale = normal(rng, "bf16", (3, 8, 4)), normal(rng, "f32", (1, 8, 4))
+    for of_bias in ("f32", "bf16", "f16"):
+        turned = normal(rng, of_bias, (1, 4, 8)).transpose(0, 2, 1)
+        results = run("rmsnorm", {"X": x, "SCALE": scale, "BIAS": turned})
+        given = {"DY": x, "X": x, "SCALE": scale, "INV_RMS": results["INV_RMS"]}
+        run("rmsnorm_backward", given, compute_dbias=True)
+
+
 def rms_gradients(dy: Any, x: Any, norm: Any, scale: Any, rank: int) -> dict[str, Any]:
     """Golden values of a backward, by hipDNN's formula: m, of each row."""
     axes, rows = tuple(range(-rank, 0)), tuple(range(x.ndim - rank))

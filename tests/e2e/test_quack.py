@@ -4,7 +4,7 @@ Restated from tests/test_rmsnorm.py and tests/test_layernorm.py. Widths and elem
 QuACK's, and so are 1 and 199 rows up to 4096 columns; wider rows are 3 here, so that the tests do
 not take minutes. QuACK runs the products of its parameters; here each element type and each option
 comes up, on widths of each kind, in fewer modules. A weight for each head, which QuACK has, is a
-call for each head here, by one module. QuACK's RMS norm has a bias; this package's has none.
+call for each head here, by one module.
 
 QuACK's tolerances are absolute, 1e-4 of f32 and 0.1 of bf16; here each element has its own, derived
 from its roundings.
@@ -44,6 +44,22 @@ def test_rmsnorm_forward_backward(columns: int, dtype: str, weight_dtype: str | 
         x, dy = (normal(rng, dtype, (rows, columns)) for _ in range(2))
         given = {"input": x, "weight": weight}
         trained("rms_norm", columns, given, {"grad_output": dy}, eps=EPS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "bias_dtype", "past"),
+    [(192, "bf16", "f32", False), (1128, "f32", "f32", True), (32768, "f16", "f16", False)],
+)
+def test_rmsnorm_with_bias(columns: int, dtype: str, bias_dtype: str, past: bool) -> None:
+    """With a weight and without one, and of a sum with a residual."""
+    rng = random_generator()
+    x, residual, dy = (normal(rng, dtype, (row_counts(columns)[1], columns)) for _ in range(3))
+    bias = normal(rng, bias_dtype, (columns,))
+    for weight in (normal(rng, "f32", (columns,)), None):
+        given = {"input": x, "weight": weight, "bias": bias}
+        given |= {"residual": residual} if past else {}
+        _, grads = trained("rms_norm", columns, given, {"grad_output": dy}, eps=EPS)
+        assert grads.grad_bias.dtype == bias.dtype
 
 
 @pytest.mark.parametrize(

@@ -376,12 +376,11 @@ def test_a_bad_rmsnorm_is_refused(case: str) -> None:
         nodes.graph.validate()
 
 
-def test_rmsnorm_has_no_bias(nodes: Nodes) -> None:
-    """hipDNN has one; no kernel here adds it."""
+def test_a_bias_of_rmsnorm_is_like_scale(nodes: Nodes) -> None:
     nodes.rmsnorm((4, 3), (1, 3), bias=nodes.tensor((1, 3)))
-    with refuses(
-        "rmsnorm_0.BIAS: expected None, because no kernel adds one after RMS normalization, got one"
-    ):
+    nodes.graph.validate()
+    nodes.rmsnorm((4, 3), (1, 3), bias=nodes.tensor((3,)))
+    with refuses("rmsnorm_1.BIAS: expected (1, 3), as SCALE, got (3,)"):
         nodes.graph.validate()
 
 
