@@ -395,9 +395,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     return BoundCall(spec, x.shape, arrays, has_bias)
 
 
-def asked_of(
-    op: Op, mask: Sequence[bool], *, has_weight: bool, has_bias: bool
-) -> tuple[bool, ...]:
+def asked_of(op: Op, mask: Sequence[bool], *, has_weight: bool, has_bias: bool) -> tuple[bool, ...]:
     """Which gradients a call computes, as `NormSpec` has them: of what is not there, none.
 
     Args:

@@ -444,9 +444,7 @@ def check_output_mask(mask: object, op: Op, *, has_bias: bool) -> tuple[bool, ..
         or not all(isinstance(asked, _BOOLS) for asked in mask)
     ):
         hint = "" if op.gradients == op.masked else "; grad_bias is one of them with a bias alone"
-        raise ValueError(
-            f"output_mask: expected {counted(count, 'bool')}, got {shown(mask)}{hint}"
-        )
+        raise ValueError(f"output_mask: expected {counted(count, 'bool')}, got {shown(mask)}{hint}")
     return tuple(map(bool, mask))
 
 

@@ -64,7 +64,13 @@ class OnePass(OnePassMemory):
         fetch = "bulk" if self.bulk else "async" if self.slots else loads
         shifted = self.shifted(spec)
         weight = "widened" if self.widens_weight else "copied" if self.stages_weight else "held"
-        bias = "staged" if self.stages_bias(spec, target) else "held" if spec.has(ADDED_BIAS) else "none"
+        bias = (
+            "staged"
+            if self.stages_bias(spec, target)
+            else "held"
+            if spec.has(ADDED_BIAS)
+            else "none"
+        )
         sums = "cluster" if self.cluster > 1 else "workgroup" if self.warps > 1 else "subgroup"
         return (
             f"fetch/{fetch}",

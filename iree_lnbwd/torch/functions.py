@@ -84,8 +84,8 @@ def rms_norm(
 ) -> Tensor:
     """Divides by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
-    Both directions are this package's. The output is rounded once, after the weight and the bias. Compilation,
-    ``create_graph=True`` and ``torch.func``: as `layer_norm`.
+    Both directions are this package's. The output is rounded once, after the weight and the bias.
+    Compilation, ``create_graph=True`` and ``torch.func``: as `layer_norm`.
 
     Args:
         input: As `layer_norm`.

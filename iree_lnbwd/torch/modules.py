@@ -144,9 +144,7 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         if bias and not elementwise_affine:
-            raise ValueError(
-                f"bias: expected False without elementwise_affine, got {shown(bias)}"
-            )
+            raise ValueError(f"bias: expected False without elementwise_affine, got {shown(bias)}")
         self.bias = nn.Parameter(torch.empty_like(self.weight)) if bias else None
         self._set_options(memory_efficient, weight_offset)
 

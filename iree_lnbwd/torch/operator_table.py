@@ -72,7 +72,9 @@ class Gradients:
         Args:
             suffix: Of another operator's name, which takes and returns the same.
         """
-        options = f"bool[{len(self.op.gradients)}] output_mask, {_eps(self.op)}, float weight_offset"
+        options = (
+            f"bool[{len(self.op.gradients)}] output_mask, {_eps(self.op)}, float weight_offset"
+        )
         return _schema(self.name + suffix, self.op.arguments, options, self.results)
 
     @functools.cached_property

@@ -192,9 +192,7 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
         native.forget()
 
 
-def _asked(
-    op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]
-) -> tuple[bool, ...]:
+def _asked(op: Op, given: Mapping[str, Tensor], output_mask: Sequence[bool]) -> tuple[bool, ...]:
     """Which gradients to compute: of what is not there, none."""
     return asked_of(op, output_mask, has_weight="weight" in given, has_bias="bias" in given)
 

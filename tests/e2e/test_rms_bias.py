@@ -21,8 +21,8 @@ from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.verification import matrix
 
 HOST = find_target("host")
-FORWARD = {"op": RMS_NORM.name, "eps": 1e-6, "has_bias": True}
-BACKWARD = {"op": RMS_NORM_BACKWARD.name, "has_bias": True}
+FORWARD: dict[str, Any] = {"op": RMS_NORM.name, "eps": 1e-6, "has_bias": True}
+BACKWARD: dict[str, Any] = {"op": RMS_NORM_BACKWARD.name, "has_bias": True}
 # Of the input, of the weight, and of the bias.
 TYPES = (
     *(("f32", None, None), ("bf16", None, None), ("f16", None, None), ("f64", None, None)),
@@ -141,9 +141,7 @@ ONES = np.ones((2, 8), np.float32)
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    changed: Any, error: type[Exception], said: str
-) -> None:
+def test_what_does_not_fit_is_refused(changed: Any, error: type[Exception], said: str) -> None:
     given = {"weight": ONES[0], "bias": ONES[0]} | changed
     with pytest.raises(error, match=f"^{said}"):
         iree_lnbwd.rms_norm_backward(ONES, ONES, 8, **given)
@@ -168,7 +166,7 @@ def test_a_module_that_computes_only_a_bias_gradient_says_what_it_takes() -> Non
     grads = module(ONES, ONES, weight=ONES[0], bias=ONES[0])
     assert grads[:2] == (None, None)
     np.testing.assert_array_equal(grads.grad_bias, 2 * ONES[0])
-    with pytest.raises(ValueError, match="^bias: this module takes a bias, got None"):
+    with pytest.raises(ValueError, match=r"^bias: this module takes a bias, got None"):
         module(ONES, ONES, weight=ONES[0])
 
 

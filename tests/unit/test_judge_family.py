@@ -517,7 +517,13 @@ MISTAKES += [
         for op in BACKWARDS
         for way in (Way(no_bias=True), Way(late_bias=True))
     ),
-    ("rms_norm_backward", {"has_bias": True}, Way(half_sums=True), as_it_is, {*ROWS_AND_WEIGHT, "grad_bias"}),
+    (
+        "rms_norm_backward",
+        {"has_bias": True},
+        Way(half_sums=True),
+        as_it_is,
+        {*ROWS_AND_WEIGHT, "grad_bias"},
+    ),
     ("layer_norm", {}, Way(expanded=True), far_from_zero, SCALED),
     ("layer_norm_backward", {"eps": EPS}, Way(expanded=True), far_from_zero, ROWS_AND_WEIGHT),
     ("rms_norm_backward", {"eps": EPS}, Way(centring=True), as_it_is, ROWS_AND_WEIGHT),

@@ -41,9 +41,11 @@ def fields_of(op: Op, dtype: str) -> st.SearchStrategy[dict[str, Any]]:
     biases = (None, False, True) if op.takes_bias else (None, False)
 
     def with_its_mask(fields: dict[str, Any]) -> dict[str, Any]:
-        return fields if fields["has_bias"] else fields | {
-            "output_mask": fields["output_mask"][: len(op.masked)]
-        }
+        return (
+            fields
+            if fields["has_bias"]
+            else fields | {"output_mask": fields["output_mask"][: len(op.masked)]}
+        )
 
     return st.fixed_dictionaries(
         {

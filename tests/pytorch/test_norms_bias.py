@@ -102,7 +102,7 @@ def test_a_mask_of_another_length_is_refused(count: int) -> None:
 
 
 def test_modules() -> None:
-    norm = RMSNorm(COLUMNS, eps=EPS, bias=True)
+    norm: Any = RMSNorm(COLUMNS, eps=EPS, bias=True)
     assert list(norm.state_dict()) == ["weight", "bias"]
     assert not norm.bias.any()
     assert "bias=True" in repr(norm)
@@ -120,12 +120,12 @@ def test_modules() -> None:
     assert not norm.bias.any()
     assert copy.deepcopy(norm).to(torch.bfloat16).bias.dtype == torch.bfloat16
     assert {spec.has_bias for spec in specs(norm)} == {True}
-    meta = RMSNorm(COLUMNS, bias=True, device="meta", dtype=torch.float16)
+    meta: Any = RMSNorm(COLUMNS, bias=True, device="meta", dtype=torch.float16)
     assert meta.bias.is_meta
     assert meta.bias.dtype == torch.float16
     for wrong in (lambda: RMSNorm(8, elementwise_affine=False, bias=True),
                   lambda: AddRMSNorm(8, elementwise_affine=False, bias=True)):  # fmt: skip
-        with pytest.raises(ValueError, match="^bias: expected False without elementwise_affine"):
+        with pytest.raises(ValueError, match=r"^bias: expected False without elementwise_affine"):
             wrong()
 
 
