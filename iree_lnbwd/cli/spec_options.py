@@ -127,12 +127,17 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
     if options.bias and (op.atens_bias or options.no_bias):
         beside = "--no-bias" if options.no_bias else f"{op.name}, which has one without it"
         raise ValueError(f"bias: expected it beside an RMS norm alone, got it beside {beside}")
+    if options.bias_dtype is not None and not (op.atens_bias or options.bias):
+        raise ValueError(
+            f"bias_dtype: expected none for {op.name} without --bias, got {options.bias_dtype!r}"
+        )
     if mask is not None:
         mask = check_output_mask(mask, op, has_bias=options.bias)
         asked = dict(zip(names(op.gradients), mask, strict=False))
         if options.no_weight and asked.get("grad_weight"):
             raise ValueError("output_mask: expected 0 for grad_weight beside --no-weight, got 1")
-        reads_bias = options.bias or (op.usual_bias and not options.no_bias)
+        has_bias = options.bias or (op.usual_bias and not options.no_bias)
+        reads_bias = op.reads_bias and has_bias
         if options.bias_dtype is not None and not (asked.get("grad_bias") or reads_bias):
             raise ValueError(
                 f"bias_dtype: expected none where there is no grad_bias, got {options.bias_dtype!r}"

@@ -64,7 +64,8 @@ def named(out: object, op: Op) -> Results:
     if isinstance(out, of):
         return out
     count = len(of._fields)
-    if not isinstance(out, tuple | list) or len(out) != count:
+    least = count - len(of._field_defaults)
+    if not isinstance(out, tuple | list) or not least <= len(out) <= count:
         raise TypeError(
             f"out: expected {of.__name__} or {counted(count, 'array')}, got {type(out).__name__}"
             + (f" of {len(out)}" if isinstance(out, tuple | list) else "")

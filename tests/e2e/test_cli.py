@@ -182,6 +182,15 @@ def test_compile_defaults_to_this_cpu_this_folder_and_f32(tmp_path: Path) -> Non
         (["--no-weight"], NormSpec((8,), has_weight=False)),
         (["--output-mask=101"], NormSpec((8,), output_mask=(True, False, True))),
         (["--rows=3"], NormSpec((8,), rows=3)),
+        (
+            ["--op=rms_norm_backward", "--bias", "--bias-dtype=f16", "--output-mask=101"],
+            NormSpec(
+                *((8,), "f32", None, None, "f16"),
+                op="rms_norm_backward",
+                has_bias=True,
+                output_mask=(True, False, True),
+            ),
+        ),
         (["--recompute-statistics=1e-6"], NormSpec((8,), eps=1e-6)),
     ],
 )
@@ -270,6 +279,24 @@ def test_printed_ir_is_what_the_manifest_vouches_for(tmp_path: Path) -> None:
         (
             ["--normalized-shape=8", "--bias-dtype=f16", "--output-mask=110"],
             "bias_dtype: expected none where there is no grad_bias, got 'f16'",
+        ),
+        *(
+            (["--normalized-shape=8", *words], said)
+            for words, said in (
+                (["--bias"], "bias: expected it beside an RMS norm alone, .* layer_norm_backward"),
+                (
+                    ["--op=rms_norm_backward", "--bias", "--output-mask=11"],
+                    r"output_mask: expected 3 bools, got \(True, True\)",
+                ),
+                (
+                    ["--op=rms_norm_backward", "--bias-dtype=f16"],
+                    "bias_dtype: expected none for rms_norm_backward without --bias, got 'f16'",
+                ),
+                (
+                    ["--op=rms_norm", "--bias", "--no-bias"],
+                    "bias: expected it beside an RMS norm alone, got it beside --no-bias",
+                ),
+            )
         ),
         (["--normalized-shape=8", "--folded"], "folded: expected only with --print-ir"),
         (

@@ -183,6 +183,20 @@ def test_specs_without_a_bias_are_as_they_were() -> None:
         assert "bias" in replace(spec, has_bias=True, output_mask=()).name
 
 
+def test_storage_has_a_place_for_the_gradient_of_a_bias() -> None:
+    """Where there is none, ATen's two results do."""
+    for has_bias, count in ((True, 3), (False, 3), (False, 2)):
+        spec = NormSpec((8,), op=RMS_NORM_BACKWARD.name, has_bias=has_bias, eps=1e-6)
+        module: Any = runtime.load_built(compiler.build(spec, HOST)[0])
+        bias = ONES[0] if has_bias else None
+        expected = module(ONES, ONES, weight=ONES[0], bias=bias)
+        out = [None if result is None else np.full_like(result, 7) for result in expected][:count]
+        found = module(ONES, ONES, weight=ONES[0], bias=bias, out=out)
+        assert found[0] is out[0]
+        for mine, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
 def test_gradients_from_the_output_are_those_from_the_input() -> None:
     rng = random_generator()
     x, dy = rng.standard_normal((2, 3, 16))
