@@ -247,7 +247,7 @@ def junk(case: Case) -> None:
     if case.chance(0.5):
         given[added] = None
     eps = None if op.is_backward else 1e-5
-    mask = (True,) * len(op.masked)
+    mask = (True,) * len(op.gradients)  # with a bias
     if op.is_backward:
         given["output_mask"] = mask
     name = case.pick(op.name, CLASSES[op.name].__name__, f"reference.{op.name}")
@@ -255,7 +255,12 @@ def junk(case: Case) -> None:
     if is_module:
         residual = None if given[added] is None else "f32"
         spec = NormSpec(
-            (8,), op=op.name, eps=eps, residual_dtype=residual, from_output=op.from_output
+            (8,),
+            op=op.name,
+            eps=eps,
+            has_bias=op.takes_bias,
+            residual_dtype=residual,
+            from_output=op.from_output,
         )
         module = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
         given |= {"self": module, "out": None, "eps": eps}

@@ -131,7 +131,10 @@ def draw_spec(case: Case, *ops: Op) -> NormSpec:
     dtype = pick("f32", "f32", "bf16", "f16", "f64")
     narrow = [None] if dtype == "f64" else [None, None, "f32", "bf16", "f16"]
     has_weight = bool(rng.random() < 0.8)
-    gradients = names(op.masked)
+    from_output = op.is_backward and bool(rng.random() < 0.3)
+    family = (FROM_OUTPUT if from_output else OPS)[op.name]
+    has_bias = pick(None, True, False) if family.takes_bias else None
+    gradients = names(family.gradients if has_bias else family.masked)
     masks = [
         mask
         for mask in itertools.product((True, False), repeat=len(gradients))
@@ -139,10 +142,7 @@ def draw_spec(case: Case, *ops: Op) -> NormSpec:
             mask[i] and (has_weight or name != "grad_weight") for i, name in enumerate(gradients)
         )
     ]
-    from_output = op.is_backward and bool(rng.random() < 0.3)
     statistics = [None, None] if op.is_backward else [rms_eps(dtype)]
-    reads_bias = (FROM_OUTPUT if from_output else OPS)[op.name].reads_bias
-    has_bias = pick(None, True, False) if reads_bias else None
     # Without a bias, a caller cannot say which type its gradient has.
     tells_type = not (from_output and has_bias is False)
     return NormSpec(
@@ -208,7 +208,8 @@ def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -
     given: dict[str, Any] = {}
     for operand in op.arguments:
         only_its_type = operand.access is Access.TYPE_ALONE
-        there = operand.kind in shapes and (only_its_type or spec.has(operand))
+        counts = only_its_type and (op.atens_bias or spec.has_bias)
+        there = operand.kind in shapes and (counts or spec.has(operand))
         given[operand.name] = (
             draw_values(
                 case,

@@ -152,7 +152,8 @@ def judge(case: Case, call: Call, results: Computed) -> None:
     if of_residual is not None:
         given["grad_residual"] = array_of(of_residual)
     backward = OPS[f"{call.op.name}_backward"]
-    asked = {name: name.removeprefix("grad_") in gradients for name in names(backward.masked)}
+    masked = names(backward.gradients if given.get("bias") is not None else backward.masked)
+    asked = {name: name.removeprefix("grad_") in gradients for name in masked}
     found = {n: gradients[n.removeprefix("grad_")] for n, wanted in asked.items() if wanted}
     bound = bind(backward.name, given, dims, tuple(asked.values()), **options)
     case.judge(on_host(results_of(backward, found)), bound)
@@ -175,7 +176,8 @@ def draw_call(case: Case, layout: Layout | None = None) -> Call:
     spec = draw_spec(case, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)
     # A sum of another type is refused.
     keeps_output = spec.from_output and spec.residual_dtype in (None, spec.dtype)
-    spec = dataclasses.replace(spec, from_output=False, has_bias=None)
+    has_bias = None if spec.family.atens_bias else spec.has_bias
+    spec = dataclasses.replace(spec, from_output=False, has_bias=has_bias)
     given = draw_arrays(case, spec, max(1, draw_rows(case, spec)), plain=True)
     given |= {"mean": None, "rstd": None}
     if case.chance(0.3):
@@ -334,9 +336,9 @@ def torch_junk(case: Case) -> None:
     replaced = {"model": torch.nn.LayerNorm(8), "only": [torch.nn.LayerNorm]}
     name, given = case.pick(
         ("torch.layer_norm", {"input": x, "bias": bias, "own_forward": True} | shared),
-        ("torch.rms_norm", {"input": x} | shared),
+        ("torch.rms_norm", {"input": x, "bias": bias} | shared),
         ("torch.add_layer_norm", {"input": x, "residual": residual, "bias": bias} | shared),
-        ("torch.add_rms_norm", {"input": x, "residual": residual} | shared),
+        ("torch.add_rms_norm", {"input": x, "residual": residual, "bias": bias} | shared),
         (
             "torch.warmup",
             {"model": lnbwd_torch().AddRMSNorm(8), "device": "cpu", "tune": False} | types,
