@@ -108,7 +108,7 @@ def _others(
     }
     without: Arguments = {}
     if op.is_backward:
-        without["output_mask"] = (True,) * len(op.masked)
+        without["output_mask"] = (True,) * len(spec.masked)
         found["output_mask"] = {"output_mask": _other_mask(case, spec)}
     if given["weight"] is not None:
         offset = case.pick(*(o for o in OFFSETS if o != options["weight_offset"]))
@@ -116,6 +116,8 @@ def _others(
         found["no weight"] = {"weight": None, "weight_offset": 0.0, **without}
     if given.get("bias") is not None:
         found["no bias"] = {"bias": None}
+        if op.is_backward:
+            found["no bias"]["output_mask"] = (True,) * len(op.masked)
     added = "grad_residual" if op.is_backward else "residual"
     if given[added] is None:
         like = given[op.data.name]
@@ -133,7 +135,7 @@ def _others(
 
 
 def _other_mask(case: Case, spec: NormSpec) -> tuple[bool, ...]:
-    gradients = names(spec.family.masked)
+    gradients = names(spec.masked)
     masks = [
         mask
         for mask in itertools.product((True, False), repeat=len(gradients))
