@@ -58,7 +58,7 @@ def named(out: object, op: Op) -> Results:
     """The caller's storage as the results of an op.
 
     Raises:
-        TypeError: It is not a sequence of as many.
+        TypeError: It is not a sequence of as many; ``grad_bias`` of an RMS norm may be missing.
     """
     of = results_type(op)
     if isinstance(out, of):
