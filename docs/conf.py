@@ -40,7 +40,7 @@ include_patterns = [
     "docs/**.md",
     "ir/README.md",
     "iree_lnbwd/emulator/**README.md",
-    "scripts/results/isa_amd.md",
+    "scripts/results/*.md",
 ]
 exclude_patterns = [".*", "build", "dist", "tests"]
 

@@ -93,7 +93,7 @@ def pages() -> list[Path]:
 
     The commands of reports on IREE are run by ``e2e/test_upstream.py``.
     """
-    others = ("README.md", "ir/README.md", "CHANGELOG.md")
+    others = ("README.md", "ir/README.md", "scripts/results/README.md", "CHANGELOG.md")
     emulator = (ROOT / "iree_lnbwd" / "emulator").rglob("README.md")
     own = (page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "upstream")
     return sorted([*own, *emulator, *(ROOT / name for name in others)])
