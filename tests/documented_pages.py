@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 NEEDS = {
     "torch": None if importlib.util.find_spec("torch") else "PyTorch is not installed",
     "jax": None if importlib.util.find_spec("jax") else "JAX is not installed",
+    "flax": None if importlib.util.find_spec("flax") else "Flax is not installed",
+    "equinox": None if importlib.util.find_spec("equinox") else "Equinox is not installed",
     "gpu": "no page is run on a GPU",
     "minutes": "it takes minutes",
 }

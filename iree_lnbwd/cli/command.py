@@ -13,6 +13,7 @@ from iree_lnbwd.cli import (
     bundle,
     compile,
     inspect,
+    report,
     run,
     targets,
     tune,
@@ -88,6 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(takes_flags=lambda options: False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for each in (targets, compile, bundle, verify, run, benchmark, tune, tuned, inspect):
+    for each in (targets, compile, bundle, verify, run, benchmark, tune, tuned, inspect, report):
         each.add(commands)
     return parser
