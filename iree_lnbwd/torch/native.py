@@ -142,7 +142,7 @@ def _loaded() -> tuple[bool, UnusableError | None]:
                 return True, _build_and_keep(library, what)
         return True, _build_and_keep(library, what)
     except Exception as error:  # tools that are not ours may raise anything
-        message = "the C++ operators could not be built, and the slower ones in Python run: %s"
+        message = "the C++ operators could not be built; using the slower Python ones: %s"
         notices.log(_log, message, error)
         return False, None
 
