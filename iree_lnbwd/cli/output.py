@@ -13,6 +13,7 @@ from iree_lnbwd.errors import (
     one_line,
     plain,
 )
+from iree_lnbwd.notices import only_counts
 
 EXIT_OK, EXIT_MISS, EXIT_ERROR = 0, 1, 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -80,7 +81,7 @@ def show_progress(line: str) -> None:
     """
     if sys.stderr.isatty():
         print(f"{_CLEAR}{plain(line)}\r", end="", file=sys.stderr, flush=True)
-    elif ": compiled " not in line:
+    elif not only_counts(line):
         tell(line)
 
 

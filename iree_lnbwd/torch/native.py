@@ -161,7 +161,8 @@ def _build_and_keep(library: NativeLibrary, what: str) -> UnusableError | None:
     notices.log(_log, "compiling %s: once, and usually for ten to forty seconds", what)
     start = time.perf_counter()
     _BUILD.has_begun("being compiled, once, usually in ten to forty seconds:")
-    content = _build_and_load()
+    with notices.repeated(_log, "still compiling %s", what):
+        content = _build_and_load()
     notices.log(_log, "compiling %s took %.0f s", what, time.perf_counter() - start)
     _put_in_place()
     try:

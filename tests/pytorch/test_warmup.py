@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import iree_lnbwd.torch as lnbwd
-from iree_lnbwd import CompileError
+from iree_lnbwd import CompileError, NormSpec
+from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.torch import (
     AddLayerNorm,
     AddRMSNorm,
@@ -25,6 +26,7 @@ from iree_lnbwd.torch import (
     RMSNorm,
     layer_norm,
     replace_norms,
+    tensor_calls,
     warmup,
 )
 
@@ -357,3 +359,23 @@ def test_warmup_of_a_sharded_plain_model(
         assert (lnbwd.status().ours, lnbwd.status().pytorchs) == (2, 0)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_what_tuning_does_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes up to a minute for each module."""
+
+    def tune(
+        specs: Sequence[NormSpec], device: str, *, progress: Callable[[str], None]
+    ) -> tuple[()]:
+        for line in ("n64: compiling 48 schedules", "n64: compiled 1 of 48 schedules"):
+            progress(line)
+        return ()
+
+    used = (NormSpec((64,)), DeviceUri.parse("cuda"))
+    monkeypatch.setattr(tensor_calls.modules, "in_use", lambda: (used,))
+    monkeypatch.setattr(tensor_calls.tuner, "tune", tune)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        tensor_calls.tune({(64,)})
+    assert caplog.messages == ["n64: compiling 48 schedules"]
