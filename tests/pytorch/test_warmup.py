@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize, prune
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import CompileError, NormSpec
+from iree_lnbwd.calls import modules
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.torch import (
     AddLayerNorm,
@@ -29,6 +30,7 @@ from iree_lnbwd.torch import (
     tensor_calls,
     warmup,
 )
+from iree_lnbwd.tuning import tuner
 
 pytestmark = pytest.mark.usefixtures("empty_cache")  # what is compiled is counted
 
@@ -374,8 +376,8 @@ def test_what_tuning_does_is_logged(
         return ()
 
     used = (NormSpec((64,)), DeviceUri.parse("cuda"))
-    monkeypatch.setattr(tensor_calls.modules, "in_use", lambda: (used,))
-    monkeypatch.setattr(tensor_calls.tuner, "tune", tune)
+    monkeypatch.setattr(modules, "in_use", lambda: (used,))
+    monkeypatch.setattr(tuner, "tune", tune)
     with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
         tensor_calls.tune({(64,)})
     assert caplog.messages == ["n64: compiling 48 schedules"]
