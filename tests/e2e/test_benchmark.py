@@ -159,6 +159,30 @@ def test_a_gpu_that_pytorch_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar", "NVIDIA 550.54.15"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build",
+            "NVIDIA 580.159.04",
+        ),
+        (None, "NVIDIA of unknown version"),
+    ],
+)
+def test_the_driver_is_named(
+    text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NVIDIA's two kernel modules write it, and where a container hides it."""
+    place = tmp_path / "version"
+    if text is not None:
+        place.write_text(f"{text}\nGCC version:  gcc version 12.3.0\n")
+    name, _, pattern = machine._DRIVERS["cuda"]
+    monkeypatch.setattr(machine, "_DRIVERS", {"cuda": (name, place, pattern)})
+    monkeypatch.setattr(machine, "gpu_of", lambda uri: Gpu("NVIDIA H200", 132, 50 << 20))
+    assert machine.device_facts(DeviceUri.parse("cuda"))["driver"] == said
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--normalized-shape=8", "--rows=0"), "rows: expected ints from 1 to "),
