@@ -15,6 +15,8 @@ import inspect
 import io
 import os
 import re
+import sys
+from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -22,6 +24,9 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.autodoc.mock import mock
 from sphinx.util import logging
+
+# The manual is that of the checkout in which it stands, whichever is installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import iree_lnbwd
 from iree_lnbwd import cli
@@ -86,7 +91,8 @@ class CommandHelp(Directive):
         """The text of ``--help``, as it is."""
         words = [] if self.arguments[0] == "iree-lnbwd" else self.arguments
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            cli.main([*words, "--help"])
+            if cli.main([*words, "--help"]) != 0:
+                raise self.error(f"expected a command, got {self.arguments[0]}")
         text = said.getvalue()
         return [nodes.literal_block(text, text, language="text")]
 
