@@ -27,7 +27,7 @@ def why_not(uri: DeviceUri) -> str | None:
         return None
     build = "rocm" if torch.version.hip else "cuda"
     if build != uri.backend or uri.index >= torch.cuda.device_count():
-        return f"PyTorch {torch.__version__} finds no {uri}"
+        return f"{torch.__version__} finds no {uri}"
     return None
 
 
