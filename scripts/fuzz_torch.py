@@ -177,7 +177,7 @@ def draw_call(case: Case, layout: Layout | None = None) -> Call:
     # A sum of another type is refused.
     keeps_output = spec.from_output and spec.residual_dtype in (None, spec.dtype)
     has_bias = None if spec.family.atens_bias else spec.has_bias
-    spec = dataclasses.replace(spec, from_output=False, has_bias=has_bias)
+    spec = dataclasses.replace(spec, from_output=False, has_bias=has_bias, grad_outputs=1)
     given = draw_arrays(case, spec, max(1, draw_rows(case, spec)), plain=True)
     given |= {"mean": None, "rstd": None}
     if case.chance(0.3):
