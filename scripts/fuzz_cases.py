@@ -501,7 +501,7 @@ def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass |
             subgroup_rows=subgroup_rows,
             defers=cluster > 1 and case.chance(0.5),
             bulk=bulk,
-            refills=case.pick(1, 2, 3) if bulk else 1,
+            x_later=bulk and slots == 2 and case.chance(0.5),
             **finalize,
         )
         if one.chunks(spec, target) * vector <= 32:

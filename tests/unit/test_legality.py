@@ -69,7 +69,7 @@ def below_one(base: Gpu, spec: NormSpec, target: str, *names: str) -> dict[str, 
 FINALIZE = ("finalize_slices", "finalize_rows", "finalize_columns")
 GPU = ("workgroups", "warps", "vector", "resident", *FINALIZE)
 BORDERS: dict[str, Border] = {
-    **below_one(STAGED, SPEC, "sm_90", *GPU, "groups", "cluster", "subgroup_rows", "refills"),
+    **below_one(STAGED, SPEC, "sm_90", *GPU, "groups", "cluster", "subgroup_rows"),
     **below_one(TWO, SPEC, "sm_90", *GPU, "chunks", "rows", "span_steps"),
     **below_one(
         FORWARD, OF_FORWARD, "sm_90", "rows", "threads", "vector", "chunks", "resident", "cluster"
@@ -177,15 +177,6 @@ BORDERS: dict[str, Border] = {
         {"subgroup_rows": 4},
         "whole subgroups copy in bulk, in place",
         NormSpec((64,), "bf16"),
-    ),
-    "refills": Border(
-        BULK, {"refills": 2}, {"refills": 3}, "2 vectors of a thread do not make 3 parts"
-    ),
-    "refills of what is not copied in bulk": Border(
-        replace(BULK, bulk=False),
-        {},
-        {"refills": 2},
-        "only copies in bulk refill a slot in parts",
     ),
     "x later": Border(
         replace(BULK, x_later=True),
@@ -348,13 +339,6 @@ BORDERS: dict[str, Border] = {
         "cp.async",
         SPEC,
         "sm_75",
-    ),
-    "parts of which one is shorter": Border(
-        BULK,
-        {"refills": 2},
-        {"refills": 4},
-        "3 vectors of a thread do not make 4 parts",
-        NormSpec((6144,), "bf16"),
     ),
     "halves that leave a subgroup": Border(
         replace(SHARED, subgroup_rows=2),
