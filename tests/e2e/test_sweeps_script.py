@@ -16,7 +16,7 @@ _FEWEST = 5  # schedules of a cell, to be ordered
 
 
 def _model(folder: Path, *more: Mapping[str, object]) -> subprocess.CompletedProcess[str]:
-    """Judges the model by as many schedules as it takes, and by one for each of some other fields."""
+    """Judges the model by as many schedules as it takes, and by others with these fields."""
     about = {"member": "layer_norm_backward", "columns": 8192, "dtype": "bf16"}
     said = schedule_to_dict(_ONE)
     given = [said | {"workgroups": 132 - number} for number in range(_FEWEST)]
