@@ -43,7 +43,7 @@
 #forward_threads = 256 : index  // T
 #forward_rows = 1 : index  // of a workgroup at once
 #forward_steps = 1 : index  // of a row
-#forward_keeps = true  // a row is one step, and stays in registers
+#forward_in_registers = true  // a row is one step, and stays there
 #forward_weights_early = true  // the weights are loaded before the sums
 #forward_packs = false  // rows stay in registers as narrow as they came
 #forward_resident = 1 : i32  // workgroups that a multiprocessor must hold at once
@@ -125,7 +125,7 @@ hal.executable.source private @normalize {
       %rows = arith.constant #forward_rows
       %chunks = arith.constant #forward_chunks
       %steps = arith.constant #forward_steps
-      %keeps = arith.constant #forward_keeps
+      %in_registers = arith.constant #forward_in_registers
       %packs = arith.constant #forward_packs
       %weights_early = arith.constant #forward_weights_early
       %centres = arith.constant #centres
@@ -188,7 +188,7 @@ hal.executable.source private @normalize {
 
       // What a row needs is loaded before anything is waited for.
       %loads_weights = arith.andi %writes_output, %weights_early : i1
-      scf.if %keeps {
+      scf.if %in_registers {
         func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %thread, %c0, %first_time, %x_held, %residual_held)
             : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
       }
@@ -198,7 +198,7 @@ hal.executable.source private @normalize {
               : (!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held) -> ()
         } {llvm.loop_annotation = #unrolled}
       }
-      scf.if %keeps {
+      scf.if %in_registers {
         func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %thread, %exists, %c0, %values)
             : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
       }

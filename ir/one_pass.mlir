@@ -160,7 +160,6 @@ hal.executable.source private @rows {
     func.func private @is_whole(index, index, index) -> i1
     func.func private @cell_address(index, index, index) -> (index, index)
     func.func private @refill_chunk(index, !thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room)
-    func.func private @refill_part(index, !thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers)
     func.func private @take_next_chunk(index, !dy_room, !x_room)
     func.func private @refill_row(!thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers)
     func.func private @may_be_edge(index) -> i1
@@ -531,8 +530,6 @@ hal.executable.source private @rows {
           memref.store %dgamma_here, %dgamma_sums[%k] : !held
           memref.store %dbeta_here, %dbeta_sums[%k] : !held
 
-          func.call @refill_part(%k, %thread, %rows_ahead, %are_live, %cells, %fill, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-              : (index, !thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
           func.call @take_next_chunk(%k, %dy_rows, %x_rows) : (index, !dy_room, !x_room) -> ()
           scf.for %more = %c0 to %c3 step %c1 {
             %more_fetched = memref.load %more_next[%more, %k] : !more_dy_held

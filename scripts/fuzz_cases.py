@@ -506,7 +506,7 @@ def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass |
             subgroup_rows=subgroup_rows,
             defers=cluster > 1 and case.chance(0.5),
             bulk=bulk,
-            refills=case.pick(1, 2, 3) if bulk else 1,
+            x_later=bulk and slots == 2 and case.chance(0.5),
             **finalize,
         )
         if one.chunks(spec, target) * vector <= 32:
@@ -516,18 +516,18 @@ def _schedules(case: Case, spec: NormSpec, target: Target) -> Iterator[OnePass |
 def _forwards(case: Case, spec: NormSpec) -> Iterator[Forward]:
     """Of random numbers; many are not legal."""
     for _ in range(400):
-        keeps, cluster = case.chance(0.6), case.pick(1, 1, 1, 2, 3, 4, 8)
+        in_registers, cluster = case.chance(0.6), case.pick(1, 1, 1, 2, 3, 4, 8)
         yield Forward(
             rows=case.pick(1, 1, 2, 3, 4, 8) if cluster == 1 else 1,
             threads=case.pick(4, 8, 16, 32, 64, 96, 128, 256),
             vector=case.pick(1, 2, 4, 8),
             chunks=case.pick(1, 2, 3, 4, 8),
-            keeps=keeps,
-            shares=not keeps and case.chance(0.5),
-            most_few_rows=case.pick(0, 0, 3, 100) if keeps else 0,
-            early=keeps and case.chance(0.5),
+            in_registers=in_registers,
+            in_shared_memory=not in_registers and case.chance(0.5),
+            most_few_rows=case.pick(0, 0, 3, 100) if in_registers else 0,
+            early=in_registers and case.chance(0.5),
             lasts=case.chance(0.5),
-            packs=keeps and case.chance(0.3),
+            packs=in_registers and case.chance(0.3),
             cluster=cluster,
         )
 

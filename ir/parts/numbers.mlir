@@ -14,7 +14,6 @@
 #groups = 1 : index
 #ahead_i32 = 2 : i32
 #slots = 3 : index
-#refills = 1 : index
 #x_later = false
 #buffers = 2 : index
 
@@ -184,41 +183,13 @@ func.func private @x_slots() -> index {
   return %x_slots : index
 }
 
-// Whether a slot is refilled in several parts.
-func.func private @in_refills() -> i1 {
-  %c1 = arith.constant 1 : index
-  %refills = arith.constant #refills
-  %is = arith.cmpi ne, %refills, %c1 : index
-  return %is : i1
-}
-
-// Chunks of a thread that are refilled together; the last part may have fewer.
-func.func private @refill_chunks() -> index {
-  %chunks = arith.constant #chunks
-  %refills = arith.constant #refills
-  %each = arith.ceildivui %chunks, %refills : index
-  return %each : index
-}
-
-// Columns of a subgroup, likewise.
-func.func private @refill_columns() -> index {
-  %v = arith.constant #vector
-  %lanes = arith.constant #subgroup
-  %chunks = func.call @refill_chunks() : () -> index
-  %of_lane = arith.muli %chunks, %v : index
-  %columns = arith.muli %of_lane, %lanes : index
-  return %columns : index
-}
-
-// Of copies at a slot's mbarrier, for each row: one of every refill, of dy and of x if they come apart.
+// Of copies at a slot's mbarrier, for each row: one, or those of dy and of x if they come apart.
 func.func private @arrivals_i32() -> i32 {
-  %c2 = arith.constant 2 : index
-  %refills = arith.constant #refills
+  %together = arith.constant 1 : i32
+  %apart = arith.constant 2 : i32
   %x_later = arith.constant #x_later
-  %of_both = arith.muli %refills, %c2 : index
-  %arrivals = arith.select %x_later, %of_both, %refills : index
-  %n = arith.index_castui %arrivals : index to i32
-  return %n : i32
+  %arrivals = arith.select %x_later, %apart, %together : i32
+  return %arrivals : i32
 }
 
 // Of the mbarriers, the first that copies arrive at: those of the exchange come before.

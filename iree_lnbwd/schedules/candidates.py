@@ -35,14 +35,12 @@ _WARPS = (6, 8, 12, 16, 20, 24, 32)  # of a workgroup
 _BUSY = range(
     8, 49
 )  # warps of a multiprocessor, which holds 64 (sm_80, sm_90) or 48 (sm_86, sm_89)
-# Steps ahead, slots, whether subgroups copy in bulk, parts in which they refill a slot, and whether
-# x is copied later than dy.
+# Steps ahead, slots, whether subgroups copy in bulk, and whether x is copied later than dy.
 _FETCHES = (
-    *((ahead, slots, False, 1, False) for ahead, slots in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2))),
-    *((ahead, slots, False, 1, False) for ahead, slots in ((2, 3), (3, 3), (3, 4))),
-    *((slots, slots, True, 1, False) for slots in (1, 2, 3)),
-    *((1, 1, True, 2, False), (1, 1, True, 4, False), (2, 2, True, 2, False)),
-    *((2, 2, True, 1, True), (2, 2, True, 2, True)),
+    *((ahead, slots, False, False) for ahead, slots in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 2))),
+    *((ahead, slots, False, False) for ahead, slots in ((2, 3), (3, 3), (3, 4))),
+    *((slots, slots, True, False) for slots in (1, 2, 3)),
+    (2, 2, True, True),
 )
 _SPILLS = 1.15  # of the registers there are; the estimate may be wrong by so much
 _DX = ((False, False), (True, False), (True, True))  # rows read again, sums received later
@@ -131,7 +129,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
             for fetch, (rereads, defers), weight, walkers in itertools.product(
                 _FETCHES, _DX, _WEIGHTS, sorted(workgroups)
             ):
-                ahead, slots, bulk, refills, x_later = fetch
+                ahead, slots, bulk, x_later = fetch
                 if defers and (cluster == 1 or ahead < AHEAD_OF_LATER_SUMS):
                     continue
                 one = OnePass(
@@ -148,12 +146,11 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
                     cluster=cluster,
                     defers=defers,
                     bulk=bulk,
-                    refills=refills,
                     x_later=x_later,
                 )
                 shared = (one.shared_bytes(spec, target) + RESERVED_BYTES) * resident
                 useless = (
-                    (bulk and (slots == 1 or refills > 1) and _has_room(one, spec, target))
+                    (bulk and slots == 1 and _has_room(one, spec, target))
                     or (x_later and replace(one, x_later=False).illegal(spec, target) is None)
                     or (rereads and elements < _REREADS)
                     or (one.in_place and not rereads)
@@ -168,7 +165,7 @@ def one_pass(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePa
 
 
 def _has_room(one: OnePass, spec: NormSpec, target: Target) -> bool:
-    """Whether shared memory could hold another row; then no refill in parts is tried."""
+    """Whether shared memory could hold another row."""
     more = replace(one, ahead=one.ahead + 1, slots=one.slots + 1, x_later=False)
     return more.illegal(spec, target) is None
 

@@ -386,11 +386,11 @@ def _of_two_passes(spec: NormSpec, target: Target, two: TwoPass, rows: int) -> _
 
 def _of_forward(spec: NormSpec, target: Target, one: Forward, rows: int) -> _Load:
     chunks = one.steps(spec) * one.chunks
-    kept = one.chunks * one.vector if one.keeps else 0
+    kept = one.chunks * one.vector if one.in_registers else 0
     subgroups = max(1, one.rows * one.threads // target.subgroup_size)
     sums = 2 if spec.family.centres else 1
     # Each step waits for its loads. A row that is kept nowhere is read for each sum and for y.
-    waits = one.steps(spec) * (1 if one.keeps or one.shares else 1 + sums) - 1
+    waits = one.steps(spec) * (1 if one.reads_once else 1 + sums) - 1
     sent = _SENT * one.warps(target) * one.cluster * (one.cluster > 1)
     return _Load(
         workgroups=-(-rows // one.rows),

@@ -36,8 +36,8 @@ class Forward:
         threads: Of a group: several subgroups, or a power of 2 of threads of one subgroup.
         vector: Neighbouring elements that a thread handles together.
         chunks: Vectors of a row that a thread loads at once.
-        keeps: Rows stay in registers.
-        shares: Rows stay in shared memory. If they stay nowhere, they are read again for each sum
+        in_registers: Rows stay in registers.
+        in_shared_memory: Rows stay there. If they stay in neither, they are read again for each sum
             and for the output.
         most_few_rows: Calls of at most so many rows take a kernel of their own, whose weights are
             early and whose rows do not last. If 0, there is one kernel.
@@ -55,8 +55,8 @@ class Forward:
     threads: int
     vector: int
     chunks: int
-    keeps: bool
-    shares: bool = False
+    in_registers: bool
+    in_shared_memory: bool = False
     most_few_rows: int = 0
     early: bool = False
     lasts: bool = True
@@ -66,9 +66,9 @@ class Forward:
 
     def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
-        kept = "once, and kept in " + ("registers" if self.keeps else "shared memory")
+        kept = "once, and kept in " + ("registers" if self.in_registers else "shared memory")
         kept += " as narrow as they came" if self.packs else ""
-        read = kept if self.keeps or self.shares else "again for each sum and for the output"
+        read = kept if self.reads_once else "again for each sum and for the output"
         weights = ""
         if weighs(spec):
             when = "with the row" if self.early else "after its sums"
@@ -83,6 +83,11 @@ class Forward:
         """The files of ``ir/parts/forward/`` of those with the same functions."""
         sums = "workgroup" if self.warps(target) > 1 else "subgroup"
         return (f"sums/{'cluster' if self.cluster > 1 else sums}",)
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether a row stays somewhere between its first sum and the output."""
+        return self.in_registers or self.in_shared_memory
 
     def steps(self, spec: NormSpec) -> int:
         """How many times the threads of a row load ``chunks`` vectors each to see all of it."""
@@ -140,7 +145,7 @@ class Forward:
         size = DTYPES[spec.acc_dtype].numpy.itemsize
         exchange = self.sums(spec) * warps * size if warps > 1 else 0
         row = self.padded_columns(spec) * bytes_of(normalized(spec))
-        return self.rows * (exchange + (row if self.shares else 0))
+        return self.rows * (exchange + (row if self.in_shared_memory else 0))
 
     def aliases(self, spec: NormSpec, target: Target) -> dict[str, str]:
         """What it is in the text of a module."""
@@ -165,8 +170,8 @@ class Forward:
             "#forward_steps": f"{self.steps(spec)} : index",
             "#forward_span": f"{self.span(spec)} : index",
             "#forward_whole": flag(self.whole(spec)),
-            "#forward_keeps": flag(self.keeps),
-            "#forward_shares": flag(self.shares),
+            "#forward_in_registers": flag(self.in_registers),
+            "#forward_in_shared_memory": flag(self.in_shared_memory),
             "#forward_weights_early": flag(many.early),
             "#forward_lasts": flag(many.lasts),
             "#forward_packs": flag(many.packs),
@@ -213,19 +218,27 @@ class Forward:
                 self.chunks * self.vector > most_elements(spec),
                 f"more than {most_elements(spec)} elements of a row to a thread at once",
             ),
-            (self.keeps and self.steps(spec) > 1, "the threads of a row cannot keep it"),
-            (self.keeps and self.shares, "a row is kept in one place"),
+            (
+                self.in_registers and self.steps(spec) > 1,
+                "the registers of a row's threads cannot hold it",
+            ),
+            (
+                self.in_registers and self.in_shared_memory,
+                "a row stays in registers or in shared memory, not in both",
+            ),
             (
                 self.packs
                 and (
-                    not self.keeps or spec.has(RESIDUAL) or bytes_of(normalized(spec)) >= WORD_BYTES
+                    not self.in_registers
+                    or spec.has(RESIDUAL)
+                    or bytes_of(normalized(spec)) >= WORD_BYTES
                 ),
                 "only a narrow row of one tensor, in registers, is kept narrow",
             ),
-            (not (self.keeps or self.shares) and self.rows > 1, "several rows are kept"),
+            (not self.reads_once and self.rows > 1, "a workgroup reads a single row again"),
             (
-                (self.early or self.most_few_rows > 0) and not self.keeps,
-                "a row that is not kept has its weights in steps",
+                (self.early or self.most_few_rows > 0) and not self.in_registers,
+                "a row that is not in registers has its weights in steps",
             ),
             (
                 shared > target.shared_bytes,

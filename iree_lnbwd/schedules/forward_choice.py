@@ -118,7 +118,7 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         threads=threads,
         vector=vector,
         chunks=chunks,
-        keeps=True,
+        in_registers=True,
         most_few_rows=_most_few_rows(spec, target, early=early),
         early=early,
         packs=packs,
@@ -202,7 +202,7 @@ def _clustered(spec: NormSpec, target: Target, vector: int) -> Forward | None:
         threads=threads,
         vector=vector,
         chunks=chunks,
-        keeps=True,
+        in_registers=True,
         most_few_rows=_most_few_rows(spec, target, early=False),
         packs=packs and not has_residual,
         resident=max(1, _resident(target, threads, _beside(spec, vector) + held)),
@@ -265,13 +265,13 @@ def _wide(spec: NormSpec, target: Target, vector: int) -> Forward:
     size = bytes_of(normalized(spec))
     fits = size < WORD_BYTES and spec.columns * size <= _SHARED_BYTES
     threads = min(_MOST_THREADS, target.max_threads) // (2 if fits else 1)
-    shared = _in_steps(spec, vector, threads, shares=True)
+    shared = _in_steps(spec, vector, threads, in_shared_memory=True)
     if (fits or spec.has(RESIDUAL)) and shared.illegal(spec, target) is None:
         return shared
-    return _in_steps(spec, vector, threads, shares=False)
+    return _in_steps(spec, vector, threads, in_shared_memory=False)
 
 
-def _in_steps(spec: NormSpec, vector: int, threads: int, *, shares: bool) -> Forward:
+def _in_steps(spec: NormSpec, vector: int, threads: int, *, in_shared_memory: bool) -> Forward:
     """A row in as few steps as registers allow; it stays in shared memory, or is read again."""
     vectors = spec.columns // vector
     steps = -(-vectors // (threads * (most_elements(spec) // vector)))
@@ -280,7 +280,7 @@ def _in_steps(spec: NormSpec, vector: int, threads: int, *, shares: bool) -> For
         threads=threads,
         vector=vector,
         chunks=-(-vectors // (threads * steps)),
-        keeps=False,
-        shares=shares,
-        resident=_BUSY // threads if shares else 1,
+        in_registers=False,
+        in_shared_memory=in_shared_memory,
+        resident=_BUSY // threads if in_shared_memory else 1,
     )

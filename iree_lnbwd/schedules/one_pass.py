@@ -42,9 +42,8 @@ class OnePass(OnePassMemory):
         """Its use of memory, in words."""
         fetched = "copied by cp.async" if self.slots else "read"
         if self.bulk:
-            parts = f" in {self.refills} parts" if self.refills > 1 else ""
             later = ", x a step later than dy," if self.x_later else ""
-            fetched = f"copied in bulk by each subgroup{parts}{later}"
+            fetched = f"copied in bulk by each subgroup{later}"
         walkers = counted(self.workgroups, "workgroup")
         if self.cluster > 1:
             walkers = f"{counted(self.workgroups, 'cluster')} of {self.cluster} workgroups"
@@ -131,11 +130,6 @@ class OnePass(OnePassMemory):
                 self.bulk
                 and spec.columns < max(self.of_16(d) for d in (spec.dy_dtype, spec.dtype)),
                 f"a row is less than {BULK_BYTES} bytes, which bulk copies have",
-            ),
-            (self.refills > 1 and not self.bulk, "only copies in bulk refill a slot in parts"),
-            (
-                -(-self.chunks(spec, target) // self.refill_chunks(spec, target)) < self.refills,
-                f"{self.chunks(spec, target)} vectors of a thread do not make {self.refills} parts",
             ),
             (
                 self.x_later and not (self.bulk and self.slots == _SLOTS_IF_X_LATER),

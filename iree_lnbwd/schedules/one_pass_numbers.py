@@ -46,7 +46,6 @@ class OnePassNumbers:
             a cluster's workgroups do not wait for them.
         bulk: Have each subgroup copy its own columns of a row together (cp.async.bulk), which may
             begin anywhere: a slot is refilled once the subgroup's part of dx is stored.
-        refills: Parts in which it is refilled, each once its own dx is stored.
         x_later: Copy x a step later than dy, so that shared memory has two rows of dy and one of x.
         finalize_slices: Slices of the partial rows that threads of the last kernel add up.
         finalize_rows: Partial rows that such a thread reads at once.
@@ -68,7 +67,6 @@ class OnePassNumbers:
     subgroup_rows: int = 1
     defers: bool = False
     bulk: bool = False
-    refills: int = 1
     x_later: bool = False
     finalize_slices: int = 8
     finalize_rows: int = 8
@@ -100,7 +98,6 @@ class OnePassNumbers:
             },
             "#may_have_none": flag(self.has_idle_subgroups(spec, target)),
             "#chunks_a_load": f"{self.chunks_a_load} : index",
-            "#refills": f"{self.refills} : index",
             "#x_later": flag(self.x_later),
             "#pending_i32": f"{max(self.slots - 1 - defers, 0)} : i32",
             "#pending_first_i32": f"{max(self.ahead - 1, 0)} : i32",
@@ -253,10 +250,6 @@ class OnePassNumbers:
     def chunks(self, spec: NormSpec, target: Target) -> int:
         """How many vectors of a row each thread has."""
         return -(-self.own_columns(spec) // (self.vector * self.threads(target)))
-
-    def refill_chunks(self, spec: NormSpec, target: Target) -> int:
-        """A thread's vectors that are refilled together; the last part may have fewer."""
-        return -(-self.chunks(spec, target) // self.refills)
 
     def own_columns(self, spec: NormSpec) -> int:
         """Columns of a workgroup; the last one of a cluster may have fewer."""

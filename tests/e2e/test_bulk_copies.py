@@ -97,45 +97,21 @@ CASES = {
         NormSpec((2061,), "f32", op=LAYER),
         replace(CLUSTER, cluster=8, defers=True),
     ),
-    "refilled in two parts, single elements": (
-        NormSpec((517,), "f32", op=LAYER),
-        replace(ONE, vector=1, refills=2),
-    ),
-    "refilled in four parts, groups, a residual": (
-        NormSpec((1001,), "bf16", op=LAYER, residual_dtype="bf16"),
-        replace(BULK, workgroups=2, groups=2, refills=4),
-    ),
-    "refilled in two parts, dy wider than x, from the output": (
-        NormSpec((301,), "bf16", "f32", op=LAYER, from_output=True),
-        replace(BULK, vector=1, refills=2),
-    ),
-    "refilled in four parts, kept in registers": (
-        NormSpec((1995,), "f16", op=RMS),
-        replace(BULK, rereads=False, refills=4),
-    ),
-    "refilled in two parts, subgroups that have columns in one or in none": (
-        NormSpec((133,), "bf16", op=LAYER),
-        replace(ONE, warps=3, vector=1, refills=2),
-    ),
-    "refilled in two parts, eight of a cluster, sums received later": (
-        NormSpec((4099,), "f32", op=RMS),
-        replace(CLUSTER, workgroups=2, vector=2, cluster=8, defers=True, refills=2),
-    ),
     "x later, single elements, dy wider than x, the weight staged": (
         NormSpec((301,), "bf16", "f32", op=LAYER),
         replace(LATER, vector=1, stages_weight=True, widens_weight=True),
     ),
-    "x later, in four parts, groups, a residual": (
+    "x later, groups, a residual": (
         NormSpec((1001,), "bf16", op=LAYER, residual_dtype="bf16"),
-        replace(LATER, groups=2, refills=4),
+        replace(LATER, groups=2),
     ),
     "x later, kept in registers, from the output": (
         NormSpec((301,), "f32", op=RMS, from_output=True),
         replace(LATER, vector=2, rereads=False),
     ),
-    "x later, in two parts, eight of a cluster": (
+    "x later, eight of a cluster": (
         NormSpec((4099,), "f32", op=LAYER),
-        replace(LATER, vector=1, cluster=8, refills=2),
+        replace(LATER, vector=1, cluster=8),
     ),
     "x later, columns alone": (
         NormSpec((516,), "f32", output_mask=(False, True, True), op=LAYER),
@@ -252,22 +228,6 @@ def _change_kernel(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     monkeypatch.setattr(compiler, "read_ir", lambda name: read(name).replace(old, new))
 
 
-def test_a_part_is_not_refilled_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    how = replace(ONE, vector=1, refills=2)
-    vmfb, _ = built(SPEC, SM_90, how)
-    assert emulated_verdict(vmfb, SPEC, lambda text: text, 13) == "passed"
-    _change_kernel(
-        monkeypatch,
-        "%columns = func.call @refill_columns() : () -> index",
-        "%right = func.call @refill_columns() : () -> index\n"
-        "%more = arith.constant 64 : index\n"
-        "%columns = arith.addi %right, %more : index",
-    )
-    vmfb, _ = compiler.build(SPEC, SM_90, schedule=how)
-    said = emulated_verdict(vmfb, SPEC, lambda text: text, 13)
-    assert NOT_KNOWN in said, said
-
-
 def test_a_row_awaits_its_x_that_is_copied_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the arrivals of copies of both, dy's would do for the row."""
     how = replace(LATER, vector=1)
@@ -313,14 +273,6 @@ def test_of_narrow_rows_more_than_the_last_would_be_left(monkeypatch: pytest.Mon
             "65 mbarriers, at most 64",
         ),
         ({}, 7, "sm_90", "a row is less than 16 bytes, which bulk copies have"),
-        ({"refills": 3}, 1024, "sm_90", "4 vectors of a thread do not make 3 parts"),
-        (
-            {"refills": 2, "bulk": False},
-            1024,
-            "sm_90",
-            "only copies in bulk refill a slot in parts",
-        ),
-        ({"refills": 0}, 1024, "sm_90", "a number below 1"),
         (
             {"x_later": True, "slots": 3, "ahead": 3},
             1024,
@@ -350,7 +302,5 @@ def test_an_illegal_copy_says_why(
 
 def test_inspection_says_so() -> None:
     assert "rows copied in bulk by each subgroup 2 steps ahead" in BULK.path(SPEC)
-    in_parts = replace(BULK, refills=2).path(SPEC)
-    assert "rows copied in bulk by each subgroup in 2 parts 2 steps ahead" in in_parts
     later = replace(BULK, x_later=True).path(SPEC)
     assert "rows copied in bulk by each subgroup, x a step later than dy, 2 steps ahead" in later

@@ -19,7 +19,7 @@ SM_90 = find_target("sm_90")
 ONE = OnePass(3, 1, 2, vector=4, ahead=1, slots=2, cluster=2)
 LATER = replace(ONE, ahead=2, slots=3, rereads=True, defers=True)
 LAYER, RMS = LAYER_NORM_BACKWARD.name, RMS_NORM_BACKWARD.name
-ROW = Forward(1, 64, vector=4, chunks=2, keeps=True, cluster=2)
+ROW = Forward(1, 64, vector=4, chunks=2, in_registers=True, cluster=2)
 CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
     "two": (NormSpec((1024,), "bf16", op=LAYER), ONE),
     "four of one subgroup": (
@@ -86,11 +86,11 @@ CASES: dict[str, tuple[NormSpec, OnePass | Forward]] = {
     ),
     "forward, in shared memory": (
         NormSpec((8192,), "f32", op=LAYER_NORM.name, eps=1e-5),
-        replace(ROW, keeps=False, shares=True, cluster=8),
+        replace(ROW, in_registers=False, in_shared_memory=True, cluster=8),
     ),
     "forward, read again": (
         NormSpec((8192,), "bf16", op=RMS_NORM.name, eps=1e-5, residual_dtype="f32"),
-        replace(ROW, keeps=False, cluster=4),
+        replace(ROW, in_registers=False, cluster=4),
     ),
 }
 

@@ -21,7 +21,7 @@ from iree_lnbwd.verification import matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 EPS = 1e-5
-WHOLE = Forward(rows=1, threads=64, vector=8, chunks=2, keeps=True, packs=True)
+WHOLE = Forward(rows=1, threads=64, vector=8, chunks=2, in_registers=True, packs=True)
 NOT_FILLED = replace(WHOLE, rows=2, vector=4, chunks=3, early=True)
 CASES = {
     "whole": ("sm_90", NormSpec((1024,), "bf16", op=LAYER_NORM.name, eps=EPS), WHOLE),
@@ -73,7 +73,7 @@ def test_what_is_chosen_for_wide_rows(op: str, columns: int) -> None:
     [
         ({}, "f32", None),
         ({}, "bf16", "bf16"),
-        ({"keeps": False, "shares": True}, "bf16", None),
+        ({"in_registers": False, "in_shared_memory": True}, "bf16", None),
     ],
     ids=["f32", "a sum", "in shared memory"],
 )

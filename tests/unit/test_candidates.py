@@ -86,23 +86,23 @@ def test_rows_may_be_copied_in_bulk_where_there_are_such_copies() -> None:
 @pytest.mark.parametrize(
     ("columns", "fetches"),
     [
-        (131_041, {(1, 1, False), (1, 2, False), (1, 4, False), (2, 1, True), (2, 2, True)}),
-        (32_769, {(2, 1, False), (3, 1, False)}),
+        (131_041, {(1, False), (2, True)}),
+        (32_769, {(2, False), (3, False)}),
     ],
 )
-def test_a_slot_is_refilled_in_parts_where_there_is_no_room_for_another(
-    columns: int, fetches: set[tuple[int, int, bool]]
+def test_x_is_copied_later_than_dy_where_there_is_no_room_for_another_row_of_both(
+    columns: int, fetches: set[tuple[int, bool]]
 ) -> None:
-    """And x is copied later than dy, where there is room for one more row of dy alone."""
+    """And a single slot is tried only there."""
     found = candidates.one_pass(NormSpec((columns,), "f32"), SM_90, H200)
     of_eight = [one for one in found if one.bulk and (one.cluster, one.resident) == (8, 1)]
-    assert {(one.slots, one.refills, one.x_later) for one in of_eight} == fetches
+    assert {(one.slots, one.x_later) for one in of_eight} == fetches
 
 
 def test_forwards_share_out_alike_in_every_number_that_a_sum_depends_on() -> None:
     """Those of a new field too, unless it is named here."""
     free = {"rows", "most_few_rows", "early", "lasts", "resident"}
-    one = Forward(rows=4, threads=32, vector=4, chunks=2, keeps=True)
+    one = Forward(rows=4, threads=32, vector=4, chunks=2, in_registers=True)
     for field in fields(Forward):
         value = getattr(one, field.name)
         other = replace(one, **{field.name: not value if value in (True, False) else value + 3})

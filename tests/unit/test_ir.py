@@ -260,9 +260,9 @@ def parts_of(spec: NormSpec, how: Schedule, target: Target = SM_90) -> set[str]:
         (OnePass(8, 1, 1, 4, ahead=2, slots=3, cluster=2), "sums/cluster"),
         (OnePass(132, 1, 8, 4), "partial_rows/one_group"),
         (OnePass(132, 2, 8, 4), "partial_rows/groups"),
-        (Forward(1, 128, 4, 2, keeps=True), "forward/sums/workgroup"),
-        (Forward(4, 32, 4, 8, keeps=True), "forward/sums/subgroup"),
-        (Forward(1, 128, 4, 2, keeps=True, cluster=2), "forward/sums/cluster"),
+        (Forward(1, 128, 4, 2, in_registers=True), "forward/sums/workgroup"),
+        (Forward(4, 32, 4, 8, in_registers=True), "forward/sums/subgroup"),
+        (Forward(1, 128, 4, 2, in_registers=True, cluster=2), "forward/sums/cluster"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -30,7 +30,7 @@ SHARED = OnePass(workgroups=4, groups=8, warps=1, vector=4, subgroup_rows=4)
 NARROW = NormSpec((64,), "bf16")
 FEW = FewRows(rows=132, warps=16, tile=32, tile_vector=2)
 TWO = TwoPass(workgroups=66, warps=8, vector=8, chunks=1, rows=4)
-FORWARD = Forward(rows=1, threads=256, vector=8, chunks=2, keeps=True)
+FORWARD = Forward(rows=1, threads=256, vector=8, chunks=2, in_registers=True)
 OF_FORWARD = NormSpec((4096,), "bf16", op="layer_norm", eps=1e-5)
 BLOCKS = RowBlocks(64, 2, 16)
 BELOW_ONE = "a number below 1"
@@ -69,7 +69,7 @@ def below_one(base: Gpu, spec: NormSpec, target: str, *names: str) -> dict[str, 
 FINALIZE = ("finalize_slices", "finalize_rows", "finalize_columns")
 GPU = ("workgroups", "warps", "vector", "resident", *FINALIZE)
 BORDERS: dict[str, Border] = {
-    **below_one(STAGED, SPEC, "sm_90", *GPU, "groups", "cluster", "subgroup_rows", "refills"),
+    **below_one(STAGED, SPEC, "sm_90", *GPU, "groups", "cluster", "subgroup_rows"),
     **below_one(TWO, SPEC, "sm_90", *GPU, "chunks", "rows", "span_steps"),
     **below_one(
         FORWARD, OF_FORWARD, "sm_90", "rows", "threads", "vector", "chunks", "resident", "cluster"
@@ -177,15 +177,6 @@ BORDERS: dict[str, Border] = {
         {"subgroup_rows": 4},
         "whole subgroups copy in bulk, in place",
         NormSpec((64,), "bf16"),
-    ),
-    "refills": Border(
-        BULK, {"refills": 2}, {"refills": 3}, "2 vectors of a thread do not make 3 parts"
-    ),
-    "refills of what is not copied in bulk": Border(
-        replace(BULK, bulk=False),
-        {},
-        {"refills": 2},
-        "only copies in bulk refill a slot in parts",
     ),
     "x later": Border(
         replace(BULK, x_later=True),
@@ -348,13 +339,6 @@ BORDERS: dict[str, Border] = {
         "cp.async",
         SPEC,
         "sm_75",
-    ),
-    "parts of which one is shorter": Border(
-        BULK,
-        {"refills": 2},
-        {"refills": 4},
-        "3 vectors of a thread do not make 4 parts",
-        NormSpec((6144,), "bf16"),
     ),
     "halves that leave a subgroup": Border(
         replace(SHARED, subgroup_rows=2),
@@ -566,20 +550,20 @@ BORDERS: dict[str, Border] = {
         FORWARD,
         {"threads": 256},
         {"threads": 224},
-        "the threads of a row cannot keep it",
+        "the registers of a row's threads cannot hold it",
         OF_FORWARD,
     ),
     "a row in one place": Border(
         FORWARD,
-        {"keeps": False, "shares": True},
-        {"shares": True},
-        "a row is kept in one place",
+        {"in_registers": False, "in_shared_memory": True},
+        {"in_shared_memory": True},
+        "a row stays in registers or in shared memory, not in both",
         OF_FORWARD,
     ),
     "a narrow row": Border(
         replace(FORWARD, packs=True),
         {},
-        {"keeps": False},
+        {"in_registers": False},
         "only a narrow row of one tensor, in registers, is kept narrow",
         OF_FORWARD,
     ),
@@ -598,38 +582,42 @@ BORDERS: dict[str, Border] = {
         replace(OF_FORWARD, dtype="f32"),
     ),
     "several rows": Border(
-        replace(FORWARD, keeps=False), {"rows": 1}, {"rows": 2}, "several rows are kept", OF_FORWARD
+        replace(FORWARD, in_registers=False),
+        {"rows": 1},
+        {"rows": 2},
+        "a workgroup reads a single row again",
+        OF_FORWARD,
     ),
     "several rows in shared memory": Border(
-        replace(FORWARD, keeps=False, rows=2),
-        {"shares": True},
+        replace(FORWARD, in_registers=False, rows=2),
+        {"in_shared_memory": True},
         {},
-        "several rows are kept",
+        "a workgroup reads a single row again",
         OF_FORWARD,
     ),
     "early weights": Border(
         replace(FORWARD, early=True),
         {},
-        {"keeps": False},
-        "a row that is not kept has its weights in steps",
+        {"in_registers": False},
+        "a row that is not in registers has its weights in steps",
         OF_FORWARD,
     ),
     "early weights of few rows": Border(
         FORWARD,
         {"most_few_rows": 1},
-        {"most_few_rows": 1, "keeps": False},
-        "a row that is not kept has its weights in steps",
+        {"most_few_rows": 1, "in_registers": False},
+        "a row that is not in registers has its weights in steps",
         OF_FORWARD,
     ),
     "early weights of a shared row": Border(
-        replace(FORWARD, keeps=False, shares=True),
+        replace(FORWARD, in_registers=False, in_shared_memory=True),
         {},
         {"early": True},
-        "a row that is not kept has its weights in steps",
+        "a row that is not in registers has its weights in steps",
         OF_FORWARD,
     ),
     "a forward's shared memory": Border(
-        replace(FORWARD, keeps=False, shares=True, threads=32),
+        replace(FORWARD, in_registers=False, in_shared_memory=True, threads=32),
         {"rows": 28},
         {"rows": 29},
         "237568 bytes of shared memory, at most 232448",
@@ -709,7 +697,7 @@ def test_bulk_copies_have_16_bytes_of_either_row(
     [
         (replace(STAGED, groups=1), SPEC),
         (replace(READ, few_rows=FEW), SPEC),
-        (replace(FORWARD, keeps=False, shares=True), OF_FORWARD),
+        (replace(FORWARD, in_registers=False, in_shared_memory=True), OF_FORWARD),
     ],
 )
 def test_all_of_the_shared_memory_may_be_used(how: OnePass | Forward, spec: NormSpec) -> None:

@@ -45,8 +45,8 @@ LEGAL: dict[str, tuple[Schedule, NormSpec, str]] = {
     "in bulk": (OnePass(4, 1, 2, 4, ahead=1, slots=1, bulk=True), BACKWARD, "sm_90"),
     "in clusters": (OnePass(4, 1, 1, 8, cluster=2), BACKWARD, "sm_90"),
     "two passes": (TwoPass(4, 2, 2, 2, 2), BACKWARD, "gfx90a"),
-    "forward": (Forward(2, 64, 2, 1, keeps=True, most_few_rows=4), FORWARD, "gfx942"),
-    "read again": (Forward(1, 64, 1, 1, keeps=False), FORWARD, "sm_80"),
+    "forward": (Forward(2, 64, 2, 1, in_registers=True, most_few_rows=4), FORWARD, "gfx942"),
+    "read again": (Forward(1, 64, 1, 1, in_registers=False), FORWARD, "sm_80"),
     "row blocks": (RowBlocks(4, 2, 16), BACKWARD, "generic"),
 }
 NUMBERS = (0, -1, 1, 3, 7, 8, 33, 1025, 10**8, 2**31 - 1, 2**63, -(2**63), 10**5000)

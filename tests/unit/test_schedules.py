@@ -272,9 +272,9 @@ def test_forwards_of_every_width_are_legal(target: Target, op: str) -> None:
                 how = schedules.choose(spec, target)
                 assert isinstance(how, Forward)
                 assert how.illegal(spec, target) is None
-                assert how.steps(spec) == 1 or not how.keeps
+                assert how.steps(spec) == 1 or not how.in_registers
                 assert how.threads == 2 or columns > how.threads // 2 * how.vector
-                assert how.keeps or how.shares or columns > 4096
+                assert how.reads_once or columns > 4096
 
 
 @pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
@@ -322,19 +322,23 @@ def order(spec: NormSpec, target: Target) -> tuple[int, ...]:
         ({"rows": 2, "threads": 48}, "sm_90", "48 threads are neither subgroups nor a power of 2"),
         ({"vector": 3}, "sm_90", "N is no multiple of 3"),
         ({"chunks": 8}, "sm_90", "more than 32 elements of a row to a thread at once"),
-        ({"threads": 64}, "sm_90", "the threads of a row cannot keep it"),
-        ({"shares": True}, "sm_90", "a row is kept in one place"),
-        ({"keeps": False, "rows": 2}, "sm_90", "several rows are kept"),
-        ({"keeps": False, "early": True}, "sm_90", "a row that is not kept has its"),
+        ({"threads": 64}, "sm_90", "the registers of a row's threads cannot hold it"),
         (
-            {"keeps": False, "shares": True, "threads": 32, "rows": 32},
+            {"in_shared_memory": True},
+            "sm_90",
+            "a row stays in registers or in shared memory, not in both",
+        ),
+        ({"in_registers": False, "rows": 2}, "sm_90", "a workgroup reads a single row again"),
+        ({"in_registers": False, "early": True}, "sm_90", "a row that is not in registers has its"),
+        (
+            {"in_registers": False, "in_shared_memory": True, "threads": 32, "rows": 32},
             "sm_90",
             "of shared memory, at",
         ),
     ],
 )
 def test_an_illegal_forward_says_why(changes: dict[str, Any], target: str, why: str) -> None:
-    legal = Forward(rows=1, threads=256, vector=8, chunks=2, keeps=True)
+    legal = Forward(rows=1, threads=256, vector=8, chunks=2, in_registers=True)
     spec = NormSpec((4096,), "bf16", op="layer_norm", eps=1e-5)
     assert legal.illegal(spec, find_target("sm_90")) is None
     said = dataclasses.replace(legal, **changes).illegal(spec, find_target(target))

@@ -129,7 +129,7 @@ def test_of_few_rows_all_are_compared(rows: int) -> None:
 
 ONE_PASS = OnePass(workgroups=8, groups=2, warps=1, vector=2)
 FEW = FewRows(rows=300, warps=4, tile=32, tile_vector=2)
-FORWARD = Forward(rows=4, threads=32, vector=4, chunks=1, keeps=True)
+FORWARD = Forward(rows=4, threads=32, vector=4, chunks=1, in_registers=True)
 MANY: dict[str, tuple[Op, tuple[Schedule, ...], int]] = {
     "walkers of one pass": (OPS["rms_norm_backward"], (ONE_PASS,), 5 * 16 + 2 + 1),
     "the most of all": (

@@ -202,11 +202,6 @@ func.func private @refill_chunk(%k: index, %thread: !thread, %row: index, %live:
   return
 }
 
-// Only a slot that subgroups copy to has parts.
-func.func private @refill_part(%k: index, %thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
-  return
-}
-
 // Copies in place are a group, once all are made.
 func.func private @refill_row(%thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
   %in_place = func.call @in_place() : () -> i1

@@ -5,9 +5,8 @@
 // copy may begin anywhere, so V need not be more than what divides N, and shared memory is read at any position. If V does
 // not divide N, what a copy brings of other rows is overwritten by zeros in shared memory.
 //
-// A slot may be refilled in parts (#refills), each once its dx is stored. Where shared memory has no room for two rows, it
-// may have room for one and a half: x is copied a step later than dy then (#x_later), into its only slot. Copies of dy are
-// the last to begin, so that x does not wait for them.
+// Where shared memory has no room for two rows, it may have room for one and a half: x is copied a step later than dy then
+// (#x_later), into its only slot. Copies of dy are the last to begin, so that x does not wait for them.
 
 // What a NormSpec and a Schedule decide.
 !dy = bf16
@@ -26,7 +25,6 @@
 #may_have_none = false
 #dy_chunk_bytes = 16 : i64
 #x_chunk_bytes = 16 : i64
-#refills = 1 : index
 #x_later = false
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -49,8 +47,6 @@ func.func private @copies_first() -> index
 func.func private @mbarrier(!mbarriers, index) -> i32
 func.func private @whole_16() -> i1
 func.func private @shifted() -> i1
-func.func private @in_refills() -> i1
-func.func private @refill_columns() -> index
 func.func private @my_group(!thread) -> index
 func.func private @my_copier(!thread) -> index
 func.func private @my_part(!thread) -> index
@@ -76,7 +72,6 @@ func.func private @arrivals_i32() -> i32
 func.func private @init_mbarrier(i32, i32)
 func.func private @column(index, !thread) -> (index, i1)
 func.func private @meet(index)
-func.func private @refill_chunks() -> index
 // End of what is replaced.
 
 // Whether subgroups copy rows together.
@@ -201,50 +196,19 @@ func.func private @begins_within(%part: index, %warp: index, %shift: index) -> i
   return %begins : i1
 }
 
-// The part of a slot that one refill of several copies, for a subgroup: how many elements come before it, and how many
-// it has. A refill overwrites only chunks whose dx is stored: a row begins up to 128 bytes behind the first one.
-func.func private @refill_extent(%refill: index, %from: index, %copied: index) -> (index, index) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %refills = arith.constant #refills
-  %in_refills = func.call @in_refills() : () -> i1
-  %columns = func.call @refill_columns() : () -> index
-  %before, %count = scf.if %in_refills -> (index, index) {
-    %end = arith.addi %from, %copied : index
-    %begins = arith.muli %refill, %columns : index
-    %ends = arith.addi %begins, %columns : index
-    %next = arith.addi %refill, %c1 : index
-    %is_last = arith.cmpi eq, %next, %refills : index
-    %own_from = arith.maxui %from, %begins : index
-    %until = arith.minui %end, %ends : index
-    %own_end = arith.select %is_last, %end, %until : index
-    %has_any = arith.cmpi ult, %own_from, %own_end : index
-    %few = arith.subi %own_end, %own_from : index
-    %own = arith.select %has_any, %few, %c0 : index
-    %others = arith.subi %own_from, %from : index
-    scf.yield %others, %own : index, index
-  } else {
-    scf.yield %c0, %copied : index, index
-  }
-  return %before, %count : index, index
-}
-
 // What is copied of a row of one tensor: the number of its first element among all of the rows, how many, and their
 // position in a slot.
-func.func private @copy_extent(%first: index, %count: index, %all: index, %of_16: index, %of_line: index, %pitch: index, %warp: index, %refill: index) -> (index, index, index) {
-  %before, %copied_all, %wanted = func.call @extent(%first, %count, %all, %of_16) : (index, index, index, index) -> (index, index, index)
-  %first_all = arith.subi %first, %before : index
+func.func private @copy_extent(%first: index, %count: index, %all: index, %of_16: index, %of_line: index, %pitch: index, %warp: index) -> (index, index, index) {
+  %before, %copied, %wanted = func.call @extent(%first, %count, %all, %of_16) : (index, index, index, index) -> (index, index, index)
+  %from = arith.subi %first, %before : index
   %begins = arith.muli %warp, %pitch : index
-  %in_line = arith.remui %first_all, %of_line : index
-  %position_all = arith.addi %begins, %in_line : index
-  %others, %copied = func.call @refill_extent(%refill, %in_line, %copied_all) : (index, index, index) -> (index, index)
-  %from = arith.addi %first_all, %others : index
-  %position = arith.addi %position_all, %others : index
+  %in_line = arith.remui %from, %of_line : index
+  %position = arith.addi %begins, %in_line : index
   return %from, %copied, %position : index, index, index
 }
 
-// A subgroup's columns of a row to a slot, or those of one refill: of dy, of x, or of both. One thread does that.
-func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %thread: !thread, %row: index, %all: index, %refill: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+// A subgroup's columns of a row to a slot: of dy, of x, or of both. One thread does that.
+func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %thread: !thread, %row: index, %all: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
   %group = func.call @my_group(%thread) : (!thread) -> index
   %warp = func.call @my_copier(%thread) : (!thread) -> index
   %part = func.call @my_part(%thread) : (!thread) -> index
@@ -261,10 +225,10 @@ func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %thread: !thread, 
   %bits = arith.constant 8 : index
   %count = func.call @subgroup_columns(%part, %warp, %shift) : (index, index, index) -> index
   %column, %first, %warps_before = func.call @subgroup_begin(%row, %part, %warp, %shift) : (index, index, index, index) -> (index, index, index)
-  %dy_first, %dy_copied, %dy_position = func.call @copy_extent(%first, %count, %all, %dy_of_16, %dy_of_line, %dy_pitch, %warp, %refill)
-      : (index, index, index, index, index, index, index, index) -> (index, index, index)
-  %x_first, %x_copied, %x_position = func.call @copy_extent(%first, %count, %all, %x_of_16, %x_of_line, %x_pitch, %warp, %refill)
-      : (index, index, index, index, index, index, index, index) -> (index, index, index)
+  %dy_first, %dy_copied, %dy_position = func.call @copy_extent(%first, %count, %all, %dy_of_16, %dy_of_line, %dy_pitch, %warp)
+      : (index, index, index, index, index, index, index) -> (index, index, index)
+  %x_first, %x_copied, %x_position = func.call @copy_extent(%first, %count, %all, %x_of_16, %x_of_line, %x_pitch, %warp)
+      : (index, index, index, index, index, index, index) -> (index, index, index)
   %dy_bits_copied = arith.muli %dy_copied, %dy_size_bits : index
   %x_bits_copied = arith.muli %x_copied, %x_size_bits : index
   %dy_bits_taken = arith.select %takes_dy, %dy_bits_copied, %c0 : index
@@ -383,52 +347,6 @@ func.func private @stored_before_copies(%part: index, %warp: index, %shift: inde
   return
 }
 
-// A slot, or a part of it, with columns of a row ahead. The subgroup has read what was there. If x is copied later,
-// its part of the next row takes the place of this row's, and dy of the row ahead follows with the last part.
-func.func private @refill_in_bulk(%refill: index, %thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %all: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
-  %warp = func.call @my_copier(%thread) : (!thread) -> index
-  %part = func.call @my_part(%thread) : (!thread) -> index
-  %shift = func.call @my_shift(%thread) : (!thread) -> index
-  %leads = func.call @leads(%thread) : (!thread) -> i1
-  %row_ahead = vector.extract %rows_ahead[0] : index from !rows_ahead
-  %row_next = vector.extract %rows_ahead[1] : index from !rows_ahead
-  %is_live = vector.extract %are_live[0] : i1 from !are_live
-  %next_is_live = vector.extract %are_live[1] : i1 from !are_live
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %x_later = arith.constant #x_later
-  %refills = arith.constant #refills
-  %yes = arith.constant true
-  %no = arith.constant false
-  %all_lanes = arith.constant -1 : i32
-  func.call @stored_before_copies(%part, %warp, %shift, %dy_rows) : (index, index, index, !dy_room) -> ()
-  nvvm.bar.warp.sync %all_lanes : i32
-  %fetches = arith.andi %leads, %is_live : i1
-  scf.if %x_later {
-    %slot_next = func.call @slot_after(%slot) : (index) -> index
-    %fetches_x = arith.andi %leads, %next_is_live : i1
-    scf.if %fetches_x {
-      func.call @fetch_in_bulk(%no, %yes, %thread, %row_next, %all, %refill, %slot_next, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-          : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-    }
-    %refill_after = arith.addi %refill, %c1 : index
-    %is_last = arith.cmpi eq, %refill_after, %refills : index
-    %fetches_dy = arith.andi %fetches, %is_last : i1
-    scf.if %fetches_dy {
-      scf.for %each = %c0 to %refills step %c1 {
-        func.call @fetch_in_bulk(%yes, %no, %thread, %row_ahead, %all, %each, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-            : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-      }
-    }
-  } else {
-    scf.if %fetches {
-      func.call @fetch_in_bulk(%yes, %yes, %thread, %row_ahead, %all, %refill, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-          : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-    }
-  }
-  return
-}
-
 // Zeros where a subgroup has room for more columns, but for those that each row stores anew. No copy comes so far.
 func.func private @zero_room(%thread: !thread, %dy_rows: !dy_room, %x_rows: !x_room) {
   %group = func.call @my_group(%thread) : (!thread) -> index
@@ -478,7 +396,6 @@ func.func private @fetch_first_rows(%thread: !thread, %leads: i1, %first: i32, %
   %ahead_i32 = arith.constant #ahead_i32
   %slots = arith.constant #slots
   %x_slots = func.call @x_slots() : () -> index
-  %refills = arith.constant #refills
   %x_later = arith.constant #x_later
   %yes = arith.constant true
   %no = arith.constant false
@@ -505,13 +422,11 @@ func.func private @fetch_first_rows(%thread: !thread, %leads: i1, %first: i32, %
     %has_x = arith.cmpi ult, %slot, %x_slots : index
     %has_x_apart = arith.andi %has_x, %x_later : i1
     scf.if %fetches {
-      scf.for %refill = %c0 to %refills step %c1 {
-        func.call @fetch_in_bulk(%yes, %together, %thread, %row_index, %cells, %refill, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-            : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-        scf.if %has_x_apart {
-          func.call @fetch_in_bulk(%no, %yes, %thread, %row_index, %cells, %refill, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-              : (i1, i1, !thread, index, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
-        }
+      func.call @fetch_in_bulk(%yes, %together, %thread, %row_index, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+          : (i1, i1, !thread, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+      scf.if %has_x_apart {
+        func.call @fetch_in_bulk(%no, %yes, %thread, %row_index, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+            : (i1, i1, !thread, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
       }
     }
   }
@@ -573,36 +488,41 @@ func.func private @refill_chunk(%k: index, %thread: !thread, %row: index, %live:
   return
 }
 
-// A part of a slot, once the last of its chunks has its dx; but the last part.
-func.func private @refill_part(%k: index, %thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %refills = arith.constant #refills
-  %last_refill = arith.subi %refills, %c1 : index
-  %in_refills = func.call @in_refills() : () -> i1
-  %refill_chunks = func.call @refill_chunks() : () -> index
-  scf.if %in_refills {
-    %done = arith.addi %k, %c1 : index
-    %refill = arith.divui %k, %refill_chunks : index
-    %beyond = arith.remui %done, %refill_chunks : index
-    %is_read = arith.cmpi eq, %beyond, %c0 : index
-    %has_another = arith.cmpi ult, %refill, %last_refill : index
-    %refills_now = arith.andi %is_read, %has_another : i1
-    scf.if %refills_now {
-      func.call @refill_in_bulk(%refill, %thread, %rows_ahead, %are_live, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-          : (index, !thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+// A slot with columns of a row ahead, once a row's dx is stored: the subgroup has read what was there. If x is copied
+// later, x of the next row takes the place of this row's, and dy of the row ahead follows.
+func.func private @refill_row(%thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
+  %warp = func.call @my_copier(%thread) : (!thread) -> index
+  %part = func.call @my_part(%thread) : (!thread) -> index
+  %shift = func.call @my_shift(%thread) : (!thread) -> index
+  %leads = func.call @leads(%thread) : (!thread) -> i1
+  %row_ahead = vector.extract %rows_ahead[0] : index from !rows_ahead
+  %row_next = vector.extract %rows_ahead[1] : index from !rows_ahead
+  %is_live = vector.extract %are_live[0] : i1 from !are_live
+  %next_is_live = vector.extract %are_live[1] : i1 from !are_live
+  %x_later = arith.constant #x_later
+  %yes = arith.constant true
+  %no = arith.constant false
+  %all_lanes = arith.constant -1 : i32
+  func.call @stored_before_copies(%part, %warp, %shift, %dy_rows) : (index, index, index, !dy_room) -> ()
+  nvvm.bar.warp.sync %all_lanes : i32
+  %fetches = arith.andi %leads, %is_live : i1
+  scf.if %x_later {
+    %slot_next = func.call @slot_after(%slot) : (index) -> index
+    %fetches_x = arith.andi %leads, %next_is_live : i1
+    scf.if %fetches_x {
+      func.call @fetch_in_bulk(%no, %yes, %thread, %row_next, %cells, %slot_next, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+          : (i1, i1, !thread, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+    }
+    scf.if %fetches {
+      func.call @fetch_in_bulk(%yes, %no, %thread, %row_ahead, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+          : (i1, i1, !thread, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+    }
+  } else {
+    scf.if %fetches {
+      func.call @fetch_in_bulk(%yes, %yes, %thread, %row_ahead, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+          : (i1, i1, !thread, index, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
     }
   }
-  return
-}
-
-// A slot, or its last part, once a row's dx is stored.
-func.func private @refill_row(%thread: !thread, %rows_ahead: !rows_ahead, %are_live: !are_live, %cells: index, %slot: index, %dy: !dy_lines, %x: !x_lines, %dy_rows: !dy_room, %x_rows: !x_room, %mbarriers: !mbarriers) {
-  %c1 = arith.constant 1 : index
-  %refills = arith.constant #refills
-  %last_refill = arith.subi %refills, %c1 : index
-  func.call @refill_in_bulk(%last_refill, %thread, %rows_ahead, %are_live, %cells, %slot, %dy, %x, %dy_rows, %x_rows, %mbarriers)
-      : (index, !thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
   return
 }
 

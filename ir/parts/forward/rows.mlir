@@ -16,8 +16,8 @@
 #forward_chunks = 2 : index
 #forward_threads = 256 : index
 #forward_whole = true
-#forward_keeps = true
-#forward_shares = false
+#forward_in_registers = true
+#forward_in_shared_memory = false
 #forward_lasts = true
 !pointer = !llvm.ptr<1>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
@@ -91,9 +91,9 @@ func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_ro
   %chunks = arith.constant #forward_chunks
   %adds_residual = arith.constant #takes_residual
   %no_residual = arith.constant dense<0.0> : !forward_residual
-  %shares = arith.constant #forward_shares
+  %in_shared_memory = arith.constant #forward_in_shared_memory
   %lasts = arith.constant #forward_lasts
-  %was_kept = arith.andi %shares, %again : i1
+  %was_kept = arith.andi %in_shared_memory, %again : i1
   %reads_s = arith.andi %adds_residual, %again : i1
   scf.for %k = %c0 to %chunks step %c1 {
     %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
@@ -154,10 +154,10 @@ func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_resid
   %c1 = arith.constant 1 : index
   %chunks = arith.constant #forward_chunks
   %adds_residual = arith.constant #takes_residual
-  %shares = arith.constant #forward_shares
+  %in_shared_memory = arith.constant #forward_in_shared_memory
   %yes = arith.constant true
   %is_first = arith.xori %again, %yes : i1
-  %stores_kept = arith.andi %shares, %is_first : i1
+  %stores_kept = arith.andi %in_shared_memory, %is_first : i1
   scf.for %k = %c0 to %chunks step %c1 {
     %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
     %at = arith.addi %part, %col : index
@@ -213,8 +213,8 @@ func.func private @take_anew(%x_held: !forward_x_held, %values: !forward_held) {
 
 // The values of a step of a row that is not in registers.
 func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %step: index, %again: i1, %values: !forward_held) {
-  %keeps = arith.constant #forward_keeps
-  scf.if %keeps {
+  %in_registers = arith.constant #forward_in_registers
+  scf.if %in_registers {
   } else {
     %x_held = memref.alloca() : !forward_x_held
     %residual_held = memref.alloca() : !forward_residual_held
