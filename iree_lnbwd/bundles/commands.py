@@ -24,6 +24,8 @@ def spec_words(spec: NormSpec) -> list[str]:
     for name in ("grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype"):
         if (dtype := getattr(spec, name)) is not None:
             words.append(f"--{name.replace('_', '-')}={dtype}")
+    if spec.grad_outputs > 1:
+        words.append(f"--grad-outputs={spec.grad_outputs}")
     if not spec.has_weight:
         words.append("--no-weight")
     if spec.has_bias != spec.family.usual_bias:

@@ -14,7 +14,13 @@ from iree_lnbwd.errors import (
     shown,
 )
 from iree_lnbwd.ops.arguments import DEFAULT_EPS, rms_eps
-from iree_lnbwd.ops.operands import FROM_OUTPUT, LAYER_NORM_BACKWARD, OPS, names
+from iree_lnbwd.ops.operands import (
+    FROM_OUTPUT,
+    LAYER_NORM_BACKWARD,
+    MOST_GRAD_OUTPUTS,
+    OPS,
+    names,
+)
 from iree_lnbwd.ops.spec import NormSpec, check_output_mask
 
 _OP, _DTYPE = LAYER_NORM_BACKWARD.name, "f32"
@@ -70,6 +76,12 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
     """The options of a spec besides its op, shape and type."""
     types: dict[str, Any] = {"type": words.dtype, "metavar": words.DTYPES_IN_HELP}
     parser.add_argument("--grad-output-dtype", **types, help="default: --dtype")
+    parser.add_argument(
+        "--grad-outputs",
+        type=int,
+        default=1,
+        help=f"gradients that a backward adds up, up to {MOST_GRAD_OUTPUTS} (default: 1)",
+    )
     parser.add_argument("--weight-dtype", **types, help="default: --dtype")
     parser.add_argument("--bias-dtype", **types, help="default: --weight-dtype")
     parser.add_argument("--no-weight", action="store_true", help="gamma is 1")
@@ -169,6 +181,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         normalized_shape=options.normalized_shape,
         dtype=options.dtype,
         grad_output_dtype=options.grad_output_dtype,
+        grad_outputs=options.grad_outputs,
         weight_dtype=options.weight_dtype,
         bias_dtype=options.bias_dtype,
         has_weight=not options.no_weight,
