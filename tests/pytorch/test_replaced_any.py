@@ -120,6 +120,17 @@ class ClampedOnePlus(Naive):
         return F.normalize(x, dim=-1) * COLUMNS**0.5 * (self.scale + 1)
 
 
+class ClampedWithoutBias(Naive):
+    """Wan's: a zero in place of its bias, which is no eps, whatever rows but those of zeros say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * COLUMNS**0.5 * self.scale + self.bias
+
+
 class ClampedL2(nn.Module):
     """With a clamp of its own."""
 
@@ -158,6 +169,7 @@ FOUND: dict[type[nn.Module], str] = {
     OnePlus: "layer norm, 1 + weight",
     Clamped: "RMS norm, clamped",
     ClampedOnePlus: "RMS norm, clamped, 1 + scale",
+    ClampedWithoutBias: "RMS norm, clamped",
     ClampedL2: "L2 norm, no weight, clamped",
     ClampedImages: "RMS norm, clamped, channels first",
     ClampedVolumes: "RMS norm, clamped, channels first",
@@ -302,7 +314,7 @@ def test_bad_types_are_refused(bad: object, error: type[Exception]) -> None:
 
 # --- lengths that are clamped ---------------------------------------------------------------------
 
-CLAMPED = (Clamped, ClampedOnePlus, ClampedL2, ClampedImages, ClampedVolumes)
+CLAMPED = (Clamped, ClampedOnePlus, ClampedWithoutBias, ClampedL2, ClampedImages, ClampedVolumes)
 # Of rows, in units of the clamp: zeros, far below, around it, far above, and usual ones.
 LENGTHS = (0.0, 1e-12, 1e-3, 0.1, 0.7, 0.999, 1.001, 1.5, 10.0, 1e4, 1e12, 0.0)
 
