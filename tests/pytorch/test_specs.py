@@ -26,23 +26,23 @@ def norms(columns: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(columns), nn.RMSNorm(columns), AddRMSNorm(columns))
 
 
+def loaded(columns: int) -> set[NormSpec]:
+    return {spec for spec, _ in modules.in_use() if columns in spec.normalized_shape}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_warmup_loads_what_specs_says(dtype: torch.dtype) -> None:
     columns = int(random_generator().integers(20000, 21000))  # which no other test has loaded
     model = norms(columns).to(dtype)
     replace_norms(model)
     said = specs(model)
-
-    def loaded() -> set[NormSpec]:
-        return {spec for spec, _ in modules.in_use() if columns in spec.normalized_shape}
-
-    assert not loaded()
+    assert not loaded(columns)
     warmup(model)
-    assert loaded() <= set(said)
+    assert loaded(columns) <= set(said)
     # Of a layer norm in bf16, CPUs compute the statistics again, which GPUs take.
-    on_gpus = {replace(spec, eps=None) for spec in loaded() if spec.family.is_backward}
-    assert bool(on_gpus - loaded()) == (dtype == torch.bfloat16)
-    assert set(said) == loaded() | on_gpus
+    on_gpus = {replace(spec, eps=None) for spec in loaded(columns) if spec.family.is_backward}
+    assert bool(on_gpus - loaded(columns)) == (dtype == torch.bfloat16)
+    assert set(said) == loaded(columns) | on_gpus
     assert len(said) == len(set(said))
 
 
@@ -75,8 +75,10 @@ def test_specs_of_element_types_that_the_model_has_not() -> None:
 
 def test_specs_leave_out_what_enable_serves() -> None:
     """``bundle --model`` has replaced norms in it, whatever else this process does."""
+    columns = int(random_generator().integers(21000, 22000))
     with enabled():
-        assert specs(nn.Sequential(nn.LayerNorm(40), nn.RMSNorm(40))) == ()
+        assert specs(nn.Sequential(nn.LayerNorm(columns), nn.RMSNorm(columns))) == ()
+    assert not loaded(columns)
 
 
 def test_specs_of_models_without_memory_and_of_other_types() -> None:
