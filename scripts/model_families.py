@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -288,9 +288,11 @@ FAMILIES: tuple[Family, ...] = (
 )  # fmt: skip
 
 
-def built() -> Iterator[tuple[Family, nn.Module | NotBuiltError]]:
-    """Each family, and its model or why there is none."""
+def built(names: Collection[str] = ()) -> Iterator[tuple[Family, nn.Module | NotBuiltError]]:
+    """Each family, or those of some names, and its model or why there is none."""
     for family in FAMILIES:
+        if names and family.name not in names:
+            continue
         try:
             yield family, family.build()
         except NotBuiltError as error:
