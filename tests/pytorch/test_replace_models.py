@@ -128,18 +128,15 @@ def test_models_of_timm(name: str, norms: int, norm: str) -> None:
     assert assert_trains_alike(model, run, norm) == norms
 
 
-# Of each kind of norm one, of what a GPU's `enable` reaches and what not.
-SAMPLE = (
-    *("BertModel", "Gemma2ForCausalLM", "NemotronForCausalLM", "FalconMambaForCausalLM"),
-    *("T5ForConditionalGeneration", "ConvNextV2Model"),
-)
+# With 1 + weight, and rounded twice; another has no kernel.
+SAMPLE = ("Gemma2ForCausalLM", "T5ForConditionalGeneration", "Mamba2ForCausalLM")
 
 
 def test_a_sample_of_families() -> None:
     """`scripts/replaced_models families` has all."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     script = Path(__file__).parents[2] / "scripts" / "replaced_models"
-    asked = ["families", f"--only={','.join(SAMPLE)}", "--share=0.9"]
+    asked = ["families", f"--only={','.join(SAMPLE)}", "--share=0.9", "--ways=f32"]
     done = subprocess.run(
         [sys.executable, str(script), *asked], capture_output=True, text=True, check=False
     )
