@@ -24,6 +24,7 @@ from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     INPUT,
     MORE_GRAD_OUTPUTS,
+    MOST_GRAD_OUTPUTS,
     OPS,
     Access,
     Kind,
@@ -80,8 +81,12 @@ class Case:
 
     def call(self, name: str, /, *, bad: str = "", **arguments: Any) -> Any:
         """Calls something public, and remembers with what."""
-        for other in names(MORE_GRAD_OUTPUTS):  # those beside the first come in a list with it
-            arguments.pop(other, None)
+        more = [arguments.pop(other, None) for other in names(MORE_GRAD_OUTPUTS)]
+        if any(
+            array is not None for array in more
+        ):  # those beside the first come in a list with it
+            there = (array for array in more if array is not None)
+            arguments["grad_output"] = self.pick(list, tuple)((arguments["grad_output"], *there))
         for argument in arguments:
             self.tried.add((name, argument, "bad" if argument == bad else "good"))
         return PUBLIC[name](**arguments)
@@ -159,6 +164,7 @@ def draw_spec(case: Case, *ops: Op) -> NormSpec:
         residual_dtype=pick(None, None, dtype, *narrow),
         weight_offset=pick(0.0, *OFFSETS) if has_weight else 0.0,
         from_output=from_output,
+        grad_outputs=pick(1, 1, 1, 2, 3, MOST_GRAD_OUTPUTS) if op.is_backward else 1,
     )
 
 

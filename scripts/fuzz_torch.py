@@ -175,7 +175,7 @@ def draw_call(case: Case, layout: Layout | None = None) -> Call:
     spec = draw_spec(case, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)
     # A sum of another type is refused.
     keeps_output = spec.from_output and spec.residual_dtype in (None, spec.dtype)
-    spec = dataclasses.replace(spec, from_output=False, has_bias=None)
+    spec = dataclasses.replace(spec, from_output=False, has_bias=None, grad_outputs=1)
     given = draw_arrays(case, spec, max(1, draw_rows(case, spec)), plain=True)
     given |= {"mean": None, "rstd": None}
     if case.chance(0.3):

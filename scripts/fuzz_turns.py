@@ -29,7 +29,7 @@ from fuzz_draw import (
 from iree_lnbwd import NormSpec
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import bind
-from iree_lnbwd.ops.operands import names
+from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, names
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from emulated_arrays import emulated_gpu
@@ -122,6 +122,8 @@ def _others(
         found[added] = {added: draw_values(case, spec.dtype, like.shape)}
     else:
         found[f"no {added}"] = {added: None}
+    if spec.grad_outputs > 1:
+        found["one gradient less"] = {names(MORE_GRAD_OUTPUTS)[spec.grad_outputs - 2]: None}
     if op.is_backward and not op.from_output and given["rstd"] is not None:
         found["recomputed"] = dict.fromkeys(names(op.statistics))
     shape = given[op.data.name].shape

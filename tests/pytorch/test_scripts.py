@@ -28,16 +28,16 @@ distributed = pytest.mark.skipif(
 )
 
 
-def in_processes(script: str, device: str, number: int) -> str:
+def in_two_processes(script: str, device: str) -> str:
+    """On the CPU, too, so that a run of the tests is short."""
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    number = 2 if device == "cuda" else number
-    return run(SCRIPTS / script, "run", f"--device={device}", f"--processes={number}")
+    return run(SCRIPTS / script, "run", f"--device={device}", "--processes=2")
 
 
 @distributed
 def test_distributed_gradients_equal_those_of_one_process(device: str, can_enable: bool) -> None:
-    said = in_processes("verify_distributed", device, 2)
+    said = in_two_processes("verify_distributed", device)
     models = {"gpt": 29, "gpt_of_ours": 27, "llama": 17} | ({"plain_gpt": 29} if can_enable else {})
     for model, count in models.items():
         for way in ("by_ddp", "by_fsdp", "by_checkpointed_fsdp"):
@@ -49,8 +49,7 @@ def test_distributed_gradients_equal_those_of_one_process(device: str, can_enabl
 def test_tensor_parallel_gradients_equal_those_of_one_process(
     device: str, can_enable: bool
 ) -> None:
-    """On the CPU in two processes, so that a run of the tests is short; four have two halves."""
-    said = in_processes("verify_tensor_parallel", device, 2)
+    said = in_two_processes("verify_tensor_parallel", device)
     ways = [
         *("tensor_parallel", "sequence_parallel", "replaced_and_sharded", "sharded_and_replaced"),
         *("enabled_tensor_parallel", "enabled_sequence_parallel", "enabled_and_sharded"),
@@ -62,8 +61,7 @@ def test_tensor_parallel_gradients_equal_those_of_one_process(
 @distributed
 def test_norms_of_dtensors_equal_those_of_one_process(device: str, can_enable: bool) -> None:
     """PyTorch's own cases of them."""
-    said = in_processes("verify_dtensor", device, 4)
-    processes = 4 if device == "cpu" else 2
+    said = in_two_processes("verify_dtensor", device)
     # PyTorch refuses 12 of its RMS norms on the CPU.
     numbers = {"replaced": (48, 22)} | (
         {"kept": (36 if device == "cpu" else 48, 22)} if can_enable else {}
@@ -71,7 +69,7 @@ def test_norms_of_dtensors_equal_those_of_one_process(device: str, can_enable: b
     for prepared, (of_one, frozen) in numbers.items():
         for cases, number in (("one_norm", of_one), ("frozen_parts", frozen)):
             line = f": {cases}, {prepared}: {number} cases equal to one process's\n"
-            assert said.count(line) == processes
+            assert said.count(line) == 2
 
 
 def losses_of(path: Path) -> dict[str, list[float]]:

@@ -22,7 +22,6 @@ from iree_lnbwd.torch.overrides_in_python import ATENS, NOT_ATENS
 _MOST_COLUMNS_OF_INDUCTORS = 256
 
 _EPS = DEFAULT_EPS  # not read where the statistics are given
-_CONVERSION = torch.ops.prims.convert_element_type.default
 _WIDENED = MappingProxyType(dict.fromkeys(supported.HALF, torch.float32))
 
 
@@ -82,10 +81,24 @@ def lower(graph: Graph, decompositions: Callable[[], Any]) -> int:
     Returns:
         How many.
     """
+    return _lower(graph, decompositions, lambda data: True)
+
+
+def lower_widened(graph: Graph, decompositions: Callable[[], Any]) -> int:
+    """As `lower`, those alone whose rows were cast to a wider type."""
+    return _lower(graph, decompositions, graphs.is_widened)
+
+
+def _lower(
+    graph: Graph, decompositions: Callable[[], Any], is_taken: Callable[[Node], bool]
+) -> int:
     count = 0
     for node in list(graph.nodes):
         gradients = _OURS.get(node.target)
-        if gradients is not None and is_narrow(graphs.arguments(node)["normalized_shape"]):
+        if gradients is None:
+            continue
+        given = graphs.arguments(node)
+        if is_narrow(given["normalized_shape"]) and is_taken(given[gradients.op.data.name]):
             graphs.take_apart(node, functools.partial(_by_aten, gradients), decompositions)
             count += 1
     return count
@@ -154,9 +167,9 @@ def _with_all_gradients(call: _Call) -> tuple[_Call, int]:
     if len(terms) == 1 or first is not None or not is_used_here_alone:
         return call, 0
     sources = [graphs.below_views(term) for term in terms]
-    casts = [source for source in sources if source.target is _CONVERSION]
+    casts = [source for source in sources if source.target is graphs.CONVERSION]
     if casts:
-        narrow = [cast.args[0] for cast in sources if cast.target is _CONVERSION]
+        narrow = [cast.args[0] for cast in sources if cast.target is graphs.CONVERSION]
         given = [each for each in narrow if isinstance(each, Node)]
     else:
         given = terms
@@ -205,7 +218,7 @@ def _without_cast(call: _Call) -> tuple[_Call, bool]:
     assert dy is not None
     assert x is not None
     cast = graphs.below_views(dy)
-    if cast.target is not _CONVERSION or call.tensor(MORE_GRAD_OUTPUTS[0].name) is not None:
+    if cast.target is not graphs.CONVERSION or call.tensor(MORE_GRAD_OUTPUTS[0].name) is not None:
         return call, False
     source = cast.args[0]
     narrow, wide = graphs.value(source), graphs.value(cast)

@@ -46,14 +46,15 @@ def lower(graph: Graph, decompositions: Callable[[], Any]) -> tuple[int, int]:
     return apart, additions
 
 
-def lower_narrow(graph: Graph, decompositions: Callable[[], Any]) -> int:
-    """Takes the forwards of narrow rows apart, as `lower`; the number of them."""
+def lower_widened(graph: Graph, decompositions: Callable[[], Any]) -> int:
+    """Takes the forwards of narrow rows apart that were cast, as `lower`; the number of them."""
     count = 0
     for node in list(graph.nodes):
         norm = _NORMS.get(node.target)
         if norm is None or norm.takes_residual:
             continue
-        if backwards.is_narrow(graphs.arguments(node)["normalized_shape"]):
+        given = graphs.arguments(node)
+        if backwards.is_narrow(given["normalized_shape"]) and graphs.is_widened(given["input"]):
             _take_apart(node, norm, decompositions)
             count += 1
     return count

@@ -19,6 +19,7 @@ _ATEN = torch.ops.aten
 # What a call's operators inherit: where it is in the model, and if a checkpoint recomputes it.
 _OF_A_CALL = ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", "recompute",
               "ac_graph_id")  # fmt: skip
+CONVERSION = torch.ops.prims.convert_element_type.default
 _VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default})
 
 
@@ -101,6 +102,15 @@ def below_views(node: Node) -> Node:
     while node.target in _VIEWS:
         node = node.args[0]
     return node
+
+
+def is_widened(node: Node) -> bool:
+    """Whether a node is, but for views, a cast of a narrower tensor."""
+    cast = below_views(node)
+    if cast.target not in (CONVERSION, _ATEN._to_copy.default):
+        return False
+    before, after = value(cast.args[0]), value(cast)
+    return before is not None and after is not None and before.itemsize < after.itemsize
 
 
 def last_view(node: Node) -> Node:

@@ -48,9 +48,12 @@ class _OurPass(CustomGraphPass):
 
 
 def _narrow(graph: Graph) -> Folded:
-    """Norms of narrow rows, of a whole step: before inductor decides what a backward keeps."""
-    apart = forwards.lower_narrow(graph, select_decomp_table)
-    return Folded(forwards=apart, backwards=backwards.lower(graph, select_decomp_table))
+    """Norms of narrow rows that were widened, of a whole step.
+
+    That is before inductor decides what a backward keeps: now it can keep them as they were.
+    """
+    apart = forwards.lower_widened(graph, select_decomp_table)
+    return Folded(forwards=apart, backwards=backwards.lower_widened(graph, select_decomp_table))
 
 
 def _all(graph: Graph) -> Folded:

@@ -44,8 +44,10 @@ class ReplacedNorm(nn.Module):
         """
         form = form_of(self)
         output = None
-        if len(inputs) + len(named) == 1 and named.keys() <= {form.argument}:
-            output = _computed(form, self, *inputs, *named.values())
+        if len(inputs) == 1 and not named:
+            output = _computed(form, self, inputs[0])
+        elif not inputs and named.keys() == {form.argument}:
+            output = _computed(form, self, named[form.argument])
         if output is None:
             output = super().forward(*inputs, **named)
         return output

@@ -222,8 +222,11 @@ class Form:
         """
         weight, bias = self.parameters(module)
         # PyTorch's own norms take None as ones; a class that had a weight may do anything then.
-        is_plain = self.shape_name is not None and not self.weight_offset
-        if weight is None and self.weight_name is not None and not is_plain:
+        if (
+            weight is None
+            and self.weight_name is not None
+            and (self.shape_name is None or self.weight_offset)
+        ):
             return None
         if not isinstance(input, Tensor) or not supported.are_taken(input, weight, bias):
             return None
@@ -256,6 +259,8 @@ class Form:
     ) -> Tensor:
         dims = self.dims(module, input.shape)
         eps = self.eps_of(module, dims)
+        if self._is_a_call:
+            return self._called(input, dims, weight, bias, self.weight_offset, eps)
         wanted = self.output_type.of(input.dtype, None if weight is None else weight.dtype)
         weight, bias, offset = self.scaling(weight, bias, dims, input)
         rows = input
@@ -265,15 +270,39 @@ class Form:
             rows = rows.movedim(1, -1)
         if self.is_clamped:
             output = clamped.rms_norm(rows, dims, weight, offset, eps)
-        elif self.op.centres:
-            output = layer_norm(rows, dims, weight, bias, eps, weight_offset=offset)
         else:
-            output = rms_norm(rows, dims, weight, eps, weight_offset=offset)
+            output = self._called(rows, dims, weight, bias, offset, eps)
         if self.channels_first:
             output = output.movedim(-1, 1)
         if self.output_type is not OutputType.INPUTS:
             output = output.to(wanted)
         return output if self.order is Order.ROWS else self._in_order(output, input)
+
+    @property
+    def _is_a_call(self) -> bool:
+        """Whether a function of ours computes it, with nothing before it or behind."""
+        return not (
+            self.is_l2
+            or self.is_clamped
+            or self.is_flattened
+            or self.any_width
+            or self.channels_first
+            or self.output_type is not OutputType.INPUTS
+            or self.order is not Order.ROWS
+        )
+
+    def _called(
+        self,
+        rows: Tensor,
+        dims: Sequence[int],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        offset: float,
+        eps: Any,
+    ) -> Tensor:
+        if self.op.centres:
+            return layer_norm(rows, dims, weight, bias, eps, weight_offset=offset)
+        return rms_norm(rows, dims, weight, eps, weight_offset=offset)
 
     def _in_order(self, output: Tensor, input: Tensor) -> Tensor:
         """An output in the order in memory that the module's own forward has it in."""
