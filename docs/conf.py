@@ -15,12 +15,18 @@ import inspect
 import io
 import os
 import re
+import sys
+from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.ext.autodoc.mock import mock
 from sphinx.util import logging
+
+# The manual is that of the checkout in which it stands, whichever is installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import iree_lnbwd
 from iree_lnbwd import cli
@@ -29,7 +35,7 @@ os.environ["COLUMNS"] = "96"  # of what commands say of themselves
 
 project = "iree-lnbwd"
 version = release = iree_lnbwd.__version__
-copyright = "Apache-2.0"
+copyright = "the authors of iree-lnbwd; licensed under Apache-2.0"
 
 # The pages link to each other, and to files of the repository, by paths that also work where the
 # repository is read. So its root is the root of the sources.
@@ -40,7 +46,7 @@ include_patterns = [
     "docs/**.md",
     "ir/README.md",
     "iree_lnbwd/emulator/**README.md",
-    "scripts/results/isa_amd.md",
+    "scripts/results/*.md",
 ]
 exclude_patterns = [".*", "build", "dist", "tests"]
 
@@ -55,21 +61,22 @@ napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 html_title = f"iree-lnbwd {release}"
+html_static_path = ["static"]
+html_css_files = ["manual.css"]
 
-# Each has a page of the reference, and what the page is left out without.
-PUBLIC = {
-    "iree_lnbwd": None,
-    "iree_lnbwd.reference": None,
-    "iree_lnbwd.graph": None,
-    "iree_lnbwd.emulator": None,
-    "iree_lnbwd.torch": "torch",
-    "iree_lnbwd.jax": "jax",
+# Each has a page of the reference, and what it needs. Where that is not installed, Sphinx stands in
+# for it: signatures and docstrings are as they are in the code.
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "iree_lnbwd": (),
+    "iree_lnbwd.reference": (),
+    "iree_lnbwd.graph": (),
+    "iree_lnbwd.emulator": (),
+    "iree_lnbwd.torch": ("torch",),
+    "iree_lnbwd.jax": ("jax", "jaxlib"),
 }
-ABSENT = {
-    module: needed
-    for module, needed in PUBLIC.items()
-    if needed is not None and importlib.util.find_spec(needed) is None
-}
+autodoc_mock_imports = [
+    name for needed in PUBLIC.values() for name in needed if importlib.util.find_spec(name) is None
+]
 
 _log = logging.getLogger(__name__)
 _SHAPE = re.compile(r"(?<!`)\[[^\[\]`]*\*\w[^\[\]`]*\]")  # [..., *normalized_shape]
@@ -84,18 +91,10 @@ class CommandHelp(Directive):
         """The text of ``--help``, as it is."""
         words = [] if self.arguments[0] == "iree-lnbwd" else self.arguments
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            cli.main([*words, "--help"])
+            if cli.main([*words, "--help"]) != 0:
+                raise self.error(f"expected a command, got {self.arguments[0]}")
         text = said.getvalue()
         return [nodes.literal_block(text, text, language="text")]
-
-
-def leave_out(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A page about a framework that is not installed here says so, and so does the build."""
-    module = docname.rpartition("/")[2].replace("-", ".")
-    if module in ABSENT:
-        said = f"{ABSENT[module]} was not installed where this was built: no reference of {module}"
-        print(said)  # also where Sphinx is quiet
-        source[0] = f"# {module}\n\n{said}.\n"
 
 
 def show_shapes_as_code(
@@ -116,8 +115,9 @@ def skip_fields(
 def expect_public_names(app: Sphinx, env: BuildEnvironment) -> None:
     """Warns of each public name that the reference lacks, or that has no docstring."""
     listed = set(env.domains.python_domain.objects)
-    for module in PUBLIC.keys() - ABSENT:
-        home = importlib.import_module(module)
+    for module in PUBLIC:
+        with mock(autodoc_mock_imports):
+            home = importlib.import_module(module)
         for name in home.__all__:
             value = getattr(home, name)
             explains = callable(value) or inspect.ismodule(value)
@@ -127,10 +127,19 @@ def expect_public_names(app: Sphinx, env: BuildEnvironment) -> None:
                 _log.warning("%s.%s is public, and has no docstring", module, name)
 
 
+def begin_at_the_index(app: Sphinx, error: Exception | None) -> None:
+    """The manual's folder opens at its first page."""
+    if error is None and app.builder.format == "html":
+        place = f"{root_doc}.html"
+        head = f'<title>{project}</title><meta http-equiv="refresh" content="0; url={place}">'
+        text = f'<!DOCTYPE html>{head}<a href="{place}">The manual</a>\n'
+        (app.outdir / "index.html").write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Registers what is above."""
     app.add_directive("command-help", CommandHelp)
-    app.connect("source-read", leave_out)
     app.connect("autodoc-process-docstring", show_shapes_as_code, priority=400)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("env-check-consistency", expect_public_names)
+    app.connect("build-finished", begin_at_the_index)

@@ -19,8 +19,9 @@ from iree_lnbwd.ops.operands import (
 )
 
 if TYPE_CHECKING:  # PyTorch is only there where they are timed
-    from gpu_timing import Contender
     from torch import Tensor
+
+    from iree_lnbwd.benchmark.gpu_times import Contender
 
 EPS = DEFAULT_EPS
 _ROTATED_BYTES = 400_000_000  # several times the L2 cache of any GPU
@@ -136,12 +137,13 @@ def buffers(member: Member, rows: int, columns: int, dtype: str) -> list[Buffers
 
 def _random(member: Member, rows: int, columns: int, dtype: str) -> Buffers:
     import torch
-    from gpu_timing import TORCH_DTYPES
+
+    from iree_lnbwd.torch.supported import BY_NAME
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, device="cuda").to(TORCH_DTYPES[dtype])
+        return torch.randn(*shape, device="cuda").to(BY_NAME[dtype])
 
-    x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(TORCH_DTYPES[dtype])
+    x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(BY_NAME[dtype])
     gamma, beta, wide = normal(columns), normal(columns), x if dtype == "f64" else x.float()
     mean = wide.mean(1)
     centred = wide - mean[:, None] if member.centres else wide

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 
 import torch
 from gpu_members import EPS, Buffers, Member
-from gpu_timing import Contender
 from torch import Tensor
+
+from iree_lnbwd.benchmark.gpu_times import Contender
 
 Call = Callable[[Buffers], object]
 Peer = Callable[[Member, Sequence[Buffers]], Call | None]  # None if it has no such norm
@@ -36,14 +36,6 @@ def contenders(
             continue
         found[name] = _on_sets(call, sets)
     return found
-
-
-def version(package: str) -> str:
-    """Of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "absent"
 
 
 def _on_sets(call: Call, sets: Sequence[Buffers]) -> Contender:

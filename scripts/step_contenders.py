@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-from gpu_timing import kernel_events
 from one_at_a_time import OneAtATime
 from small_gpt import Config, optimizer_of, train_step
 from step_models import MODELS, Batch
@@ -24,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from train_models import PRECISIONS
 
 from iree_lnbwd import torch as ours
+from iree_lnbwd.benchmark.gpu_times import kernel_events
 
 _WARMING = 5  # steps that compile, allocate and record before any is timed
 _TRIES, _SECONDS_BETWEEN = 20, 3.0

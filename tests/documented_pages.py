@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 NEEDS = {
     "torch": None if importlib.util.find_spec("torch") else "PyTorch is not installed",
     "jax": None if importlib.util.find_spec("jax") else "JAX is not installed",
+    "flax": None if importlib.util.find_spec("flax") else "Flax is not installed",
+    "equinox": None if importlib.util.find_spec("equinox") else "Equinox is not installed",
     "gpu": "no page is run on a GPU",
     "minutes": "it takes minutes",
 }
@@ -93,7 +95,7 @@ def pages() -> list[Path]:
 
     The commands of reports on IREE are run by ``e2e/test_upstream.py``.
     """
-    others = ("README.md", "ir/README.md", "CHANGELOG.md")
+    others = ("README.md", "ir/README.md", "scripts/results/README.md", "CHANGELOG.md")
     emulator = (ROOT / "iree_lnbwd" / "emulator").rglob("README.md")
     own = (page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "upstream")
     return sorted([*own, *emulator, *(ROOT / name for name in others)])

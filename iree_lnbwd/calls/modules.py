@@ -79,12 +79,47 @@ def loaded(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None = None) -
 
 def _compiled(spec: NormSpec, uri: DeviceUri, compiling: Compiling | None) -> Norm:
     """As `loaded`, from the cache on disk or the compiler."""
-    target = target_of(uri)
-    entry = cache.Entry(spec, target, tuned_choice.for_device(spec, target, uri))
-    if entry.can_be_compiled and compiling is not None:
-        compiling(spec, target)
-    vmfb, _ = entry.build()
+    planned = entry(spec, uri)
+    if planned.can_be_compiled and compiling is not None:
+        compiling(spec, target_of(uri))
+    vmfb, _ = planned.build()
     return runtime.load_built(vmfb, str(uri))
+
+
+def entry(spec: NormSpec, uri: DeviceUri) -> cache.Entry:
+    """What the cache knows of the module that a device gets, if no bundle has one.
+
+    Raises:
+        DeviceError: The device is absent, or no target fits it.
+    """
+    target = target_of(uri)
+    return cache.Entry(spec, target, tuned_choice.for_device(spec, target, uri))
+
+
+class Origin(NamedTuple):
+    """Where a module comes from.
+
+    Attributes:
+        target: What it was compiled for.
+        schedule: Where its schedule comes from, in words; or the bundle that the module is in.
+    """
+
+    target: str
+    schedule: str
+
+
+def origin(spec: NormSpec, uri: DeviceUri) -> Origin:
+    """Where `loaded` takes the module for a spec from, on a device.
+
+    Raises:
+        ArtifactError, CompileError, DeviceError: As calls.
+    """
+    bundle = serving.named_by_user()
+    found = None if bundle is None else serving.find(bundle, spec, uri)
+    if bundle is not None and found is not None:
+        return Origin(found.target, f"that of the bundle {bundle.path}")
+    _, manifest = entry(spec, uri).build()
+    return Origin(manifest.target, manifest.schedule_source)
 
 
 MODULES = Modules(loaded, _known)

@@ -8,7 +8,19 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from iree_lnbwd.cli import bundle, compile, inspect, run, targets, tune, tuned, verify, words
+from iree_lnbwd.cli import (
+    benchmark,
+    bundle,
+    compile,
+    inspect,
+    report,
+    run,
+    targets,
+    tune,
+    tuned,
+    verify,
+    words,
+)
 from iree_lnbwd.cli.output import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -77,6 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(takes_flags=lambda options: False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for each in (targets, compile, bundle, verify, run, tune, tuned, inspect):
+    for each in (targets, compile, bundle, verify, run, benchmark, tune, tuned, inspect, report):
         each.add(commands)
     return parser

@@ -13,9 +13,11 @@ from iree_lnbwd.errors import (
     one_line,
     plain,
 )
+from iree_lnbwd.notices import only_counts
 
 EXIT_OK, EXIT_MISS, EXIT_ERROR = 0, 1, 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_CLEAR = "\x1b[2K"  # a terminal's current line
 _LONGEST_LINE = 1 << 14  # characters of what is asked for, such as the flags of a module
 
 
@@ -37,7 +39,12 @@ def expect_streams() -> None:
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Writes a line to a stream, standard output by default, as plain text for a terminal."""
+    """Writes a line to a stream, standard output by default, as plain text for a terminal.
+
+    It takes the place of what `show_progress` left there.
+    """
+    if sys.stderr.isatty():
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
     put(f"{plain(line, _LONGEST_LINE)}\n", sys.stdout if stream is None else stream)
 
 
@@ -73,8 +80,8 @@ def show_progress(line: str) -> None:
     Lines that only count are left out then.
     """
     if sys.stderr.isatty():
-        print(f"\x1b[2K{plain(line)}\r", end="", file=sys.stderr, flush=True)
-    elif ": compiled " not in line:
+        print(f"{_CLEAR}{plain(line)}\r", end="", file=sys.stderr, flush=True)
+    elif not only_counts(line):
         tell(line)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from iree_lnbwd.cli import words
+from iree_lnbwd.cli.output import show_progress
 from iree_lnbwd.errors import (
     one_line,
     shown,
@@ -208,6 +209,7 @@ def specs_of_model(options: argparse.Namespace) -> Sequence[NormSpec]:
         from iree_lnbwd.torch import model_specs
     except ImportError as error:
         raise ValueError(f"model: expected PyTorch to be installed: {one_line(error)}") from error
+    show_progress(f"making the model of {options.model}, and replacing its norms")
     try:
         made = runpy.run_path(place)[function]()
     except KeyError:

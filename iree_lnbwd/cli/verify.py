@@ -21,6 +21,7 @@ from iree_lnbwd.cli.output import (
     EXIT_MISS,
     EXIT_OK,
     say,
+    show_progress,
 )
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.errors import (
@@ -38,6 +39,8 @@ from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.verification import matrix, verify
 from iree_lnbwd.verification.verify import Runs
 from iree_lnbwd.vmfb import artifact
+
+_SILENT_S = 5.0
 
 
 def add(commands: words.Commands) -> None:
@@ -263,20 +266,20 @@ def _emulated(options: argparse.Namespace) -> tuple[Callable[[NormSpec], Runs], 
         raise DeviceError("device: expected none beside --emulate")
     if options.target is None:
         raise ValueError("target: expected the name of a GPU target beside --emulate, got none")
-    target = find_target(options.target)
+    target, show = find_target(options.target), _launch_shower()
     emulated_norm.check_target(target)
 
     def load(spec: NormSpec) -> Runs:
         name = artifact.stem(spec, target.name)
         if options.modules is None:
             vmfb, _ = compiler.build(spec, target, extra_flags=options.extra_flags)
-            return emulated_norm.EmulatedNorm(vmfb, source=name, progress=_show_launch)
+            return emulated_norm.EmulatedNorm(vmfb, source=name, progress=show)
         path = options.modules / f"{name}.vmfb"
         if is_bundle(options.modules):
             vmfb = serving.read(BundleFile(options.modules), spec, target)
         else:
             vmfb, _ = artifact.read(path)
-        op = emulated_norm.EmulatedNorm(vmfb, source=str(path), progress=_show_launch)
+        op = emulated_norm.EmulatedNorm(vmfb, source=str(path), progress=show)
         _expect_module(path, op.spec, op.target)
         return op
 
@@ -289,11 +292,19 @@ def _expect_module(path: Path, spec: NormSpec, target: str) -> None:
         raise ArtifactError(f"{path}: expected the module that it is named after, got {name}")
 
 
-def _show_launch(launch: emulator.Launch) -> None:
-    """Shows the current launch on a terminal's line, which the table's next line overwrites."""
-    if sys.stderr.isatty():
-        said = f"{launch.kernel}: {launch.workgroups} workgroups of {launch.threads} threads"
-        print(f"\x1b[2K{plain(said)}\r", end="", file=sys.stderr, flush=True)
+def _launch_shower() -> Callable[[emulator.Launch], None]:
+    """What shows each launch on a terminal, and in a log one when nothing was said for long."""
+    said_at = time.perf_counter()
+
+    def show(launch: emulator.Launch) -> None:
+        nonlocal said_at
+        now = time.perf_counter()
+        if sys.stderr.isatty() or now - said_at > _SILENT_S:
+            threads = f"{launch.workgroups} workgroups of {launch.threads} threads"
+            show_progress(f"emulating {launch.kernel}: {threads}")
+            said_at = now
+
+    return show
 
 
 def _where(target: str | None, device: str | None) -> tuple[Target, DeviceUri]:

@@ -122,6 +122,17 @@ def target_of(uri: DeviceUri) -> Target:
         raise DeviceError(f"device: no target fits {uri}: {error}") from error
 
 
+def fastest_device() -> DeviceUri:
+    """The first GPU of this machine that a target fits, or else its CPU."""
+    for driver in ("cuda", "hip"):
+        try:
+            target_of(uri := DeviceUri(driver))
+        except DeviceError:
+            continue
+        return uri
+    return DeviceUri(DEFAULT_DEVICE)
+
+
 def host_cpu() -> str:
     """A fingerprint of this machine's CPU: code for "host" runs on CPUs that share it."""
     words = " ".join(_cpu_words())

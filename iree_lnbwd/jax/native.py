@@ -194,7 +194,8 @@ def _built(library: NativeLibrary, what: str) -> ctypes.CDLL:
     start = time.perf_counter()
     with folders.temporary() as folder:
         path = Path(folder) / _LIBRARY
-        _build(path)
+        with notices.repeated(_log, "still compiling %s", what):
+            _build(path)
         loaded = _loaded(path)
         notices.log(_log, "compiling %s took %.0f s", what, time.perf_counter() - start)
         try:

@@ -9,14 +9,8 @@ import torch
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.torch.modules import check_model
 from iree_lnbwd.torch.replacement.replace import replace_norms
+from iree_lnbwd.torch.supported import BY_NAME
 from iree_lnbwd.torch.warmup import specs
-
-_TYPES = {
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f64": torch.float64,
-}
 
 
 def of_model(
@@ -34,11 +28,11 @@ def of_model(
     """
     check_model(model)
     assert isinstance(model, torch.nn.Module)
-    replace_norms(model, dtypes={_TYPES[name] for name in (*dtypes, weight_dtype or dtypes[0])})
+    replace_norms(model, dtypes={BY_NAME[name] for name in (*dtypes, weight_dtype or dtypes[0])})
     found: dict[NormSpec, None] = {}
     for name in dtypes:
-        weights = _TYPES[weight_dtype or name]
-        found |= dict.fromkeys(specs(model, dtype=_TYPES[name], weight_dtype=weights))
+        weights = BY_NAME[weight_dtype or name]
+        found |= dict.fromkeys(specs(model, dtype=BY_NAME[name], weight_dtype=weights))
     if not found:
         raise ValueError("model: expected one with norms of a known width, got none")
     return tuple(found)

@@ -142,7 +142,7 @@ def _loaded() -> tuple[bool, UnusableError | None]:
                 return True, _build_and_keep(library, what)
         return True, _build_and_keep(library, what)
     except Exception as error:  # tools that are not ours may raise anything
-        message = "the C++ operators could not be built, and the slower ones in Python run: %s"
+        message = "the C++ operators could not be built; using the slower Python ones: %s"
         notices.log(_log, message, error)
         return False, None
 
@@ -161,7 +161,8 @@ def _build_and_keep(library: NativeLibrary, what: str) -> UnusableError | None:
     notices.log(_log, "compiling %s: once, and usually for ten to forty seconds", what)
     start = time.perf_counter()
     _BUILD.has_begun("being compiled, once, usually in ten to forty seconds:")
-    content = _build_and_load()
+    with notices.repeated(_log, "still compiling %s", what):
+        content = _build_and_load()
     notices.log(_log, "compiling %s took %.0f s", what, time.perf_counter() - start)
     _put_in_place()
     try:

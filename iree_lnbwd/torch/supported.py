@@ -10,7 +10,13 @@ from torch import Tensor
 
 from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+BY_NAME = {  # PyTorch's element types by the names of `ops.dtypes`
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+}
+DTYPES = tuple(BY_NAME.values())
 HALF = (torch.float16, torch.bfloat16)
 _DEVICE_TYPES = ("cpu", "cuda", "meta")  # PyTorch calls AMD GPUs "cuda" too
 

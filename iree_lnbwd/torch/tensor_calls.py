@@ -178,7 +178,7 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
         if spec.normalized_shape in shapes and uri.backend != "cpu":
             by_device.setdefault(uri, []).append(spec)
     for uri, specs in by_device.items():
-        for outcome in tuner.tune(specs, str(uri)):
+        for outcome in tuner.tune(specs, str(uri), progress=notices.log_progress(_log)):
             if outcome.is_new and outcome.tuned is not None:
                 notices.log(_log, "tuned %s: %s", outcome.spec.name, outcome.tuned.gain)
         modules.forget(specs, uri)

@@ -234,6 +234,7 @@ class _Tuner:
         """
         right: dict[int, Contender] = {}
         wrong: dict[int, str] = {}
+        tell(f"{norm.name}: compiling {counted(len(found), 'schedule')}")
         for number, made in self._made(norm, found):
             tell(f"{norm.name}: compiled {len(right) + len(wrong) + 1} of {len(found)} schedules")
             if isinstance(made, Contender):

@@ -532,6 +532,15 @@ def test_the_emulator_takes_no_module_for_another(tmp_path: Path) -> None:
     assert said.endswith("named after, got layer_norm_backward_n9_f32_gfx942")
 
 
+def test_long_emulation_says_what_it_does_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("verify", "--target=sm_90", "--emulate", "--normalized-shape=8", "--rows=3,4")
+    assert printed_by_main(*words)  # within seconds, nothing
+    monkeypatch.setattr(cli.verify, "_SILENT_S", -1.0)
+    status, _, complaint = main(*words)
+    assert status == 0
+    assert len(re.findall(r"^iree-lnbwd: emulating \w+: \d+ workgroups of ", complaint, re.M)) >= 2
+
+
 @pytest.mark.parametrize(
     ("target", "device"), [("sm_90", "cuda"), ("rtx5090", "cuda"), ("gfx942", "hip")]
 )

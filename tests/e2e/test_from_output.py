@@ -41,7 +41,7 @@ def arguments(op: str, columns: int = 8) -> dict[str, Any]:
 
 @every_op
 def test_it_is_the_derivative_of_its_forward(op: str) -> None:
-    """By finite differences of the forward, through a weight that is stored around zero."""
+    """By finite differences of the forward, with a weight offset of 1."""
     rng = random_generator()
     forward = getattr(lnbwd, op.removesuffix("_backward"))
     x, dy = rng.standard_normal((2, 4, 6))

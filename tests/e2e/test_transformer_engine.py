@@ -1,7 +1,7 @@
 """Transformer Engine's tests of its norms (NVIDIA/TransformerEngine), on these ops.
 
 Restated from tests/cpp/operator/test_normalization.cu and .h: both norms, numbers from a uniform
-distribution on [-2, 1), a weight that is stored around zero, and a gradient that is added to the
+distribution on [-2, 1), `1 + weight`, and a gradient that is added to the
 input's. The shapes are theirs, with all rows of the first two and few of the wide ones, so that the
 tests do not take minutes. Each shape, element type and option comes up, not each product of them.
 Outputs of another element type than the input, FP8 among them, are not in this package.

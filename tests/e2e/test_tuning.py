@@ -126,6 +126,7 @@ def test_the_next_process_takes_the_winner(
     assert "20.0% less" in tuned.gain
     assert outcome.is_new
     assert outcome.wrong == ()
+    assert said[0].endswith(": compiling 3 schedules")
     assert any("checking 3 schedules" in line for line in said)
     assert lnbwd.tune(FORWARD, candidates=3) == (outcome._replace(is_new=False),)
     text = {

@@ -45,7 +45,7 @@ class TwiceRoundedNorm(nn.Module):
 
 
 class AroundZero(TwiceRoundedNorm):
-    """Gemma's: the weight is stored around zero, and the output is rounded once."""
+    """Gemma's `1 + weight`; the output is rounded once."""
 
     def __init__(self, columns: int) -> None:
         super().__init__(columns)

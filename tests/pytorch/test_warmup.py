@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import iree_lnbwd.torch as lnbwd
-from iree_lnbwd import CompileError
+from iree_lnbwd import CompileError, NormSpec
+from iree_lnbwd.calls import modules
+from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.torch import (
     AddLayerNorm,
     AddRMSNorm,
@@ -25,8 +27,10 @@ from iree_lnbwd.torch import (
     RMSNorm,
     layer_norm,
     replace_norms,
+    tensor_calls,
     warmup,
 )
+from iree_lnbwd.tuning import tuner
 
 pytestmark = pytest.mark.usefixtures("empty_cache")  # what is compiled is counted
 
@@ -357,3 +361,23 @@ def test_warmup_of_a_sharded_plain_model(
         assert (lnbwd.status().ours, lnbwd.status().pytorchs) == (2, 0)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_what_tuning_does_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes up to a minute for each module."""
+
+    def tune(
+        specs: Sequence[NormSpec], device: str, *, progress: Callable[[str], None]
+    ) -> tuple[()]:
+        for line in ("n64: compiling 48 schedules", "n64: compiled 1 of 48 schedules"):
+            progress(line)
+        return ()
+
+    used = (NormSpec((64,)), DeviceUri.parse("cuda"))
+    monkeypatch.setattr(modules, "in_use", lambda: (used,))
+    monkeypatch.setattr(tuner, "tune", tune)
+    with caplog.at_level(logging.WARNING, logger="iree_lnbwd.torch"):
+        tensor_calls.tune({(64,)})
+    assert caplog.messages == ["n64: compiling 48 schedules"]

@@ -201,9 +201,8 @@ func.func private @begins_within(%part: index, %warp: index, %shift: index) -> i
   return %begins : i1
 }
 
-// Of copies to a subgroup's part of a slot, from a position there on, what belongs to one refill of several: how many
-// elements come before it, and how many it has. All that a refill overwrites is in chunks whose dx is stored: a row
-// begins up to 128 bytes behind the first one.
+// The part of a slot that one refill of several copies, for a subgroup: how many elements come before it, and how many
+// it has. A refill overwrites only chunks whose dx is stored: a row begins up to 128 bytes behind the first one.
 func.func private @refill_extent(%refill: index, %from: index, %copied: index) -> (index, index) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ class Autocast(enum.Enum):
 
 
 # The element types of an input and of what it is scaled by; None without that.
-Pair = tuple[torch.dtype, torch.dtype | None]
+Pair: TypeAlias = "tuple[torch.dtype, torch.dtype | None]"
 
 
 def _columns(dims: Sequence[int]) -> int:

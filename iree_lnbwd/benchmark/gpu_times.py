@@ -1,4 +1,4 @@
-"""Kernel and whole-call times on an NVIDIA GPU, for `scripts/benchmark` and `scripts/tune`.
+"""Kernel and whole-call times on a GPU that PyTorch has.
 
 A kernel's time is the one that CUPTI reports through torch.profiler. Contenders take turns on one
 stream, call by call, in one profile; buffers rotate so that a call finds none of its data in the L2
@@ -19,12 +19,6 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-TORCH_DTYPES = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-}
 _OTHER_BYTES = 800_000_000  # many times the L2 cache of any GPU; the host is ahead meanwhile
 _WARMING = 50  # readings of that memory before the first round: 10 ms
 
