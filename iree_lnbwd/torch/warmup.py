@@ -245,13 +245,16 @@ def _rows(
     is_replaced = isinstance(module, ReplacedNorm)
     weight = form_of(module).parameters(module)[0] if is_replaced else module.weight
     like = first() if weight is None else weight
+    leading: tuple[int, ...] = (1,)
     if is_replaced and form_of(module).channels_first:
         rank = min(form_of(module).ranks or (4,))
         shape = (*shape, *(1 for _ in range(rank - 2)))
+    elif is_replaced and (ranks := form_of(module).ranks):
+        leading = tuple(1 for _ in range(max(ranks) - len(shape)))
     dtypes = (dtype, dtype if residual_dtype is None else residual_dtype)
     return [
         torch.zeros(
-            1,
+            *leading,
             *shape,
             dtype=dtype or like.dtype,
             device=like.device,

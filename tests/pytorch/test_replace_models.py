@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +126,21 @@ def test_models_of_transformers(name: str) -> None:
 def test_models_of_timm(name: str, norms: int, norm: str) -> None:
     model, run = of_timm(name)
     assert assert_trains_alike(model, run, norm) == norms
+
+
+# With 1 + weight, and rounded twice; another has no kernel.
+SAMPLE = ("Gemma2ForCausalLM", "T5ForConditionalGeneration", "Mamba2ForCausalLM")
+
+
+def test_a_sample_of_families() -> None:
+    """`scripts/replaced_models families` has all."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    script = Path(__file__).parents[2] / "scripts" / "replaced_models"
+    asked = ["families", f"--only={','.join(SAMPLE)}", "--share=0.9", "--ways=f32"]
+    done = subprocess.run(
+        [sys.executable, str(script), *asked], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| transformers ")]
+    assert len(rows) == len(SAMPLE)
+    assert not any("not built" in row or "does not run" in row for row in rows), rows

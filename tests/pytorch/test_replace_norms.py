@@ -452,6 +452,19 @@ def test_compiled_models_keep_the_operators_whole() -> None:
     torch._dynamo.reset()
 
 
+def test_many_classes_are_compiled_each_by_itself() -> None:
+    """As where graphs break in front of norms; all classes have a limit of their own."""
+    torch._dynamo.reset()
+    x = torch.randn(3, COLUMNS)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for number in range(torch._dynamo.config.recompile_limit + 1):
+            norm = type(f"Norm{number}", (TwiceRoundedNorm,), {})(COLUMNS)
+            replace_norms(norm)
+            expected = norm(x)
+            torch.testing.assert_close(torch.compile(norm, backend="eager")(x), expected)
+    torch._dynamo.reset()
+
+
 def test_defaults_of_the_process_do_not_matter() -> None:
     norm = made(TwiceRoundedNorm)
     torch.set_default_dtype(torch.float64)

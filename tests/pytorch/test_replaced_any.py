@@ -6,6 +6,7 @@ import copy
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (everybody's name for it)
 from torch import Tensor, nn
 
-from iree_lnbwd.torch import replace_norms, status, warmup
+from iree_lnbwd.torch import replace_norms, specs, status, warmup
 from iree_lnbwd.torch.replacement import clamped
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of
 
@@ -120,6 +121,17 @@ class ClampedOnePlus(Naive):
         return F.normalize(x, dim=-1) * COLUMNS**0.5 * (self.scale + 1)
 
 
+class ClampedWithoutBias(Naive):
+    """Wan's: a zero in place of its bias, which is no eps, whatever rows but those of zeros say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * COLUMNS**0.5 * self.scale + self.bias
+
+
 class ClampedL2(nn.Module):
     """With a clamp of its own."""
 
@@ -146,9 +158,41 @@ class ClampedVolumes(ClampedImages):
     ones = (1, 1, 1)
 
 
+class Unpacks(Naive):
+    """It takes sequences alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, columns = x.shape
+        return rms(x.reshape(batch * length, columns)).reshape(x.shape) * self.scale
+
+
+class UnpacksImages(Naive):
+    def forward(self, x: Tensor) -> Tensor:
+        batch, height, width, _ = x.shape
+        return rms(x.reshape(batch, height * width, -1)).reshape(x.shape) * self.scale
+
+
+class Sequences(ImagesByHand):
+    """VITS's, and those of other models of sound: channels first, in three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.g, self.b = (nn.Parameter(torch.rand(COLUMNS, 1)) for _ in range(2))
+
+
+class TurnedSequences(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        batch, _, length = x.shape
+        return super().forward(x.transpose(1, 2)).transpose(1, 2).view(batch, -1, length)
+
+
 FOUND: dict[type[nn.Module], str] = {
     Naive: "RMS norm, 1 + scale, output type: promote(input, weight)",
     ImagesByHand: "layer norm, channels first",
+    Sequences: "layer norm, channels first",
+    TurnedSequences: "layer norm, channels first",
+    Unpacks: "RMS norm",
+    UnpacksImages: "RMS norm",
     WithoutWeight: "RMS norm, no weight",
     L2: "L2 norm, no weight",
     WeightedL2: "L2 norm",
@@ -158,6 +202,7 @@ FOUND: dict[type[nn.Module], str] = {
     OnePlus: "layer norm, 1 + weight",
     Clamped: "RMS norm, clamped",
     ClampedOnePlus: "RMS norm, clamped, 1 + scale",
+    ClampedWithoutBias: "RMS norm, clamped",
     ClampedL2: "L2 norm, no weight, clamped",
     ClampedImages: "RMS norm, clamped, channels first",
     ClampedVolumes: "RMS norm, clamped, channels first",
@@ -169,11 +214,17 @@ def shape_of(cls: type[nn.Module], *rows: int) -> tuple[int, ...]:
     """Of an input for a class: of images, of volumes, or of rows."""
     if cls is ClampedVolumes:
         return (3, COLUMNS, 2, 1, 5)
+    if cls in (Sequences, TurnedSequences):
+        return (3, COLUMNS, 5)
+    if cls is Unpacks:
+        return (3, 5, COLUMNS)
+    if cls is UnpacksImages:
+        return (3, 5, 2, COLUMNS)
     return (3, COLUMNS, 2, 5) if cls in IMAGES else (*rows, COLUMNS)
 
 
 def made(cls: type[nn.Module]) -> nn.Module:
-    return cls(COLUMNS) if cls is OnePlus else cls()
+    return cls(COLUMNS) if issubclass(cls, nn.LayerNorm) else cls()
 
 
 def results(norm: nn.Module, x: Tensor) -> list[Tensor]:
@@ -206,6 +257,27 @@ def test_norms_of_any_class(cls: type[nn.Module], dtype: torch.dtype) -> None:
     for mine, theirs in zip(found, exact or results(own, x), strict=True):
         assert mine.dtype == dtype
         assert (mine.double() - theirs.double()).norm() <= bound * theirs.double().norm()
+
+
+def came(norm: nn.Module, x: Tensor) -> Any:
+    """The output, or the error's text."""
+    try:
+        return norm(x)
+    except (RuntimeError, ValueError, IndexError) as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize("cls", [Sequences, TurnedSequences, Unpacks, UnpacksImages])
+def test_what_takes_one_number_of_dimensions(cls: type[nn.Module]) -> None:
+    """Its modules are known, and of other inputs comes what came."""
+    own = made(cls)
+    ours = copy.deepcopy(own)
+    assert replace_norms(ours).replaced
+    assert specs(ours)
+    warmup(ours)
+    for x in (torch.randn(COLUMNS), torch.randn(shape_of(cls)[1:]), torch.randn(2, *shape_of(cls))):
+        mine, theirs = came(ours, x), came(own, x)
+        assert mine == theirs if isinstance(mine, str) else torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("cls", [WithoutWeight, L2, OneWeight, UnreadBuffer])
@@ -302,7 +374,7 @@ def test_bad_types_are_refused(bad: object, error: type[Exception]) -> None:
 
 # --- lengths that are clamped ---------------------------------------------------------------------
 
-CLAMPED = (Clamped, ClampedOnePlus, ClampedL2, ClampedImages, ClampedVolumes)
+CLAMPED = (Clamped, ClampedOnePlus, ClampedWithoutBias, ClampedL2, ClampedImages, ClampedVolumes)
 # Of rows, in units of the clamp: zeros, far below, around it, far above, and usual ones.
 LENGTHS = (0.0, 1e-12, 1e-3, 0.1, 0.7, 0.999, 1.001, 1.5, 10.0, 1e4, 1e12, 0.0)
 

@@ -7,7 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +307,38 @@ def test_copies_and_undoing() -> None:
         close(gradients(each, each), gradients(own, own))
         close(each(x), own(x))
         own.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+def test_copied_before_replacing(clone: Callable[[nn.Module], nn.Module]) -> None:
+    """Each is replaced for itself, and trains as the other."""
+    own = model()
+    copied = clone(own)
+    assert len(replace_norms(copied).replaced) == 2
+    assert replaced(own) == 0
+    expected = gradients(own, own)
+    close(gradients(copied, copied), expected)
+    assert len(replace_norms(own).replaced) == 2
+    own.zero_grad()
+    close(gradients(own, own), expected)
+
+
+def test_replaced_in_a_compiled_model() -> None:
+    """By what `torch.compile` returned, before and after its first call."""
+    x = torch.randn(3, COLUMNS)
+    for calls_first in (False, True):
+        own = model()
+        expected = own(x)
+        compiled = torch.compile(own, backend="aot_eager")
+        if calls_first:
+            compiled(x)
+        assert len(replace_norms(compiled).replaced) == replaced(own) == 2
+        with torch.profiler.profile() as profiled:
+            close(compiled(x), expected)
+        assert any(event.name.startswith("iree_lnbwd::") for event in profiled.events())
+        torch._dynamo.reset()
 
 
 def test_exported_before_replacing() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import random_generator
@@ -15,11 +18,16 @@ from torch import nn
 from iree_lnbwd import cli
 from iree_lnbwd.bundles.container import BundleFile
 from iree_lnbwd.calls import modules
-from iree_lnbwd.torch import AddRMSNorm, replace_norms, specs, warmup
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.torch import AddRMSNorm, enabled, replace_norms, specs, warmup
 
 
 def norms(columns: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(columns), nn.RMSNorm(columns), AddRMSNorm(columns))
+
+
+def loaded(columns: int) -> set[NormSpec]:
+    return {spec for spec, _ in modules.in_use() if columns in spec.normalized_shape}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -28,20 +36,49 @@ def test_warmup_loads_what_specs_says(dtype: torch.dtype) -> None:
     model = norms(columns).to(dtype)
     replace_norms(model)
     said = specs(model)
-
-    def loaded() -> set[object]:
-        return {spec for spec, _ in modules.in_use() if columns in spec.normalized_shape}
-
-    assert not loaded()
+    assert not loaded(columns)
     warmup(model)
-    assert loaded() <= set(said)
-    # Of a layer norm in bf16, GPUs have statistics that CPUs have not.
-    recomputed = {spec for spec in said if spec.family.is_backward and spec.eps is not None}
-    assert {spec for spec in said if spec not in loaded()} == (
-        {s for s in said if s.op == "layer_norm_backward" and s.eps is None}
-        if recomputed
-        else set()
-    )
+    assert loaded(columns) <= set(said)
+    # Of a layer norm in bf16, CPUs compute the statistics again, which GPUs take.
+    on_gpus = {replace(spec, eps=None) for spec in loaded(columns) if spec.family.is_backward}
+    assert bool(on_gpus - loaded(columns)) == (dtype == torch.bfloat16)
+    assert set(said) == loaded(columns) | on_gpus
+    assert len(said) == len(set(said))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_specs_have_backwards_whatever_the_mode(mode: Callable[[], Any]) -> None:
+    model = norms(40)
+    replace_norms(model)
+    with mode():
+        within = specs(model)
+    assert within == specs(model)
+    assert {spec.op for spec in within} == {
+        "layer_norm_backward",
+        "rms_norm",
+        "rms_norm_backward",
+    }
+
+
+def test_specs_of_element_types_that_the_model_has_not() -> None:
+    """Each argument counts, also where the model's own types are others."""
+    model = norms(40)
+    replace_norms(model)
+    types = {(spec.dtype, spec.weight_dtype) for spec in specs(model, weight_dtype=torch.bfloat16)}
+    assert types == {("bf16", None)}  # the inputs' follow
+    mixed = specs(model.bfloat16(), dtype=torch.float32, weight_dtype=torch.bfloat16)
+    assert {(spec.dtype, spec.weight_dtype) for spec in mixed} == {("f32", "bf16")}
+    wide = specs(model, residual_dtype=torch.float32)
+    assert {spec.residual_dtype for spec in wide} == {None, "f32"}
+    assert {spec.residual_dtype for spec in specs(model)} == {None, "bf16"}
+
+
+def test_specs_leave_out_what_enable_serves() -> None:
+    """``bundle --model`` has replaced norms in it, whatever else this process does."""
+    columns = int(random_generator().integers(21000, 22000))
+    with enabled():
+        assert specs(nn.Sequential(nn.LayerNorm(columns), nn.RMSNorm(columns))) == ()
+    assert not loaded(columns)
 
 
 def test_specs_of_models_without_memory_and_of_other_types() -> None:

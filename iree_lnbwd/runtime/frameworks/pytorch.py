@@ -49,8 +49,11 @@ def as_tensor(array: Array) -> Any:
     """A tensor with the array's memory."""
     torch = sys.modules["torch"]
     if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+        tensor = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    # NumPy's strides of an array without elements may all be zero.
+    return tensor if array.size else tensor.new_empty(tensor.shape)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from iree_lnbwd.torch.replacement.sampling import vectors_of
 from iree_lnbwd.torch.replacement.watched import NotPlainError, notes_of
 
 _USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, torch.finfo(torch.float32).eps)
+_VOLUMES, _SEQUENCES = 5, 3  # how many dimensions they have
 ANY_WIDTHS = (48, 7, 64)  # of samples for modules without a width: the first, and others
 
 
@@ -60,6 +62,18 @@ def candidates_of(module: nn.Module) -> Iterator[Form]:
                     op, dims, eps, eps_name, weight, bias, offset, argument=argument, is_l2=is_l2,
                     is_clamped=is_clamped, is_flattened=is_flattened, any_width=any_width,
                 )  # fmt: skip
+
+
+def layouts_of(form: Form) -> Iterator[Form]:
+    """A candidate in all layouts of its input: as most norms take it, then as few alone do."""
+    yield form
+    if len(form.normalized_shape) != 1:
+        return
+    yield replace(form, channels_first=True)
+    if form.is_flattened:  # a weight of [N, 1, 1, 1] goes with no image
+        yield replace(form, channels_first=True, ranks=(_VOLUMES,))
+    for channels_first in (False, True):
+        yield replace(form, channels_first=channels_first, ranks=(_SEQUENCES,))
 
 
 def arguments_of(module: nn.Module) -> tuple[str, ...]:

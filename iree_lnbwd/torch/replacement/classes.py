@@ -229,7 +229,8 @@ def _forward_in_place_of(own: Callable[..., Any]) -> Callable[..., Any]:
     if cells := getattr(own, "__closure__", None):
         closed_over = zip(own.__code__.co_freevars, cells, strict=True)
         names = {**names, **{name: cell.cell_contents for name, cell in closed_over}}
-    made = types.FunctionType(forward.__code__, names)
+    # torch.compile compiles a code only so often: each class has one of its own.
+    made = types.FunctionType(forward.__code__.replace(), names)
     # Without the own one's attributes: torch.compile has put its own into those that it compiled.
     return functools.update_wrapper(made, own, updated=())
 

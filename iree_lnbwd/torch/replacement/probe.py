@@ -29,7 +29,7 @@ import itertools
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from iree_lnbwd.torch.replacement import constants, shards
-from iree_lnbwd.torch.replacement.candidates import arguments_of, candidates_of, shape_name_of
+from iree_lnbwd.torch.replacement.candidates import (
+    arguments_of,
+    candidates_of,
+    layouts_of,
+    shape_name_of,
+)
 from iree_lnbwd.torch.replacement.checks import (
     around_eps,
     check_eps,
@@ -55,7 +60,6 @@ from iree_lnbwd.torch.replacement.element_types import autocast_of, output_type_
 from iree_lnbwd.torch.replacement.form import Form
 from iree_lnbwd.torch.replacement.judging import check_output, reference
 from iree_lnbwd.torch.replacement.sampling import (
-    OF_VOLUMES,
     OTHER_SHAPE,
     RAISED,
     ZEROS,
@@ -146,15 +150,16 @@ def _find(module: nn.Module, dtypes: Collection[torch.dtype]) -> Form:
         raise NotPlainError(f"its parameters have shape {first.normalized_shape}")
     if math.prod(first.normalized_shape) > _MOST_COLUMNS:
         raise NotPlainError(f"its rows have more than {_MOST_COLUMNS} elements")
-    layouts: list[dict[str, Any]] = [{"channels_first": False}]
-    if len(first.normalized_shape) == 1:
-        layouts.append({"channels_first": True})
-    if first.is_flattened:  # a weight of [N, 1, 1, 1] goes with no image
-        layouts.append({"channels_first": True, "ranks": (1 + len(OF_VOLUMES),)})
-    reasons = []
-    for layout in layouts:
+    reasons: list[str] = []
+    for layout in layouts_of(first):
+        # What takes images, whatever it makes of them, says by them what it is.
+        if layout.ranks is not None and not all(map(_says_nothing, reasons)):
+            break
         try:
-            tried = [replace(c, **layout) for c in candidates]
+            tried = [
+                replace(each, channels_first=layout.channels_first, ranks=layout.ranks)
+                for each in candidates
+            ]
             check_effects(module, tried[0])
             best = _best(module, tried)
         except NotPlainError as error:
@@ -162,8 +167,13 @@ def _find(module: nn.Module, dtypes: Collection[torch.dtype]) -> Form:
             continue
         return _completed(module, best, dtypes)
     # Of a module that takes channels first, that it does not take them last says nothing.
-    ran = (reason for reason in reasons if not reason.startswith((RAISED, OTHER_SHAPE)))
+    ran = (reason for reason in reasons if not _says_nothing(reason))
     raise NotPlainError(next(ran, reasons[0]))
+
+
+def _says_nothing(reason: str) -> bool:
+    """Whether a module does not take an input of such a layout."""
+    return reason.startswith((RAISED, OTHER_SHAPE))
 
 
 def _completed(module: nn.Module, found: Form, dtypes: Collection[torch.dtype]) -> Form:

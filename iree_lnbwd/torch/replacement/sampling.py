@@ -18,8 +18,8 @@ _MEANS = (0.0, 1.0, -0.5, 0.0, 1e-3, 0.0, 0.0, 0.25, -8.0, 4.0, 0.0, 0.0)
 ZEROS = len(_SCALES) - 1  # the row that is zero
 _OUTLIER = 10  # the row that has one
 _FAR = 1000.0  # an outlier, in units of its row
-_LEADING = (2, 3, 2)  # as images have
-OF_VOLUMES = (2, 3, 2, 1)
+# As images, volumes and sequences have, in the order that they are tried in.
+_LEADING: tuple[tuple[int, ...], ...] = ((2, 3, 2), (2, 3, 2, 1), (4, 3))
 _WEIGHTS = (-3.0, 300.0, 0.0)  # the first ones of a sample
 RAISED = "its forward raised"
 OTHER_SHAPE = "its output is no tensor of the input's shape"
@@ -148,8 +148,8 @@ def input_shape(form: Form) -> tuple[int, ...]:
 
 def _leading(form: Form) -> tuple[int, ...]:
     """The dimensions of a sample's input other than the normalized ones."""
-    takes_images = form.ranks is None or len(_LEADING) + len(form.normalized_shape) in form.ranks
-    return _LEADING if takes_images else OF_VOLUMES
+    of_ranks = {len(leading) + len(form.normalized_shape): leading for leading in _LEADING}
+    return next(of_ranks[rank] for rank in of_ranks if form.ranks is None or rank in form.ranks)
 
 
 def vectors_of(module: nn.Module) -> dict[str, Tensor]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.torch.replacement import effects
-from iree_lnbwd.torch.replacement.candidates import candidates_of
+from iree_lnbwd.torch.replacement.candidates import candidates_of, layouts_of
 from iree_lnbwd.torch.replacement.classes import stand_in
 from iree_lnbwd.torch.replacement.form import Form
 from iree_lnbwd.torch.replacement.sampling import input_shape, run, vectors_of
@@ -46,9 +45,7 @@ def traced(
 
 def calls_pytorchs(module: nn.Module) -> bool:
     """Whether the forward calls a norm of PyTorch's on a GPU, tried without one."""
-    first = next(candidates_of(module))
-    for channels_first in (False, True):
-        form = replace(first, channels_first=channels_first)
+    for form in layouts_of(next(candidates_of(module))):
         with contextlib.suppress(NotPlainError), effects.observed() as mode:
             sample = stand_in(module, type(module), empty_vectors(module, None, "cuda"))
             x = torch.empty(input_shape(form), device="cuda")
