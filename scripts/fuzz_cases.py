@@ -55,6 +55,7 @@ from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.vmfb.description import describe
 
 EMULATED = tuple(t for t in targets() if t.backend != "cpu")
+LOADED = tuple(t for t in targets() if t.name in ("host", "generic"))
 _CASES_OF_A_SPEC = 6  # about: a new spec takes a compilation
 _OF_RARE = 0.05  # of cases, for they take seconds where others take milliseconds
 _MOST_EMULATED = 1 << 13
@@ -310,7 +311,8 @@ def specs(case: Case) -> None:
 
 def compiles(case: Case) -> None:
     """A spec for a target, in good words or bad: a module that says what it is, or a refusal."""
-    spec, target = draw_spec(case), case.pick(*targets())
+    # What is for this CPU is loaded, too.
+    spec, target = draw_spec(case), case.pick(case.pick(*targets()), case.pick(*LOADED))
     if case.chance(0.3):
         spec = dataclasses.replace(spec, rows=int(case.rng.integers(1, 3000)))
     case.said += [spec.name, target.name]
@@ -340,7 +342,7 @@ def compiles(case: Case) -> None:
         described = describe(made.path.read_bytes(), source="made")
         if (described.spec, described.target.name) != (given["spec"], made.manifest.target):
             raise Failure(f"it is {described.spec} for {described.target.name}")
-        if target.name in ("host", "generic") and not bad:
+        if target in LOADED and not bad:
             _loads(case, made.path, spec)
 
 

@@ -221,7 +221,8 @@ def test_command() -> None:
     ops = "layer_norm_backward, layer_norm, rms_norm, rms_norm_backward"
     assert f"{ops} for sm_90 in the emulator, tensors captured" in run.stdout
     assert "passed: 51 of 51 results within tolerance, 18 cases" in run.stdout
-    assert run.stderr == ""
+    # What takes long says what it does.
+    assert all(line.startswith("iree-lnbwd: emulating ") for line in run.stderr.splitlines())
 
 
 def test_command_on_random_rows() -> None:
