@@ -130,6 +130,23 @@ class AddLayerNorm(_WithOptions, nn.LayerNorm):
 class _RMSNorm(_WithOptions, nn.RMSNorm):
     """``torch.nn.RMSNorm``, which has no bias, with one."""
 
+    def _set_bias(self, bias: bool) -> None:
+        if bias and self.weight is None:
+            raise ValueError(f"bias: expected False without elementwise_affine, got {shown(bias)}")
+        self.bias = nn.Parameter(torch.empty_like(self.weight)) if bias else None
+
+    def extra_repr(self) -> str:
+        """As PyTorch's, and whether there is a bias."""
+        return super().extra_repr() + ", bias=True" * (self.bias is not None)
+
+
+class RMSNorm(_RMSNorm):
+    """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
+
+    With ``bias=True`` it has a bias, too, as ``torch.nn.LayerNorm`` has. ``memory_efficient`` and
+    ``weight_offset`` are those of `rms_norm`.
+    """
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -143,22 +160,8 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-        if bias and not elementwise_affine:
-            raise ValueError(f"bias: expected False without elementwise_affine, got {shown(bias)}")
-        self.bias = nn.Parameter(torch.empty_like(self.weight)) if bias else None
+        self._set_bias(bias)
         self._set_options(memory_efficient, weight_offset)
-
-    def extra_repr(self) -> str:
-        """As PyTorch's, and whether there is a bias."""
-        return super().extra_repr() + ", bias=True" * (self.bias is not None)
-
-
-class RMSNorm(_RMSNorm):
-    """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
-
-    With ``bias=True`` it has a bias, too, as ``torch.nn.LayerNorm`` has. ``memory_efficient`` and
-    ``weight_offset`` are those of `rms_norm`.
-    """
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
@@ -178,6 +181,22 @@ class AddRMSNorm(_RMSNorm):
 
     ``memory_efficient`` and ``weight_offset`` are those of `add_rms_norm`.
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = False,
+        memory_efficient: bool = False,
+        weight_offset: float = 0.0,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        self._set_bias(bias)
+        self._set_options(memory_efficient, weight_offset)
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Two of [..., *normalized_shape] to the normalized sum and the sum."""
