@@ -162,7 +162,7 @@ def test_500_modules_leave_nothing_behind() -> None:
     """C++ keeps the code of the calls that it knows, and no other."""
     spec = NormSpec((24,), op="rms_norm", eps=1e-6)
     vmfb, _ = built(spec, find_target("generic"))
-    given = [torch.ones(3, 24), None, torch.ones(24)]
+    given = [torch.ones(3, 24), None, torch.ones(24), None]
     options = Options(spec.family, (24,), (), 0.0, 1e-6)
     native.forget()
     gc.collect()
