@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, reference, schedules
+from iree_lnbwd import LayerNormGrads, Manifest, NormSpec, reference, runtime, schedules
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.emulator import Fault
 from iree_lnbwd.emulator.module import Edit
@@ -23,7 +23,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS, names
 from iree_lnbwd.reference import F64
 from iree_lnbwd.runtime import Norm
-from iree_lnbwd.schedules import Forward, OnePass, Schedule
+from iree_lnbwd.schedules import Forward, OnePass, Schedule, WholeTensors
 from iree_lnbwd.stores import cache
 from iree_lnbwd.verification import matrix, verify
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
@@ -202,6 +202,22 @@ def assert_right(actual: Results, call: BoundCall) -> Judgement:
         comparison = reference.compare(got, expected, judgement.tolerance[name])
         assert comparison.passed, f"{name} of {call.spec}, input {call.shape}: {comparison}"
     return judgement
+
+
+def assert_all_forms_right(spec: NormSpec) -> None:
+    """On this CPU: the module that is chosen, the one of whole tensors, and the oracle."""
+    host = find_target("host")
+    compiled = {
+        "product": compiler.build(spec, host)[0],
+        "whole tensors": compiler.build(spec, host, schedule=WholeTensors("asked for"))[0],
+        "oracle": compiler.build_oracle(replace(spec, rows=37), host),
+    }
+    rng = random_generator()
+    calls = [matrix.random_call(spec, 37, rng), matrix.adversarial_call(spec, rng)]
+    for name, vmfb in compiled.items():
+        module = runtime.load_built(vmfb)
+        for call in calls[: 2 if name == "product" else 1]:
+            assert_right(module.run(call), call)
 
 
 def checked(

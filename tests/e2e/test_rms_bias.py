@@ -10,14 +10,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support import assert_right, assert_right_in_emulation, random_generator
+from support import (
+    assert_all_forms_right,
+    assert_right_in_emulation,
+    random_generator,
+)
 
 import iree_lnbwd
 from iree_lnbwd import NormSpec, reference, runtime
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, RMS_NORM, RMS_NORM_BACKWARD
-from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.verification import matrix
 
 HOST = find_target("host")
@@ -49,18 +52,7 @@ def _specs() -> Iterator[NormSpec]:
 @pytest.mark.drawn
 @pytest.mark.parametrize("spec", list(_specs()), ids=lambda spec: spec.name)
 def test_product_whole_tensors_and_oracle_agree_with_the_reference(spec: NormSpec) -> None:
-    fixed = replace(spec, rows=37)
-    built = {
-        "product": compiler.build(spec, HOST)[0],
-        "whole tensors": compiler.build(spec, HOST, schedule=WholeTensors("asked for"))[0],
-        "oracle": compiler.build_oracle(fixed, HOST),
-    }
-    rng = random_generator()
-    calls = [matrix.random_call(spec, 37, rng), matrix.adversarial_call(spec, rng)]
-    for name, vmfb in built.items():
-        module = runtime.load_built(vmfb)
-        for call in calls[: 2 if name == "product" else 1]:
-            assert_right(module.run(call), call)
+    assert_all_forms_right(spec)
 
 
 @pytest.mark.drawn
