@@ -19,6 +19,7 @@ from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops import npz
 from iree_lnbwd.ops.arguments import DEFAULT_EPS, BoundCall, bind, results_type, rms_eps
+from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import OPS, Kind, Op, names
 from iree_lnbwd.schedules import RowBlocks, WholeTensors, most_few_rows
 from iree_lnbwd.verification import matrix, verify
@@ -73,6 +74,8 @@ def arguments_of(call: BoundCall) -> dict[str, Any]:
         name: array.reshape(shapes[spec.family.named(name).kind])
         for name, array in call.arrays.items()
     }
+    if call.has_bias and "bias" not in arrays:  # a backward reads its type alone
+        arrays["bias"] = np.ones(dims, DTYPES[spec.beta_dtype].numpy)
     options: dict[str, Any] = {"normalized_shape": dims, "weight_offset": spec.weight_offset}
     if spec.eps is not None:
         options["eps"] = spec.eps
