@@ -27,6 +27,7 @@
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !x = bf16
+!y = bf16
 !residual = bf16
 !gamma = bf16
 !beta = bf16
@@ -49,6 +50,7 @@
 #forward_resident = 1 : i32  // workgroups that a multiprocessor must hold at once
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!y_rows = memref<?x4096x!y, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -58,6 +60,7 @@
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
 !forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
 !forward_x = vector<8x!x>
+!forward_y = vector<8x!y>
 !forward_residual = vector<8x!residual>
 !forward_gamma = vector<8x!gamma>
 !forward_beta = vector<8x!beta>
@@ -115,7 +118,7 @@ hal.executable.source private @normalize {
     func.func private @weight(!forward_chunk) -> !forward_chunk
     func.func private @widen_of_beta(!forward_beta) -> !forward_chunk
     func.func private @y(!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
-    func.func private @round_of_x(!forward_chunk) -> !forward_x
+    func.func private @round_of_y(!forward_chunk) -> !forward_y
 
     func.func @normalize() attributes {translation_info = #forward_kernel, nvvm.minctasm = #forward_resident} {
       %c0 = arith.constant 0 : index
@@ -146,7 +149,7 @@ hal.executable.source private @normalize {
       %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !residual_rows{%m}
       %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row
       %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row
-      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !x_rows{%m}
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !y_rows{%m}
       %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
       %s = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !residual_rows{%m}
@@ -277,10 +280,10 @@ hal.executable.source private @normalize {
               scf.yield %minus_zeros : !forward_chunk
             }
             %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
-            %y_k = func.call @round_of_x(%ya) : (!forward_chunk) -> !forward_x
+            %y_k = func.call @round_of_y(%ya) : (!forward_chunk) -> !forward_y
             %stores = arith.andi %inside, %exists : i1
             scf.if %stores {
-              vector.store %y_k, %y[%row, %at] : !x_rows, !forward_x
+              vector.store %y_k, %y[%row, %at] : !y_rows, !forward_y
             }
           } {llvm.loop_annotation = #unrolled}
         } {llvm.loop_annotation = #rolled}

@@ -27,11 +27,13 @@
 // What a NormSpec and a Schedule decide. These lines are replaced; the rest changes only by the rules
 // of README.md.
 !x = bf16
+!y = bf16
 !gamma = bf16
 !beta = bf16
 !residual = bf16
 !acc = f32
 !x_mn = tensor<?x4096x!x>
+!y_mn = tensor<?x4096x!y>
 !residual_mn = tensor<?x4096x!residual>
 !acc_m = tensor<?x!acc>
 !gamma_n = tensor<4096x!gamma>
@@ -47,15 +49,18 @@
 #columns = 4096 : index      // N
 #vector = 64 : index         // V
 #x_line = 32 : index         // elements of a cache line
+#y_line = 32 : index
 #residual_line = 32 : index
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!y_rows = memref<?x4096x!y, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !x_chunk = vector<64x!x>
+!y_chunk = vector<64x!y>
 !residual_chunk = vector<64x!residual>
 !gamma_chunk = vector<64x!gamma>
 !beta_chunk = vector<64x!beta>
@@ -96,7 +101,7 @@ hal.executable.source private @normalize {
     func.func private @widen_of_beta(!beta_chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @y_on_cpu(!chunk, !chunk, !chunk) -> !chunk
-    func.func private @round_of_x(!chunk) -> !x_chunk
+    func.func private @round_of_y(!chunk) -> !y_chunk
     func.func private @round_of_residual(!chunk) -> !residual_chunk
 
     // Asks for the cache lines of a chunk ahead of their use. A processor that finds by itself what is
@@ -124,13 +129,13 @@ hal.executable.source private @normalize {
     }
 
     // For lines that are stored to: they become this processor's own.
-    func.func private @fetch_y(%rows: !x_rows, %row: index, %col: index) {
+    func.func private @fetch_y(%rows: !y_rows, %row: index, %col: index) {
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
-      %line = arith.constant #x_line
+      %line = arith.constant #y_line
       scf.for %first = %c0 to %v step %line {
         %at = arith.addi %col, %first : index
-        memref.prefetch %rows[%row, %at], write, locality<2>, data : !x_rows
+        memref.prefetch %rows[%row, %at], write, locality<2>, data : !y_rows
       } {llvm.loop_annotation = #unrolled}
       return
     }
@@ -169,7 +174,7 @@ hal.executable.source private @normalize {
       %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
       %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) offset(%c0) flags(ReadOnly) : !gamma_row
       %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) offset(%c0) flags(ReadOnly) : !beta_row
-      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) offset(%c0) : !x_rows{%m}
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) offset(%c0) : !y_rows{%m}
       %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(5) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(6) offset(%c0) : !acc_column{%m}
       %s = hal.interface.binding.subspan layout(#normalize_layout) binding(7) offset(%c0) : !residual_rows{%m}
@@ -231,7 +236,7 @@ hal.executable.source private @normalize {
               %seen = arith.subi %chunk, %col : index
               %again = vector.create_mask %seen : !lanes
               scf.if %fetches_y {
-                func.call @fetch_y(%y, %row, %col) : (!x_rows, index, index) -> ()
+                func.call @fetch_y(%y, %row, %col) : (!y_rows, index, index) -> ()
               }
               %sa = scf.if %adds_residual -> !chunk {
                 %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
@@ -298,8 +303,8 @@ hal.executable.source private @normalize {
               scf.yield %nothing : !chunk
             }
             %ya = func.call @y_on_cpu(%xhat, %g, %ba) : (!chunk, !chunk, !chunk) -> !chunk
-            %y_ = func.call @round_of_x(%ya) : (!chunk) -> !x_chunk
-            vector.store %y_, %y[%row, %col] : !x_rows, !x_chunk
+            %y_ = func.call @round_of_y(%ya) : (!chunk) -> !y_chunk
+            vector.store %y_, %y[%row, %col] : !y_rows, !y_chunk
           }
         }
       }

@@ -5,11 +5,13 @@
 
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !x = bf16
+!y = bf16
 !gamma = bf16
 !beta = bf16
 !residual = bf16
 !acc = f32
 !x_mn = tensor<64x4096x!x>
+!y_mn = tensor<64x4096x!y>
 !residual_mn = tensor<64x4096x!residual>
 !acc_mn = tensor<64x4096x!acc>
 !acc_m = tensor<64x!acc>
@@ -27,7 +29,7 @@
 !choice = tensor<i1>
 
 func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n, %beta: !beta_n)
-    -> (!x_mn, !acc_m, !acc_m, !residual_mn) {
+    -> (!y_mn, !acc_m, !acc_m, !residual_mn) {
   // s = x + residual, rounded
   %x_acc = stablehlo.convert %x : (!x_mn) -> !acc_mn
   %residual_acc = stablehlo.convert %residual : (!residual_mn) -> !acc_mn
@@ -68,8 +70,8 @@ func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_
   %adds_bias = arith.constant #adds_bias
   %adds_bias_0 = tensor.from_elements %adds_bias : !choice
   %y_acc = stablehlo.select %adds_bias_0, %shifted, %scaled : !choice, !acc_mn
-  %y = stablehlo.convert %y_acc : (!acc_mn) -> !x_mn
-  return %y, %mean, %rstd, %s : !x_mn, !acc_m, !acc_m, !residual_mn
+  %y = stablehlo.convert %y_acc : (!acc_mn) -> !y_mn
+  return %y, %mean, %rstd, %s : !y_mn, !acc_m, !acc_m, !residual_mn
 }
 
 func.func private @row_mean(%v: !acc_mn) -> !acc_m {

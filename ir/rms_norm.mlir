@@ -11,11 +11,13 @@
 
 // What a NormSpec decides. These lines are replaced; nothing below them is.
 !x = bf16
+!y = bf16
 !gamma = bf16
 !beta = bf16
 !residual = bf16
 !acc = f32
 !x_mn = tensor<?x4096x!x>
+!y_mn = tensor<?x4096x!y>
 !residual_mn = tensor<?x4096x!residual>
 !acc_mn = tensor<?x4096x!acc>
 !acc_m = tensor<?x!acc>
@@ -35,7 +37,7 @@
 #id = affine_map<(m) -> (m)>
 
 func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n, %beta: !beta_n)
-    -> (!x_mn, !acc_m, !residual_mn) {
+    -> (!y_mn, !acc_m, !residual_mn) {
   %zero = arith.constant 0.0 : !acc
   %one = arith.constant 1.0 : !acc
   %inv_n = arith.constant #inv_n
@@ -86,7 +88,7 @@ func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_
     linalg.yield %rstd_ : !acc
   } -> !acc_m
 
-  // y, rounded once to the type of x.
+  // y, rounded once to the type of y.
   %y_acc = linalg.generic {
       indexing_maps = [#mn, #m, #n, #n, #mn], iterator_types = ["parallel", "parallel"]}
       ins(%sa, %rstd, %ga, %ba : !acc_mn, !acc_m, !acc_n, !acc_n) outs(%empty_mn : !acc_mn) {
@@ -98,7 +100,7 @@ func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_
     %y_ = arith.select %adds_bias, %with_bias, %scaled : !acc
     linalg.yield %y_ : !acc
   } -> !acc_mn
-  %empty_y = tensor.empty(%rows) : !x_mn
-  %y = linalg.copy ins(%y_acc : !acc_mn) outs(%empty_y : !x_mn) -> !x_mn
-  return %y, %rstd, %s : !x_mn, !acc_m, !residual_mn
+  %empty_y = tensor.empty(%rows) : !y_mn
+  %y = linalg.copy ins(%y_acc : !acc_mn) outs(%empty_y : !y_mn) -> !y_mn
+  return %y, %rstd, %s : !y_mn, !acc_m, !residual_mn
 }

@@ -117,6 +117,8 @@ def values(case: Case) -> None:
     else:
         if op.is_backward:
             options["output_mask"] = spec.output_mask
+        else:
+            options["output_dtype"] = spec.output_dtype
         is_default = not op.centres and spec.eps == rms_eps(spec.dtype)
         results = case.call(
             spec.op,

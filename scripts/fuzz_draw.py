@@ -165,6 +165,7 @@ def draw_spec(case: Case, *ops: Op) -> NormSpec:
         weight_offset=pick(0.0, *OFFSETS) if has_weight else 0.0,
         from_output=from_output,
         grad_outputs=pick(1, 1, 1, 2, 3, MOST_GRAD_OUTPUTS) if op.is_backward else 1,
+        output_dtype=None if op.is_backward else pick(*narrow),
     )
 
 
@@ -252,6 +253,7 @@ def bound(spec: NormSpec, given: Mapping[str, Any]) -> BoundCall:
         spec.output_mask,
         eps=spec.eps or 0.0,
         weight_offset=spec.weight_offset,
+        output_dtype=spec.output_dtype,
     )
 
 

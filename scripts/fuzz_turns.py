@@ -76,6 +76,8 @@ def _in_turn(
     }
     if spec.family.is_backward:
         options["output_mask"] = spec.output_mask
+    else:
+        options["output_dtype"] = spec.output_dtype
     others = _others(case, spec, given, options)
     name = case.pick(*others)
     case.said.append(f"{name} in turn")

@@ -8,6 +8,8 @@ from pathlib import Path
 from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.ops.spec import NormSpec
 
+_DTYPES = ("output_dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype")
+
 
 def adding(spec: NormSpec, target: str, path: Path) -> str:
     """The shell command that adds the module for a spec and a target to a bundle."""
@@ -21,7 +23,7 @@ def spec_words(spec: NormSpec) -> list[str]:
     words.append(f"--dtype={spec.dtype}")
     if spec.op != LAYER_NORM_BACKWARD.name:
         words.append(f"--op={spec.op}")
-    for name in ("grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype"):
+    for name in _DTYPES:
         if (dtype := getattr(spec, name)) is not None:
             words.append(f"--{name.replace('_', '-')}={dtype}")
     if spec.grad_outputs > 1:

@@ -44,12 +44,14 @@ class Norms(ABC):
         eps: object,
         weight_offset: object,
         device: str | None,
+        output_dtype: object = None,
     ) -> Results:
         """As `_compute`, from arguments by name, of which an op has not all."""
         family = variant_of(op, given)
         options = check_options(
             *(family, normalized_shape, output_mask, eps, weight_offset),
             has_bias=given.get(BIAS.name) is not None,
+            output_dtype=output_dtype,
         )
         return self._compute([given.get(n) for n in names(family.arguments)], options, device)
 
@@ -63,6 +65,7 @@ class Norms(ABC):
         *,
         residual: Any = None,
         weight_offset: float = 0.0,
+        output_dtype: Any = None,
         device: str | None = None,
     ) -> NormOutput:
         """Layer normalization, with the statistics that its backward takes.
@@ -80,6 +83,9 @@ class Norms(ABC):
             eps: Added to the biased variance; finite.
             residual: As ``input``, of any element type that mixes with it; None means none.
             weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+            output_dtype: The element type of the output: "f32", "f16", "bf16", or a type of NumPy
+                or PyTorch. The output is rounded to it once. f64 goes with f64 alone. None means
+                that of ``input``.
             device: As `layer_norm_backward`.
 
         Returns:
@@ -89,7 +95,9 @@ class Norms(ABC):
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
         """
         given = {"input": input, "residual": residual, "weight": weight, "bias": bias}
-        results = self._call(LAYER_NORM, given, normalized_shape, (), eps, weight_offset, device)
+        results = self._call(
+            *(LAYER_NORM, given, normalized_shape, (), eps, weight_offset, device), output_dtype
+        )
         return results  # type: ignore[return-value]
 
     def rms_norm(
@@ -102,6 +110,7 @@ class Norms(ABC):
         bias: Any = None,
         residual: Any = None,
         weight_offset: float = 0.0,
+        output_dtype: Any = None,
         device: str | None = None,
     ) -> NormOutput:
         """RMS normalization, with the statistic that its backward takes.
@@ -118,6 +127,7 @@ class Norms(ABC):
             bias: [*normalized_shape]; None means none. ATen's op has none.
             residual: As `layer_norm`.
             weight_offset: As `layer_norm`.
+            output_dtype: As `layer_norm`.
             device: As `layer_norm_backward`.
 
         Returns:
@@ -127,7 +137,9 @@ class Norms(ABC):
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
         """
         given = {"input": input, "residual": residual, "weight": weight, "bias": bias}
-        results = self._call(RMS_NORM, given, normalized_shape, (), eps, weight_offset, device)
+        results = self._call(
+            *(RMS_NORM, given, normalized_shape, (), eps, weight_offset, device), output_dtype
+        )
         return results  # type: ignore[return-value]
 
     def layer_norm_backward(

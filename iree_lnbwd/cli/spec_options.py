@@ -75,6 +75,7 @@ def add_specs_options(
 def _add_other_options(parser: argparse.ArgumentParser) -> None:
     """The options of a spec besides its op, shape and type."""
     types: dict[str, Any] = {"type": words.dtype, "metavar": words.DTYPES_IN_HELP}
+    parser.add_argument("--output-dtype", **types, help="of a forward's output (default: --dtype)")
     parser.add_argument("--grad-output-dtype", **types, help="default: --dtype")
     parser.add_argument(
         "--grad-outputs",
@@ -180,6 +181,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         op=op.name,
         normalized_shape=options.normalized_shape,
         dtype=options.dtype,
+        output_dtype=options.output_dtype,
         grad_output_dtype=options.grad_output_dtype,
         grad_outputs=options.grad_outputs,
         weight_dtype=options.weight_dtype,
@@ -212,7 +214,8 @@ def specs_of(options: argparse.Namespace) -> list[NormSpec]:
 _SAID_BY_MODELS = {
     "op": (_OP,),
     **dict.fromkeys(("no_weight", "bias", "no_bias", "from_output"), False),
-    **dict.fromkeys(("grad_output_dtype", "bias_dtype", "residual_dtype", "output_mask"), None),
+    **dict.fromkeys(("output_dtype", "grad_output_dtype", "bias_dtype"), None),
+    **dict.fromkeys(("residual_dtype", "output_mask"), None),
     **dict.fromkeys(("rows", "recompute_statistics", "eps"), None),
     "weight_offset": 0.0,
 }

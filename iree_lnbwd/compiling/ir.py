@@ -29,7 +29,7 @@ from iree_lnbwd.schedules import (
     forms,
     schedule_to_dict,
 )
-from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, flag, shared
+from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, flag, output_types, shared
 from iree_lnbwd.vmfb import raw_interface
 from iree_lnbwd.vmfb.launches import LaunchPlans, launches, takes
 
@@ -80,6 +80,8 @@ _OF_FEW_ROWS = {
     "@normalize": "@normalize_few",
 }
 _OF_MANY_ROWS = re.compile("|".join(_OF_FEW_ROWS))
+# The names of an output's types: the input's, if it has no type of its own.
+_OF_OUTPUT = re.compile(r"(!forward_|!|#|@round_of_|the type of )y(?![a-z0-9])")
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
@@ -165,6 +167,8 @@ def module(
         typed = replace(spec, rows=None)
     else:
         typed = spec
+    if spec.output_dtype is None:
+        texts = {name: _OF_OUTPUT.sub(r"\1x", text) for name, text in texts.items()}
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
     if isinstance(schedule, RowBlocks):
@@ -191,7 +195,7 @@ def module(
         text = host_program.launched(text, spec, plans)
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
-        text = re.sub(r"(!(?:dy_mn|dy_sum_mn|x_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
+        text = re.sub(r"(!(?:dy_mn|dy_sum_mn|x_mn|y_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
     text += host_program.requirements(cpu_features)
     text += host_program.entry(spec, plans, reflection)
@@ -304,6 +308,9 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "#writes_output": flag(not spec.family.is_backward),
         "#from_output": flag(spec.from_output),
         "#least_weight": f"{LEAST_WEIGHT:.17e} : !acc",
+        **output_types(
+            spec, {"!y": spec.element_type(Element.Y), "!y_mn": f"tensor<{rows}x{cols}x!y>"}
+        ),
     }
 
 
@@ -318,7 +325,7 @@ def _gpu_aliases(
         "#rolled": "#llvm.loop_annotation<unroll = <disable = true>>",
         "!mbarriers": shared("2xi64"),
         "!pointer": "!llvm.ptr<1>",
-        **bindings(spec.columns),
+        **bindings(spec),
     }
     if spec.eps is not None:
         aliases |= _forward(spec, target, schedule).aliases(spec, target)

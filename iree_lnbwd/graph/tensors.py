@@ -85,13 +85,7 @@ def check_data_type(value: object, place: str) -> DataType:
     """
     if isinstance(value, DataType):
         return value
-    known = None
-    # Not names, and not Python's float: "float" is 32 bits wide in hipDNN, and 64 in NumPy.
-    if isinstance(value, np.dtype | type) and value is not float:
-        known = dtypes.name_of(value)
-    elif type(value).__module__ == "torch":
-        named = str(value).removeprefix("torch.")
-        known = next((d.name for d in dtypes.DTYPES.values() if str(d.numpy) == named), None)
+    known = dtypes.meant(value)
     if known is None:
         expected = ", ".join(f"DataType.{each.name}" for each in DataType)
         raise ValueError(f"{place}: expected {expected}, got {shown(value)}")

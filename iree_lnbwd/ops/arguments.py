@@ -111,7 +111,7 @@ class NormOutput(NamedTuple):
     """What a forward computes.
 
     Attributes:
-        output: The shape and element type of ``input``.
+        output: The shape of ``input``, and its element type unless ``output_dtype`` says another.
         mean: Of each row, [..., 1, ...] with a 1 for each normalized dimension; f32, or f64 for
             f64 data. None of ``rms_norm``.
         rstd: As ``mean``: 1 / sqrt(variance + eps), or 1 / sqrt(mean of squares + eps).
@@ -185,6 +185,7 @@ class Options(NamedTuple):
         weight_offset: Added to the weight; finite.
         eps: Added to the variance if statistics are computed; finite. None means that of PyTorch's
             ``rms_norm``: the machine epsilon of the type of sums.
+        output_dtype: MLIR's name of the output's element type; None means ``input``'s.
     """
 
     op: Op
@@ -192,6 +193,7 @@ class Options(NamedTuple):
     output_mask: tuple[bool, ...]
     weight_offset: float
     eps: float | None
+    output_dtype: str | None = None
 
 
 def check_options(
@@ -202,6 +204,7 @@ def check_options(
     weight_offset: object = 0.0,
     *,
     has_bias: bool = False,
+    output_dtype: object = None,
 ) -> Options:
     """The options of a call in one spelling.
 
@@ -212,6 +215,7 @@ def check_options(
         eps: As a caller gives it.
         weight_offset: As a caller gives it.
         has_bias: Whether the caller gives a bias.
+        output_dtype: As a caller gives it, of a forward.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
@@ -222,6 +226,7 @@ def check_options(
         check_output_mask(output_mask, op, has_bias=has_bias),
         check_number(weight_offset, "weight_offset"),
         None if eps is None and not op.centres else check_number(eps),
+        None if output_dtype is None else dtypes.check(output_dtype, "output_dtype"),
     )
 
 
@@ -266,6 +271,7 @@ def bind(
     *,
     eps: float | None = DEFAULT_EPS,
     weight_offset: float = 0.0,
+    output_dtype: str | None = None,
 ) -> BoundCall:
     """Checks the arguments of an op against each other.
 
@@ -276,13 +282,16 @@ def bind(
         output_mask: Which gradients to compute; None means all that the op has.
         eps: Added to the variance, where statistics are computed.
         weight_offset: Added to the weight.
+        output_dtype: Of a forward's output; None means that of ``input``.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
     family, has_bias = variant_of(OPS[op], given), given.get(BIAS.name) is not None
     options = check_options(
-        family, normalized_shape, output_mask, eps, weight_offset, has_bias=has_bias
+        *(family, normalized_shape, output_mask, eps, weight_offset),
+        has_bias=has_bias,
+        output_dtype=output_dtype,
     )
     return bind_arrays(given, options)
 
@@ -324,7 +333,7 @@ def variant(op: Op, input: object, output: object, mean: object, rstd: object) -
 
 def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
     """As `bind`, with the options checked before."""
-    op, dims, mask, offset, eps = options
+    op, dims, mask, offset, eps, output_dtype = options
     data = op.data.name
     x = _array(data, given.get(data))
     if x.shape[max(0, x.ndim - len(dims)) :] != dims:
@@ -366,6 +375,8 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             arrays[name] = dense.reshape(flat[kind])
     _check_gradients(op, given, types)
     _check_place(data, given)
+    if output_dtype is not None:
+        mixed.append(("output_dtype", output_dtype))
     for name, found in mixed:
         check_mixture(name, found, dtype)
     has_weight = given.get("weight") is not None
@@ -391,6 +402,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             output_mask=asked,
             eps=(rms_eps(dtype) if eps is None else eps) if computes else None,
             from_output=op.from_output,
+            output_dtype=output_dtype,
         )
     return BoundCall(spec, x.shape, arrays, has_bias)
 

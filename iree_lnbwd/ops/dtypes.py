@@ -92,3 +92,28 @@ def name_of(dtype: npt.DTypeLike) -> str | None:
         return _NAMES.get(np.dtype(dtype))
     except TypeError:  # another library's type
         return None
+
+
+def meant(value: object) -> str | None:
+    """MLIR's name of an element type of NumPy or PyTorch; None of anything else.
+
+    No name is taken, and Python's float is not: "float" is 32 bits wide for some, and 64 for NumPy.
+    """
+    if isinstance(value, np.dtype | type) and value is not float:
+        return name_of(value)
+    if type(value).__module__ == "torch":
+        named = str(value).removeprefix("torch.")
+        return next((dtype.name for dtype in DTYPES.values() if str(dtype.numpy) == named), None)
+    return None
+
+
+def check(value: object, name: str) -> str:
+    """MLIR's name of an element type: that name, or NumPy's or PyTorch's type.
+
+    Raises:
+        ValueError: It is none of them; the message names the argument.
+    """
+    known = value if isinstance(value, str) and value in DTYPES else meant(value)
+    if known is None:
+        raise ValueError(f"{name}: {unknown(value)}")
+    return known

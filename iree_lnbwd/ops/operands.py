@@ -42,6 +42,7 @@ class Element(Enum):
 
     DY = "dy"
     X = "x"
+    Y = "y"  # of an output that has another type than the input
     ACC = "acc"
     GAMMA = "gamma"
     BETA = "beta"
@@ -291,6 +292,13 @@ def _from_output(op: Op) -> Op:
 
 
 FROM_OUTPUT = {op.name: _from_output(op) for op in OPS.values() if op.is_backward}
+
+
+@functools.cache  # an op is itself: there is one of each
+def with_own_output(op: Op) -> Op:
+    """The same op, whose output has an element type of its own."""
+    own = {OUTPUT: replace(OUTPUT, element=Element.Y)}
+    return replace(op, rows=tuple(own.get(row, row) for row in op.rows))
 
 
 class Named(Protocol):

@@ -26,12 +26,15 @@ from iree_lnbwd.ops.operands import (
     Op,
     Operand,
     When,
+    with_own_output,
 )
 
 MOST_DIMENSIONS = 64  # NumPy's, and PyTorch's
 _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
+# Fields that came later. Modules without them keep their text, which has the other fields.
+_LATER = ("output_dtype",)
 # Backwards from the output divide by a weight of at least this magnitude, as apex's
 # memory-efficient norms do by default.
 LEAST_WEIGHT = 1e-5
@@ -96,6 +99,8 @@ class NormSpec:
             without a weight.
         from_output: Whether a backward takes the forward's ``output`` in place of ``input``. Its
             ``rstd`` is an argument, and there is no ``mean``.
+        output_dtype: Of a forward's ``output``; None means ``dtype``. A ``residual_output`` has the
+            type of the residual.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -116,6 +121,7 @@ class NormSpec:
     grad_outputs: int = 1
     weight_offset: float = 0.0
     from_output: bool = False
+    output_dtype: str | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
@@ -128,6 +134,7 @@ class NormSpec:
         set_field(self, "normalized_shape", check_normalized_shape(self.normalized_shape))
         for field in (
             "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
+            "output_dtype",
         ):  # fmt: skip
             _check_dtype(field, getattr(self, field), required=field == "dtype")
         set_field(self, "grad_outputs", self._checked_gradients())
@@ -168,19 +175,19 @@ class NormSpec:
             ("bias_dtype", self.weight_dtype or self.dtype),
             ("weight_dtype", self.dtype),
             ("grad_output_dtype", self.dtype),
+            ("output_dtype", self.dtype),
         ):
             if getattr(self, field) == default:
                 set_field(self, field, None)
-        if self.grad_output_dtype is not None and not self.family.is_backward:
-            raise ValueError(
-                f"grad_output_dtype: expected None for {self.op}, got "
-                f"{shown(self.grad_output_dtype)}"
-            )
+        field = "output_dtype" if OPS[self.op].is_backward else "grad_output_dtype"
+        if (dtype := getattr(self, field)) is not None:
+            raise ValueError(f"{field}: expected None for {self.op}, got {shown(dtype)}")
         for field, dtype in (
             ("grad_output_dtype", self.dy_dtype),
             ("weight_dtype", self.gamma_dtype),
             ("bias_dtype", self.beta_dtype),
             ("residual_dtype", self.element_type(Element.RESIDUAL)),
+            ("output_dtype", self.element_type(Element.Y)),
         ):
             check_mixture(field, dtype, self.dtype)
 
@@ -229,7 +236,8 @@ class NormSpec:
     @property
     def family(self) -> Op:
         """The op and its operands."""
-        return (FROM_OUTPUT if self.from_output else OPS)[self.op]
+        op = (FROM_OUTPUT if self.from_output else OPS)[self.op]
+        return op if self.output_dtype is None else with_own_output(op)
 
     @property
     def columns(self) -> int:
@@ -271,6 +279,8 @@ class NormSpec:
                 return self.dy_dtype
             case Element.X:
                 return self.dtype
+            case Element.Y:
+                return self.output_dtype or self.dtype
             case Element.ACC:
                 return self.acc_dtype
             case Element.GAMMA:
@@ -335,6 +345,8 @@ class NormSpec:
     def name(self) -> str:
         """File name stem. Different specs have different names."""
         parts = [self.op, "n" + "x".join(map(str, self.normalized_shape)), self.dtype]
+        if self.output_dtype:
+            parts.append(f"y{self.output_dtype}")
         if self.grad_output_dtype:
             parts.append(f"dy{self.grad_output_dtype}")
         if self.weight_dtype:
@@ -364,10 +376,16 @@ class NormSpec:
         return "_".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self) | {
+        """The fields as JSON values, without those of `_LATER` that have their default."""
+        values = asdict(self) | {
             "normalized_shape": list(self.normalized_shape),
             "output_mask": list(self.output_mask),
+        }
+        defaults = {field.name: field.default for field in fields(self)}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in _LATER or value != defaults[name]
         }
 
     @classmethod

@@ -84,6 +84,7 @@ class Norm:
             self.spec.output_mask,
             self.spec.weight_offset,
             self.spec.eps or 0.0,
+            self.spec.output_dtype,
         )
         self._results = tuple(filter(self.spec.has, family.results))
         self._read = names(self.spec.inputs)

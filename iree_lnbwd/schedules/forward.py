@@ -11,7 +11,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements
-from iree_lnbwd.schedules.ir_types import flag, kernel, private, shared
+from iree_lnbwd.schedules.ir_types import flag, kernel, output_types, private, shared
 from iree_lnbwd.schedules.rules import (
     FEWEST_THREADS,
     cluster_rules,
@@ -188,6 +188,7 @@ class Forward:
             "!forward_chunk": f"vector<{vector}x!acc>",
             "!forward_held": private(f"{chunks}x!forward_chunk"),
             **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},
+            **output_types(spec, {"!forward_y": f"vector<{vector}x!y>"}),
             **{f"!forward_{name}_held": private(f"{chunks}x!forward_{name}") for name in named},
             **{
                 f"!forward_{name}_kept": shared(f"{self.rows}x{self.padded_columns(spec)}x!{name}")

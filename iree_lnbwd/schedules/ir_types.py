@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import OPS, Element, Kind
@@ -43,14 +45,16 @@ def private(shape: str) -> str:
     return f"memref<{shape}, #gpu.address_space<private>>"
 
 
-def bindings(cols: int) -> dict[str, str]:
+def bindings(spec: NormSpec) -> dict[str, str]:
     """The tensors as kernels see them, partial rows of sums among them."""
+    cols = spec.columns
     seen = {
         Kind.CELLS: ("rows", f"?x{cols}x"),
         Kind.ROWS: ("column", "?x"),
         Kind.COLUMNS: ("row", f"{cols}x"),
     }
-    tensors = [(operand.kind, operand.element) for op in OPS.values() for operand in op.rows]
+    ops = (*OPS.values(), spec.family)
+    tensors = [(operand.kind, operand.element) for op in ops for operand in op.rows]
     return {
         f"!{element.value}_{called}": storage(f"{dims}!{element.value}")
         for kind, (called, dims) in seen.items()
@@ -70,3 +74,11 @@ def chunk_types(vector: int) -> dict[str, str]:
         "!residual_chunk": f"vector<{vector}x!residual>",
         "!chunk": f"vector<{vector}x!acc>",
     }
+
+
+def output_types(spec: NormSpec, types: Mapping[str, str]) -> dict[str, str]:
+    """Types of an output, where it has an element type of its own.
+
+    Elsewhere it has the input's, by their names.
+    """
+    return {} if spec.output_dtype is None else dict(types)

@@ -8,7 +8,14 @@ from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import GRAD_INPUT, Element
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, chunk_types, flag, itemsize
+from iree_lnbwd.schedules.ir_types import (
+    UNROLLED,
+    bindings,
+    chunk_types,
+    flag,
+    itemsize,
+    output_types,
+)
 from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
 
 # More than was ever the fastest: of elements at a time, which the compiler writes out, of rows that
@@ -89,9 +96,16 @@ class RowBlocks:
             "#wants_dx": flag(spec.has(GRAD_INPUT)),
             "#single_column": flag(cols == 1),
             "!acc_pn": f"tensor<?x{cols}x!acc>",
-            **bindings(cols),
+            **bindings(spec),
             "!means": f"memref<{block}x2x!acc>",
             **chunk_types(vector),
+            **output_types(
+                spec,
+                {
+                    "!y_chunk": f"vector<{vector}x!y>",
+                    "#y_line": f"{_LINE_BYTES // itemsize(spec, Element.Y)} : index",
+                },
+            ),
             "!lanes": f"vector<{vector}xi1>",
         }
 

@@ -150,6 +150,23 @@ def _several_gradients(op: Op) -> Iterator[NormSpec]:
     yield _spec_of(FROM_OUTPUT[op.name])((4096,), "bf16", grad_outputs=2)
 
 
+def typed_outputs() -> Iterator[NormSpec]:
+    """Forwards whose output has another type than the input. No record has them yet."""
+    for op in (LAYER_NORM, RMS_NORM):
+        of = _spec_of(op)
+        for width in _FAMILY_WIDTHS:
+            yield of((width,), "f32", output_dtype="bf16")
+            yield of((width,), "bf16", output_dtype="f32")
+        for width in _OPTIONS_WIDTHS:
+            yield of((width,), "f32", output_dtype="f16")
+            yield of((width,), "bf16", output_dtype="f16")
+            yield of((width,), "f32", output_dtype="bf16", weight_dtype="bf16", weight_offset=1.0)
+            yield of((width,), "f32", output_dtype="bf16", residual_dtype="f32")
+            yield of((width,), "bf16", output_dtype="f32", residual_dtype="bf16")
+            yield of((width,), "f32", output_dtype="bf16", has_weight=False, has_bias=False)
+        yield of((25001,), "f32", output_dtype="bf16")
+
+
 def biased_rms_norms() -> Iterator[NormSpec]:
     """RMS norms with a bias, of every op. No record has them yet."""
     for op in (RMS_NORM, RMS_NORM_BACKWARD, FROM_OUTPUT[RMS_NORM_BACKWARD.name]):
@@ -367,6 +384,7 @@ def _call(
         output_mask=spec.output_mask,
         eps=_eps(op) if spec.eps is None else spec.eps,
         weight_offset=spec.weight_offset,
+        output_dtype=spec.output_dtype,
     )
 
 

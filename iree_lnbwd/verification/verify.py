@@ -9,7 +9,7 @@ from typing import Protocol
 
 from iree_lnbwd.errors import plain, shown
 from iree_lnbwd.ops.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind, variant_of
-from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS, OUTPUT, Op, When, names
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS, OUTPUT, Element, Op, When, names
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.verification.judge import Comparison, compare, judge
 
@@ -164,8 +164,9 @@ def table_line(row: Row, case_width: int) -> str:
 
 
 def _types(spec: NormSpec) -> str:
-    """The types of input, grad_output and weight; only one if they are the same."""
-    types = (spec.dtype, spec.dy_dtype, spec.gamma_dtype)
+    """The types of input, output or its gradient, and weight; only one if they are the same."""
+    reached = spec.dy_dtype if spec.family.is_backward else spec.element_type(Element.Y)
+    types = (spec.dtype, reached, spec.gamma_dtype)
     return spec.dtype if len(set(types)) == 1 else "/".join(types)
 
 

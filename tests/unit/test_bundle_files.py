@@ -351,6 +351,7 @@ def test_the_words_for_a_spec_mean_that_spec() -> None:
         NormSpec((7,), op="rms_norm_backward", eps=0.1, output_mask=(False, True)),
         *matrix.biased_rms_norms(),
         *matrix.several_gradients(),
+        *matrix.typed_outputs(),
     )
     for spec in (*itertools.islice(matrix.specs(), 0, None, 3), *more):
         words = ["bundle", *commands.spec_words(spec), "-o", "x.lnb"]

@@ -43,6 +43,7 @@ def rebound(call: BoundCall, **arrays: Array) -> BoundCall:
         output_mask=spec.output_mask,
         eps=EPS if spec.eps is None else spec.eps,
         weight_offset=spec.weight_offset,
+        output_dtype=spec.output_dtype,
     )
 
 
@@ -326,7 +327,12 @@ RIGHT = {
 }
 NARROW = [
     spec
-    for spec in (*matrix.specs(), *matrix.several_gradients(), *matrix.biased_rms_norms())
+    for spec in (
+        *matrix.specs(),
+        *matrix.several_gradients(),
+        *matrix.biased_rms_norms(),
+        *matrix.typed_outputs(),
+    )
     if spec.columns <= 4096
 ]
 WIDE = [

@@ -116,6 +116,8 @@ def test_a_random_call_is_of_its_spec(op: Op) -> None:
         specs.append(replace(plain, output_mask=alone))
         if not op.from_output:
             specs.append(replace(plain, eps=0.25))
+    else:
+        specs.append(replace(plain, output_dtype="f16"))
     if op.from_output:
         specs.append(replace(plain, has_bias=False, output_mask=()))
         specs.append(replace(plain, has_weight=False, has_bias=True, output_mask=()))

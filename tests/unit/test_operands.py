@@ -109,7 +109,18 @@ def test_every_alias_of_a_type_is_in_the_ir() -> None:
 def test_each_element_type_of_a_spec_is_its_own() -> None:
     spec = NormSpec((8,), "f16", "bf16", "f32", "bf16", residual_dtype="f32")
     types = {element: spec.element_type(element) for element in Element}
-    assert list(types.values()) == ["bf16", "f16", "f32", "f32", "bf16", "f32"]
+    assert list(types.values()) == ["bf16", "f16", "f16", "f32", "f32", "bf16", "f32"]
+
+
+def test_an_output_has_an_element_of_its_own_where_a_spec_says_so() -> None:
+    for op in (LAYER_NORM, RMS_NORM):
+        plain = NormSpec((8,), op=op.name, eps=1e-5)
+        typed = replace(plain, output_dtype="bf16")
+        assert plain.family is op
+        assert typed.family is replace(typed, residual_dtype="f32").family
+        assert typed.family.named("output").element is Element.Y
+        others = [(o, t) for o, t in zip(op.rows, typed.family.rows, strict=True) if o != t]
+        assert [(o.name, t.name) for o, t in others] == [("output", "output")]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def fields_of(op: Op, dtype: str) -> st.SearchStrategy[dict[str, Any]]:
             "normalized_shape": shapes,
             "dtype": st.just(dtype),
             "grad_output_dtype": st.sampled_from(types if op.is_backward else [None]),
+            "output_dtype": st.sampled_from([None] if op.is_backward else types),
             "weight_dtype": st.sampled_from(types),
             "bias_dtype": st.sampled_from(types),
             "has_weight": st.booleans(),
