@@ -1,8 +1,9 @@
-"""Builds the C++ of `iree_lnbwd.torch`, its operators and PyTorch's, and tells it of calls.
+"""Loads the C++ of `iree_lnbwd.torch`, its operators and PyTorch's, and tells it of calls.
 
-The build needs a C++ compiler and ninja, once for each version of PyTorch (``torch.compile`` needs
-a C compiler for its launchers, too). Without them the operators stay in Python: the gradients are
-the same, and calls take more of the host's time.
+The wheels of a release have it compiled for releases of PyTorch. For others, and in a clone, it is
+compiled here: this needs a C++ compiler and ninja, once for each version of PyTorch
+(``torch.compile`` needs a C compiler for its launchers, too). Without them the operators stay in
+Python: the gradients are the same, and calls take more of the host's time.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from iree_lnbwd import notices
 from iree_lnbwd.calls.calling import HostCall
 from iree_lnbwd.disk import folders
 from iree_lnbwd.disk.user_folders import UnusableError
+from iree_lnbwd.native import prebuilt, torch_library
 from iree_lnbwd.native.calls import NativeCall, native_call, native_host_call
-from iree_lnbwd.native.libraries import OWN_COPIES, THREADS, NativeLibrary
+from iree_lnbwd.native.libraries import NativeLibrary
 from iree_lnbwd.ops.arguments import Options
 from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op, Operand, names
 from iree_lnbwd.runtime.gpu_driver import Graph
@@ -37,19 +39,6 @@ from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.operator_table import AUTOCAST, GRADIENTS, NORMS
 
-_HERE = Path(__file__).parents[1] / "native"
-_SOURCES = (_HERE / "torch_native.cpp", _HERE / "torch_overrides.cpp")
-_HEADERS = tuple(
-    _HERE / f"{name}.h"
-    for name in (
-        *("host_calls", "kernel_calls"),
-        *("torch_calls", "torch_cpu", "torch_norms", "torch_warnings"),
-    )
-)
-# OpenMP's pragmas are in PyTorch's headers. Its library is not named: it is the one of PyTorch.
-_FLAGS = ("-O2", "-fopenmp")
-_LINKED = (*OWN_COPIES, *THREADS)
-_LIBRARY = "iree_lnbwd_torch.so"
 _ALL_OPS = (*OPS.values(), *FROM_OUTPUT.values())
 _NUMBERS = {op: number for number, op in enumerate(_ALL_OPS)}
 # The names of a call's pointers in C++, before those of its scratch.
@@ -96,9 +85,9 @@ def status() -> str:
 def load() -> bool:
     """Loads the C++ operators, which from then on run in place of the Python ones.
 
-    The first time on a machine they are compiled. This takes ten to forty seconds and is logged;
-    the result is kept in the cache on disk. If the cache cannot be used, there is a warning, and
-    the next process compiles them again.
+    If none that were built ahead fit this PyTorch, they are compiled the first time on a machine.
+    This takes ten to forty seconds and is logged; the result is kept in the cache on disk. If the
+    cache cannot be used, there is a warning, and the next process compiles them again.
 
     Returns:
         Whether they are there. If not, a warning was logged that says why.
@@ -114,25 +103,38 @@ def load() -> bool:
 @functools.cache
 def can_be_had() -> bool:
     """Whether there is what `load` needs: what was built before, or a compiler and ninja."""
+    if _library().kept() is not None or _prebuilt() is not None:
+        return True
     compiler = shlex.split(os.environ.get("CXX", "c++"))[:1]  # as PyTorch looks for it
-    return _library().kept() is not None or all(map(shutil.which, (*compiler, "ninja")))
+    return all(map(shutil.which, (*compiler, "ninja")))
 
 
 @functools.cache
 def _library() -> NativeLibrary:
     """Its place in the cache."""
     version = (torch.__version__, str(torch.version.git_version))
-    texts = (path.read_text(encoding="utf-8") for path in (*_SOURCES, *_HEADERS))
-    return NativeLibrary.of("torch", _LIBRARY, (*texts, *_FLAGS, *_LINKED, *version))
+    return NativeLibrary.of("torch", torch_library.NAME, (*torch_library.texts(), *version))
+
+
+@functools.cache
+def _prebuilt() -> Path | None:
+    """What was built ahead and fits this PyTorch."""
+    if torch.version.debug:  # its classes may be others
+        return None
+    release = ".".join(torch.__version__.split(".")[:2])
+    sources = prebuilt.sources_digest(torch_library.texts())
+    include = Path(torch.__file__).parent / "include"
+    return prebuilt.fitting(f"torch-{release}", sources, include)
 
 
 @functools.cache
 def _loaded() -> tuple[bool, UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     library = _library()
-    what = f"{' and '.join(path.name for path in _SOURCES)} for PyTorch {torch.__version__}"
+    names = " and ".join(path.name for path in torch_library.SOURCES)
+    what = f"{names} for PyTorch {torch.__version__}"
     try:
-        if _load_kept(library):
+        if _load_kept(library) or _load_prebuilt(library):
             return True, None
         _BUILD.has_begun("waiting for another process, which compiles them,")
         with library.locked(lambda: notices.log(_log, "another process compiles %s", what)) as late:
@@ -153,6 +155,21 @@ def _load_kept(library: NativeLibrary) -> bool:
         return False
     torch.ops.load_library(kept)
     _put_in_place()
+    return True
+
+
+def _load_prebuilt(library: NativeLibrary) -> bool:
+    """Loads what was built ahead, if it fits. It is kept, so that nothing looks again."""
+    if (path := _prebuilt()) is None:
+        return False
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:  # as from a disk whose files may not be run
+        notices.log(_log, "the operators that were built ahead cannot be loaded: %s", error)
+        return False
+    _put_in_place()
+    with contextlib.suppress(UnusableError):
+        library.keep(path.read_bytes())
     return True
 
 
@@ -207,14 +224,14 @@ def _build_and_load() -> bytes:
 
     with folders.temporary() as folder, _standard_streams():
         cpp_extension.load(
-            Path(_LIBRARY).stem,
-            list(map(str, _SOURCES)),
-            extra_cflags=list(_FLAGS),
-            extra_ldflags=list(_LINKED),
+            Path(torch_library.NAME).stem,
+            list(map(str, torch_library.SOURCES)),
+            extra_cflags=list(torch_library.COMPILED),
+            extra_ldflags=list(torch_library.LINKED),
             build_directory=folder,
             is_python_module=False,
         )
-        return (Path(folder) / _LIBRARY).read_bytes()
+        return (Path(folder) / torch_library.NAME).read_bytes()
 
 
 @contextlib.contextmanager
