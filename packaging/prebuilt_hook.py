@@ -22,7 +22,7 @@ class Prebuilt(BuildHookInterface):
         folder = os.environ.get("IREE_LNBWD_PREBUILT")
         if not folder or version == "editable":
             return
-        build_data["force_include"][folder] = "iree_lnbwd/native/prebuilt"
+        build_data["force_include"][folder] = "iree_lnbwd/native/built_ahead"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_of(Path(folder))}"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from iree_lnbwd.vmfb.artifact import digest
 
-FOLDER = Path(__file__).parent / "prebuilt"  # in wheels of a release
+FOLDER = Path(__file__).parent / "built_ahead"  # in wheels of a release
 _DESCRIBED, _LIBRARY = ".json", ".so"
 
 

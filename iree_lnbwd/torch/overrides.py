@@ -94,8 +94,8 @@ def enable(*, forwards: bool = False, override_others: bool = False) -> None:
     then on, and `use_inductor_pass` says what goes into them. Such a graph stays as it was compiled
     after `disable`.
 
-    A first call compiles modules as `layer_norm` does. The kernels need a C++ compiler once, as
-    ``native.load`` says; without one, PyTorch's stay, which is logged.
+    A first call compiles modules as `layer_norm` does. The kernels are C++, which a release's wheel
+    has, or which is compiled once. Where neither can be, PyTorch's stay, which is logged.
 
     Once is as good as twice. Threads may call at any time; calls under way end as they began.
 
