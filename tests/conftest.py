@@ -42,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
     parser.addoption(
+        "--fresh",
+        action="store_true",
+        help="follow each page of the manual in a clone and an environment of its own",
+    )
+
+    parser.addoption(
         "--every-case",
         action="store_true",
         help="run every case of the tests with the marker drawn, of which a run takes a quarter",

@@ -1,6 +1,7 @@
 """The code blocks of a page of the manual, run in order in one folder, as a reader would.
 
     python documented_pages.py PAGE
+    python documented_pages.py PAGE --all    # what takes minutes, too; nothing may be missing
 
 - ``python`` blocks share their names. ``pycon`` blocks are sessions (doctest), with the same names.
 - ``sh`` blocks end with status 0.
@@ -37,9 +38,12 @@ NEEDS = {
     "jax": None if importlib.util.find_spec("jax") else "JAX is not installed",
     "flax": None if importlib.util.find_spec("flax") else "Flax is not installed",
     "equinox": None if importlib.util.find_spec("equinox") else "Equinox is not installed",
-    "gpu": "no page is run on a GPU",
     "minutes": "it takes minutes",
+    "gpu": "no page is run on a GPU",
+    "aarch64": "it needs programs for AArch64, and qemu",
+    "tests": ".ci/run begins with it",
 }
+_NEVER = ("gpu", "aarch64", "tests")
 _RUN = ("python", "pycon", "sh", "console")
 _SHOWN = ("text",)
 _FENCE = re.compile(
@@ -84,6 +88,11 @@ class Block:
     def lacks(self) -> str | None:
         """Why it cannot be run here."""
         return next((NEEDS[need] for need in self.needs if NEEDS[need]), None)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether someone who follows the page on a machine without a GPU runs it."""
+        return self.is_checked and not {*self.needs} & {*_NEVER}
 
     def __str__(self) -> str:
         """Where it is."""
@@ -213,15 +222,15 @@ def _shell(script: str) -> str:
     return run.stdout
 
 
-def main(page: Path) -> None:
-    """Runs the blocks of a page."""
+def main(page: Path, all_of_it: bool) -> None:
+    """Runs the blocks of a page: all that can be, or all that are followed."""
     reader = _Reader()
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for block in blocks(page):
-        if block.is_checked and not block.lacks:
+        if block.is_followed if all_of_it else block.is_checked and not block.lacks:
             print(f"{block}: {block.language}", flush=True)
             reader.run(block)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "--all" in sys.argv)
