@@ -376,7 +376,7 @@ class NormSpec:
         return "_".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values, without those of `_LATER` that have their default."""
+        """The fields as JSON values, without those of ``_LATER`` that have their default."""
         values = asdict(self) | {
             "normalized_shape": list(self.normalized_shape),
             "output_mask": list(self.output_mask),
