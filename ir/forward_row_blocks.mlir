@@ -94,6 +94,7 @@ hal.executable.source private @normalize {
     // From ir/math/.
     func.func private @set_ieee_rules() -> i256
     func.func private @restore_rules(i256)
+    // with sets: func.func private @row_set(index, index, index) -> index
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -170,10 +171,16 @@ hal.executable.source private @normalize {
       %m = arith.index_castui %m_i32 : i32 to index
       %share_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(1) : i32
       %share = arith.index_castui %share_i32 : i32 to index
+      // with sets: %sets_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(2) : i32
+      // with sets: %sets = arith.index_castui %sets_i32 : i32 to index
+      // with sets: %rows_per_set_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(3) : i32
+      // with sets: %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
       %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) offset(%c0) flags(ReadOnly) : !x_rows{%m}
       %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
-      %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) offset(%c0) flags(ReadOnly) : !gamma_row
-      %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) offset(%c0) flags(ReadOnly) : !beta_row
+      %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) offset(%c0) flags(ReadOnly) : !gamma_row  // without sets
+      // with sets: %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) offset(%c0) flags(ReadOnly) : !gamma_sets{%sets}
+      %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) offset(%c0) flags(ReadOnly) : !beta_row  // without sets
+      // with sets: %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) offset(%c0) flags(ReadOnly) : !beta_sets{%sets}
       %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) offset(%c0) : !y_rows{%m}
       %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(5) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(6) offset(%c0) : !acc_column{%m}
@@ -269,6 +276,7 @@ hal.executable.source private @normalize {
         memref.store %rstd_row, %rstd[%row] : !acc_column
 
         scf.if %writes_output {
+          // with sets: %set = func.call @row_set(%row, %sets, %rows_per_set) : (index, index, index) -> index
           scf.for %chunk = %c0 to %n step %v {
             %col = arith.minui %chunk, %last_chunk : index
             scf.if %fetches_ahead {
@@ -288,7 +296,8 @@ hal.executable.source private @normalize {
             }
             %xhat = func.call @xhat(%sa, %first_mean, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %g = scf.if %scales -> !chunk {
-              %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk
+              %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk  // without sets
+              // with sets: %gamma_ = vector.load %gamma[%set, %col] : !gamma_sets, !gamma_chunk
               %ga = func.call @widen_of_gamma(%gamma_) : (!gamma_chunk) -> !chunk
               %with_offset = func.call @weight(%ga) : (!chunk) -> !chunk
               scf.yield %with_offset : !chunk
@@ -296,7 +305,8 @@ hal.executable.source private @normalize {
               scf.yield %ones : !chunk
             }
             %ba = scf.if %adds_bias -> !chunk {
-              %beta_ = vector.load %beta[%col] : !beta_row, !beta_chunk
+              %beta_ = vector.load %beta[%col] : !beta_row, !beta_chunk  // without sets
+              // with sets: %beta_ = vector.load %beta[%set, %col] : !beta_sets, !beta_chunk
               %wide = func.call @widen_of_beta(%beta_) : (!beta_chunk) -> !chunk
               scf.yield %wide : !chunk
             } else {

@@ -22,6 +22,10 @@
 // From the forward's output (#from_output), %x is that output. Then there is no mean either, and 1 / g is
 // computed for each chunk where g is.
 //
+// with sets: // Where the weight has sets, a workgroup has rows of one set: workgroups share out the rows of each. They
+// with sets: // count rows as the k-th of their set (math/sets.mlir). Their partial rows follow each other, set by set,
+// with sets: // and a workgroup of @finalize adds up those of one set.
+// with sets: //
 // Elements of the caller's memory are aligned to their own size. Nothing more is assumed, so bindings have
 // no alignment(...). IREE's threads flush subnormal numbers to zero; a kernel sets IEEE's rules instead,
 // and restores theirs at its end.
@@ -120,6 +124,8 @@ hal.executable.source private @rows {
     // From ir/math/.
     func.func private @set_ieee_rules() -> i256
     func.func private @restore_rules(i256)
+    // with sets: func.func private @count_set_rows(index, index, index, index) -> index
+    // with sets: func.func private @set_row(index, index, index, index) -> index
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
@@ -258,13 +264,29 @@ hal.executable.source private @rows {
       %m = arith.index_castui %m_i32 : i32 to index
       %share_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(1) : i32
       %share = arith.index_castui %share_i32 : i32 to index
+      // with sets: %sets_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(2) : i32
+      // with sets: %sets = arith.index_castui %sets_i32 : i32 to index
+      // with sets: %rows_per_set_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(3) : i32
+      // with sets: %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
+      // with sets: %all_workgroups = hal.interface.workgroup.count[0] : index
+      // with sets: %set_workgroups = arith.divui %all_workgroups, %sets : index
+      // with sets: %id = hal.interface.workgroup.id[0] : index
+      // with sets: %set = arith.divui %id, %set_workgroups : index
+      // with sets: %own_id = arith.remui %id, %set_workgroups : index
+      // with sets: %set_rows = func.call @count_set_rows(%m, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
+      // with sets: %gamma_bytes = arith.constant #gamma_bytes
+      // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
+      // with sets: %beta_bytes = arith.constant #beta_bytes
+      // with sets: %beta_at = arith.muli %set, %beta_bytes : index
       %dy = hal.interface.binding.subspan layout(#rows_layout) binding(0) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) offset(%c0) flags(ReadOnly) : !x_rows{%m}
       %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) offset(%c0) flags(ReadOnly) : !acc_column{%m}
-      %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) offset(%c0) flags(ReadOnly) : !gamma_row
+      %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) offset(%c0) flags(ReadOnly) : !gamma_row  // without sets
+      // with sets: %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) offset(%gamma_at) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
-      %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) flags(ReadOnly) : !beta_row
+      %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%c0) flags(ReadOnly) : !beta_row  // without sets
+      // with sets: %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) offset(%beta_at) flags(ReadOnly) : !beta_row
       %dy2 = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy3 = hal.interface.binding.subspan layout(#rows_layout) binding(8) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy4 = hal.interface.binding.subspan layout(#rows_layout) binding(9) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
@@ -274,9 +296,11 @@ hal.executable.source private @rows {
       %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) offset(%c0) : !acc_rows{%p}
 
       %workgroup = hal.interface.workgroup.id[0] : index
-      %first = arith.muli %workgroup, %share : index
+      %first = arith.muli %workgroup, %share : index  // without sets
+      // with sets: %first = arith.muli %own_id, %share : index
       %first_after = arith.addi %first, %share : index
-      %end = arith.minui %first_after, %m : index
+      %end = arith.minui %first_after, %m : index  // without sets
+      // with sets: %end = arith.minui %first_after, %set_rows : index
       %last_row = arith.subi %m, %c1 : index
       %means = memref.alloca() : !means  // mean_N(h) and mean_N(h * xhat) of the block's rows
 
@@ -295,7 +319,9 @@ hal.executable.source private @rows {
         // The row sums of h and of h * xhat, for one row at a time.
         scf.if %wants_dx {
           scf.for %i = %c0 to %rows step %c1 {
-            %row = arith.addi %block_row, %i : index
+            %row = arith.addi %block_row, %i : index  // without sets
+            // with sets: %k = arith.addi %block_row, %i : index
+            // with sets: %row = func.call @set_row(%k, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
             %sum_h, %sum_hx = scf.for %span_first = %c0 to %n step %span
@@ -358,8 +384,12 @@ hal.executable.source private @rows {
           }
           %dgamma, %dbeta = scf.for %i = %c0 to %rows step %c1
               iter_args(%dgamma_ = %dgamma_sum, %dbeta_ = %dbeta_sum) -> (!chunk, !chunk) {
-            %row = arith.addi %block_row, %i : index
-            %row_after = arith.addi %row, %block : index
+            %row = arith.addi %block_row, %i : index  // without sets
+            %row_after = arith.addi %row, %block : index  // without sets
+            // with sets: %k = arith.addi %block_row, %i : index
+            // with sets: %row = func.call @set_row(%k, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
+            // with sets: %k_after = arith.addi %k, %block : index
+            // with sets: %row_after = func.call @set_row(%k_after, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
             %next_row = arith.minui %row_after, %last_row : index
             scf.if %fetches_ahead {
               func.call @fetch_dy(%dy, %next_row, %col) : (!dy_rows, index, index) -> ()
@@ -448,12 +478,28 @@ hal.executable.source private @finalize {
 
       %p_i32 = hal.interface.constant.load layout(#finalize_layout) ordinal(0) : i32
       %p = arith.index_castui %p_i32 : i32 to index
-      %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) offset(%c0) flags(ReadOnly) : !acc_rows{%p}
-      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) offset(%c0) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%c0) : !beta_row
+      // with sets: %set_width = arith.constant #tile
+      // with sets: %tiles = arith.ceildivui %n, %set_width : index
+      // with sets: %id = hal.interface.workgroup.id[0] : index
+      // with sets: %set = arith.divui %id, %tiles : index
+      // with sets: %gamma_bytes = arith.constant #gamma_bytes
+      // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
+      // with sets: %beta_bytes = arith.constant #beta_bytes
+      // with sets: %beta_at = arith.muli %set, %beta_bytes : index
+      // with sets: %partial_bytes = arith.constant #acc_bytes
+      // with sets: %set_bytes = arith.muli %p, %partial_bytes : index
+      // with sets: %partials_at = arith.muli %set, %set_bytes : index
+      %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) offset(%c0) flags(ReadOnly) : !acc_rows{%p}  // without sets
+      // with sets: %dgamma_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(0) offset(%partials_at) flags(ReadOnly) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) offset(%c0) flags(ReadOnly) : !acc_rows{%p}  // without sets
+      // with sets: %dbeta_partials = hal.interface.binding.subspan layout(#finalize_layout) binding(1) offset(%partials_at) flags(ReadOnly) : !acc_rows{%p}
+      %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) offset(%c0) : !gamma_row  // without sets
+      // with sets: %dgamma = hal.interface.binding.subspan layout(#finalize_layout) binding(2) offset(%gamma_at) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%c0) : !beta_row  // without sets
+      // with sets: %dbeta = hal.interface.binding.subspan layout(#finalize_layout) binding(3) offset(%beta_at) : !beta_row
 
-      %workgroup = hal.interface.workgroup.id[0] : index
+      %workgroup = hal.interface.workgroup.id[0] : index  // without sets
+      // with sets: %workgroup = arith.remui %id, %tiles : index
       %tile = arith.constant #tile
       %first = arith.muli %workgroup, %tile : index
       %first_after = arith.addi %first, %tile : index

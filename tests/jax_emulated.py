@@ -23,6 +23,7 @@ from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.jax import native as jax_native
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.runtime import gpu_module
 
 NAME = "iree_lnbwd_emulated"  # beside the custom call of the CPU
@@ -51,10 +52,10 @@ class EmulatedGpu:
         norm = runtime.load_built(vmfb, "cuda")
         launches = norm.launches
 
-        def known(rows: int) -> Any:
-            sequence = launches(rows)
+        def known(rows: int, sets: Sets | None = None) -> Any:
+            sequence = launches(rows, sets)
             sizes = {
-                each.name: math.prod(each.dims(rows)) * DTYPES[each.dtype].numpy.itemsize
+                each.name: math.prod(each.dims(rows, sets)) * DTYPES[each.dtype].numpy.itemsize
                 for each in spec.arguments
             }
             self.driver.knows(sequence, sizes)

@@ -44,6 +44,7 @@ class Norms(ABC):
         eps: object,
         weight_offset: object,
         device: str | None,
+        rows_per_set: object,
         output_dtype: object = None,
     ) -> Results:
         """As `_compute`, from arguments by name, of which an op has not all."""
@@ -52,6 +53,7 @@ class Norms(ABC):
             *(family, normalized_shape, output_mask, eps, weight_offset),
             has_bias=given.get(BIAS.name) is not None,
             output_dtype=output_dtype,
+            rows_per_set=rows_per_set,
         )
         return self._compute([given.get(n) for n in names(family.arguments)], options, device)
 
@@ -66,6 +68,7 @@ class Norms(ABC):
         residual: Any = None,
         weight_offset: float = 0.0,
         output_dtype: Any = None,
+        rows_per_set: int = 1,
         device: str | None = None,
     ) -> NormOutput:
         """Layer normalization, with the statistics that its backward takes.
@@ -78,14 +81,18 @@ class Norms(ABC):
         Args:
             input: [..., *normalized_shape], any number of rows, zero too.
             normalized_shape: The trailing dimensions to normalize.
-            weight: [*normalized_shape]; None means ones.
-            bias: [*normalized_shape]; None means zeros.
+            weight: [*normalized_shape], or [G, *normalized_shape]: G sets, of which row r takes
+                ``(r // rows_per_set) % G``. None means ones.
+            bias: As ``weight``, with as many sets; None means zeros.
             eps: Added to the biased variance; finite.
             residual: As ``input``, of any element type that mixes with it; None means none.
             weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
             output_dtype: The element type of the output: "f32", "f16", "bf16", or a type of NumPy
                 or PyTorch. The output is rounded to it once. f64 goes with f64 alone. None means
                 that of ``input``.
+            rows_per_set: Neighbouring rows that take one set of weights: 1 for a weight for each
+                head of [..., heads, head_dim], and the rows of a sample for a scale and a shift of
+                each sample. 1 without sets.
             device: As `layer_norm_backward`.
 
         Returns:
@@ -96,7 +103,8 @@ class Norms(ABC):
         """
         given = {"input": input, "residual": residual, "weight": weight, "bias": bias}
         results = self._call(
-            *(LAYER_NORM, given, normalized_shape, (), eps, weight_offset, device), output_dtype
+            *(LAYER_NORM, given, normalized_shape, (), eps, weight_offset, device),
+            *(rows_per_set, output_dtype),
         )
         return results  # type: ignore[return-value]
 
@@ -111,6 +119,7 @@ class Norms(ABC):
         residual: Any = None,
         weight_offset: float = 0.0,
         output_dtype: Any = None,
+        rows_per_set: int = 1,
         device: str | None = None,
     ) -> NormOutput:
         """RMS normalization, with the statistic that its backward takes.
@@ -121,13 +130,14 @@ class Norms(ABC):
         Args:
             input: As `layer_norm`.
             normalized_shape: The trailing dimensions to normalize.
-            weight: [*normalized_shape]; None means ones.
+            weight: As `layer_norm`; None means ones.
             eps: Added to the mean of the squares; finite. None means the machine epsilon of f32, or
                 of f64 for f64 data, as PyTorch has it.
-            bias: [*normalized_shape]; None means none. ATen's op has none.
+            bias: As ``weight``, with as many sets; None means none. ATen's op has none.
             residual: As `layer_norm`.
             weight_offset: As `layer_norm`.
             output_dtype: As `layer_norm`.
+            rows_per_set: As `layer_norm`.
             device: As `layer_norm_backward`.
 
         Returns:
@@ -138,7 +148,8 @@ class Norms(ABC):
         """
         given = {"input": input, "residual": residual, "weight": weight, "bias": bias}
         results = self._call(
-            *(RMS_NORM, given, normalized_shape, (), eps, weight_offset, device), output_dtype
+            *(RMS_NORM, given, normalized_shape, (), eps, weight_offset, device),
+            *(rows_per_set, output_dtype),
         )
         return results  # type: ignore[return-value]
 
@@ -157,6 +168,7 @@ class Norms(ABC):
         grad_residual: Any = None,
         output: Any = None,
         weight_offset: float = 0.0,
+        rows_per_set: int = 1,
         device: str | None = None,
     ) -> LayerNormGrads:
         """Gradients of layer normalization with respect to its input, weight and bias.
@@ -189,9 +201,10 @@ class Norms(ABC):
                 given. If ``mean`` and ``rstd`` are None, both are recomputed from ``input``. None
                 with ``output``, which needs no mean, but ``rstd``.
             rstd: As ``mean``: 1 / sqrt(biased variance + eps).
-            weight: [*normalized_shape]; None means ones, and no ``grad_weight``.
-            bias: [*normalized_shape]; only its element type matters, to ``grad_bias``. With
-                ``output``, its values matter too; None means zeros.
+            weight: As `layer_norm`; None means ones, and no ``grad_weight``. The gradient of G sets
+                has zeros in those that no row takes.
+            bias: As ``weight``, with as many sets; only its element type matters, to
+                ``grad_bias``. With ``output``, its values matter too; None means zeros.
             output_mask: Which of the three gradients to compute.
             eps: Used if the statistics are recomputed; finite.
             grad_residual: As ``input``: the gradient that reached ``residual_output`` past the
@@ -199,6 +212,7 @@ class Norms(ABC):
             output: As ``input``: what the forward returned, in its place. ``grad_input`` has its
                 element type.
             weight_offset: Added to the weight, in the type of sums, as in the forward.
+            rows_per_set: As `layer_norm`.
             device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes
                 the device that ``input`` is on.
 
@@ -222,7 +236,8 @@ class Norms(ABC):
             "output": output,
         }
         results = self._call(
-            *(LAYER_NORM_BACKWARD, given, normalized_shape, output_mask, eps, weight_offset, device)
+            *(LAYER_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
+            *(weight_offset, device, rows_per_set),
         )
         return results  # type: ignore[return-value]
 
@@ -240,6 +255,7 @@ class Norms(ABC):
         grad_residual: Any = None,
         output: Any = None,
         weight_offset: float = 0.0,
+        rows_per_set: int = 1,
         device: str | None = None,
     ) -> RMSNormGrads:
         """Gradients of RMS normalization with respect to its input and weight, and to a bias.
@@ -252,7 +268,7 @@ class Norms(ABC):
             normalized_shape: The trailing dimensions that were normalized.
             rstd: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data):
                 1 / sqrt(mean of squares + eps). None means that it is recomputed from ``input``.
-            weight: [*normalized_shape]; None means ones, and no ``grad_weight``.
+            weight: As `layer_norm_backward`; None means ones, and no ``grad_weight``.
             output_mask: Which of the two gradients to compute, or of the three with a bias; None
                 means all.
             bias: As `layer_norm_backward`; None means none, and no ``grad_bias``.
@@ -260,6 +276,7 @@ class Norms(ABC):
             grad_residual: As `layer_norm_backward`.
             output: As `layer_norm_backward`.
             weight_offset: As `layer_norm_backward`.
+            rows_per_set: As `layer_norm`.
             device: As `layer_norm_backward`.
 
         Returns:
@@ -278,6 +295,7 @@ class Norms(ABC):
             "output": output,
         }
         results = self._call(
-            *(RMS_NORM_BACKWARD, given, normalized_shape, output_mask, eps, weight_offset, device)
+            *(RMS_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
+            *(weight_offset, device, rows_per_set),
         )
         return results  # type: ignore[return-value]

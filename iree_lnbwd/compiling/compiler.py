@@ -139,6 +139,8 @@ def source_text(spec: NormSpec, target: Target, *, schedule: Schedule | None = N
         raise ValueError(
             f"schedule: illegal for {spec.name} on {target.name}: {why}; got {shown(schedule)}"
         )
+    if spec.weight_sets and isinstance(schedule, WholeTensors):
+        raise ValueError(f"schedule: illegal for {spec.name}: whole tensors have one weight")
     texts = {name: read_ir(name) for name in ir.sources(spec, target, schedule)}
     return _module(texts, spec, target, schedule)
 

@@ -15,18 +15,25 @@ from iree_lnbwd.ops.operands import (
     ADDED_BIAS,
     GRAD_OUTPUT,
     MORE_GRAD_OUTPUTS,
+    WEIGHT,
     Access,
     Kind,
     Operand,
 )
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.vmfb.launches import (
     KERNELS,
+    SETS_NUMBERS,
     Count,
     LaunchPlans,
+    OfSet,
+    OfSets,
+    Plain,
     Plan,
     PlannedLaunch,
     RowCount,
+    RowShare,
     Shares,
 )
 from iree_lnbwd.vmfb.raw_interface import storage_name
@@ -36,6 +43,7 @@ _EXECUTABLE = re.compile(
 )
 _BINDING = re.compile(r"(layout\(#(\w+)_layout\) binding\()(\d+)(?=\))")
 _AS_THEY_ARE = "affine_map<()[p] -> (p)>"  # of workgroups that a dispatch has the number of
+_OF_SETS = dict(zip(Sets._fields, ("g", "rows_per_set"), strict=True))  # their symbols
 _VIEW = "!hal.buffer_view"  # memory with a shape and a type, as callers give it
 
 
@@ -46,7 +54,7 @@ def export_aliases(spec: NormSpec, plans: LaunchPlans) -> dict[str, str]:
         aliases[f"#{launch.kernel}_layout"] = _layout(spec, launch)
         for axis, count in zip("xy", launch.workgroups, strict=False):
             aliases[f"#{launch.kernel}_{axis}"] = (
-                _AS_THEY_ARE if isinstance(count, Shares) else _map(count)
+                _AS_THEY_ARE if isinstance(count, Shares | OfSets) else _map(count)
             )
     return aliases
 
@@ -101,9 +109,10 @@ def entry(
         reflection: The module's description of itself.
     """
     arguments = [f"%{_view(operand)}: {_VIEW}" for operand in _arguments(spec)]
+    arguments += ["%rows_per_set_given: i64"] if spec.weight_sets else []
     types = ", ".join(_VIEW for _ in _results(spec))
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
-    body = [*_constants(spec), *_checks(spec)]
+    body = [*_constants(spec), *_checks(spec), *_sets(spec)]
     if spec.rows is None:
         body += [
             "%is_empty = arith.cmpi eq, %m, %c0 : index",
@@ -160,7 +169,33 @@ def _constants(spec: NormSpec) -> list[str]:
         if spec.rows is None
         else f"%m = arith.constant {spec.rows} : index"
     )
-    return ["%c0 = arith.constant 0 : index", f"%n = arith.constant {spec.columns} : index", m]
+    lines = ["%c0 = arith.constant 0 : index", f"%n = arith.constant {spec.columns} : index", m]
+    if spec.weight_sets:
+        lines.append(f"%g = hal.buffer_view.dim<%{_view(WEIGHT)} : {_VIEW}>[0] : index")
+    return lines
+
+
+def _sets(spec: NormSpec) -> list[str]:
+    """The numbers of a weight's sets, and how many rows the first set has."""
+    if not spec.weight_sets:
+        return []
+    return [
+        "%c1 = arith.constant 1 : index",
+        "%one_row = arith.constant 1 : i64",
+        "%have_rows = arith.cmpi sge, %rows_per_set_given, %one_row : i64",
+        'cf.assert %have_rows, "rows_per_set: expected 1 or more"',
+        "%have_sets = arith.cmpi uge, %g, %c1 : index",
+        'cf.assert %have_sets, "weight: expected one set or more"',
+        "%m_or_one = arith.maxui %m, %c1 : index",
+        "%given = arith.index_cast %rows_per_set_given : i64 to index",
+        "%rows_per_set = arith.minui %given, %m_or_one : index",
+        "%round = arith.muli %g, %rows_per_set : index",
+        "%rounds = arith.divui %m, %round : index",
+        "%rest = arith.remui %m, %round : index",
+        "%in_last = arith.minui %rest, %rows_per_set : index",
+        "%in_others = arith.muli %rounds, %rows_per_set : index",
+        "%set_rows = arith.addi %in_others, %in_last : index",
+    ]
 
 
 def _checks(spec: NormSpec) -> list[str]:
@@ -171,7 +206,7 @@ def _checks(spec: NormSpec) -> list[str]:
     # The rank of what gives M comes first; its own message would speak of M otherwise.
     data = spec.family.data
     for operand in sorted(_arguments(spec), key=lambda operand: operand is not data):
-        shape = ", ".join(f"%{letter}" for letter in operand.kind.value)
+        shape = ", ".join(f"%{letter}" for letter in spec.kind_of(operand).value)
         lines.append(
             f'hal.buffer_view.assert<%{_view(operand)} : {_VIEW}> message("{_named(operand)}")\n'
             f"      shape([{shape}]) type(%type_{operand.element.value}) encoding(%dense)"
@@ -197,8 +232,16 @@ def _sums_of_nothing(spec: NormSpec) -> list[str]:
         if result.kind is not Kind.COLUMNS:
             views.append(f"%{_view(result)}")
             continue
-        lines.append(f"%{result.symbol}_zeros = arith.constant dense<0.0> : {result.alias}")
-        exported, view = _exported(spec, result, f"%{result.symbol}_zeros", "_zeros")
+        zeros = f"%{result.symbol}_zeros"
+        if spec.weight_sets:
+            element = f"!{result.element.value}"
+            lines += [
+                f"{zeros}_each = arith.constant 0.0 : {element}",
+                f"{zeros} = flow.tensor.splat {zeros}_each : {_sized(spec, result)}",
+            ]
+        else:
+            lines.append(f"{zeros} = arith.constant dense<0.0> : {result.alias}")
+        exported, view = _exported(spec, result, zeros, "_zeros")
         lines += exported
         views.append(view)
     return [*lines, f"util.return {', '.join(views)} : {', '.join(_VIEW for _ in views)}"]
@@ -281,7 +324,7 @@ def _branches(spec: NormSpec, plans: LaunchPlans) -> list[str]:
 def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str], dict[str, str]]:
     """A plan's kernels, in order, and the value of each operand after them."""
     values = {given.name: f"%{given.symbol}" for given in spec.family.inputs}
-    lines, shares = _shares(plan, suffix)
+    lines, shares = _of_all_sets(plan, suffix) if spec.weight_sets else _shares(plan, suffix)
     partials = {p.name: shares[p.count] for p in plan.scratch if p.count in shares}
     for launch in plan.kernels:
         constants = [f"%{launch.kernel}_{n}{suffix}" for n, _ in enumerate(launch.constants)]
@@ -322,7 +365,8 @@ def _sized(spec: NormSpec, operand: Operand, partials: Mapping[str, str] | None 
     if partials is not None and operand.name in partials:
         return f"{operand.alias}{{{partials[operand.name]}}}"
     of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
-    return operand.alias + ("{%m}" if of_rows else "")
+    of_sets = spec.kind_of(operand) is Kind.SETS
+    return operand.alias + ("{%m}" if of_rows else "{%g}" if of_sets else "")
 
 
 def _shares(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
@@ -333,18 +377,61 @@ def _shares(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
         if not isinstance(count := launch.workgroups[0], Shares):
             continue
         share, groups = (f"%{launch.kernel}_{what}{suffix}" for what in ("share", "workgroups"))
-        of = count.share
-        few, many = (
-            f"(m ceildiv {of.block}) ceildiv {each} * {of.block}"
-            for each in (of.workgroups, of.most_workgroups)
+        lines += _shared_out(count.share, "%m", share, groups)
+        symbols |= {count.share: share, count: groups}
+    return lines, symbols
+
+
+def _shared_out(of: RowShare, rows: str, share: str, groups: str) -> list[str]:
+    """The lines that compute the rows of a workgroup, and the number of workgroups.
+
+    Args:
+        of: How rows are shared out.
+        rows: The symbol of their number.
+        share: A new symbol, for the rows of a workgroup.
+        groups: Likewise, for the number of workgroups.
+    """
+    few, many = (
+        f"(m ceildiv {of.block}) ceildiv {each} * {of.block}"
+        for each in (of.workgroups, of.most_workgroups)
+    )
+    return [
+        f"{share}_few = affine.max affine_map<()[m] -> ({of.least}, {few})>()[{rows}]",
+        f"{share}_many = affine.max affine_map<()[m] -> ({of.most}, {many})>()[{rows}]",
+        f"{share} = arith.minui {share}_few, {share}_many : index",
+        f"{groups} = arith.ceildivui {rows}, {share} : index",
+    ]
+
+
+def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
+    """As `_shares`, where the weight has sets: all of a plan's numbers that follow from them."""
+    lines, symbols = _shares(plan, suffix)
+    symbols |= {number: f"%{_OF_SETS[number.of_call]}" for number in SETS_NUMBERS}
+    kernels, scratch = plan.kernels, plan.scratch
+    counts = dict.fromkeys(
+        (
+            *(count for launch in kernels for count in (*launch.workgroups, *launch.constants)),
+            *(piece.count for piece in scratch),
         )
-        lines += [
-            f"{share}_few = affine.max affine_map<()[m] -> ({of.least}, {few})>()[%m]",
-            f"{share}_many = affine.max affine_map<()[m] -> ({of.most}, {many})>()[%m]",
-            f"{share} = arith.minui {share}_few, {share}_many : index",
-            f"{groups} = arith.ceildivui %m, {share} : index",
-        ]
-        symbols |= {of: share, count: groups}
+    )
+    of_one: dict[Plain, str] = {}
+    for count in counts:
+        if not isinstance(count, OfSet | OfSets):
+            continue
+        plain = count.of_set if isinstance(count, OfSet) else count.of_sets
+        if plain not in of_one:
+            name = f"%of_set_{len(of_one)}{suffix}"
+            if isinstance(plain, Shares | RowShare):
+                share = plain.share if isinstance(plain, Shares) else plain
+                lines += _shared_out(share, "%set_rows", f"{name}_share", f"{name}_workgroups")
+                of_one |= {share: f"{name}_share", Shares(share): f"{name}_workgroups"}
+            else:
+                lines.append(f"{name} = affine.min {_map(plain)}()[%set_rows]")
+                of_one[plain] = name
+        symbols[count] = of_one[plain]
+        if isinstance(count, OfSets):
+            symbols[count] = f"{of_one[plain]}_of_all"
+            lines.append(f"{symbols[count]} = arith.muli {of_one[plain]}, %g : index")
     return lines, symbols
 
 
@@ -357,7 +444,7 @@ def _layout(spec: NormSpec, launch: PlannedLaunch) -> str:
         comma = "" if place == last else ","
         operand = spec.family.named(name)
         binding = f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if only_read else ''}>{comma}"
-        lines.append(f"  {binding:<48}  // {operand.symbol} {operand.kind}")
+        lines.append(f"  {binding:<48}  // {operand.symbol} {spec.kind_of(operand)}")
     constants = f"constants = {len(launch.constants)}"
     return f"#hal.pipeline.layout<{constants}, bindings = [\n" + "\n".join(lines) + "\n]>"
 

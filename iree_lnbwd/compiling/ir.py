@@ -29,7 +29,15 @@ from iree_lnbwd.schedules import (
     forms,
     schedule_to_dict,
 )
-from iree_lnbwd.schedules.ir_types import UNROLLED, bindings, flag, output_types, shared
+from iree_lnbwd.schedules.ir_types import (
+    UNROLLED,
+    bindings,
+    flag,
+    itemsize,
+    output_types,
+    shared,
+    storage,
+)
 from iree_lnbwd.vmfb import raw_interface
 from iree_lnbwd.vmfb.launches import LaunchPlans, launches, takes
 
@@ -47,6 +55,7 @@ MATH = (
     "math/bulk.mlir",
     "math/memory.mlir",
     "math/environment.mlir",
+    "math/sets.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
 PARTS = ("thread", "numbers", "columns", "weights", "gradients", "row_sums")
@@ -65,6 +74,9 @@ _HEADER = re.compile(
     r"// What a NormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
     re.DOTALL,
 )
+# Lines for specs whose weight has sets, and lines for the others.
+_WITH_SETS = re.compile(r"^( *)// with sets: (.*\n)", re.MULTILINE)
+_WITHOUT_SETS = re.compile(r"^(.*?) *// without sets\n", re.MULTILINE)
 # An alias of a file's own, with the comment above it. MLIR takes none inside a module.
 _ALIAS = re.compile(r"(?:^//.*\n)*^[#!]\w+ += .*\n(?:(?:  .*|[\])}>]+)\n)*", re.MULTILINE)
 # How many threads share a sum: of a row, or of a tile of few rows.
@@ -169,6 +181,7 @@ def module(
         typed = spec
     if spec.output_dtype is None:
         texts = {name: _OF_OUTPUT.sub(r"\1x", text) for name, text in texts.items()}
+    texts = {name: _with_or_without_sets(text, spec) for name, text in texts.items()}
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
     if isinstance(schedule, RowBlocks):
@@ -202,6 +215,12 @@ def module(
     header += "".join(alias[0] for alias in _ALIAS.finditer(text))
     text = re.sub(r"\n{3,}", "\n\n", _ALIAS.sub("", text)).strip("\n")
     return f"{header}\nmodule @{raw_interface.symbol(spec, target)} {{\n\n{text}\n\n}}\n"
+
+
+def _with_or_without_sets(text: str, spec: NormSpec) -> str:
+    """A file without the lines that are for specs of the other kind."""
+    with_sets, without = (r"\1\2", "") if spec.weight_sets else ("", r"\1\n")
+    return _WITHOUT_SETS.sub(without, _WITH_SETS.sub(with_sets, text))
 
 
 def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
@@ -277,6 +296,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
     rows = "?" if spec.rows is None else str(spec.rows)
     cols = spec.columns
     eps = 0.0 if spec.eps is None else spec.eps
+    sets = "?x" if spec.weight_sets else ""
     offset = spec.weight_offset or -0.0  # adding -0.0 changes no number, and leaves no code
     return {
         "!dy": spec.dy_dtype,
@@ -294,8 +314,8 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         "!acc_m": f"tensor<{rows}x!acc>",
         "!acc_n": f"tensor<{cols}x!acc>",
         "!lanes_n": f"tensor<{cols}xi1>",
-        "!gamma_n": f"tensor<{cols}x!gamma>",
-        "!beta_n": f"tensor<{cols}x!beta>",
+        "!gamma_n": f"tensor<{sets}{cols}x!gamma>",
+        "!beta_n": f"tensor<{sets}{cols}x!beta>",
         "#inv_n": f"{1.0 / cols:.17e} : !acc",
         "#eps": f"{eps:.17e} : !acc",
         "#weight_offset": f"{offset:.17e} : !acc",
@@ -311,6 +331,19 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
         **output_types(
             spec, {"!y": spec.element_type(Element.Y), "!y_mn": f"tensor<{rows}x{cols}x!y>"}
         ),
+        **(_sets_aliases(spec) if spec.weight_sets else {}),
+    }
+
+
+def _sets_aliases(spec: NormSpec) -> dict[str, str]:
+    """Sets as kernels see them, and the bytes of one."""
+    elements = (Element.GAMMA, Element.BETA)
+    return {
+        **{f"!{e.value}_sets": storage(f"?x{spec.columns}x!{e.value}") for e in elements},
+        **{
+            f"#{e.value}_bytes": f"{spec.columns * itemsize(spec, e)} : index"
+            for e in (*elements, Element.ACC)
+        },
     }
 
 

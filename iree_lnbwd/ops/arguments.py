@@ -30,6 +30,7 @@ from iree_lnbwd.ops.operands import (
     When,
     names,
 )
+from iree_lnbwd.ops.sets import Sets, check_rows_per_set
 from iree_lnbwd.ops.spec import (
     MOST_ROWS,
     NormSpec,
@@ -186,6 +187,8 @@ class Options(NamedTuple):
         eps: Added to the variance if statistics are computed; finite. None means that of PyTorch's
             ``rms_norm``: the machine epsilon of the type of sums.
         output_dtype: MLIR's name of the output's element type; None means ``input``'s.
+        rows_per_set: Neighbouring rows that take one set of a weight's; at least 1. None where
+            no weight may have sets.
     """
 
     op: Op
@@ -194,6 +197,7 @@ class Options(NamedTuple):
     weight_offset: float
     eps: float | None
     output_dtype: str | None = None
+    rows_per_set: int | None = None
 
 
 def check_options(
@@ -205,6 +209,7 @@ def check_options(
     *,
     has_bias: bool = False,
     output_dtype: object = None,
+    rows_per_set: object = None,
 ) -> Options:
     """The options of a call in one spelling.
 
@@ -216,6 +221,7 @@ def check_options(
         weight_offset: As a caller gives it.
         has_bias: Whether the caller gives a bias.
         output_dtype: As a caller gives it, of a forward.
+        rows_per_set: As a caller gives it; None where no weight may have sets.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
@@ -227,6 +233,7 @@ def check_options(
         check_number(weight_offset, "weight_offset"),
         None if eps is None and not op.centres else check_number(eps),
         None if output_dtype is None else dtypes.check(output_dtype, "output_dtype"),
+        None if rows_per_set is None else check_rows_per_set(rows_per_set),
     )
 
 
@@ -236,15 +243,17 @@ class BoundCall(NamedTuple):
     Attributes:
         spec: With dynamic rows. None where the mask leaves nothing to compute.
         shape: Of ``input`` or ``output``; M rows and N columns in all.
-        arrays: The arrays that are read, by ATen's name, C-contiguous, as [M, N], [M] or [N]; all
-            of them NumPy's, or all of them `GpuArray`.
+        arrays: The arrays that are read, by ATen's name, C-contiguous, as [M, N], [M], [N], or
+            [G, N] of a weight with sets; all of them NumPy's, or all of them `GpuArray`.
         has_bias: Whether the caller gave one, so that ``grad_bias`` has its element type.
+        sets: Those of the weight; None if it has none.
     """
 
     spec: NormSpec | None
     shape: tuple[int, ...]
     arrays: Mapping[str, Any]
     has_bias: bool
+    sets: Sets | None = None
 
     @property
     def rows(self) -> int:
@@ -260,7 +269,7 @@ class BoundCall(NamedTuple):
                 return self.shape
             case Kind.ROWS:
                 return (*self.shape[: len(self.shape) - len(dims)], *(1,) * len(dims))
-        return dims
+        return dims if self.sets is None else (self.sets.number, *dims)
 
 
 def bind(
@@ -272,6 +281,7 @@ def bind(
     eps: float | None = DEFAULT_EPS,
     weight_offset: float = 0.0,
     output_dtype: str | None = None,
+    rows_per_set: int | None = None,
 ) -> BoundCall:
     """Checks the arguments of an op against each other.
 
@@ -283,6 +293,7 @@ def bind(
         eps: Added to the variance, where statistics are computed.
         weight_offset: Added to the weight.
         output_dtype: Of a forward's output; None means that of ``input``.
+        rows_per_set: Neighbouring rows that take one set of a weight's; None where it has none.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
@@ -292,6 +303,7 @@ def bind(
         *(family, normalized_shape, output_mask, eps, weight_offset),
         has_bias=has_bias,
         output_dtype=output_dtype,
+        rows_per_set=rows_per_set,
     )
     return bind_arrays(given, options)
 
@@ -333,7 +345,7 @@ def variant(op: Op, input: object, output: object, mean: object, rstd: object) -
 
 def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
     """As `bind`, with the options checked before."""
-    op, dims, mask, offset, eps, output_dtype = options
+    op, dims, mask, offset, eps, output_dtype, rows_per_set = options
     data = op.data.name
     x = _array(data, given.get(data))
     if x.shape[max(0, x.ndim - len(dims)) :] != dims:
@@ -347,11 +359,13 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     dtype = _dtype(data, x)
     accumulator = dtypes.DTYPES[dtype].accumulator
     _check_statistics(op, given)
+    sets = _sets(given.get("weight"), dims, rows_per_set)
+    columns_shape = dims if sets is None else (sets.number, *dims)
 
     # A mask without its bool asks for none.
     asks_grad_bias = mask[len(op.gradients) - 1 :] == (True,)
-    shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (dims,))
-    flat = ((rows, columns), (rows,), (columns,))
+    shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (columns_shape,))
+    flat = ((rows, columns), (rows,), (columns,) if sets is None else (sets.number, columns))
     arrays: dict[str, AnyArray] = {}
     types: dict[str, str | None] = {}
     mixed: list[tuple[str, str]] = []
@@ -363,6 +377,8 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         array = _array(name, array)
         if array.shape not in shapes[kind]:
             expected = " or ".join(map(str, shapes[kind]))
+            if rows_per_set is not None and kind == _COLUMNS and name != "weight":
+                expected += ", that of weight" if types["weight"] else " without a weight"
             raise ValueError(f"{name}: expected shape {expected}, got {array.shape}")
         types[name] = found = _dtype(name, array)
         if is_statistic:
@@ -403,8 +419,28 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             eps=(rms_eps(dtype) if eps is None else eps) if computes else None,
             from_output=op.from_output,
             output_dtype=output_dtype,
+            weight_sets=sets is not None,
         )
-    return BoundCall(spec, x.shape, arrays, has_bias)
+    return BoundCall(spec, x.shape, arrays, has_bias, sets and sets.for_rows(rows))
+
+
+def _sets(weight: object, dims: tuple[int, ...], rows_per_set: int | None) -> Sets | None:
+    """The sets of a weight, if it has a dimension more than those that are normalized."""
+    if rows_per_set is None:
+        return None
+    shape = weight.shape if isinstance(weight, _ARRAY_TYPES) else ()
+    if shape[1:] == dims:
+        if not 1 <= shape[0] <= MOST_ROWS:
+            raise ValueError(f"weight: expected from 1 to {MOST_ROWS} sets, got shape {shape}")
+        return Sets(shape[0], rows_per_set)
+    if rows_per_set != 1:
+        expected = f"(G, {', '.join(map(str, dims))})"
+        got = shape if weight is not None else None
+        raise ValueError(
+            f"rows_per_set: expected 1 where weight has no sets, and is not {expected}, got "
+            f"{rows_per_set} and weight {got}"
+        )
+    return None
 
 
 def asked_of(op: Op, mask: Sequence[bool], *, has_weight: bool, has_bias: bool) -> tuple[bool, ...]:
@@ -481,6 +517,7 @@ _CHECKS = {
     for op in (*OPS.values(), *FROM_OUTPUT.values())
 }
 
+_COLUMNS = tuple(Kind).index(Kind.COLUMNS)
 _spec = functools.lru_cache(NormSpec)  # takes microseconds, and calls are alike
 
 

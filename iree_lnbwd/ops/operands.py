@@ -19,9 +19,10 @@ class Kind(Enum):
     ROWS = "m"  # each row: a statistic
     COLUMNS = "n"  # each column: a parameter, or its gradient
     PARTIALS = "pn"  # each column of P partial rows: scratch
+    SETS = "gn"  # each column of G sets: what COLUMNS are where the weight has sets
 
     def shape(self, rows: int | None, columns: int) -> tuple[int | None, ...]:
-        """The shape in modules; None is a number of rows or partial rows that calls decide."""
+        """The shape in modules; None is a number that calls decide: of rows, or sets."""
         match self:
             case Kind.CELLS:
                 return (rows, columns)
@@ -29,7 +30,7 @@ class Kind(Enum):
                 return (rows,)
             case Kind.COLUMNS:
                 return (columns,)
-            case Kind.PARTIALS:
+            case Kind.PARTIALS | Kind.SETS:
                 return (None, columns)
 
     def __str__(self) -> str:

@@ -23,18 +23,20 @@ from iree_lnbwd.ops.operands import (
     OPS,
     Access,
     Element,
+    Kind,
     Op,
     Operand,
     When,
     with_own_output,
 )
+from iree_lnbwd.ops.sets import Sets
 
 MOST_DIMENSIONS = 64  # NumPy's, and PyTorch's
 _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
 # Fields that came later. Modules without them keep their text, which has the other fields.
-_LATER = ("output_dtype",)
+_LATER = ("output_dtype", "weight_sets")
 # Backwards from the output divide by a weight of at least this magnitude, as apex's
 # memory-efficient norms do by default.
 LEAST_WEIGHT = 1e-5
@@ -47,15 +49,20 @@ class TensorType:
     Attributes:
         name: ATen's name of it.
         dtype: Element type, MLIR's name.
-        shape: As the module sees it; None is the dynamic number of rows M.
+        shape: As the module sees it; None is the dynamic number of rows M, or of sets G.
+        has_sets: Whether it is that of sets.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+    has_sets: bool = False
 
-    def dims(self, rows: int) -> tuple[int, ...]:
-        """The shape for M rows."""
+    def dims(self, rows: int, sets: Sets | None = None) -> tuple[int, ...]:
+        """The shape for M rows, and for a call's sets, where the weight has some."""
+        if self.has_sets:
+            assert sets is not None, self.name
+            rows = sets.number
         return tuple(rows if dim is None else dim for dim in self.shape)
 
     def __str__(self) -> str:
@@ -101,6 +108,8 @@ class NormSpec:
             ``rstd`` is an argument, and there is no ``mean``.
         output_dtype: Of a forward's ``output``; None means ``dtype``. A ``residual_output`` has the
             type of the residual.
+        weight_sets: Whether weight and bias are G sets of N numbers, [G, N], and their gradients,
+            too. A call says how rows take them: row r takes set ``(r // rows_per_set) % G``.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -122,6 +131,7 @@ class NormSpec:
     weight_offset: float = 0.0
     from_output: bool = False
     output_dtype: str | None = None
+    weight_sets: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
@@ -148,6 +158,9 @@ class NormSpec:
         self._expect_weight_for("weight_dtype", None)
         set_field(self, "weight_offset", check_number(self.weight_offset, "weight_offset"))
         self._expect_weight_for("weight_offset", 0.0)
+        if not isinstance(self.weight_sets, bool):
+            raise TypeError(f"weight_sets: expected a bool, got {shown(self.weight_sets)}")
+        self._expect_weight_for("weight_sets", False)
         if abs(self.weight_offset) > (largest := DTYPES[self.acc_dtype].largest):
             raise ValueError(
                 f"weight_offset: expected at most {largest} of {self.acc_dtype}, got "
@@ -315,6 +328,11 @@ class NormSpec:
             case When.NEVER:
                 return False
 
+    def kind_of(self, operand: Operand) -> Kind:
+        """What each element of an operand is for, in a module for this spec."""
+        has_sets = self.weight_sets and operand.kind is Kind.COLUMNS
+        return Kind.SETS if has_sets else operand.kind
+
     @functools.cached_property
     def inputs(self) -> tuple[TensorType, ...]:
         """What a module reads, in order."""
@@ -335,7 +353,8 @@ class NormSpec:
             TensorType(
                 operand.name,
                 self.element_type(operand.element),
-                operand.kind.shape(self.rows, self.columns),
+                (kind := self.kind_of(operand)).shape(self.rows, self.columns),
+                kind is Kind.SETS,
             )
             for operand in operands
             if self.has(operand)
@@ -355,6 +374,8 @@ class NormSpec:
             parts.append(f"b{self.bias_dtype}")
         if not self.has_weight:
             parts.append("noweight")
+        if self.weight_sets:
+            parts.append("sets")
         if self.has_bias != self.family.usual_bias:
             parts.append("bias" if self.has_bias else "nobias")
         if self.from_output:

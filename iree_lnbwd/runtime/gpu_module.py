@@ -19,6 +19,7 @@ from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.ops.arguments import BoundCall, GpuArray, Results, results_of, results_type
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import Operand, names
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
@@ -44,6 +45,7 @@ class KnownCall:
         sizes: Bytes of the arrays that it reads, and of the results that it computes.
         results: Makes an array for each computed result, from the arguments of a call.
         sequence: The launches that it puts on a stream; None if IREE runs it.
+        sets: Those of the weight, where it has some.
     """
 
     module: GpuModule
@@ -54,6 +56,7 @@ class KnownCall:
     sizes: tuple[int, ...]
     results: tuple[Callable[[Sequence[Any]], Any], ...]
     sequence: LaunchSequence | None
+    sets: Sets | None = None
 
     def run(
         self, framework: Framework, given: Sequence[Any], out: Results | None = None
@@ -122,9 +125,9 @@ class GpuModule:
         )
         self._launching = threading.Lock()
 
-    def sequence(self, rows: int) -> LaunchSequence | None:
+    def sequence(self, rows: int, sets: Sets | None = None) -> LaunchSequence | None:
         """The launches of a call with M >= 1 rows; None if IREE's device runs it."""
-        return None if self._streams is None else self._streams.sequence(rows)
+        return None if self._streams is None else self._streams.sequence(rows, sets)
 
     def known(
         self, framework: Framework, views: Mapping[str, GpuArray | None], call: BoundCall
@@ -136,7 +139,7 @@ class GpuModule:
             views: The facts known about the arguments, by name.
             call: The call that they were bound to.
         """
-        spec, rows = self.spec, call.rows
+        spec, rows, sets = self.spec, call.rows, call.sets
         arguments = names(spec.family.arguments)
         places = [arguments.index(given.name) for given in spec.inputs]
         return KnownCall(
@@ -150,7 +153,7 @@ class GpuModule:
                 if not call.arrays[given.name].contiguous
             ),
             sizes=tuple(
-                math.prod(argument.dims(rows)) * DTYPES[argument.dtype].numpy.itemsize
+                math.prod(argument.dims(rows, sets)) * DTYPES[argument.dtype].numpy.itemsize
                 for argument in spec.arguments
             ),
             results=tuple(
@@ -158,7 +161,8 @@ class GpuModule:
                 for result in spec.family.results
                 if spec.has(result)
             ),
-            sequence=self.sequence(rows) if rows else None,
+            sequence=self.sequence(rows, sets) if rows else None,
+            sets=sets,
         )
 
     def run(
@@ -195,10 +199,11 @@ class GpuModule:
             self._driver.synchronize(queue)
             self._iree().run_in_place(
                 [
-                    (argument, framework.capsule(array), argument.dims(known.rows))
+                    (argument, framework.capsule(array), argument.dims(known.rows, known.sets))
                     for argument, array in zip(self.spec.arguments, used, strict=True)
                 ],
                 len(results),
+                [known.sets.rows_per_set] if known.sets else [],
             )
             return known.named(results)
         scratch, scratch_keeper = 0, None

@@ -13,6 +13,7 @@ import numpy as np
 from iree_lnbwd.errors import ArtifactError, DeviceError
 from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.host_library import (
     ENVIRONMENT,
@@ -158,29 +159,30 @@ class HostModule:
 
         self._kept = functools.lru_cache(_SEQUENCES_KEPT)(self._made)
 
-    def sequence(self, rows: int) -> HostSequence:
-        """The launches for M rows, M >= 1."""
-        return self._kept(rows)
+    def sequence(self, rows: int, sets: Sets | None = None) -> HostSequence:
+        """The launches for M rows, M >= 1, and for a call's sets of weights."""
+        return self._kept(rows, sets)
 
-    def _made(self, rows: int) -> HostSequence:
+    def _made(self, rows: int, sets: Sets | None) -> HostSequence:
         plan = self._launches.of(rows)
         sizes = {
-            argument.name: math.prod(argument.dims(rows)) * DTYPES[argument.dtype].numpy.itemsize
+            argument.name: math.prod(argument.dims(rows, sets))
+            * DTYPES[argument.dtype].numpy.itemsize
             for argument in self.spec.arguments
         }
         starts, end = [], 0
         for piece in plan.scratch:
             starts.append(end)
-            sizes[piece.name] = piece.bytes * count_of(piece.count, rows)
+            sizes[piece.name] = piece.bytes * count_of(piece.count, rows, sets)
             end += -(-sizes[piece.name] // _SCRATCH_BYTES) * _SCRATCH_BYTES
         launches = []
         for planned in plan.kernels:
-            x, y, z = (count_of(count, rows) for count in planned.workgroups)
+            x, y, z = (count_of(count, rows, sets) for count in planned.workgroups)
             launches.append(
                 HostLaunch(
                     self._libraries.kernels[planned.kernel].function,
                     (x, y, z),
-                    tuple(count_of(count, rows) for count in planned.constants),
+                    tuple(count_of(count, rows, sets) for count in planned.constants),
                     planned.bindings,
                     tuple(sizes[name] for name in planned.bindings),
                 )

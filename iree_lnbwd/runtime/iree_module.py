@@ -69,17 +69,22 @@ class IreeModule:
         device = _DEVICES.open(uri)
         self._loaded[device] = self._load(device.hal, module.instance, module.module)
 
-    def run(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
-        """Computes from NumPy arrays, into NumPy arrays."""
+    def run(
+        self, inputs: Sequence[Array], results: Sequence[Array], numbers: Sequence[int] = ()
+    ) -> None:
+        """Computes from NumPy arrays, and numbers that follow them, into NumPy arrays."""
         loaded = self._here()
         sent = [loaded.memory.send(array) for array in inputs]
         received = [loaded.memory.room_for(array) for array in results]
-        loaded.invoke([buffer.view for buffer in (*sent, *received)], len(results))
+        loaded.invoke([buffer.view for buffer in (*sent, *received)], numbers, len(results))
         for buffer, array in zip(received, results, strict=True):
             loaded.memory.receive(buffer, array)
 
     def run_in_place(
-        self, arrays: Sequence[tuple[TensorType, object, tuple[int, ...]]], results: int
+        self,
+        arrays: Sequence[tuple[TensorType, object, tuple[int, ...]]],
+        results: int,
+        numbers: Sequence[int] = (),
     ) -> None:
         """Computes on arrays in the device's memory, and returns when the results are complete.
 
@@ -87,6 +92,7 @@ class IreeModule:
             arrays: The name, the DLPack capsule, and the shape in the module of each argument; the
                 results are the last of them.
             results: The number of results.
+            numbers: Those that follow the arrays.
 
         Raises:
             ValueError: IREE does not take the memory, naming the argument.
@@ -99,7 +105,7 @@ class IreeModule:
             except IREE_ERRORS as error:
                 raise ValueError(f"{argument.name}: {reason(error)}") from error
             views.append(_view(buffer, shape, DTYPES[argument.dtype].numpy))
-        loaded.invoke(views, results)
+        loaded.invoke(views, numbers, results)
 
     def _here(self) -> _Loaded:
         """The module on the device for this process, and for the threads that the caller allows."""
@@ -143,11 +149,15 @@ class _Loaded:
             raise DeviceError(f"device: {uri} cannot run {source}: {reason(error)}") from error
         self._function = module.lookup_function(entry)
 
-    def invoke(self, views: Sequence[rt.HalBufferView], results: int) -> None:
+    def invoke(
+        self, views: Sequence[rt.HalBufferView], numbers: Sequence[int], results: int
+    ) -> None:
         """Calls the function, and returns when it is done."""
-        arguments = rt.VmVariantList(len(views))
+        arguments = rt.VmVariantList(len(views) + len(numbers))
         for view in views:
             arguments.push_ref(view)
+        for number in numbers:
+            arguments.push_int(number)
         with self._lock:
             self._context.invoke(self._function, arguments, rt.VmVariantList(results))
 

@@ -22,6 +22,7 @@ from iree_lnbwd.ops.arguments import (
 )
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
+from iree_lnbwd.ops.sets import Sets, check_rows_per_set
 from iree_lnbwd.ops.spec import check_number, check_output_mask
 from iree_lnbwd.runtime import storage
 from iree_lnbwd.runtime.frameworks import interop
@@ -115,6 +116,7 @@ class Norm:
         output_mask: object = None,
         eps: object = None,
         out: object = None,
+        rows_per_set: object = 1,
     ) -> Results:
         """Computes a call.
 
@@ -125,6 +127,7 @@ class Norm:
             out: An array for each result that the module computes, and None for the others. They
                 must be contiguous (on a GPU, aligned as well), and share no memory with each other
                 or with an argument that is read. None makes new arrays of ``input``'s library.
+            rows_per_set: Neighbouring rows that take one set of a weight's.
 
         Returns:
             The results; None for those that the module does not compute. With ``out``, those
@@ -137,6 +140,10 @@ class Norm:
         """
         if output_mask is not None or eps is not None:
             self._check_options(output_mask, eps)
+        if (run := check_rows_per_set(rows_per_set)) != 1 and not self.spec.weight_sets:
+            raise ValueError(
+                f"rows_per_set: expected 1, because this module's weight has no sets, got {run}"
+            )
         own = None if out is None else storage.named(out, self.spec.family)
         data = given[self._place_of_data]
         framework = interop.on_gpu(self._data, data)
@@ -146,12 +153,13 @@ class Norm:
                 if own is None
                 else framework.signature(self._with_storage, (*given, *own))
             )
+            kind = (kind, run)
             known = self._known.get(kind)
             if known is None:
                 views = self._views(framework, given)
-                known = self.learn(kind, framework, views, self._bind(views), own)
+                known = self.learn(kind, framework, views, self._bind(views, run), own)
             return known.run(framework, given, own)
-        call = self._bind(self._views(None, given))
+        call = self._bind(self._views(None, given), run)
         if own is None:
             return interop.from_numpy(self.run(call), like=data)
         arrays = storage.checked(None, own, self.spec, self._shapes(call), str(self.device))
@@ -201,24 +209,32 @@ class Norm:
         self._known[kind] = known
         return known
 
-    def launches(self, rows: int) -> LaunchSequence:
+    def launches(self, rows: int, sets: Sets | None = None) -> LaunchSequence:
         """The launches of a call with M >= 1 rows, for callers who put them on a stream themselves.
+
+        Args:
+            rows: M.
+            sets: Those of the weight, where it has some.
 
         Raises:
             DeviceError: The module's device has no streams, or IREE has to run this module.
         """
-        sequence = self._gpu.sequence(rows) if self._on_streams else None
+        sequence = self._gpu.sequence(rows, sets) if self._on_streams else None
         if sequence is None:
             raise DeviceError(f"device: {self.spec.name} has no launches on {self.device}")
         return sequence
 
-    def on_host(self, rows: int) -> HostSequence | None:
+    def on_host(self, rows: int, sets: Sets | None = None) -> HostSequence | None:
         """The launches of a call with M >= 1 rows, for callers who have threads of the CPU for it.
+
+        Args:
+            rows: M.
+            sets: Those of the weight, where it has some.
 
         Returns:
             None where IREE has to run this module; a CPU's module that could be run so is logged.
         """
-        return None if self._host is None else self._host.sequence(rows)
+        return None if self._host is None else self._host.sequence(rows, sets)
 
     def run(self, call: BoundCall, out: Results | None = None) -> Results:
         """Computes a call on NumPy arrays that ``arguments.bind`` has checked, for this spec."""
@@ -234,11 +250,14 @@ class Norm:
         else:
             self.fill(
                 [call.arrays[name] for name in self._read],
-                [results[r.name].reshape(r.dims(rows)) for r in self.spec.results],
+                [results[r.name].reshape(r.dims(rows, call.sets)) for r in self.spec.results],
+                call.sets,
             )
         return results_of(self.spec.family, results)
 
-    def fill(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
+    def fill(
+        self, inputs: Sequence[Array], results: Sequence[Array], sets: Sets | None = None
+    ) -> None:
         """Computes into NumPy arrays; nothing is checked.
 
         Small calls on the CPU run on the calling thread: IREE would take longer to begin one.
@@ -246,14 +265,15 @@ class Norm:
         Args:
             inputs: Those of the spec in order, of M >= 1 rows: [M, N], [M] or [N].
             results: As ``inputs``, for the results; they share no memory with other arrays.
+            sets: Those of the weight, where it has some: then [G, N] are in place of [N].
         """
         cells = inputs[0]  # every op's first has M rows of N columns
         if cells.size <= _MOST_SMALL and (host := self._host) is not None:
             arrays = (*inputs, *results)
             if all((flags := array.flags).c_contiguous and flags.aligned for array in arrays):
-                host.sequence(len(cells)).run([*map(address_of, arrays)])
+                host.sequence(len(cells), sets).run([*map(address_of, arrays)])
                 return
-        self._iree().run(inputs, results)
+        self._iree().run(inputs, results, [sets.rows_per_set] if sets else [])
 
     @functools.cached_property
     def _gpu(self) -> GpuModule:
@@ -292,7 +312,7 @@ class Norm:
     def _views(self, framework: Framework | None, given: Sequence[Any]) -> dict[str, Any]:
         return interop.views(framework, dict(zip(self._arguments, given, strict=True)))
 
-    def _bind(self, arrays: Mapping[str, Any]) -> BoundCall:
+    def _bind(self, arrays: Mapping[str, Any], rows_per_set: int) -> BoundCall:
         """The arguments checked against each other, and against what this module computes."""
         read = [s.name for s in self.spec.family.statistics if s.access is Access.READ]
         if read and (arrays[read[0]] is None) != (self.spec.eps is not None):
@@ -301,7 +321,10 @@ class Norm:
                 f"{read[0]}: this module "
                 + (f"takes {said}, got None" if self.spec.eps is None else f"recomputes {said}")
             )
-        call = bind_arrays(arrays, self._options)
+        options = self._options
+        if self.spec.weight_sets:
+            options = options._replace(rows_per_set=rows_per_set)
+        call = bind_arrays(arrays, options)
         self._expect(call)
         return call
 
@@ -323,6 +346,11 @@ class Norm:
             if has != got:
                 takes = f"takes a {name}, got None" if has else f"has no {name}, got one"
                 raise ValueError(f"{name}: this module {takes}")
+        if spec.weight_sets and not theirs.weight_sets:
+            dims = ", ".join(map(str, spec.normalized_shape))
+            raise ValueError(
+                f"weight: this module takes sets, (G, {dims}), got {spec.normalized_shape}"
+            )
         for name, ours, got in (
             (self._data, spec.dtype, theirs.dtype),
             ("grad_output", spec.dy_dtype, theirs.dy_dtype),

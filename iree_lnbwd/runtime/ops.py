@@ -25,10 +25,11 @@ class LayerNorm(Norm):
         eps: float | None = None,
         *,
         residual: Any = None,
+        rows_per_set: int = 1,
         out: NormOutput | Sequence[Any] | None = None,
     ) -> NormOutput:
         """The output and the statistics; as `iree_lnbwd.layer_norm`."""
-        results = self._call((input, residual, weight, bias), None, eps, out)
+        results = self._call((input, residual, weight, bias), None, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
 
 
@@ -43,10 +44,11 @@ class RMSNorm(Norm):
         *,
         bias: Any = None,
         residual: Any = None,
+        rows_per_set: int = 1,
         out: NormOutput | Sequence[Any] | None = None,
     ) -> NormOutput:
         """The output and ``rstd``; as `iree_lnbwd.rms_norm`."""
-        results = self._call((input, residual, weight, bias), None, eps, out)
+        results = self._call((input, residual, weight, bias), None, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
 
 
@@ -66,6 +68,7 @@ class LayerNormBackward(Norm):
         eps: float | None = None,
         grad_residual: Any = None,
         output: Any = None,
+        rows_per_set: int = 1,
         out: LayerNormGrads | Sequence[Any] | None = None,
     ) -> LayerNormGrads:
         """The gradients; as `iree_lnbwd.layer_norm_backward`."""
@@ -76,7 +79,7 @@ class LayerNormBackward(Norm):
             if self.spec.from_output
             else (dy, input, mean, rstd, weight, bias, grad_residual, *more)
         )
-        results = self._call(given, output_mask, eps, out)
+        results = self._call(given, output_mask, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
 
 
@@ -95,6 +98,7 @@ class RMSNormBackward(Norm):
         eps: float | None = None,
         grad_residual: Any = None,
         output: Any = None,
+        rows_per_set: int = 1,
         out: RMSNormGrads | Sequence[Any] | None = None,
     ) -> RMSNormGrads:
         """The gradients; as `iree_lnbwd.rms_norm_backward`."""
@@ -102,7 +106,7 @@ class RMSNormBackward(Norm):
         data = output if self.spec.from_output else input
         dy, *more = gradients_of(grad_output)
         given = (dy, data, rstd, weight, bias, grad_residual, *more)
-        results = self._call(given, output_mask, eps, out)
+        results = self._call(given, output_mask, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
 
 

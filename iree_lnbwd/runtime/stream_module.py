@@ -12,6 +12,7 @@ import numpy as np
 from iree_lnbwd.errors import ArtifactError
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import WEIGHT
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
 from iree_lnbwd.vmfb.executables import exports
@@ -103,8 +104,8 @@ class StreamModule:
         needs_ones = WEIGHT.name in bound and not spec.has_weight
         self._ones = driver.upload(_ones(spec)) if needs_ones else None
 
-    def sequence(self, rows: int) -> LaunchSequence:
-        """The launches for M rows, M >= 1."""
+    def sequence(self, rows: int, sets: Sets | None = None) -> LaunchSequence:
+        """The launches for M rows, M >= 1, and for a call's sets of weights."""
         plan = self._launches.of(rows)
         names = [argument.name for argument in self._spec.arguments]
         names += [WEIGHT.name] if self._ones else []
@@ -112,13 +113,13 @@ class StreamModule:
         for piece in plan.scratch:
             names.append(piece.name)
             starts.append(end)
-            size = piece.bytes * count_of(piece.count, rows)
+            size = piece.bytes * count_of(piece.count, rows, sets)
             end += -(-size // _SCRATCH_BYTES) * _SCRATCH_BYTES
         places = {name: place for place, name in enumerate(names)}
         launches, picks = [], []
         for planned in plan.kernels:
-            x, y, z = (count_of(count, rows) for count in planned.workgroups)
-            constants = [count_of(count, rows) for count in planned.constants]
+            x, y, z = (count_of(count, rows, sets) for count in planned.workgroups)
+            constants = [count_of(count, rows, sets) for count in planned.constants]
             launches.append(self._kernels[planned.kernel].launch((x, y, z), constants))
             picks.append(operator.itemgetter(*(places[name] for name in planned.bindings)))
         if len(launches) > 1 and self._driver.has_graphs and plan not in self._graphs:

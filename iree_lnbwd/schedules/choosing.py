@@ -110,6 +110,11 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
         )
     if target.backend == "cpu":
         return _row_blocks(spec, target)
+    if spec.weight_sets:
+        raise ValueError(
+            f"weight: expected shape {spec.normalized_shape} on {target.name}, got sets of them, "
+            "which CPUs alone compute"
+        )
     product = product or standing_for(target.name)
     if not spec.family.is_backward:
         return choose_forward(spec, target, product)

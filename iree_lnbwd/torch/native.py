@@ -274,7 +274,7 @@ def remember(
         _remembered.add(key)
         if (call := _numbers(known, _POINTERS[options.op])) is None:
             return
-        op, normalized_shape, mask, weight_offset, eps, _ = options
+        op, normalized_shape, mask, weight_offset, eps = options[:5]
         torch.ops.iree_lnbwd.remember(
             number_of(op), tensors, normalized_shape, mask, eps, weight_offset, **call._asdict()
         )

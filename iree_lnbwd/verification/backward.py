@@ -9,11 +9,11 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS
 from iree_lnbwd.verification.expectation import Judged
 from iree_lnbwd.verification.row_block import F64, Arithmetic, Gamma, Normalized, blocks
-from iree_lnbwd.verification.sums import ColumnSums
+from iree_lnbwd.verification.sums import CallSums
 
 
 def gradients(call: BoundCall) -> dict[str, Judged]:
-    """The gradients that a call asks for, by ATen's name, as [M, N] or [N].
+    """The gradients that a call asks for, by ATen's name, as [M, N], [N] or [G, N].
 
     The tolerance covers both orders of dx's products: ``rstd`` last, and on GPUs ``rstd`` first,
     where ``rstd / N`` may itself be subnormal. It covers ``grad_residual`` added to the rest, and
@@ -21,12 +21,13 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
     """
     assert call.spec is not None
     columns = call.spec.columns
-    arithmetic = Arithmetic.of(call.spec, call.rows)
+    summed = call.rows if call.sets is None else call.sets.most_rows(call.rows)
+    arithmetic = Arithmetic.of(call.spec, summed)
     u, step, column_u = arithmetic.u, arithmetic.step, arithmetic.column_u
-    gamma = Gamma.of(call, arithmetic)
     dx, dx_off = np.empty((2, call.rows, columns))
-    dgamma, dgamma_off, dbeta, dbeta_off = (ColumnSums(columns) for _ in range(4))
+    dgamma, dgamma_off, dbeta, dbeta_off = (CallSums(call, columns) for _ in range(4))
     for block in blocks(call.rows, columns):
+        gamma = Gamma.of(call, block, arithmetic)
         dy = _gradient_of_output(call, block)
         data = call.arrays[call.spec.family.data.name][block].astype(np.float64)
         row = (
@@ -35,12 +36,13 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
             else Normalized.of(call, block, data, arithmetic)
         )
         dx[block], dx_off[block] = _dx(call, block, dy, row, gamma, arithmetic)
-        dgamma.add(dy * row.xhat)
+        dgamma.add(block, dy * row.xhat)
         dgamma_off.add(
-            (column_u + 2 * u) * np.abs(dy * row.xhat) + np.abs(dy) * row.xhat_off + step
+            block,
+            (column_u + 2 * u) * np.abs(dy * row.xhat) + np.abs(dy) * row.xhat_off + step,
         )
-        dbeta.add(dy)
-        dbeta_off.add(column_u * np.abs(dy))
+        dbeta.add(block, dy)
+        dbeta_off.add(block, column_u * np.abs(dy))
     values = {
         "grad_input": (dx, dx_off),
         "grad_weight": (dgamma.total, dgamma_off.total),

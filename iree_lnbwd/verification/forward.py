@@ -8,7 +8,7 @@ from iree_lnbwd.ops.arguments import Array, BoundCall
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import Element
 from iree_lnbwd.verification.expectation import Judged
-from iree_lnbwd.verification.row_block import Arithmetic, Gamma, Normalized, blocks
+from iree_lnbwd.verification.row_block import Arithmetic, Gamma, Normalized, blocks, of_columns
 
 
 def outputs(call: BoundCall) -> dict[str, Judged]:
@@ -23,16 +23,16 @@ def outputs(call: BoundCall) -> dict[str, Judged]:
     shape = (call.rows, call.spec.columns)
     arithmetic = Arithmetic.of(call.spec, call.rows)
     u, step = arithmetic.u, arithmetic.step
-    gamma = Gamma.of(call, arithmetic)
-    beta = call.arrays["bias"].astype(np.float64) if "bias" in call.arrays else np.zeros(shape[1])
     sums = np.empty(shape if "residual" in call.arrays else 0)
     y, y_off = np.empty((2, *shape))
     mean, mean_off, rstd, rstd_off = np.empty((4, call.rows, 1))
     for block in blocks(*shape):
         x = _summed(call, block).astype(np.float64)
         row = Normalized.of(call, block, x, arithmetic)
+        gamma = Gamma.of(call, block, arithmetic)
+        beta = of_columns(call, "bias", block)
         scaled = row.xhat * gamma.value
-        y[block] = scaled + beta
+        y[block] = scaled if beta is None else scaled + beta
         y_off[block] = (
             np.abs(gamma.value) * row.xhat_off
             + np.abs(row.xhat) * gamma.off

@@ -21,6 +21,7 @@ from iree_lnbwd.ops.operands import (
     Kind,
     Op,
 )
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.schedules import Schedule, most_few_rows
 
@@ -30,6 +31,7 @@ _FAMILY_WIDTHS = (1, 5, 64, 769, 1024, 4096, 16384, 65536)
 _OPTIONS_WIDTHS = (769, 4096)  # a remainder in every vector, and none
 _WIDE_ODD_WIDTHS = (25001, 54321, 131041)  # of backwards: clusters whose rows begin anywhere
 _RMS_EPS = 1e-6  # as most models have it
+SOME_SETS = Sets(3, 2)  # of calls that are given none
 ADVERSARIAL_ROWS = 37
 
 
@@ -252,9 +254,19 @@ def both_sides(spec: NormSpec, schedule: Schedule) -> tuple[int, ...]:
     return () if most is None else (most, most + 1)
 
 
-def random_call(spec: NormSpec, rows: int, rng: np.random.Generator) -> BoundCall:
-    """Rows from a normal distribution, with their true statistics where the op takes them."""
-    return _call(spec, rng.standard_normal((rows, spec.columns)) * 2 + 0.5, rng, _as_they_are)
+def random_call(
+    spec: NormSpec, rows: int, rng: np.random.Generator, sets: Sets = SOME_SETS
+) -> BoundCall:
+    """Rows from a normal distribution, with their true statistics where the op takes them.
+
+    Args:
+        spec: What it computes.
+        rows: M.
+        rng: The source of random numbers.
+        sets: Those of the weight, where the spec has some.
+    """
+    x = rng.standard_normal((rows, spec.columns)) * 2 + 0.5
+    return _call(spec, x, rng, _as_they_are, sets)
 
 
 def calls(
@@ -313,8 +325,8 @@ def _from_any_output(call: BoundCall, rows: Array) -> BoundCall:
         changed["weight"] = weight = call.arrays["weight"].copy()
         of_least = (0.0, -0.0, 0.25, -0.25, 1.0, -1.0, 2.0, -2.0)
         small = LEAST_WEIGHT * np.array(of_least)
-        places = np.arange(0, len(weight), 3)
-        weight[places] = small[places % len(small)] - call.spec.weight_offset
+        places = np.arange(0, weight.size, 3)
+        weight.reshape(-1)[places] = small[places % len(small)] - call.spec.weight_offset
     return call._replace(arrays={**call.arrays, **changed})
 
 
@@ -332,7 +344,11 @@ def _adversarial(added: Array) -> Array:
 
 
 def _call(
-    spec: NormSpec, x64: Array, rng: np.random.Generator, change: Callable[[Array], Array]
+    spec: NormSpec,
+    x64: Array,
+    rng: np.random.Generator,
+    change: Callable[[Array], Array],
+    sets: Sets = SOME_SETS,
 ) -> BoundCall:
     """A call on these rows, with random arguments besides, and the rows' true statistics.
 
@@ -342,8 +358,10 @@ def _call(
         rng: The source of random numbers. Those of an older op come first, because results are
             kept that were computed from them.
         change: Changes what is added to the rows, or to their gradients.
+        sets: Those of the weight, where the spec has some.
     """
     op, dims = spec.family, spec.normalized_shape
+    columns = (sets.number, spec.columns) if spec.weight_sets else (spec.columns,)
 
     def of(dtype: str, values: Array) -> Array:
         with np.errstate(all="ignore"):  # statistics of rows with an Inf or a NaN
@@ -352,14 +370,14 @@ def _call(
     x = of(spec.dtype, x64)
     statistics = _true_statistics(spec, x)
     values = {"input": x, **statistics}
-    values["weight"] = rng.standard_normal(spec.columns) + (1 - spec.weight_offset)
+    values["weight"] = rng.standard_normal(columns) + (1 - spec.weight_offset)
     if op.is_backward:
         values["grad_output"] = rng.standard_normal(x.shape)
     for more in MORE_GRAD_OUTPUTS:
         if spec.has(more):
             values[more.name] = change(rng.standard_normal(x.shape))
     if spec.has_bias:
-        values["bias"] = rng.standard_normal(spec.columns)
+        values["bias"] = rng.standard_normal(columns)
     if spec.residual_dtype is not None:
         name = "grad_residual" if op.is_backward else "residual"
         values[name] = change(rng.standard_normal(x.shape))
@@ -368,14 +386,19 @@ def _call(
             mean = statistics["mean"] if op.centres else np.zeros(len(x))
             xhat = (x.astype(np.float64) - mean[:, None]) * statistics["rstd"][:, None]
             g = values["weight"] + spec.weight_offset if spec.has_weight else 1.0
-            values["output"] = xhat * g + values.get("bias", 0.0)
+            added = values.get("bias", 0.0)
+            if spec.weight_sets:
+                of_rows = sets.of_rows(len(x))
+                g, added = (np.broadcast_to(each, columns)[of_rows] for each in (g, added))
+            values["output"] = xhat * g + added
     given = {}
     for operand in op.arguments:
         # A bias that is not read counts by its type, and an RMS norm has to have one.
         only_its_type = operand.access is Access.TYPE_ALONE and spec.has_bias
         if spec.has(operand) or only_its_type:
             array = of(spec.element_type(operand.element), values[operand.name])
-            shapes = {Kind.CELLS: (-1, *dims), Kind.ROWS: (-1,), Kind.COLUMNS: dims}
+            of_columns = (*columns[:-1], *dims)
+            shapes = {Kind.CELLS: (-1, *dims), Kind.ROWS: (-1,), Kind.COLUMNS: of_columns}
             given[operand.name] = array.reshape(shapes[operand.kind])
     return bind(
         op.name,
@@ -385,6 +408,7 @@ def _call(
         eps=_eps(op) if spec.eps is None else spec.eps,
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
+        rows_per_set=sets.rows_per_set if spec.weight_sets else None,
     )
 
 

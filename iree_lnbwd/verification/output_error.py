@@ -21,7 +21,8 @@ import numpy as np
 
 from iree_lnbwd.ops.arguments import BoundCall
 from iree_lnbwd.ops.dtypes import DType
-from iree_lnbwd.verification.row_block import F64, divisor
+from iree_lnbwd.verification.row_block import F64, divisor, of_columns
+from iree_lnbwd.verification.sums import CallSums
 
 
 def rounding_of(output: F64, dtype: DType) -> F64:
@@ -34,7 +35,7 @@ def xhat_difference(xhat: F64, g: F64, output_off: F64) -> F64:
 
     Args:
         xhat: From the input: [M, N].
-        g: The weight with its offset: [N].
+        g: The weight with its offset: [N], or [M, N].
         output_off: ``d``: [M, N].
     """
     by = divisor(g)
@@ -50,13 +51,15 @@ def gradients_difference(call: BoundCall, output_off: F64) -> Mapping[str, F64]:
         output_off: ``d``: [M, N].
 
     Returns:
-        Bounds by ATen's name, as [M, N] or [N], of all gradients that the op has.
+        Bounds by ATen's name, as [M, N], [N] or [G, N], of all gradients that the op has.
     """
     assert call.spec is not None
     have = {name: array.astype(np.float64) for name, array in call.arrays.items()}
     rstd = have["rstd"][:, None]
     mean = have["mean"][:, None] if "mean" in have else np.zeros_like(rstd)
-    g = have["weight"] + call.spec.weight_offset if "weight" in have else np.ones(call.spec.columns)
+    every = slice(None)
+    weight = of_columns(call, "weight", every)
+    g = np.ones(call.spec.columns) if weight is None else weight + call.spec.weight_offset
     dy = have["grad_output"]
     xhat = (have["input"] - mean) * rstd
     off = xhat_difference(xhat, g, output_off)
@@ -64,8 +67,10 @@ def gradients_difference(call: BoundCall, output_off: F64) -> Mapping[str, F64]:
     # dx = rstd * (h - mean_N(h) - xhat * mean_N(h * xhat)); both factors of the product are off.
     mean_hx = np.abs((h * xhat).mean(axis=1, keepdims=True))
     mean_hx_off = (np.abs(h) * off).mean(axis=1, keepdims=True)
+    grad_weight = CallSums(call, call.spec.columns)
+    grad_weight.add(every, np.abs(dy) * off)
     return {
         "grad_input": np.abs(rstd) * (mean_hx * off + (np.abs(xhat) + off) * mean_hx_off),
-        "grad_weight": (np.abs(dy) * off).sum(axis=0),
-        "grad_bias": np.zeros(call.spec.columns),
+        "grad_weight": grad_weight.total,
+        "grad_bias": np.zeros_like(grad_weight.total),
     }

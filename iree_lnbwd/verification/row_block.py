@@ -53,7 +53,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, spec: NormSpec, rows: int) -> Arithmetic:
-        """For a spec, and M rows."""
+        """For a spec, and M rows; of a weight with sets, the most rows of a set."""
         accumulator = DTYPES[spec.acc_dtype]
         u = accumulator.unit_roundoff * LAMBDA
         return cls(accumulator, u * spec.columns**0.5, u * max(rows, 1) ** 0.5)
@@ -78,25 +78,36 @@ class Gamma:
     """What xhat is multiplied by.
 
     Attributes:
-        value: ``weight_offset + weight``, or ones: [N].
-        off: [N].
+        value: ``weight_offset + weight``, or ones: [N], or [m, N] where rows take several sets.
+        off: Likewise.
     """
 
     value: F64
     off: F64
 
     @classmethod
-    def of(cls, call: BoundCall, arithmetic: Arithmetic) -> Gamma:
-        """Of a call. Without an offset it is the weight, which is exact."""
+    def of(cls, call: BoundCall, block: slice, arithmetic: Arithmetic) -> Gamma:
+        """Of a block of a call's rows. Without an offset it is the weight, which is exact."""
         assert call.spec is not None
-        if "weight" not in call.arrays:
+        value = of_columns(call, "weight", block)
+        if value is None:
             return cls(np.ones(call.spec.columns), np.zeros(call.spec.columns))
-        value = call.arrays["weight"].astype(np.float64)
         offset = call.spec.weight_offset
         if offset == 0:
             return cls(value, np.zeros_like(value))
         value += offset
         return cls(value, arithmetic.u * np.abs(value) + arithmetic.constant_off(offset))
+
+
+def of_columns(call: BoundCall, name: str, block: slice) -> F64 | None:
+    """What a block of rows takes of a parameter: [N], or [m, N] of sets; None without it."""
+    if name not in call.arrays:
+        return None
+    array = call.arrays[name]
+    if call.sets is not None:
+        array = array[call.sets.of_rows(call.rows)[block]]
+    values: F64 = array.astype(np.float64)
+    return values
 
 
 def divisor(g: F64) -> F64:
@@ -167,14 +178,15 @@ class Normalized:
             call: Has the bias, if there is one, and rstd.
             block: The rows.
             y: The stored output: [m, N].
-            gamma: ``g``, of the call.
+            gamma: ``g``, of the block.
             arithmetic: Of the call.
         """
         rstd = call.arrays["rstd"][block].astype(np.float64)[:, None]
         zeros = np.zeros_like(rstd)
         u, step = arithmetic.u, arithmetic.step
-        has_bias = "bias" in call.arrays
-        scaled = y - call.arrays["bias"].astype(np.float64) if has_bias else y
+        bias = of_columns(call, "bias", block)
+        has_bias = bias is not None
+        scaled = y if bias is None else y - bias
         xhat = scaled / divisor(gamma.value)
         # The divisor is off as g is, and as the constant is. If g may be on either side of zero,
         # so may the divisor.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from iree_lnbwd.ops.arguments import BoundCall
 from iree_lnbwd.verification.row_block import F64
 
 
@@ -31,5 +32,28 @@ class ColumnSums:
 
     @property
     def total(self) -> F64:
-        """The sums over all blocks, one for each column."""
+        """The sums over all blocks, one for each column: [N]."""
         return np.where(np.isfinite(self._lost), self._sums + self._lost, self._sums)
+
+
+class CallSums:
+    """Sums over a call's rows: over all, or over those of each set of weights."""
+
+    def __init__(self, call: BoundCall, columns: int) -> None:
+        self._set_of_rows = None if call.sets is None else call.sets.of_rows(call.rows)
+        self._sums = [ColumnSums(columns) for _ in range(call.sets.number if call.sets else 1)]
+
+    def add(self, block: slice, rows: F64) -> None:
+        """Adds a block of rows [m, N]."""
+        if self._set_of_rows is None:
+            self._sums[0].add(rows)
+            return
+        sets = self._set_of_rows[block]
+        for one in np.unique(sets):
+            self._sums[one].add(rows[sets == one])
+
+    @property
+    def total(self) -> F64:
+        """The sums over all blocks: [N], or [G, N]."""
+        totals = [sums.total for sums in self._sums]
+        return totals[0] if self._set_of_rows is None else np.stack(totals)

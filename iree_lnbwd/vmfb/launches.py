@@ -39,6 +39,7 @@ from iree_lnbwd.ops.operands import (
     Kind,
     Operand,
 )
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import MOST_COLUMNS, MOST_ROWS, NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
@@ -175,7 +176,44 @@ class Shares:
         return -(-rows // self.share.of(rows))
 
 
-Count = int | RowCount | RowShare | Shares
+Plain = int | RowCount | RowShare | Shares
+
+
+@dataclass(frozen=True)
+class OfSet:
+    """A number for the rows of one set of weights: of the first, which has the most.
+
+    Attributes:
+        of_set: As it follows from so many rows.
+    """
+
+    of_set: Plain
+
+
+@dataclass(frozen=True)
+class OfSets:
+    """The same, times the number of sets.
+
+    Attributes:
+        of_sets: As it follows from the rows of one set.
+    """
+
+    of_sets: Plain
+
+
+@dataclass(frozen=True)
+class SetsNumber:
+    """A number that a call's sets of weights have.
+
+    Attributes:
+        of_call: Its name: a field of `Sets`.
+    """
+
+    of_call: str
+
+
+Count = Plain | OfSet | OfSets | SetsNumber
+SETS_NUMBERS = tuple(map(SetsNumber, Sets._fields))
 
 
 @dataclass(frozen=True)
@@ -276,9 +314,18 @@ class LaunchPlans:
         return cls(plans)
 
 
-def count_of(count: Count, rows: int) -> int:
-    """A count for M rows."""
-    return count if isinstance(count, int) else count.of(rows)
+def count_of(count: Count, rows: int, sets: Sets | None = None) -> int:
+    """A count for M rows, and for the sets of weights that a call has."""
+    if isinstance(count, int):
+        return count
+    if not isinstance(count, OfSet | OfSets | SetsNumber):
+        return count.of(rows)
+    assert sets is not None, count
+    if isinstance(count, SetsNumber):
+        return int(getattr(sets, count.of_call))
+    if isinstance(count, OfSet):
+        return count_of(count.of_set, sets.most_rows(rows))
+    return sets.number * count_of(count.of_sets, sets.most_rows(rows))
 
 
 def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
@@ -315,7 +362,19 @@ def _launch(
         tuple(operand.name for operand in _own(spec, operands) if takes(spec, operand))
         for operands in (kernel.reads, kernel.writes, kernel.ahead)
     )
+    if spec.weight_sets:
+        constants = (*constants, *SETS_NUMBERS)
     return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, constants, ahead)
+
+
+def _of_set(spec: NormSpec, count: Plain) -> Plain | OfSet:
+    """A number for the rows that share sums of columns: all, or those of a set."""
+    return OfSet(count) if spec.weight_sets else count
+
+
+def _of_sets(spec: NormSpec, count: Plain) -> Plain | OfSets:
+    """How many there are of them in a call: for all rows, or for all sets."""
+    return OfSets(count) if spec.weight_sets else count
 
 
 def _own(spec: NormSpec, operands: tuple[Operand, ...]) -> Iterator[Operand]:
@@ -375,14 +434,15 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     rows = RowCount()
     kernels = []
     sums: tuple[str, ...] = ()
-    partial_rows: Count
+    partial_rows: Plain
     if isinstance(form, OnePass):
         partial_rows = walkers = RowCount(form.groups, form.workgroups)
         kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constants=(rows,)))
     elif isinstance(form, RowBlocks):
         share = RowShare(form.block, form.workgroups, form.least, form.share, form.most_workgroups)
         partial_rows = Shares(share)
-        kernels.append(_on_cpu(_ROWS, spec, partial_rows, constants=(rows, share)))
+        workgroups = _of_sets(spec, partial_rows)
+        kernels.append(_on_cpu(_ROWS, spec, workgroups, constants=(rows, _of_set(spec, share))))
     else:
         partial_rows = walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
@@ -395,9 +455,12 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
         kernels.append(_launch(columns, spec, tiles, walkers, constants=(rows,)))
     if any(spec.has(gradient) for gradient in _FINALIZE.writes):
         tiles = math.ceil(spec.columns / form.finalize_columns)
-        kernels.append(_launch(_FINALIZE, spec, tiles, constants=(partial_rows,)))
+        each = (_of_set(spec, partial_rows),)
+        kernels.append(_launch(_FINALIZE, spec, _of_sets(spec, tiles), constants=each))
+    all_partial_rows = _of_sets(spec, partial_rows)
+    partials = [operand for operand in _PARTIALS if takes(spec, operand)]
     scratch = (
-        *(_scratch(spec, p.name, partial_rows) for p in _PARTIALS if takes(spec, p)),
+        *(_scratch(spec, partial.name, all_partial_rows) for partial in partials),
         *(_scratch(spec, name, rows) for name in sums),
         *_unasked(spec, {name for kernel in kernels for name in kernel.writes}),
     )
@@ -417,7 +480,9 @@ def _unasked(spec: NormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
     Kernels do not use the pointer to ``grad_input``; they write the other gradients anyway.
     """
     return tuple(
-        Scratch(result.name, 0, 1) if result.kind is Kind.CELLS else _scratch(spec, result.name, 1)
+        Scratch(result.name, 0, 1)
+        if result.kind is Kind.CELLS
+        else _scratch(spec, result.name, _of_sets(spec, 1))
         for result in spec.family.results
         if result.name in written and not spec.has(result)
     )
@@ -477,6 +542,21 @@ def _kernel(values: Any, place: str, bound: Collection[str]) -> PlannedLaunch:
 
 
 def _count(value: Any, place: str) -> Count:
+    if isinstance(value, dict):
+        for kind in (OfSet, OfSets):
+            (name,) = _names_of(kind)
+            if name in value:
+                of_rows = _plain(object_of(value, place, (name,))[name], f"{place}.{name}")
+                return kind(of_rows)
+        if "of_call" in value:
+            named = object_of(value, place, _names_of(SetsNumber))["of_call"]
+            if named not in Sets._fields:
+                raise wrong(f"{place}.of_call", f"one of {', '.join(Sets._fields)}", named)
+            return SetsNumber(named)
+    return _plain(value, place)
+
+
+def _plain(value: Any, place: str) -> Plain:
     if not isinstance(value, dict):
         return int_of(value, place, least=1, most=_MOST_COUNT)
     if "share" in value:

@@ -10,6 +10,7 @@ import shlex
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import MEAN
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
 
 DECLARATION = "iree.abi.declaration"  # IREE's name of the attribute that its tools quote
@@ -31,6 +32,7 @@ def declaration(spec: NormSpec) -> str:
     named = [(given.name, given) for given in spec.inputs]
     named += [(storage_name(result.name), result) for result in spec.results]
     takes = ", ".join(f"%{name}: tensor<{type_}>" for name, type_ in named)
+    takes += ", %rows_per_set: i64" if spec.weight_sets else ""
     gives = ", ".join(f"tensor<{result}>" for result in spec.results)
     return f"sync func @{spec.op}({takes}) -> ({gives})"
 
@@ -50,9 +52,11 @@ def command(path: str | os.PathLike[str], spec: NormSpec, target: Target) -> str
     """
     rows = _FEW if spec.rows is None else spec.rows
     words = [f"--device={target.driver}", f"--module={os.fspath(path)}", f"--function={spec.op}"]
+    sets = Sets(_FEW, 1) if spec.weight_sets else None
     for argument in spec.arguments:
-        shape = "x".join([*map(str, argument.dims(rows)), argument.dtype])
+        shape = "x".join([*map(str, argument.dims(rows, sets)), argument.dtype])
         words.append(f"--input={shape}")
         if argument in spec.inputs:
             words[-1] += f"={int(argument.name != MEAN.name)}"
+    words += [f"--input={sets.rows_per_set}"] if sets else []
     return shlex.join(["iree-run-module", *words])

@@ -347,7 +347,7 @@ def test_an_output_has_no_mean() -> None:
         call,
         slice(1, 4),
         call.arrays["output"][1:4].astype(np.float64),
-        Gamma.of(call, arithmetic),
+        Gamma.of(call, slice(1, 4), arithmetic),
         arithmetic,
     )
     for none in (row.mean, row.mean_off, row.rstd_relative):
