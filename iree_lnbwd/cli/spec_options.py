@@ -86,10 +86,8 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weight-dtype", **types, help="default: --dtype")
     parser.add_argument("--bias-dtype", **types, help="default: --weight-dtype")
     parser.add_argument("--no-weight", action="store_true", help="gamma is 1")
-    parser.add_argument("--bias", action="store_true", help="an RMS norm has a bias")
-    parser.add_argument(
-        "--no-bias", action="store_true", help="layer_norm adds no bias, or none is in the output"
-    )
+    parser.add_argument("--bias", action="store_true", help="an RMS norm with a bias")
+    parser.add_argument("--no-bias", action="store_true", help="a layer norm without a bias")
     parser.add_argument(
         "--from-output",
         action="store_true",
@@ -109,8 +107,8 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
         type=words.mask,
         help=(
             "a 0 or 1 for each of a backward's gradients: "
-            f"{', '.join(names(LAYER_NORM_BACKWARD.masked))} (default: all); the last, of an RMS "
-            "norm, beside --bias alone"
+            f"{', '.join(names(LAYER_NORM_BACKWARD.masked))} (default: all); an RMS norm has "
+            "the last with --bias only"
         ),
     )
     parser.add_argument("--rows", type=int, help="fix the number of rows (default: dynamic)")

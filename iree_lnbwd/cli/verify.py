@@ -78,7 +78,7 @@ def add(commands: words.Commands) -> None:
         help="of the random rows (default: f32)",
     )
     sub.add_argument(
-        "--from-output", action="store_true", help="random outputs of a backward, not inputs"
+        "--from-output", action="store_true", help="of the backward that takes the output"
     )
     sub.add_argument(
         "--rows", type=words.ints, help="how many random rows, in a call each (default: 1,7,64)"
