@@ -1,9 +1,10 @@
-"""Builds the C++ of `iree_lnbwd.jax`, XLA's custom call, and is called by it.
+"""Loads the C++ of `iree_lnbwd.jax`, XLA's custom call, and is called by it.
 
 On GPUs, C++ is told what a call launches before XLA runs it, so that XLA can record calls into its
 command buffers. On the CPU, the first call of a kind is computed here, and C++ runs the others. The
-build needs a C++ compiler, once for each version of JAX. Without one, XLA computes the norms by its
-own kernels, and a warning says so.
+wheels of a release have it; otherwise it is compiled, which needs a C++ compiler, once for each
+version of JAX. Where neither can be, XLA computes the norms by its own kernels, and a warning says
+so.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from iree_lnbwd.disk.user_folders import UnusableError
 from iree_lnbwd.errors import CompileError, DeviceError, plain
 from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri, gpu_of
 from iree_lnbwd.hardware.targets import Target
+from iree_lnbwd.native import prebuilt
 from iree_lnbwd.native.calls import NativeCall, native_call, native_host_call
-from iree_lnbwd.native.libraries import OWN_COPIES, THREADS, NativeLibrary
+from iree_lnbwd.native.libraries import NativeLibrary
+from iree_lnbwd.native.sources import JAX
 from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import WEIGHT, names
@@ -46,11 +49,6 @@ from iree_lnbwd.runtime.stream_module import LaunchSequence
 
 TARGET = "iree_lnbwd_norm"  # XLA's name of the custom call
 
-_HERE = Path(__file__).parents[1] / "native"
-_SOURCE = _HERE / "jax_native.cpp"
-_HEADERS = (_HERE / "kernel_calls.h", _HERE / "host_calls.h")
-_FLAGS = ("-O2", "-std=c++17", "-DNDEBUG", "-shared", "-fPIC", *OWN_COPIES, *THREADS)
-_LIBRARY = "iree_lnbwd_jax.so"
 _COMPILERS = ("c++", "g++", "clang++")
 _GPU = "cuda"  # JAX's name of the platform, and ours of its driver
 _CPU = "cpu"  # JAX's name of the platform
@@ -74,8 +72,9 @@ _preparing = threading.Lock()
 def platforms(spec: NormSpec, rows: int) -> tuple[str, ...]:
     """JAX's platforms where the custom call computes a norm: GPUs, or the CPU if there is none.
 
-    The first time on a machine the custom call is compiled. This takes a few seconds and is logged;
-    the result is kept in the cache on disk. The module is there when this returns.
+    If none that was built ahead fits, the custom call is compiled the first time on a machine. This
+    takes a few seconds and is logged; the result is kept in the cache on disk. The module is there
+    when this returns.
 
     Args:
         spec: The norm.
@@ -170,16 +169,16 @@ def register(platform: str, stages: Mapping[str, Any]) -> None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, compiled if it is not in the cache.
+    """The library, compiled if it is not in the cache and none that was built ahead fits.
 
     Raises:
         OSError, RuntimeError: It cannot be had.
     """
-    texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, *_HEADERS))
-    kept = NativeLibrary.of("jax", _LIBRARY, (*texts, *_FLAGS, jaxlib.__version__))
-    if (path := kept.kept()) is not None:
+    kept = NativeLibrary.of("jax", JAX.name, (*JAX.texts(), jaxlib.__version__))
+    if (path := kept.kept() or _prebuilt()) is not None:
         return _loaded(path)
-    what = f"{_SOURCE.name} for JAX {jax.__version__}"
+    (source,) = JAX.files
+    what = f"{source.name} for JAX {jax.__version__}"
     with kept.locked(lambda: notices.log(_log, "another process compiles %s", what)) as waited:
         if (path := kept.kept()) is not None:
             return _loaded(path)
@@ -188,12 +187,19 @@ def load() -> ctypes.CDLL:
     return _built(kept, what)
 
 
+def _prebuilt() -> Path | None:
+    """What was built ahead and fits this JAX. Its headers change with few of its releases."""
+    major = jaxlib.__version__.partition(".")[0]
+    include = Path(jax.ffi.include_dir())
+    return prebuilt.fitting(f"jax-{major}", prebuilt.sources_digest(JAX.texts()), include)
+
+
 def _built(library: NativeLibrary, what: str) -> ctypes.CDLL:
     """Compiles the library, loads it and keeps it."""
     notices.log(_log, "compiling %s: once, and usually for a few seconds", what)
     start = time.perf_counter()
     with folders.temporary() as folder:
-        path = Path(folder) / _LIBRARY
+        path = Path(folder) / JAX.name
         with notices.repeated(_log, "still compiling %s", what):
             _build(path)
         loaded = _loaded(path)
@@ -249,7 +255,8 @@ def _build(path: Path) -> None:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise RuntimeError(f"no C++ compiler ({', '.join(_COMPILERS)}) on the PATH")
-    command = [*compiler.split(), *_FLAGS, "-I", jax.ffi.include_dir(), str(_SOURCE)]
+    flags = (*JAX.compiled, "-shared", "-fPIC", *JAX.linked, "-I", jax.ffi.include_dir())
+    command = [*compiler.split(), *flags, *map(str, JAX.files)]
     done = subprocess.run([*command, "-o", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{compiler} failed with {done.returncode}: {done.stderr.strip()}")

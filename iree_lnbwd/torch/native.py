@@ -29,9 +29,10 @@ from iree_lnbwd import notices
 from iree_lnbwd.calls.calling import HostCall
 from iree_lnbwd.disk import folders
 from iree_lnbwd.disk.user_folders import UnusableError
-from iree_lnbwd.native import prebuilt, torch_library
+from iree_lnbwd.native import prebuilt
 from iree_lnbwd.native.calls import NativeCall, native_call, native_host_call
 from iree_lnbwd.native.libraries import NativeLibrary
+from iree_lnbwd.native.sources import TORCH
 from iree_lnbwd.ops.arguments import Options
 from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op, Operand, names
 from iree_lnbwd.runtime.gpu_driver import Graph
@@ -113,7 +114,7 @@ def can_be_had() -> bool:
 def _library() -> NativeLibrary:
     """Its place in the cache."""
     version = (torch.__version__, str(torch.version.git_version))
-    return NativeLibrary.of("torch", torch_library.NAME, (*torch_library.texts(), *version))
+    return NativeLibrary.of("torch", TORCH.name, (*TORCH.texts(), *version))
 
 
 @functools.cache
@@ -122,16 +123,15 @@ def _prebuilt() -> Path | None:
     if torch.version.debug:  # its classes may be others
         return None
     release = ".".join(torch.__version__.split(".")[:2])
-    sources = prebuilt.sources_digest(torch_library.texts())
     include = Path(torch.__file__).parent / "include"
-    return prebuilt.fitting(f"torch-{release}", sources, include)
+    return prebuilt.fitting(f"torch-{release}", prebuilt.sources_digest(TORCH.texts()), include)
 
 
 @functools.cache
 def _loaded() -> tuple[bool, UnusableError | None]:
     """Whether the operators are there, and why they were not kept."""
     library = _library()
-    names = " and ".join(path.name for path in torch_library.SOURCES)
+    names = " and ".join(path.name for path in TORCH.files)
     what = f"{names} for PyTorch {torch.__version__}"
     try:
         if _load_kept(library) or _load_prebuilt(library):
@@ -224,14 +224,14 @@ def _build_and_load() -> bytes:
 
     with folders.temporary() as folder, _standard_streams():
         cpp_extension.load(
-            Path(torch_library.NAME).stem,
-            list(map(str, torch_library.SOURCES)),
-            extra_cflags=list(torch_library.COMPILED),
-            extra_ldflags=list(torch_library.LINKED),
+            Path(TORCH.name).stem,
+            list(map(str, TORCH.files)),
+            extra_cflags=list(TORCH.compiled),
+            extra_ldflags=list(TORCH.linked),
             build_directory=folder,
             is_python_module=False,
         )
-        return (Path(folder) / torch_library.NAME).read_bytes()
+        return (Path(folder) / TORCH.name).read_bytes()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import documented_pages
 import pytest
@@ -20,6 +22,11 @@ FOLLOWED = [page for page in pages() if any(block.is_followed for block in block
 # How this machine reaches its index of packages, and nothing of the environment of the tests.
 _KEPT = re.compile("HOME|PATH|TMPDIR|SSL_CERT_FILE|PYENV_VERSION|PIP_.*")
 _INSTALLED = re.compile(r"`pip install (?:-e '\.\[(\w+)\]'|([^-`][^`]*))`")  # not in a block
+
+
+class Place(NamedTuple):
+    clone: Path
+    python: Path
 
 
 def said_to_install(page: Path) -> list[str]:
@@ -47,19 +54,46 @@ def test_what_a_page_says_to_install_is_found() -> None:
     assert said_to_install(ROOT / "docs" / "functions.md") == []
 
 
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Place]:
+    """A clone and an environment for a page; those that say to install the same take turns."""
+    made: dict[tuple[str, ...], Place] = {}
+
+    def place(page: Path) -> Place:
+        installed = said_to_install(page)
+        changes = any("pip install" in block.text for block in blocks(page) if block.is_followed)
+        key = (*installed, str(page) if changes else "")
+        if key not in made:
+            made[key] = new_place(tmp_path_factory.mktemp("reader"), installed)
+        return made[key]
+
+    return place
+
+
+def new_place(folder: Path, installed: list[str]) -> Place:
+    place = Place(folder / "clone", folder / "environment" / "bin" / "python")
+    run("git", "clone", "--quiet", ROOT, place.clone, folder=folder)
+    run(sys.executable, "-m", "venv", folder / "environment", folder=folder)
+    extras = [word for each in (".", *installed) if each[0] == "." for word in ("-e", each)]
+    others = [word for each in installed if each[0] != "." for word in each.split()]
+    install = (place.python, "-m", "pip", "install", "--quiet", "--no-compile")
+    run(*install, *extras, folder=place.clone)
+    if others:
+        run(*install, *others, folder=place.clone)
+    return place
+
+
 @pytest.mark.parametrize("page", FOLLOWED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_can_be_followed(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_page_can_be_followed(
+    page: Path,
+    places: Callable[[Path], Place],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
     if not request.config.getoption("--fresh"):
         pytest.skip("for --fresh")
-    clone, environment = tmp_path / "clone", tmp_path / "environment"
-    run("git", "clone", "--quiet", ROOT, clone, folder=tmp_path)
-    run(sys.executable, "-m", "venv", environment, folder=tmp_path)
-    python = environment / "bin" / "python"
-    install = (python, "-m", "pip", "install", "--quiet")
-    for named in (["-e", "."], *(["-e", each] for each in said_to_install(page) if each[0] == ".")):
-        run(*install, *named, folder=clone)
-    if others := [each for each in said_to_install(page) if each[0] != "."]:
-        run(*install, *" ".join(others).split(), folder=clone)
+    clone, python = places(page)
+    run("git", "clean", "-fdxq", folder=clone)  # what other pages left
     run(
         python,
         documented_pages.__file__,
