@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from iree_lnbwd import NormSpec
 
 REPOSITORY = Path(lnbwd.__file__).parent.parent
 PACKAGE = REPOSITORY / "iree_lnbwd"
+URL = "https://example.org/iree-lnbwd"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", folder]
     words += [REPOSITORY, REPOSITORY / "packaging" / "runtime"]
     command = [sys.executable, "-m", *map(str, words)]
-    build = subprocess.run(command, capture_output=True, text=True, check=False)
+    build = subprocess.run(
+        command,
+        env={**os.environ, "IREE_LNBWD_URL": URL},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert build.returncode == 0, build.stderr
     return folder
 
@@ -132,6 +140,22 @@ def test_metadata(unpacked: Path) -> None:
         "=",
         "iree_lnbwd_autoload:load",
     ]
+
+
+def test_links_lead_somewhere_outside_of_the_repository(unpacked: Path) -> None:
+    (info,) = unpacked.glob("*.dist-info")
+    metadata = Parser().parsestr((info / "METADATA").read_text(encoding="utf-8"))
+    assert f"Repository, {URL}" in metadata.get_all("Project-URL", [])
+    shown = str(metadata.get_payload())
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", shown)
+    tag = f"v{lnbwd.__version__}"
+    image = f"{URL}/raw/{tag}/scripts/results/h200/backward.png"
+    assert ("!", image) in links
+    assert ("", f"{URL}/blob/{tag}/docs/pytorch.md") in links
+    for _, link in links:
+        assert link.startswith(("https://", "#")), link
+        path = link.partition(f"/{tag}/")[2].partition("#")[0]
+        assert not path or (REPOSITORY / path).exists(), link
 
 
 def test_compiles_what_the_checkout_does(unpacked: Path, tmp_path: Path) -> None:
