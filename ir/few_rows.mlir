@@ -21,6 +21,7 @@
 !gamma = bf16
 !beta = bf16
 !residual = bf16
+!z = bf16
 !acc = f32
 !dy_sum = bf16               // of sums of gradients of the output
 #columns = 4096 : index      // N
@@ -40,11 +41,15 @@
 #has_dy4 = false
 #from_output = false         // x is the forward's output
 #adds_bias = false           // it has a beta in it
+#gates_first = false         // the gate is before the norm
+#wants_dx = true             // the caller asks for dx
+#wants_dz = true             // the caller asks for dz
 #least_weight = 1.0e-5 : !acc
 #few_rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!z_rows = memref<?x4096x!z, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
@@ -57,6 +62,7 @@
 !few_gamma_chunk = vector<8x!gamma>
 !few_beta_chunk = vector<8x!beta>
 !few_residual_chunk = vector<8x!residual>
+!few_z_chunk = vector<8x!z>
 !few_chunk = vector<8x!acc>
 !few_dy = memref<1x!few_dy_chunk, #gpu.address_space<private>>  // a thread's chunks of a row, in registers
 !few_more_dy = memref<3x1x!few_dy_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
@@ -64,12 +70,14 @@
 !few_gamma = memref<1x!few_gamma_chunk, #gpu.address_space<private>>
 !few_beta = memref<1x!few_beta_chunk, #gpu.address_space<private>>
 !few_residual = memref<1x!few_residual_chunk, #gpu.address_space<private>>
+!few_z = memref<1x!few_z_chunk, #gpu.address_space<private>>
 !few_held = memref<1x!few_chunk, #gpu.address_space<private>>
 !dy_cells = vector<4x!dy>    // a thread's columns of a tile
 !dy_sum_cells = vector<4x!dy_sum>
 !x_cells = vector<4x!x>
 !gamma_cells = vector<4x!gamma>
 !beta_cells = vector<4x!beta>
+!z_cells = vector<4x!z>
 !cells = vector<4x!acc>
 !gamma_cell = vector<1x!gamma>
 !beta_cell = vector<1x!beta>
@@ -88,9 +96,11 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // z [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dgamma [N]
-  #hal.pipeline.binding<storage_buffer>             // dbeta [N]
+  #hal.pipeline.binding<storage_buffer>,            // dbeta [N]
+  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
 ]>
 #few_rows_x = affine_map<()[m] -> (m ceildiv 1 + 128)>
 // End of what is replaced.
@@ -134,6 +144,20 @@ hal.executable.source private @few_rows {
     func.func private @round_of_x(!few_chunk) -> !few_x_chunk
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
+    // With a gate:
+    func.func private @widen_of_z_cells(!z_cells) -> !cells
+    func.func private @silu_of_cells(!cells) -> (!cells, !cells)
+    func.func private @gated_input_of_cells(!cells, !cells) -> !cells
+    func.func private @gated_gradient_of_cells(!cells, !cells) -> !cells
+    func.func private @widen_of_z(!few_z_chunk) -> !few_chunk
+    func.func private @silu_of_z(!few_chunk) -> (!few_chunk, !few_chunk)
+    func.func private @gated_input(!few_chunk, !few_chunk) -> !few_chunk
+    func.func private @gated_gradient(!few_chunk, !few_chunk) -> !few_chunk
+    func.func private @gated_dx(!few_chunk, !few_chunk) -> !few_chunk
+    func.func private @y(!few_chunk, !few_chunk, !few_chunk) -> !few_chunk
+    func.func private @dz(!few_chunk, !few_chunk, !few_chunk) -> !few_chunk
+    func.func private @round_of_z(!few_chunk) -> !few_z_chunk
+    // End of the gate.
 
     // A sum of gradients of the output and one more, rounded as an addition rounds it.
     func.func private @plus_dy_cells(%sum: !cells, %more: !dy_cells, %counts: i1) -> !cells {
@@ -200,9 +224,13 @@ hal.executable.source private @few_rows {
       %dy2 = hal.interface.binding.subspan layout(#few_rows_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy3 = hal.interface.binding.subspan layout(#few_rows_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy4 = hal.interface.binding.subspan layout(#few_rows_layout) binding(9) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
-      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(10) alignment(64) offset(%c0) : !x_rows{%m}
-      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(11) alignment(64) offset(%c0) : !gamma_row
-      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(12) alignment(64) offset(%c0) : !beta_row
+      // With a gate:
+      %z = hal.interface.binding.subspan layout(#few_rows_layout) binding(10) alignment(64) offset(%c0) flags(ReadOnly) : !z_rows{%m}
+      %dz = hal.interface.binding.subspan layout(#few_rows_layout) binding(14) alignment(64) offset(%c0) : !z_rows{%m}
+      // End of the gate.
+      %dx = hal.interface.binding.subspan layout(#few_rows_layout) binding(11) alignment(64) offset(%c0) : !x_rows{%m}
+      %dgamma = hal.interface.binding.subspan layout(#few_rows_layout) binding(12) alignment(64) offset(%c0) : !gamma_row
+      %dbeta = hal.interface.binding.subspan layout(#few_rows_layout) binding(13) alignment(64) offset(%c0) : !beta_row
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %t = gpu.thread_id x
@@ -252,6 +280,13 @@ hal.executable.source private @few_rows {
           %dy4_row = vector.load %dy4[%row, %column_in] : !dy_rows, !dy_cells
           %dya = func.call @plus_dy_cells(%dya_3, %dy4_row, %has_dy4) : (!cells, !dy_cells, i1) -> !cells
           %xa = func.call @widen_of_x_cells(%x_row) : (!x_cells) -> !cells
+          // With a gate:
+          %z_row = vector.load %z[%row, %column_in] : !z_rows, !z_cells
+          %za = func.call @widen_of_z_cells(%z_row) : (!z_cells) -> !cells
+          %silu, %slope = func.call @silu_of_cells(%za) : (!cells) -> (!cells, !cells)
+          %xa_gated = func.call @gated_input_of_cells(%xa, %silu) : (!cells, !cells) -> !cells
+          %dya_gated = func.call @gated_gradient_of_cells(%dya, %silu) : (!cells, !cells) -> !cells
+          // End of the gate.
           %of_y = func.call @xhat_from_output_of_cells(%xa, %bias, %inverse) : (!cells, !cells, !cells) -> !cells
           %of_x = func.call @xhat_of_cells(%xa, %mean_row, %rstd_row) : (!cells, !acc, !acc) -> !cells
           %xhat = arith.select %from_output, %of_y, %of_x : !cells
@@ -321,6 +356,9 @@ hal.executable.source private @few_rows {
         %gamma_read = memref.alloca() : !few_gamma
         %beta_read = memref.alloca() : !few_beta
         %residual_read = memref.alloca() : !few_residual
+        // With a gate:
+        %z_read = memref.alloca() : !few_z
+        // End of the gate.
         scf.for %k = %c0 to %chunks step %c1 {
           %col, %inside = func.call @column(%k, %t) : (index, index) -> (index, i1)
           %col_in = arith.select %inside, %col, %c0 : index
@@ -328,6 +366,10 @@ hal.executable.source private @few_rows {
           %x_k = vector.load %x[%row, %col_in] : !x_rows, !few_x_chunk
           %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !few_gamma_chunk
           memref.store %dy_k, %dy_read[%k] : !few_dy
+          // With a gate:
+          %z_k = vector.load %z[%row, %col_in] : !z_rows, !few_z_chunk
+          memref.store %z_k, %z_read[%k] : !few_z
+          // End of the gate.
           scf.if %has_dy2 {
             %dy2_k = vector.load %dy2[%row, %col_in] : !dy_rows, !few_dy_chunk
             memref.store %dy2_k, %more_read[%c0, %k] : !few_more_dy
@@ -368,6 +410,13 @@ hal.executable.source private @few_rows {
           %dy4_k = memref.load %more_read[%c2, %k] : !few_more_dy
           %dya = func.call @plus_dy(%dya_3, %dy4_k, %has_dy4) : (!few_chunk, !few_dy_chunk, i1) -> !few_chunk
           %xa = func.call @widen_of_x(%x_k) : (!few_x_chunk) -> !few_chunk
+          // With a gate:
+          %z_k = memref.load %z_read[%k] : !few_z
+          %za = func.call @widen_of_z(%z_k) : (!few_z_chunk) -> !few_chunk
+          %silu, %slope = func.call @silu_of_z(%za) : (!few_chunk) -> (!few_chunk, !few_chunk)
+          %xa_gated = func.call @gated_input(%xa, %silu) : (!few_chunk, !few_chunk) -> !few_chunk
+          %dya_gated = func.call @gated_gradient(%dya, %silu) : (!few_chunk, !few_chunk) -> !few_chunk
+          // End of the gate.
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!few_gamma_chunk) -> !few_chunk
           %ga = func.call @weight(%gamma_wide) : (!few_chunk) -> !few_chunk
           %bias = scf.if %adds_bias -> !few_chunk {
@@ -425,6 +474,39 @@ hal.executable.source private @few_rows {
           %dresidual_k = memref.load %residual_read[%k] : !few_residual
           %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!few_residual_chunk) -> !few_chunk
           %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!few_chunk, !few_chunk) -> !few_chunk
+          // With a gate:
+          %gates_first = arith.constant #gates_first
+          %wants_dx = arith.constant #wants_dx
+          %wants_dz = arith.constant #wants_dz
+          %z_k = memref.load %z_read[%k] : !few_z
+          %za = func.call @widen_of_z(%z_k) : (!few_z_chunk) -> !few_chunk
+          %silu, %slope = func.call @silu_of_z(%za) : (!few_chunk) -> (!few_chunk, !few_chunk)
+          %dy_k = memref.load %dy_read[%k] : !few_dy
+          %dya = func.call @widen_of_dy(%dy_k) : (!few_dy_chunk) -> !few_chunk
+          %x_k = memref.load %x_read[%k] : !few_x
+          %xa = func.call @widen_of_x(%x_k) : (!few_x_chunk) -> !few_chunk
+          %gamma_k = memref.load %gamma_read[%k] : !few_gamma
+          %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!few_gamma_chunk) -> !few_chunk
+          %ga = func.call @weight(%gamma_wide) : (!few_chunk) -> !few_chunk
+          %bias = scf.if %adds_bias -> !few_chunk {
+            %beta_k = memref.load %beta_read[%k] : !few_beta
+            %beta_wide = func.call @widen_of_beta(%beta_k) : (!few_beta_chunk) -> !few_chunk
+            scf.yield %beta_wide : !few_chunk
+          } else {
+            scf.yield %minus_zeros : !few_chunk
+          }
+          %n_k = func.call @y(%xhat, %ga, %bias) : (!few_chunk, !few_chunk, !few_chunk) -> !few_chunk
+          %dy_or_x = arith.select %gates_first, %xa, %dya : !few_chunk
+          %n_or_dv = arith.select %gates_first, %dx_sum, %n_k : !few_chunk
+          %dza = func.call @dz(%dy_or_x, %slope, %n_or_dv) : (!few_chunk, !few_chunk, !few_chunk) -> !few_chunk
+          %dz_k = func.call @round_of_z(%dza) : (!few_chunk) -> !few_z_chunk
+          %stores_dz = arith.andi %inside, %wants_dz : i1
+          scf.if %stores_dz {
+            vector.store %dz_k, %dz[%row, %col] : !z_rows, !few_z_chunk
+          }
+          %dx_sum_gated = func.call @gated_dx(%dx_sum, %silu) : (!few_chunk, !few_chunk) -> !few_chunk
+          %inside_gated = arith.andi %inside, %wants_dx : i1
+          // End of the gate.
           %dx_k = func.call @round_of_x(%dx_sum) : (!few_chunk) -> !few_x_chunk
           scf.if %inside {
             vector.store %dx_k, %dx[%row, %col] : !x_rows, !few_x_chunk

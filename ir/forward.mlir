@@ -37,6 +37,7 @@
 #takes_residual = true  // s is normalized, not x
 #scales = true  // gamma is given
 #adds_bias = true
+#gates_first = false  // the gate is before the norm
 #writes_output = true  // y; without it, only statistics are computed
 #forward_columns = 4096 : index  // of a workgroup
 #forward_in_clusters = false
@@ -80,6 +81,7 @@
   #hal.pipeline.binding<storage_buffer>,  // residual [M, N]
   #hal.pipeline.binding<storage_buffer>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer>,  // z [M, N]
   #hal.pipeline.binding<storage_buffer>,  // y [M, N]
   #hal.pipeline.binding<storage_buffer>,  // mean [M]
   #hal.pipeline.binding<storage_buffer>,  // rstd [M]
@@ -119,6 +121,11 @@ hal.executable.source private @normalize {
     func.func private @widen_of_beta(!forward_beta) -> !forward_chunk
     func.func private @y(!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
     func.func private @round_of_y(!forward_chunk) -> !forward_y
+    // With a gate:
+    func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
+    func.func private @silu_of_z(!forward_chunk) -> (!forward_chunk, !forward_chunk)
+    func.func private @gated_output(!forward_chunk, !forward_chunk) -> !forward_chunk
+    // End of the gate.
 
     func.func @normalize() attributes {translation_info = #forward_kernel, nvvm.minctasm = #forward_resident} {
       %c0 = arith.constant 0 : index
@@ -149,10 +156,16 @@ hal.executable.source private @normalize {
       %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !residual_rows{%m}
       %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row
       %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row
-      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !y_rows{%m}
-      %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !acc_column{%m}
-      %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
-      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !residual_rows{%m}
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !y_rows{%m}
+      %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
+      %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !acc_column{%m}
+      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(8) alignment(64) offset(%c0) : !residual_rows{%m}
+      // With a gate:
+      // z is where others have a residual. A statistic of x alone is not asked for it.
+      %residual_gated = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !residual_rows{%m}
+      %gates_first = arith.constant #gates_first
+      %reads_gate = arith.ori %gates_first, %writes_output : i1
+      // End of the gate.
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %id_y = hal.interface.workgroup.id[1] : index
@@ -280,6 +293,20 @@ hal.executable.source private @normalize {
               scf.yield %minus_zeros : !forward_chunk
             }
             %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
+            // With a gate:
+            %z_k = scf.if %in_registers -> !forward_residual {
+              %z_held = memref.load %residual_held[%k] : !forward_residual_held
+              scf.yield %z_held : !forward_residual
+            } else {
+              %col_in = arith.select %inside, %col, %c0 : index
+              %at_in = arith.addi %part, %col_in : index
+              %z_read = vector.load %residual[%row, %at_in] : !residual_rows, !forward_residual
+              scf.yield %z_read : !forward_residual
+            }
+            %za = func.call @widen_of_residual(%z_k) : (!forward_residual) -> !forward_chunk
+            %silu, %slope = func.call @silu_of_z(%za) : (!forward_chunk) -> (!forward_chunk, !forward_chunk)
+            %ya_gated = func.call @gated_output(%ya, %silu) : (!forward_chunk, !forward_chunk) -> !forward_chunk
+            // End of the gate.
             %y_k = func.call @round_of_y(%ya) : (!forward_chunk) -> !forward_y
             %stores = arith.andi %inside, %exists : i1
             scf.if %stores {
@@ -299,6 +326,12 @@ hal.executable.source private @normalize {
           %zero_residual = arith.constant dense<0.0> : !forward_residual
           vector.store %zero_residual, %residual[%c0, %c0] : !residual_rows, !forward_residual
         }
+        // With a gate:
+        scf.if %reads_gate {
+          %zero_z = arith.constant dense<0.0> : !forward_residual
+          vector.store %zero_z, %residual[%c0, %c0] : !residual_rows, !forward_residual
+        }
+        // End of the gate.
         %weighs = arith.andi %scales, %writes_output : i1
         scf.if %weighs {
           %zero_gamma = arith.constant dense<0.0> : !forward_gamma

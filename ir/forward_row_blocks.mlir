@@ -31,6 +31,7 @@
 !gamma = bf16
 !beta = bf16
 !residual = bf16
+!z = bf16
 !acc = f32
 !x_mn = tensor<?x4096x!x>
 !y_mn = tensor<?x4096x!y>
@@ -51,17 +52,21 @@
 #x_line = 32 : index         // elements of a cache line
 #y_line = 32 : index
 #residual_line = 32 : index
+#z_line = 32 : index
+#gates_first = false         // the gate is before the norm
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !y_rows = memref<?x4096x!y, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!z_rows = memref<?x4096x!z, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !x_chunk = vector<64x!x>
 !y_chunk = vector<64x!y>
 !residual_chunk = vector<64x!residual>
+!z_chunk = vector<64x!z>
 !gamma_chunk = vector<64x!gamma>
 !beta_chunk = vector<64x!beta>
 !chunk = vector<64x!acc>
@@ -73,6 +78,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // residual [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // gamma [N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // beta [N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // z [M, N]
   #hal.pipeline.binding<storage_buffer>,            // y [M, N]
   #hal.pipeline.binding<storage_buffer>,            // mean [M]
   #hal.pipeline.binding<storage_buffer>,            // rstd [M]
@@ -104,6 +110,12 @@ hal.executable.source private @normalize {
     func.func private @y_on_cpu(!chunk, !chunk, !chunk) -> !chunk
     func.func private @round_of_y(!chunk) -> !y_chunk
     func.func private @round_of_residual(!chunk) -> !residual_chunk
+    // With a gate:
+    func.func private @widen_of_z(!z_chunk) -> !chunk
+    func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
+    func.func private @gated_input(!chunk, !chunk) -> !chunk
+    func.func private @gated_output(!chunk, !chunk) -> !chunk
+    // End of the gate.
 
     // Asks for the cache lines of a chunk ahead of their use. A processor that finds by itself what is
     // read next does not look beyond a page, and a row is about as long as one.
@@ -128,6 +140,19 @@ hal.executable.source private @normalize {
       } {llvm.loop_annotation = #unrolled}
       return
     }
+
+    // With a gate:
+    func.func private @fetch_z(%rows: !z_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #z_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], read, locality<2>, data : !z_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+    // End of the gate.
 
     // For lines that are stored to: they become this processor's own.
     func.func private @fetch_y(%rows: !y_rows, %row: index, %col: index) {
@@ -181,10 +206,13 @@ hal.executable.source private @normalize {
       // with sets: %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) offset(%c0) flags(ReadOnly) : !gamma_sets{%sets}
       %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) offset(%c0) flags(ReadOnly) : !beta_row  // without sets
       // with sets: %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) offset(%c0) flags(ReadOnly) : !beta_sets{%sets}
-      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(4) offset(%c0) : !y_rows{%m}
-      %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(5) offset(%c0) : !acc_column{%m}
-      %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(6) offset(%c0) : !acc_column{%m}
-      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(7) offset(%c0) : !residual_rows{%m}
+      // With a gate:
+      %z = hal.interface.binding.subspan layout(#normalize_layout) binding(4) offset(%c0) flags(ReadOnly) : !z_rows{%m}
+      // End of the gate.
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(5) offset(%c0) : !y_rows{%m}
+      %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(6) offset(%c0) : !acc_column{%m}
+      %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(7) offset(%c0) : !acc_column{%m}
+      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(8) offset(%c0) : !residual_rows{%m}
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %first = arith.muli %workgroup, %share : index
@@ -217,6 +245,12 @@ hal.executable.source private @normalize {
             } else {
               scf.yield %xa : !chunk
             }
+            // With a gate:
+            %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
+            %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
+            %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
+            %sa_gated = func.call @gated_input(%sa, %silu) : (!chunk, !chunk) -> !chunk
+            // End of the gate.
             %s_new = arith.select %again, %zeros, %sa : !lanes, !chunk
             %square = arith.mulf %s_new, %s_new : !chunk
             %term = arith.select %centres, %s_new, %square : !chunk
@@ -254,6 +288,12 @@ hal.executable.source private @normalize {
                 %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
                 scf.yield %xa : !chunk
               }
+              // With a gate:
+              %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
+              %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
+              %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
+              %sa_gated = func.call @gated_input(%sa, %silu) : (!chunk, !chunk) -> !chunk
+              // End of the gate.
               %centred = arith.subf %sa, %mean_v : !chunk
               %centred_new = arith.select %again, %zeros, %centred : !lanes, !chunk
               %square = arith.mulf %centred_new, %centred_new : !chunk
@@ -282,6 +322,11 @@ hal.executable.source private @normalize {
             scf.if %fetches_ahead {
               func.call @fetch_x(%x, %next_row, %col) : (!x_rows, index, index) -> ()
             }
+            // With a gate:
+            scf.if %fetches_ahead {
+              func.call @fetch_z(%z, %next_row, %col) : (!z_rows, index, index) -> ()
+            }
+            // End of the gate.
             scf.if %fetches_residual {
               func.call @fetch_residual(%residual, %next_row, %col) : (!residual_rows, index, index) -> ()
             }
@@ -294,6 +339,12 @@ hal.executable.source private @normalize {
               %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
               scf.yield %xa : !chunk
             }
+            // With a gate:
+            %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
+            %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
+            %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
+            %sa_gated = func.call @gated_input(%sa, %silu) : (!chunk, !chunk) -> !chunk
+            // End of the gate.
             %xhat = func.call @xhat(%sa, %first_mean, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %g = scf.if %scales -> !chunk {
               %gamma_ = vector.load %gamma[%col] : !gamma_row, !gamma_chunk  // without sets
@@ -313,6 +364,9 @@ hal.executable.source private @normalize {
               scf.yield %nothing : !chunk
             }
             %ya = func.call @y_on_cpu(%xhat, %g, %ba) : (!chunk, !chunk, !chunk) -> !chunk
+            // With a gate:
+            %ya_gated = func.call @gated_output(%ya, %silu) : (!chunk, !chunk) -> !chunk
+            // End of the gate.
             %y_ = func.call @round_of_y(%ya) : (!chunk) -> !y_chunk
             vector.store %y_, %y[%row, %col] : !y_rows, !y_chunk
           }

@@ -36,6 +36,7 @@
 !gamma = bf16
 !beta = bf16
 !residual = bf16
+!z = bf16
 !acc = f32
 #columns = 4096 : index  // N
 #own_columns = 4096 : index  // of a workgroup
@@ -55,10 +56,12 @@
 #has_dy3 = false
 #has_dy4 = false
 #wants_dx = true  // the caller asks for dx
+#wants_dz = true  // the caller asks for dz
 #rows_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [512, 1, 1] subgroup_size = 32>
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>  // rows, or chunks where rows are shifted
 !x_lines = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !residual_lines = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!z_lines = memref<?x4096x!z, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -72,11 +75,13 @@
 !gamma_chunk = vector<8x!gamma>
 !beta_chunk = vector<8x!beta>
 !residual_chunk = vector<8x!residual>
+!z_chunk = vector<8x!z>
 !chunk = vector<8x!acc>
 !more_dy_held = memref<3x1x!dy_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
 !x_held = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_held = memref<1x!gamma_chunk, #gpu.address_space<private>>
 !residual_held = memref<1x!residual_chunk, #gpu.address_space<private>>
+!z_held = memref<1x!z_chunk, #gpu.address_space<private>>
 !held = memref<1x!chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !thread = vector<9xindex>  // its numbers: parts/thread.mlir
@@ -102,9 +107,11 @@
   #hal.pipeline.binding<storage_buffer>,            // dy2 [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dy3 [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dy4 [M, N]
+  #hal.pipeline.binding<storage_buffer>,            // z [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [workgroups, N]
-  #hal.pipeline.binding<storage_buffer>             // partial dbeta [workgroups, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial dbeta [workgroups, N]
+  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
 ]>
 #rows_x = affine_map<()[m] -> (m ceildiv 1, 132)>
 #rows_y = affine_map<()[m] -> (1)>
@@ -173,6 +180,13 @@ hal.executable.source private @rows {
     func.func private @round_of_x(!chunk) -> !x_chunk
     func.func private @settled_of_x(!x_chunk) -> !x_chunk
     func.func private @settled_of_sums(!chunk) -> !chunk
+    // With a gate:
+    func.func private @load_gate(!z_lines, i32, i32, !thread, !more_dy_held)
+    func.func private @gate_gradients(index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
+    func.func private @round_of_z(!chunk) -> !z_chunk
+    func.func private @settled_of_z(!z_chunk) -> !z_chunk
+    func.func private @store_edge_of_z(!z_lines, index, index, index, index, index, i1, !z_chunk)
+    // End of the gate.
 
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
       %c0 = arith.constant 0 : index
@@ -227,10 +241,15 @@ hal.executable.source private @rows {
       %dy2 = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !dy_lines{%lines}
       %dy3 = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !dy_lines{%lines}
       %dy4 = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !dy_lines{%lines}
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(10) alignment(64) offset(%c0) : !x_lines{%lines}
+      // With a gate:
+      %z = hal.interface.binding.subspan layout(#rows_layout) binding(10) alignment(64) offset(%c0) : !z_lines{%lines}
+      %dz = hal.interface.binding.subspan layout(#rows_layout) binding(14) alignment(64) offset(%c0) : !z_lines{%lines}
+      %wants_dz = arith.constant #wants_dz
+      // End of the gate.
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(11) alignment(64) offset(%c0) : !x_lines{%lines}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(11) alignment(64) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) alignment(64) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(13) alignment(64) offset(%c0) : !acc_rows{%p}
 
       // Rows are counted in 32 bits, which saves registers; their offsets have 64.
       %workgroup = hal.interface.workgroup.id[0] : index
@@ -298,6 +317,9 @@ hal.executable.source private @rows {
       %xhat_kept = memref.alloca() : !held
       %h_kept = memref.alloca() : !held
       %dx_kept = memref.alloca() : !x_held
+      // With a gate:
+      %dz_kept = memref.alloca() : !z_held
+      // End of the gate.
       %dgamma_sums = memref.alloca() : !held
       %dbeta_sums = memref.alloca() : !held
 
@@ -341,6 +363,9 @@ hal.executable.source private @rows {
             : (!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
       }
 
+      // With a gate:
+      func.call @load_gate(%z, %first, %last, %thread, %more_held) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
+      // End of the gate.
       // Each step uses one row and fetches a later one, #ahead_i32 steps ahead. Groups do not wait for
       // other groups: each has a barrier of its own.
       %stride_ahead = arith.muli %ahead_i32, %stride : i32
@@ -413,6 +438,9 @@ hal.executable.source private @rows {
               : (!dy_lines, !dy_lines, !dy_lines, i32, i32, !thread, !more_dy_held) -> ()
         }
 
+        // With a gate:
+        func.call @load_gate(%z, %row_next, %last, %thread, %more_next) : (!z_lines, i32, i32, !thread, !more_dy_held) -> ()
+        // End of the gate.
         %row_zero = func.call @row_zero(%row) : (i32) -> !acc
         %row_index = arith.index_castui %row : i32 to index
         scf.if %adds_residual {
@@ -493,6 +521,22 @@ hal.executable.source private @rows {
           %dresidual_k = memref.load %residual_held[%k] : !residual_held
           %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
           %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+          // With a gate:
+          %dx_sum_gated, %dza = func.call @gate_gradients(%k, %thread, %where, %has_row, %dx_sum, %xhat, %dy_rows, %x_rows, %more_held, %weight, %bias)
+              : (index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
+          scf.if %wants_dz {
+            %dz_k = func.call @round_of_z(%dza) : (!chunk) -> !z_chunk
+            %dz_settled = func.call @settled_of_z(%dz_k) : (!z_chunk) -> !z_chunk
+            %has_cells = arith.andi %inside, %has_row : i1
+            %whole_z = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
+            %stores_z = arith.andi %has_cells, %whole_z : i1
+            scf.if %stores_z {
+              %line, %in_line = func.call @cell_address(%row_index, %part, %col) : (index, index, index) -> (index, index)
+              vector.store %dz_settled, %dz[%line, %in_line] : !z_lines, !z_chunk
+            }
+            memref.store %dz_settled, %dz_kept[%k] : !z_held
+          }
+          // End of the gate.
           %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
           scf.if %wants_dx {
             %dx_stored = scf.if %fills -> !x_chunk {
@@ -539,6 +583,20 @@ hal.executable.source private @rows {
 
         func.call @refill_row(%thread, %rows_ahead, %are_live, %cells, %fill, %dy, %x, %dy_rows, %x_rows, %mbarriers)
             : (!thread, !rows_ahead, !are_live, index, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
+        // With a gate:
+        scf.if %wants_dz {
+          scf.for %k = %c0 to %chunks step %c1 {
+            %edge = func.call @may_be_edge(%k) : (index) -> i1
+            scf.if %edge {
+              %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
+              %exists = arith.andi %inside, %has_row : i1
+              %dz_k = memref.load %dz_kept[%k] : !z_held
+              func.call @store_edge_of_z(%dz, %row_index, %k, %part, %col, %shift, %exists, %dz_k)
+                  : (!z_lines, index, index, index, index, index, i1, !z_chunk) -> ()
+            }
+          } {llvm.loop_annotation = #unrolled}
+        }
+        // End of the gate.
         // A row's first and last chunk, apart from the others: these need no branch.
         scf.if %wants_dx {
           scf.for %k = %c0 to %chunks step %c1 {
@@ -583,6 +641,10 @@ hal.executable.source private @rows {
         scf.if %has_dy4 {
           vector.store %zero_dy, %dy4[%c0, %c0] : !dy_lines, !dy_chunk
         }
+        // With a gate:
+        %zero_z = arith.constant dense<0.0> : !z_chunk
+        vector.store %zero_z, %z[%c0, %c0] : !z_lines, !z_chunk
+        // End of the gate.
         scf.if %adds_residual {
           %zero_residual = arith.constant dense<0.0> : !residual_chunk
           vector.store %zero_residual, %dresidual[%c0, %c0] : !residual_lines, !residual_chunk

@@ -37,6 +37,7 @@
 !gamma = bf16
 !beta = bf16
 !residual = bf16
+!z = bf16
 !acc = f32
 !dy_sum = bf16               // of sums of gradients of the output
 !dy_mn = tensor<?x4096x!dy>
@@ -62,15 +63,19 @@
 #dy_line = 32 : index        // elements of a cache line
 #x_line = 32 : index
 #residual_line = 32 : index
+#z_line = 32 : index
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #span = 8192 : index         // columns of a row that are summed at a time
 #block = 4 : index           // rows that are in the cache at once
 #tile = 256 : index          // columns of a workgroup of @finalize
 #wants_dx = true             // the caller asks for dx
+#wants_dz = true             // the caller asks for dz
+#gates_first = false         // the gate is before the norm
 !acc_pn = tensor<?x4096x!acc>
 !dy_rows = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!z_rows = memref<?x4096x!z, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x4096x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -80,6 +85,7 @@
 !dy_sum_chunk = vector<64x!dy_sum>
 !x_chunk = vector<64x!x>
 !residual_chunk = vector<64x!residual>
+!z_chunk = vector<64x!z>
 !gamma_chunk = vector<64x!gamma>
 !beta_chunk = vector<64x!beta>
 !chunk = vector<64x!acc>
@@ -97,9 +103,11 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // z [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
-  #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
 ]>
 #rows_x = affine_map<()[p] -> (p)>
 #finalize_layout = #hal.pipeline.layout<constants = 1, bindings = [
@@ -141,6 +149,16 @@ hal.executable.source private @rows {
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+    // With a gate:
+    func.func private @widen_of_z(!z_chunk) -> !chunk
+    func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
+    func.func private @gated_input(!chunk, !chunk) -> !chunk
+    func.func private @gated_gradient(!chunk, !chunk) -> !chunk
+    func.func private @gated_dx(!chunk, !chunk) -> !chunk
+    func.func private @dz(!chunk, !chunk, !chunk) -> !chunk
+    func.func private @y_on_cpu(!chunk, !chunk, !chunk) -> !chunk
+    func.func private @round_of_z(!chunk) -> !z_chunk
+    // End of the gate.
 
     // The weight with its offset, or ones.
     func.func private @gamma(%gamma: !gamma_row, %col: index) -> !chunk {
@@ -238,6 +256,19 @@ hal.executable.source private @rows {
       return
     }
 
+    // With a gate:
+    func.func private @fetch_z(%rows: !z_rows, %row: index, %col: index) {
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #z_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], read, locality<2>, data : !z_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+    // End of the gate.
+
     func.func @rows() attributes {translation_info = #worker} {
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -290,10 +321,16 @@ hal.executable.source private @rows {
       %dy2 = hal.interface.binding.subspan layout(#rows_layout) binding(7) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy3 = hal.interface.binding.subspan layout(#rows_layout) binding(8) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy4 = hal.interface.binding.subspan layout(#rows_layout) binding(9) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
-      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(10) offset(%c0) : !x_rows{%m}
+      // With a gate:
+      %z = hal.interface.binding.subspan layout(#rows_layout) binding(10) offset(%c0) flags(ReadOnly) : !z_rows{%m}
+      %dz = hal.interface.binding.subspan layout(#rows_layout) binding(14) offset(%c0) : !z_rows{%m}
+      %gates_first = arith.constant #gates_first
+      %wants_dz = arith.constant #wants_dz
+      // End of the gate.
+      %dx = hal.interface.binding.subspan layout(#rows_layout) binding(11) offset(%c0) : !x_rows{%m}
       %p = hal.interface.workgroup.count[0] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(11) offset(%c0) : !acc_rows{%p}
-      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) offset(%c0) : !acc_rows{%p}
+      %dgamma_partials = hal.interface.binding.subspan layout(#rows_layout) binding(12) offset(%c0) : !acc_rows{%p}
+      %dbeta_partials = hal.interface.binding.subspan layout(#rows_layout) binding(13) offset(%c0) : !acc_rows{%p}
 
       %workgroup = hal.interface.workgroup.id[0] : index
       %first = arith.muli %workgroup, %share : index  // without sets
@@ -336,6 +373,13 @@ hal.executable.source private @rows {
                 %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
                 %dya = func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col) : (!dy_rows, !dy_rows, !dy_rows, !dy_rows, index, index) -> !chunk
                 %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
+                // With a gate:
+                %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
+                %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
+                %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
+                %xa_gated = func.call @gated_input(%xa, %silu) : (!chunk, !chunk) -> !chunk
+                %dya_gated = func.call @gated_gradient(%dya, %silu) : (!chunk, !chunk) -> !chunk
+                // End of the gate.
                 %g = func.call @gamma(%gamma, %col) : (!gamma_row, index) -> !chunk
                 %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
                 %bias = func.call @bias(%beta, %col) : (!beta_row, index) -> !chunk
@@ -404,6 +448,11 @@ hal.executable.source private @rows {
                 func.call @fetch_dy(%dy4, %next_row, %col) : (!dy_rows, index, index) -> ()
               }
             }
+            // With a gate:
+            scf.if %fetches_ahead {
+              func.call @fetch_z(%z, %next_row, %col) : (!z_rows, index, index) -> ()
+            }
+            // End of the gate.
             scf.if %fetches_residual {
               func.call @fetch_residual(%dresidual, %next_row, %col) : (!residual_rows, index, index) -> ()
             }
@@ -412,6 +461,14 @@ hal.executable.source private @rows {
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
             %dya = func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col) : (!dy_rows, !dy_rows, !dy_rows, !dy_rows, index, index) -> !chunk
             %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
+            // With a gate:
+            %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
+            %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
+            %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
+            %dy_or_x = arith.select %gates_first, %xa, %dya : !chunk
+            %xa_gated = func.call @gated_input(%xa, %silu) : (!chunk, !chunk) -> !chunk
+            %dya_gated = func.call @gated_gradient(%dya, %silu) : (!chunk, !chunk) -> !chunk
+            // End of the gate.
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %xhat = arith.select %from_output, %of_y, %of_x : !chunk
@@ -428,9 +485,27 @@ hal.executable.source private @rows {
               } else {
                 scf.yield %dxa : !chunk
               }
+              // With a gate:
+              %dx_sum_gated = func.call @gated_dx(%dx_sum, %silu) : (!chunk, !chunk) -> !chunk
+              %has_dz = arith.andi %wants_dz, %gates_first : i1
+              scf.if %has_dz {
+                %dza = func.call @dz(%dy_or_x, %slope, %dx_sum) : (!chunk, !chunk, !chunk) -> !chunk
+                %dz_ = func.call @round_of_z(%dza) : (!chunk) -> !z_chunk
+                vector.store %dz_, %dz[%row, %col] : !z_rows, !z_chunk
+              }
+              // End of the gate.
               %dx_ = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
               vector.store %dx_, %dx[%row, %col] : !x_rows, !x_chunk
             }
+            // With a gate:
+            %is_after = arith.cmpi ult, %gates_first, %wants_dz : i1
+            scf.if %is_after {
+              %n_ = func.call @y_on_cpu(%xhat, %g, %bias) : (!chunk, !chunk, !chunk) -> !chunk
+              %dza = func.call @dz(%dy_or_x, %slope, %n_) : (!chunk, !chunk, !chunk) -> !chunk
+              %dz_ = func.call @round_of_z(%dza) : (!chunk) -> !z_chunk
+              vector.store %dz_, %dz[%row, %col] : !z_rows, !z_chunk
+            }
+            // End of the gate.
             %dy_new = arith.select %again, %zeros, %dya : !lanes, !chunk
             %dg = arith.mulf %dy_new, %xhat : !chunk
             %dgamma1 = arith.addf %dgamma_, %dg : !chunk

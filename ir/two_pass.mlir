@@ -20,6 +20,7 @@
 !gamma = bf16
 !beta = bf16
 !residual = bf16
+!z = bf16
 !acc = f32
 !dy_sum = bf16                   // of sums of gradients of the output
 #columns = 32768 : index         // N
@@ -39,6 +40,8 @@
 #adds_bias = false               // it has a beta in it
 #least_weight = 1.0e-5 : !acc
 #wants_dx = true                 // the caller asks for dx
+#gates_first = false             // the gate is before the norm
+#wants_dz = true                 // the caller asks for dz
 #workgroups_index = 66 : index   // that walk over the rows of a tile
 #tile = 2048 : index             // columns of a workgroup
 #resident = 1 : i32              // workgroups that a multiprocessor must hold at once
@@ -46,6 +49,7 @@
 !dy_rows = memref<?x32768x!dy, #hal.descriptor_type<storage_buffer>>
 !x_rows = memref<?x32768x!x, #hal.descriptor_type<storage_buffer>>
 !residual_rows = memref<?x32768x!residual, #hal.descriptor_type<storage_buffer>>
+!z_rows = memref<?x32768x!z, #hal.descriptor_type<storage_buffer>>
 !acc_rows = memref<?x32768x!acc, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<32768x!gamma, #hal.descriptor_type<storage_buffer>>
@@ -58,12 +62,14 @@
 !gamma_chunk = vector<8x!gamma>
 !beta_chunk = vector<8x!beta>
 !residual_chunk = vector<8x!residual>
+!z_chunk = vector<8x!z>
 !chunk = vector<8x!acc>
 !dy_read = memref<1x!dy_chunk, #gpu.address_space<private>>  // the chunks that a thread reads at once, in registers
 !more_dy_read = memref<3x1x!dy_chunk, #gpu.address_space<private>>  // likewise: of the other gradients
 !x_read = memref<1x!x_chunk, #gpu.address_space<private>>
 !gamma_read = memref<1x!gamma_chunk, #gpu.address_space<private>>
 !beta_read = memref<1x!beta_chunk, #gpu.address_space<private>>
+!z_read = memref<1x!z_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 // The launches, as iree_lnbwd/vmfb/launches.py states them: the bindings, and the workgroups for M rows, the
 // least number of a list.
@@ -77,6 +83,7 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // z [M, N]
   #hal.pipeline.binding<storage_buffer>,            // sum of h [M]
   #hal.pipeline.binding<storage_buffer>             // sum of h * xhat [M]
 ]>
@@ -94,9 +101,11 @@
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy2 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy3 [M, N]
   #hal.pipeline.binding<storage_buffer, ReadOnly>,  // dy4 [M, N]
+  #hal.pipeline.binding<storage_buffer, ReadOnly>,  // z [M, N]
   #hal.pipeline.binding<storage_buffer>,            // dx [M, N]
   #hal.pipeline.binding<storage_buffer>,            // partial dgamma [P, N]
-  #hal.pipeline.binding<storage_buffer>             // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer>,            // partial dbeta [P, N]
+  #hal.pipeline.binding<storage_buffer>             // dz [M, N]
 ]>
 #columns_x = affine_map<()[m] -> (16)>
 #columns_y = affine_map<()[m] -> (m ceildiv 1, 66)>
@@ -124,6 +133,12 @@ hal.executable.source private @row_sums {
     func.func private @reciprocal(!chunk) -> !chunk
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
+    // With a gate:
+    func.func private @widen_of_z(!z_chunk) -> !chunk
+    func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
+    func.func private @gated_input(!chunk, !chunk) -> !chunk
+    func.func private @gated_gradient(!chunk, !chunk) -> !chunk
+    // End of the gate.
 
     // A sum of gradients of the output and one more, rounded as an addition rounds it.
     func.func private @plus_dy(%sum: !chunk, %more: !dy_chunk, %counts: i1) -> !chunk {
@@ -182,8 +197,11 @@ hal.executable.source private @row_sums {
       %dy2 = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy3 = hal.interface.binding.subspan layout(#row_sums_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy4 = hal.interface.binding.subspan layout(#row_sums_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
-      %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(9) alignment(64) offset(%c0) : !acc_column{%m}
-      %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(10) alignment(64) offset(%c0) : !acc_column{%m}
+      // With a gate:
+      %z = hal.interface.binding.subspan layout(#row_sums_layout) binding(9) alignment(64) offset(%c0) flags(ReadOnly) : !z_rows{%m}
+      // End of the gate.
+      %sum_h = hal.interface.binding.subspan layout(#row_sums_layout) binding(10) alignment(64) offset(%c0) : !acc_column{%m}
+      %sum_hx = hal.interface.binding.subspan layout(#row_sums_layout) binding(11) alignment(64) offset(%c0) : !acc_column{%m}
 
       // Workgroups go from the last row to the first, so that the cache still holds the rows that @columns
       // begins with.
@@ -207,6 +225,9 @@ hal.executable.source private @row_sums {
       %x_read = memref.alloca() : !x_read
       %gamma_read = memref.alloca() : !gamma_read
       %beta_read = memref.alloca() : !beta_read
+      // With a gate:
+      %z_read = memref.alloca() : !z_read
+      // End of the gate.
       %first = arith.muli %t, %v : index
       %neighbours = arith.muli %t_count, %v : index
       %stride = arith.muli %neighbours, %chunks_at_once : index
@@ -218,6 +239,10 @@ hal.executable.source private @row_sums {
           %x_k = vector.load %x[%row, %col_in] : !x_rows, !x_chunk
           %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
           memref.store %dy_k, %dy_read[%k] : !dy_read
+          // With a gate:
+          %z_k = vector.load %z[%row, %col_in] : !z_rows, !z_chunk
+          memref.store %z_k, %z_read[%k] : !z_read
+          // End of the gate.
           scf.if %has_dy2 {
             %dy2_k = vector.load %dy2[%row, %col_in] : !dy_rows, !dy_chunk
             memref.store %dy2_k, %more_read[%c0, %k] : !more_dy_read
@@ -251,6 +276,13 @@ hal.executable.source private @row_sums {
           %dy4_k = memref.load %more_read[%c2, %k] : !more_dy_read
           %dya = func.call @plus_dy(%dya_3, %dy4_k, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
           %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+          // With a gate:
+          %z_k = memref.load %z_read[%k] : !z_read
+          %za = func.call @widen_of_z(%z_k) : (!z_chunk) -> !chunk
+          %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
+          %xa_gated = func.call @gated_input(%xa, %silu) : (!chunk, !chunk) -> !chunk
+          %dya_gated = func.call @gated_gradient(%dya, %silu) : (!chunk, !chunk) -> !chunk
+          // End of the gate.
           %gamma_wide = func.call @widen_of_gamma(%gamma_k) : (!gamma_chunk) -> !chunk
           %ga = func.call @weight(%gamma_wide) : (!chunk) -> !chunk
           %bias = scf.if %adds_bias -> !chunk {
@@ -330,6 +362,16 @@ hal.executable.source private @columns {
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
+    // With a gate:
+    func.func private @widen_of_z(!z_chunk) -> !chunk
+    func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
+    func.func private @gated_input(!chunk, !chunk) -> !chunk
+    func.func private @gated_gradient(!chunk, !chunk) -> !chunk
+    func.func private @gated_dx(!chunk, !chunk) -> !chunk
+    func.func private @y(!chunk, !chunk, !chunk) -> !chunk
+    func.func private @dz(!chunk, !chunk, !chunk) -> !chunk
+    func.func private @round_of_z(!chunk) -> !z_chunk
+    // End of the gate.
 
     // A sum of gradients of the output and one more, rounded as an addition rounds it.
     func.func private @plus_dy(%sum: !chunk, %more: !dy_chunk, %counts: i1) -> !chunk {
@@ -378,10 +420,16 @@ hal.executable.source private @columns {
       %dy2 = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy3 = hal.interface.binding.subspan layout(#columns_layout) binding(10) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy4 = hal.interface.binding.subspan layout(#columns_layout) binding(11) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
-      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(12) alignment(64) offset(%c0) : !x_rows{%m}
+      // With a gate:
+      %z = hal.interface.binding.subspan layout(#columns_layout) binding(12) alignment(64) offset(%c0) flags(ReadOnly) : !z_rows{%m}
+      %dz = hal.interface.binding.subspan layout(#columns_layout) binding(16) alignment(64) offset(%c0) : !z_rows{%m}
+      %gates_first = arith.constant #gates_first
+      %wants_dz = arith.constant #wants_dz
+      // End of the gate.
+      %dx = hal.interface.binding.subspan layout(#columns_layout) binding(13) alignment(64) offset(%c0) : !x_rows{%m}
       %walkers = hal.interface.workgroup.count[1] : index
-      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(13) alignment(64) offset(%c0) : !acc_rows{%walkers}
-      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(14) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(14) alignment(64) offset(%c0) : !acc_rows{%walkers}
+      %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(15) alignment(64) offset(%c0) : !acc_rows{%walkers}
 
       %j = hal.interface.workgroup.id[0] : index
       %walker = hal.interface.workgroup.id[1] : index
@@ -440,6 +488,14 @@ hal.executable.source private @columns {
             %dy4_k = vector.load %dy4[%row_in, %col_in] : !dy_rows, !dy_chunk
             %dya = func.call @plus_dy(%dya_3, %dy4_k, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+            // With a gate:
+            %z_k = vector.load %z[%row_in, %col_in] : !z_rows, !z_chunk
+            %za = func.call @widen_of_z(%z_k) : (!z_chunk) -> !chunk
+            %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
+            %dy_or_x = arith.select %gates_first, %xa, %dya : !chunk
+            %xa_gated = func.call @gated_input(%xa, %silu) : (!chunk, !chunk) -> !chunk
+            %dya_gated = func.call @gated_gradient(%dya, %silu) : (!chunk, !chunk) -> !chunk
+            // End of the gate.
             %of_y = func.call @xhat_from_output(%xa, %bias, %inverse) : (!chunk, !chunk, !chunk) -> !chunk
             %of_x = func.call @xhat(%xa, %mean_row, %rstd_row) : (!chunk, !acc, !acc) -> !chunk
             %xhat = arith.select %from_output, %of_y, %of_x : !chunk
@@ -448,6 +504,18 @@ hal.executable.source private @columns {
             %dresidual_k = vector.load %dresidual[%row_in, %col_in] : !residual_rows, !residual_chunk
             %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
             %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk
+            // With a gate:
+            %n_k = func.call @y(%xhat, %ga, %bias) : (!chunk, !chunk, !chunk) -> !chunk
+            %n_or_dv = arith.select %gates_first, %dx_sum, %n_k : !chunk
+            %dza = func.call @dz(%dy_or_x, %slope, %n_or_dv) : (!chunk, !chunk, !chunk) -> !chunk
+            %dz_k = func.call @round_of_z(%dza) : (!chunk) -> !z_chunk
+            %has_cells = arith.andi %inside, %live : i1
+            %stores_dz = arith.andi %has_cells, %wants_dz : i1
+            scf.if %stores_dz {
+              vector.store %dz_k, %dz[%row, %col] : !z_rows, !z_chunk
+            }
+            %dx_sum_gated = func.call @gated_dx(%dx_sum, %silu) : (!chunk, !chunk) -> !chunk
+            // End of the gate.
             %dx_k = func.call @round_of_x(%dx_sum) : (!chunk) -> !x_chunk
             %exists = arith.andi %inside, %live : i1
             %stores = arith.andi %exists, %wants_dx : i1

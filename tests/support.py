@@ -100,7 +100,7 @@ class Arguments:
             self.rstd,
             self.weight,
             self.bias,
-            self.output_mask,  # type: ignore[arg-type]
+            self.output_mask,
             eps=self.eps,
             device=device,
         )

@@ -29,6 +29,7 @@
 func.func private @fetched_chunk(index, !thread, !begin, i1, i1, !dy_room, !x_room) -> (!dy_chunk, !x_chunk)
 func.func private @summed_dy(!dy_chunk, !more_dy_held, index) -> !chunk
 func.func private @widen_of_x(!x_chunk) -> !chunk
+func.func private @gated_x(!chunk, !more_dy_held, index) -> !chunk
 func.func private @chunk_weight(index, !thread, !weight_room) -> !chunk
 func.func private @chunk_bias(index, !thread, !bias_room) -> !chunk
 func.func private @chunk_inverse(index, !thread, !chunk, !acc, !inverse_room) -> !chunk
@@ -64,6 +65,9 @@ func.func private @row_chunk(%k: index, %thread: !thread, %where: !begin, %stati
       : (index, !thread, !begin, i1, i1, !dy_room, !x_room) -> (!dy_chunk, !x_chunk)
   %dya = func.call @summed_dy(%dy_k, %more_held, %k) : (!dy_chunk, !more_dy_held, index) -> !chunk
   %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
+  // With a gate:
+  %xa_gated = func.call @gated_x(%xa, %more_held, %k) : (!chunk, !more_dy_held, index) -> !chunk
+  // End of the gate.
   %ga = func.call @chunk_weight(%k, %thread, %weight) : (index, !thread, !weight_room) -> !chunk
   %b = func.call @chunk_bias(%k, %thread, %bias) : (index, !thread, !bias_room) -> !chunk
   %one_by_g = func.call @chunk_inverse(%k, %thread, %ga, %row_zero, %inverse) : (index, !thread, !chunk, !acc, !inverse_room) -> !chunk

@@ -43,12 +43,13 @@ class Norms(ABC):
         output_mask: object,
         eps: object,
         weight_offset: object,
+        gate_first: object,
         device: str | None,
         rows_per_set: object,
         output_dtype: object = None,
     ) -> Results:
         """As `_compute`, from arguments by name, of which an op has not all."""
-        family = variant_of(op, given)
+        family = variant_of(op, given, gate_first)
         options = check_options(
             *(family, normalized_shape, output_mask, eps, weight_offset),
             has_bias=given.get(BIAS.name) is not None,
@@ -69,6 +70,8 @@ class Norms(ABC):
         weight_offset: float = 0.0,
         output_dtype: Any = None,
         rows_per_set: int = 1,
+        gate: Any = None,
+        gate_first: bool = False,
         device: str | None = None,
     ) -> NormOutput:
         """Layer normalization, with the statistics that its backward takes.
@@ -77,6 +80,10 @@ class Norms(ABC):
         there is a residual, ``input + residual`` is rounded to the residual's element type, and
         that sum is what is normalized. Element types, arrays, devices and compilation: as
         `layer_norm_backward`.
+
+        With a ``gate``, the whole formula is computed in the type of sums and rounded once, at the
+        end: ``norm(input) * silu(gate)``, or ``norm(input * silu(gate))``. Models round between:
+        Qwen3-Next before the weight is multiplied by, Mamba2 before and after it.
 
         Args:
             input: [..., *normalized_shape], any number of rows, zero too.
@@ -93,6 +100,10 @@ class Norms(ABC):
             rows_per_set: Neighbouring rows that take one set of weights: 1 for a weight for each
                 head of [..., heads, head_dim], and the rows of a sample for a scale and a shift of
                 each sample. 1 without sets.
+            gate: As ``input``, of any element type that mixes with it: z, of which ``silu(z)`` is a
+                factor of the output. It comes alone, without a residual. None means none.
+            gate_first: Whether ``input * silu(gate)`` is what is normalized. Otherwise the gate
+                comes last, after the bias.
             device: As `layer_norm_backward`.
 
         Returns:
@@ -101,9 +112,15 @@ class Norms(ABC):
         Raises:
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
         """
-        given = {"input": input, "residual": residual, "weight": weight, "bias": bias}
+        given = {
+            "input": input,
+            "residual": residual,
+            "weight": weight,
+            "bias": bias,
+            "gate": gate,
+        }
         results = self._call(
-            *(LAYER_NORM, given, normalized_shape, (), eps, weight_offset, device),
+            *(LAYER_NORM, given, normalized_shape, (), eps, weight_offset, gate_first, device),
             *(rows_per_set, output_dtype),
         )
         return results  # type: ignore[return-value]
@@ -120,6 +137,8 @@ class Norms(ABC):
         weight_offset: float = 0.0,
         output_dtype: Any = None,
         rows_per_set: int = 1,
+        gate: Any = None,
+        gate_first: bool = False,
         device: str | None = None,
     ) -> NormOutput:
         """RMS normalization, with the statistic that its backward takes.
@@ -138,6 +157,8 @@ class Norms(ABC):
             weight_offset: As `layer_norm`.
             output_dtype: As `layer_norm`.
             rows_per_set: As `layer_norm`.
+            gate: As `layer_norm`.
+            gate_first: As `layer_norm`.
             device: As `layer_norm_backward`.
 
         Returns:
@@ -146,9 +167,15 @@ class Norms(ABC):
         Raises:
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
         """
-        given = {"input": input, "residual": residual, "weight": weight, "bias": bias}
+        given = {
+            "input": input,
+            "residual": residual,
+            "weight": weight,
+            "bias": bias,
+            "gate": gate,
+        }
         results = self._call(
-            *(RMS_NORM, given, normalized_shape, (), eps, weight_offset, device),
+            *(RMS_NORM, given, normalized_shape, (), eps, weight_offset, gate_first, device),
             *(rows_per_set, output_dtype),
         )
         return results  # type: ignore[return-value]
@@ -162,13 +189,15 @@ class Norms(ABC):
         rstd: Any = None,
         weight: Any = None,
         bias: Any = None,
-        output_mask: tuple[bool, bool, bool] = (True, True, True),
+        output_mask: tuple[bool, ...] | None = None,
         *,
         eps: float = DEFAULT_EPS,
         grad_residual: Any = None,
         output: Any = None,
         weight_offset: float = 0.0,
         rows_per_set: int = 1,
+        gate: Any = None,
+        gate_first: bool = False,
         device: str | None = None,
     ) -> LayerNormGrads:
         """Gradients of layer normalization with respect to its input, weight and bias.
@@ -205,7 +234,8 @@ class Norms(ABC):
                 has zeros in those that no row takes.
             bias: As ``weight``, with as many sets; only its element type matters, to
                 ``grad_bias``. With ``output``, its values matter too; None means zeros.
-            output_mask: Which of the three gradients to compute.
+            output_mask: Which of the three gradients to compute, or of the four with a gate; None
+                means all.
             eps: Used if the statistics are recomputed; finite.
             grad_residual: As ``input``: the gradient that reached ``residual_output`` past the
                 norm. It is added to ``grad_input`` before that is rounded. None means none.
@@ -213,11 +243,16 @@ class Norms(ABC):
                 element type.
             weight_offset: Added to the weight, in the type of sums, as in the forward.
             rows_per_set: As `layer_norm`.
+            gate: As in the forward, with the ``input`` of the forward: neither ``output`` nor
+                ``grad_residual`` nor several gradients go with it. The values of ``bias`` count
+                for ``grad_gate`` unless the gate comes first.
+            gate_first: As in the forward.
             device: IREE device URI: "local-task" (the CPU), "cuda", "hip", "cuda://1". None takes
                 the device that ``input`` is on.
 
         Returns:
-            The gradients, in new arrays of ``input``'s library; None where not asked for.
+            The gradients, in new arrays of ``input``'s library; None where not asked for. With a
+            gate, `GatedNormGrads`.
 
         Raises:
             TypeError, ValueError: Before anything is compiled or run, naming the argument, what
@@ -234,10 +269,11 @@ class Norms(ABC):
             "bias": bias,
             "grad_residual": grad_residual,
             "output": output,
+            "gate": gate,
         }
         results = self._call(
             *(LAYER_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
-            *(weight_offset, device, rows_per_set),
+            *(weight_offset, gate_first, device, rows_per_set),
         )
         return results  # type: ignore[return-value]
 
@@ -256,6 +292,8 @@ class Norms(ABC):
         output: Any = None,
         weight_offset: float = 0.0,
         rows_per_set: int = 1,
+        gate: Any = None,
+        gate_first: bool = False,
         device: str | None = None,
     ) -> RMSNormGrads:
         """Gradients of RMS normalization with respect to its input and weight, and to a bias.
@@ -269,18 +307,21 @@ class Norms(ABC):
             rstd: [...], with or without trailing dimensions of 1, f32 (f64 for f64 data):
                 1 / sqrt(mean of squares + eps). None means that it is recomputed from ``input``.
             weight: As `layer_norm_backward`; None means ones, and no ``grad_weight``.
-            output_mask: Which of the two gradients to compute, or of the three with a bias; None
-                means all.
+            output_mask: Which of the two gradients to compute, or of the three with a bias, and
+                last that of the gate, if there is one; None means all.
             bias: As `layer_norm_backward`; None means none, and no ``grad_bias``.
             eps: Used if ``rstd`` is recomputed; None as in `rms_norm`.
             grad_residual: As `layer_norm_backward`.
             output: As `layer_norm_backward`.
             weight_offset: As `layer_norm_backward`.
             rows_per_set: As `layer_norm`.
+            gate: As `layer_norm_backward`.
+            gate_first: As `layer_norm_backward`.
             device: As `layer_norm_backward`.
 
         Returns:
-            The gradients, in new arrays of ``input``'s library; None where not asked for.
+            The gradients, in new arrays of ``input``'s library; None where not asked for. With a
+            gate, `GatedNormGrads`.
 
         Raises:
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
@@ -293,9 +334,10 @@ class Norms(ABC):
             "bias": bias,
             "grad_residual": grad_residual,
             "output": output,
+            "gate": gate,
         }
         results = self._call(
             *(RMS_NORM_BACKWARD, given, normalized_shape, output_mask, eps),
-            *(weight_offset, device, rows_per_set),
+            *(weight_offset, gate_first, device, rows_per_set),
         )
         return results  # type: ignore[return-value]

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from iree_lnbwd.ops.operands import (
     ADDED_BIAS,
+    BIAS,
+    GATE,
+    GRAD_INPUT,
     GRAD_OUTPUT,
     MORE_GRAD_OUTPUTS,
     WEIGHT,
@@ -282,12 +285,19 @@ def _calls(spec: NormSpec) -> list[str]:
         saved = family.statistics
         computed = ", ".join(f"%{statistic.symbol}" for statistic in saved)
         types = ", ".join(statistic.alias for statistic in saved)
-        lines.append(f"{computed} = func.call @statistics(%x) : (!x_mn) -> ({types})")
-    if family.is_backward and family.reads_bias and not spec.has_bias:
+        seen = (family.data, *([] if family.gate is None else [GATE]))
+        given = ", ".join(f"%{operand.symbol}" for operand in seen)
+        of = ", ".join(operand.alias for operand in seen)
+        lines.append(f"{computed} = func.call @statistics({given}) : ({of}) -> ({types})")
+    inputs, has_beta = family.inputs, family.from_output and family.reads_bias
+    if family.gate is not None:  # always after the weight, though only its type may count
+        inputs = tuple(ADDED_BIAS if row is BIAS else row for row in family.arguments)
+        has_beta = True
+    if has_beta and not spec.has(ADDED_BIAS):
         lines.append(f"%{ADDED_BIAS.symbol} = arith.constant dense<0.0> : {ADDED_BIAS.alias}")
     results = ", ".join(f"%{result.symbol}" for result in family.results)
-    read = ", ".join(f"%{_stand_in(spec, given)}" for given in family.inputs)
-    types = ", ".join(given.alias for given in family.inputs)
+    read = ", ".join(f"%{_stand_in(spec, given)}" for given in inputs)
+    types = ", ".join(given.alias for given in inputs)
     computed = ", ".join(result.alias for result in family.results)
     lines.append(f"{results} = func.call @algorithm({read})\n      : ({types}) -> ({computed})")
     values = {result.name: f"%{result.symbol}" for result in _results(spec)}
@@ -296,7 +306,8 @@ def _calls(spec: NormSpec) -> list[str]:
 
 def _stand_in(spec: NormSpec, given: Operand) -> str:
     """The symbol of an operand, or of one of its type where the spec lacks it."""
-    if spec.has(given) or not given.is_option or (spec.from_output and given is ADDED_BIAS):
+    has_beta = spec.from_output or spec.gate is not None
+    if spec.has(given) or not given.is_option or (has_beta and given is ADDED_BIAS):
         return given.symbol
     if given in MORE_GRAD_OUTPUTS:
         return GRAD_OUTPUT.symbol
@@ -342,8 +353,10 @@ def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str]
         computed = []
         for operand in writes:
             type_ = _sized(spec, operand, partials)
-            if operand.kind is Kind.CELLS and not spec.has(operand) and spec.rows is None:
-                type_ = f"{operand.alias}{{%c0}}"  # not asked for, not written
+            unasked = operand.kind is Kind.CELLS and not spec.has(operand)
+            is_written = operand == GRAD_INPUT and spec.wants_dx
+            if unasked and not is_written and spec.rows is None:
+                type_ = f"{operand.alias}{{%c0}}"
             computed.append(type_)
             values[operand.name] = f"%{operand.symbol}{suffix}"
         results = ", ".join(values[operand.name] for operand in writes)

@@ -11,10 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from iree_lnbwd.compiling import host_program, linking
+from iree_lnbwd.compiling import host_program, linking, passages
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import ADDED_BIAS, MORE_GRAD_OUTPUTS, PARTIAL_DBETA, RESIDUAL, Element
+from iree_lnbwd.ops.operands import (
+    ADDED_BIAS,
+    GRAD_GATE,
+    MORE_GRAD_OUTPUTS,
+    PARTIAL_DBETA,
+    RESIDUAL,
+    Element,
+)
 from iree_lnbwd.ops.spec import LEAST_WEIGHT, NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
@@ -50,6 +57,7 @@ FORWARD = "forward.mlir"
 FORWARD_ROW_BLOCKS = "forward_row_blocks.mlir"
 MATH = (
     "math/norm.mlir",
+    "math/gate.mlir",
     "math/types.mlir",
     "math/clusters.mlir",
     "math/bulk.mlir",
@@ -58,7 +66,7 @@ MATH = (
     "math/sets.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
-PARTS = ("thread", "numbers", "columns", "weights", "gradients", "row_sums")
+PARTS = ("thread", "numbers", "columns", "weights", "row_sums")
 FORWARD_PARTS = ("thread", "rows", "shares")  # likewise, of the forward
 _OF_FORWARD = "forward"  # the folder of its parts
 
@@ -94,6 +102,8 @@ _OF_FEW_ROWS = {
 _OF_MANY_ROWS = re.compile("|".join(_OF_FEW_ROWS))
 # The names of an output's types: the input's, if it has no type of its own.
 _OF_OUTPUT = re.compile(r"(!forward_|!|#|@round_of_|the type of )y(?![a-z0-9])")
+# A type with a number of rows that is known where M is fixed.
+_OF_ROWS = re.compile(r"(!(?:(?:dy|dy_sum|x|y|residual|z)_mn|acc_m))\{%\w+\}")
 _SUBGROUP_SUM = re.compile(
     r"^( *)(%\w+) = gpu\.subgroup_reduce add (%\w+) cluster\(size = (\d+)\) : .*\n", re.MULTILINE
 )
@@ -118,7 +128,8 @@ def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ..
         names.append(statistics)
     parts: list[str] = []
     if isinstance(schedule, OnePass):
-        parts += (*PARTS, *schedule.parts(spec, target))
+        parts += (*PARTS, "gradients" if spec.gate is None else "gate")
+        parts += schedule.parts(spec, target)
     if FORWARD in names and not isinstance(schedule, RowBlocks):
         how = _forward(spec, target, schedule)
         parts += (f"{_OF_FORWARD}/{part}" for part in (*FORWARD_PARTS, *how.parts(target)))
@@ -147,7 +158,8 @@ def oracle(spec: NormSpec) -> str:
 
 
 def _stem(spec: NormSpec) -> str:
-    return spec.op + ("_from_output" if spec.from_output else "")
+    kind = "_from_output" if spec.from_output else "" if spec.gate is None else "_gated"
+    return spec.op + kind
 
 
 def module(
@@ -184,6 +196,8 @@ def module(
     texts = {name: _with_or_without_sets(text, spec) for name, text in texts.items()}
     aliases = _spec_aliases(typed)
     plans = launches(spec, target, schedule)
+    has_gate = spec.gate is not None
+    texts = {name: passages.chosen(text, has_gate=has_gate) for name, text in texts.items()}
     if isinstance(schedule, RowBlocks):
         aliases |= schedule.aliases(spec)
     elif not isinstance(schedule, WholeTensors):
@@ -208,7 +222,7 @@ def module(
         text = host_program.launched(text, spec, plans)
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
-        text = re.sub(r"(!(?:dy_mn|dy_sum_mn|x_mn|y_mn|residual_mn|acc_m))\{%\w+\}", r"\1", text)
+        text = _OF_ROWS.sub(r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
     text += host_program.requirements(cpu_features)
     text += host_program.entry(spec, plans, reflection)
@@ -231,6 +245,8 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
     if function == "away_from_zero":
         crashes = target.backend == "rocm" and types[0] == "vector<1xf64>"
         return "away_from_zero_by_reciprocal" if crashes else function
+    if function == "exp_minus":
+        return f"{function}_in_f64" if spec.acc_dtype == "f64" else function
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function
@@ -332,6 +348,7 @@ def _spec_aliases(spec: NormSpec) -> dict[str, str]:
             spec, {"!y": spec.element_type(Element.Y), "!y_mn": f"tensor<{rows}x{cols}x!y>"}
         ),
         **(_sets_aliases(spec) if spec.weight_sets else {}),
+        **({} if spec.gate is None else _gate_aliases(spec, rows)),
     }
 
 
@@ -344,6 +361,16 @@ def _sets_aliases(spec: NormSpec) -> dict[str, str]:
             f"#{e.value}_bytes": f"{spec.columns * itemsize(spec, e)} : index"
             for e in (*elements, Element.ACC)
         },
+    }
+
+
+def _gate_aliases(spec: NormSpec, rows: str) -> dict[str, str]:
+    return {
+        "!z": spec.element_type(Element.GATE),
+        "!residual": spec.element_type(Element.GATE),  # whose place it takes in forward.mlir
+        "!z_mn": f"tensor<{rows}x{spec.columns}x!z>",
+        "#gates_first": flag(spec.gate_first),
+        "#wants_dz": flag(spec.has(GRAD_GATE)),
     }
 
 

@@ -188,6 +188,7 @@ def _of_vector(narrow: str) -> dict[str, str]:
         "!wide_words": f"vector<{whole}xi32>",
         "!short_words": f"vector<{whole}xi16>",
         "!halves": f"vector<{whole // 2}xf32>",
+        "!bits": f"vector<{whole}xi{bits(narrow) // whole}>",
         "!lanes": f"vector<{whole}xi1>",
     }
 

@@ -11,19 +11,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from iree_lnbwd.errors import shown
 from iree_lnbwd.ops import dtypes
 from iree_lnbwd.ops.operands import (
     BIAS,
     FROM_OUTPUT,
+    GATE,
+    GATED,
+    GIVEN_OUTPUT,
     GRAD_OUTPUT,
+    GRAD_RESIDUAL,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     MORE_GRAD_OUTPUTS,
     MOST_GRAD_OUTPUTS,
     OPS,
+    RESIDUAL,
     RMS_NORM,
     RMS_NORM_BACKWARD,
+    VARIANTS,
     Access,
+    Gate,
     Kind,
     Op,
     Operand,
@@ -108,6 +116,22 @@ class RMSNormGrads(NamedTuple):
     grad_bias: Any = None
 
 
+class GatedNormGrads(NamedTuple):
+    """The gradients of a gated norm; None where one was not asked for.
+
+    Attributes:
+        grad_input: The shape and element type of ``input``.
+        grad_weight: The shape and element type of ``weight``; None without a weight.
+        grad_bias: As that of the norm without a gate.
+        grad_gate: The shape and element type of ``gate``.
+    """
+
+    grad_input: Any
+    grad_weight: Any
+    grad_bias: Any
+    grad_gate: Any
+
+
 class NormOutput(NamedTuple):
     """What a forward computes.
 
@@ -126,7 +150,7 @@ class NormOutput(NamedTuple):
     residual_output: Any
 
 
-Results = LayerNormGrads | RMSNormGrads | NormOutput
+Results = LayerNormGrads | RMSNormGrads | GatedNormGrads | NormOutput
 
 _MORE = names(MORE_GRAD_OUTPUTS)
 
@@ -140,7 +164,7 @@ _RESULTS: Mapping[str, type[Results]] = {
 
 def results_type(op: Op) -> type[Results]:
     """The tuple that calls of an op return."""
-    return _RESULTS[op.name]
+    return GatedNormGrads if op.gate is not None and op.is_backward else _RESULTS[op.name]
 
 
 def results_of(op: Op, computed: Mapping[str, Any]) -> Results:
@@ -282,6 +306,7 @@ def bind(
     weight_offset: float = 0.0,
     output_dtype: str | None = None,
     rows_per_set: int | None = None,
+    gate_first: bool = False,
 ) -> BoundCall:
     """Checks the arguments of an op against each other.
 
@@ -294,11 +319,12 @@ def bind(
         weight_offset: Added to the weight.
         output_dtype: Of a forward's output; None means that of ``input``.
         rows_per_set: Neighbouring rows that take one set of a weight's; None where it has none.
+        gate_first: Whether a gate comes before the norm.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    family, has_bias = variant_of(OPS[op], given), given.get(BIAS.name) is not None
+    family, has_bias = variant_of(OPS[op], given, gate_first), given.get(BIAS.name) is not None
     options = check_options(
         *(family, normalized_shape, output_mask, eps, weight_offset),
         has_bias=has_bias,
@@ -308,9 +334,33 @@ def bind(
     return bind_arrays(given, options)
 
 
-def variant_of(op: Op, given: Mapping[str, object]) -> Op:
-    """As `variant`, from the arguments by name."""
+def variant_of(op: Op, given: Mapping[str, object], gate_first: object = False) -> Op:
+    """As `variant` or `gated`, from the arguments by name."""
+    if given.get(GATE.name) is not None or gate_first is not False:
+        return gated(op, given, gate_first)
     return variant(op, *(given.get(name) for name in ("input", "output", "mean", "rstd")))
+
+
+def gated(op: Op, given: Mapping[str, object], gate_first: object) -> Op:
+    """The op with a gate.
+
+    Args:
+        op: One of `OPS`.
+        given: The arguments by name.
+        gate_first: Whether the gate comes before the norm.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, what came and what was expected.
+    """
+    if not isinstance(gate_first, bool):
+        raise TypeError(f"gate_first: expected a bool, got {shown(gate_first)}")
+    if given.get(GATE.name) is None:
+        raise ValueError("gate_first: expected False without a gate, got True")
+    for name in (RESIDUAL.name, GRAD_RESIDUAL.name, GIVEN_OUTPUT.name, _MORE[0]):
+        if given.get(name) is not None:
+            named = "grad_output: expected one array" if name in _MORE else f"{name}: expected None"
+            raise ValueError(f"{named} beside gate, got {'more' if name in _MORE else 'one'}")
+    return GATED[Gate.BEFORE if gate_first else Gate.AFTER][op.name]
 
 
 def variant(op: Op, input: object, output: object, mean: object, rstd: object) -> Op:
@@ -362,14 +412,13 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
     sets = _sets(given.get("weight"), dims, rows_per_set)
     columns_shape = dims if sets is None else (sets.number, *dims)
 
-    # A mask without its bool asks for none.
-    asks_grad_bias = mask[len(op.gradients) - 1 :] == (True,)
+    asks_grad_bias = op.asks_grad_bias(mask)
     shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (columns_shape,))
     flat = ((rows, columns), (rows,), (columns,) if sets is None else (sets.number, columns))
     arrays: dict[str, AnyArray] = {}
     types: dict[str, str | None] = {}
     mixed: list[tuple[str, str]] = []
-    for name, kind, is_required, is_read, is_statistic in _CHECKS[op.name, op.from_output]:
+    for name, kind, is_required, is_read, is_statistic in _CHECKS[op.name, op.from_output, op.gate]:
         array = given.get(name)
         if array is None and not is_required:
             types[name] = None
@@ -420,6 +469,8 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             from_output=op.from_output,
             output_dtype=output_dtype,
             weight_sets=sets is not None,
+            gate=None if op.gate is None else op.gate.value,
+            gate_dtype=types.get(GATE.name),
         )
     return BoundCall(spec, x.shape, arrays, has_bias, sets and sets.for_rows(rows))
 
@@ -456,7 +507,7 @@ def asked_of(op: Op, mask: Sequence[bool], *, has_weight: bool, has_bias: bool) 
     wanted = dict(zip(names(said), mask, strict=True))
     return tuple(
         wanted.get(gradient.name, False) and (has_weight or gradient.name != "grad_weight")
-        for gradient in (op.gradients if has_bias else op.masked)
+        for gradient in op.gradients_with(has_bias=has_bias)
     )
 
 
@@ -477,7 +528,7 @@ def _check_gradients(
         return
     before = GRAD_OUTPUT.name
     for name in _MORE:
-        if types[name] is None:
+        if types.get(name) is None:
             before = name
             continue
         if given.get(before) is None:
@@ -504,7 +555,7 @@ def _check_place(data: str, arrays: Mapping[str, AnyArray | None]) -> None:
 # The rules for each argument of an op, as a call looks them up. By ATen's name: the place of its
 # kind, and whether it is required, is read, and is a statistic.
 _CHECKS = {
-    (op.name, op.from_output): tuple(
+    (op.name, op.from_output, op.gate): tuple(
         (
             operand.name,
             tuple(Kind).index(operand.kind),
@@ -514,7 +565,7 @@ _CHECKS = {
         )
         for operand in op.arguments
     )
-    for op in (*OPS.values(), *FROM_OUTPUT.values())
+    for op in VARIANTS
 }
 
 _COLUMNS = tuple(Kind).index(Kind.COLUMNS)

@@ -6,7 +6,7 @@ M is the number of rows, and N the number of columns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -48,6 +48,7 @@ class Element(Enum):
     GAMMA = "gamma"
     BETA = "beta"
     RESIDUAL = "residual"
+    GATE = "z"
 
 
 class Access(Enum):
@@ -56,6 +57,13 @@ class Access(Enum):
     READ = "read"
     WRITTEN = "written"
     TYPE_ALONE = "its element type counts"  # the caller gives it, the module does not take it
+
+
+class Gate(Enum):
+    """Where a gate z comes in: ``silu(z)`` is multiplied by what a norm gives, or takes."""
+
+    AFTER = "after"  # y = norm(x) * silu(z)
+    BEFORE = "before"  # y = norm(x * silu(z))
 
 
 class When(Enum):
@@ -132,6 +140,10 @@ GRAD_BIAS = Operand(
     "grad_bias", "dbeta", Kind.COLUMNS, Element.BETA, Access.WRITTEN, When.ASKED_FOR
 )
 
+# Of gated norms alone.
+GATE = Operand("gate", "z", Kind.CELLS, Element.GATE)
+GRAD_GATE = Operand("grad_gate", "dz", Kind.CELLS, Element.GATE, Access.WRITTEN, When.ASKED_FOR)
+
 # Of the forwards alone.
 RESIDUAL = Operand("residual", "residual", Kind.CELLS, Element.RESIDUAL, when=When.RESIDUAL_GIVEN)
 ADDED_BIAS = replace(BIAS, access=Access.READ, when=When.BIAS_GIVEN)
@@ -173,6 +185,7 @@ class Op:
         rows: The operands that callers give, then those that are written, in ATen's order.
         scratch: The operands that its kernels pass to each other.
         from_output: Whether it is a backward that takes the forward's output and not its input.
+        gate: Where the norm has a gate; None if it has none.
     """
 
     name: str
@@ -181,6 +194,7 @@ class Op:
     rows: tuple[Operand, ...]
     scratch: tuple[Operand, ...] = ()
     from_output: bool = False
+    gate: Gate | None = None
 
     @property
     def is_backward(self) -> bool:
@@ -211,6 +225,18 @@ class Op:
     def gradients(self) -> tuple[Operand, ...]:
         """The gradients that a caller's mask chooses among with a bias."""
         return self.results if self.is_backward else ()
+
+    def gradients_with(self, *, has_bias: bool) -> tuple[Operand, ...]:
+        """The gradients that a caller's mask chooses among."""
+        return self.gradients if has_bias else self.masked
+
+    def asks_grad_bias(self, mask: Sequence[bool]) -> bool:
+        """Whether a mask asks for the gradient of a bias; one without its bool asks for none."""
+        return (
+            self.is_backward
+            and len(mask) == len(self.gradients)
+            and mask[names(self.gradients).index(GRAD_BIAS.name)]
+        )
 
     @functools.cached_property
     def statistics(self) -> tuple[Operand, ...]:
@@ -293,6 +319,21 @@ def _from_output(op: Op) -> Op:
 
 
 FROM_OUTPUT = {op.name: _from_output(op) for op in OPS.values() if op.is_backward}
+
+
+def _gated(op: Op, gate: Gate) -> Op:
+    """The same norm with a gate: its gradient counts the values of a bias that comes before it."""
+    left_out = (RESIDUAL, RESIDUAL_OUTPUT, GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS)
+    others = {BIAS: ADDED_BIAS} if gate is Gate.AFTER else {}
+    rows = [others.get(row, row) for row in op.rows if row not in left_out]
+    first_result = next(i for i, row in enumerate(rows) if row.access is Access.WRITTEN)
+    rows.insert(first_result, GATE)
+    return replace(op, rows=(*rows, *([GRAD_GATE] if op.is_backward else [])), gate=gate)
+
+
+GATED = {gate: {op.name: _gated(op, gate) for op in OPS.values()} for gate in Gate}
+# Each op as callers may ask for it.
+VARIANTS = tuple(op for of in (OPS, FROM_OUTPUT, *GATED.values()) for op in of.values())
 
 
 @functools.cache  # an op is itself: there is one of each

@@ -16,13 +16,17 @@ from iree_lnbwd.errors import counted, shown
 from iree_lnbwd.ops.dtypes import DTYPES, unknown
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
+    GATED,
     GRAD_BIAS,
+    GRAD_GATE,
+    GRAD_INPUT,
     LAYER_NORM_BACKWARD,
     MORE_GRAD_OUTPUTS,
     MOST_GRAD_OUTPUTS,
     OPS,
     Access,
     Element,
+    Gate,
     Kind,
     Op,
     Operand,
@@ -36,7 +40,7 @@ _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
 # Fields that came later. Modules without them keep their text, which has the other fields.
-_LATER = ("output_dtype", "weight_sets")
+_LATER = ("output_dtype", "weight_sets", "gate", "gate_dtype")
 # Backwards from the output divide by a weight of at least this magnitude, as apex's
 # memory-efficient norms do by default.
 LEAST_WEIGHT = 1e-5
@@ -110,6 +114,10 @@ class NormSpec:
             type of the residual.
         weight_sets: Whether weight and bias are G sets of N numbers, [G, N], and their gradients,
             too. A call says how rows take them: row r takes set ``(r // rows_per_set) % G``.
+        gate: Where there is a ``gate`` z, of which ``silu(z)`` is a factor: "after" the norm,
+            ``y = norm(x) * silu(z)``, or "before" it, ``y = norm(x * silu(z))``. None without one.
+            A gated backward's ``output_mask`` ends with a bool for ``grad_gate``.
+        gate_dtype: Of ``gate`` and ``grad_gate``; None means ``dtype``.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -132,6 +140,8 @@ class NormSpec:
     from_output: bool = False
     output_dtype: str | None = None
     weight_sets: bool = False
+    gate: str | None = None
+    gate_dtype: str | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
@@ -141,10 +151,12 @@ class NormSpec:
             raise TypeError(f"from_output: expected a bool, got {shown(self.from_output)}")
         if self.from_output and self.op not in FROM_OUTPUT:
             raise ValueError(f"from_output: expected False for {self.op}, got True")
+        self._check_gate()
         set_field(self, "normalized_shape", check_normalized_shape(self.normalized_shape))
         for field in (
             "dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype",
             "output_dtype",
+            "gate_dtype",
         ):  # fmt: skip
             _check_dtype(field, getattr(self, field), required=field == "dtype")
         set_field(self, "grad_outputs", self._checked_gradients())
@@ -152,9 +164,10 @@ class NormSpec:
             raise TypeError(f"has_weight: expected a bool, got {shown(self.has_weight)}")
         set_field(self, "has_bias", self._checked_bias())
         set_field(self, "output_mask", self._checked_mask())
-        if self.has_bias and not self.family.reads_bias and not self.output_mask[-1]:
+        if self.has_bias and not self.family.reads_bias and not self._asks_grad_bias:
+            asked = dict(zip(self.masked, self.output_mask, strict=True))
             set_field(self, "has_bias", False)
-            set_field(self, "output_mask", self.output_mask[: len(self.masked)])
+            set_field(self, "output_mask", tuple(asked[gradient] for gradient in self.masked))
         self._expect_weight_for("weight_dtype", None)
         set_field(self, "weight_offset", check_number(self.weight_offset, "weight_offset"))
         self._expect_weight_for("weight_offset", 0.0)
@@ -189,6 +202,7 @@ class NormSpec:
             ("weight_dtype", self.dtype),
             ("grad_output_dtype", self.dtype),
             ("output_dtype", self.dtype),
+            ("gate_dtype", self.dtype),
         ):
             if getattr(self, field) == default:
                 set_field(self, field, None)
@@ -201,8 +215,30 @@ class NormSpec:
             ("bias_dtype", self.beta_dtype),
             ("residual_dtype", self.element_type(Element.RESIDUAL)),
             ("output_dtype", self.element_type(Element.Y)),
+            ("gate_dtype", self.element_type(Element.GATE)),
         ):
             check_mixture(field, dtype, self.dtype)
+
+    def _check_gate(self) -> None:
+        orders = [gate.value for gate in Gate]
+        if self.gate is None:
+            if self.gate_dtype is not None:
+                raise ValueError(
+                    f"gate_dtype: expected None without a gate, got {shown(self.gate_dtype)}"
+                )
+            return
+        if not isinstance(self.gate, str) or self.gate not in orders:
+            raise ValueError(
+                f"gate: expected None or one of {', '.join(orders)}, got {shown(self.gate)}"
+            )
+        others = (("from_output", False), ("residual_dtype", None), ("grad_outputs", 1))
+        for field, without in others:
+            if (value := getattr(self, field)) != without:
+                raise ValueError(f"{field}: expected {without} with a gate, got {shown(value)}")
+
+    @property
+    def _asks_grad_bias(self) -> bool:
+        return self.family.asks_grad_bias(self.output_mask)
 
     def _checked_mask(self) -> tuple[bool, ...]:
         means_all = isinstance(self.output_mask, tuple) and not self.output_mask
@@ -244,12 +280,15 @@ class NormSpec:
     @property
     def masked(self) -> tuple[Operand, ...]:
         """The gradients that ``output_mask`` chooses among."""
-        return self.family.gradients if self.has_bias else self.family.masked
+        return self.family.gradients_with(has_bias=bool(self.has_bias))
 
     @property
     def family(self) -> Op:
         """The op and its operands."""
-        op = (FROM_OUTPUT if self.from_output else OPS)[self.op]
+        if self.gate is not None:
+            op = GATED[Gate(self.gate)][self.op]
+        else:
+            op = (FROM_OUTPUT if self.from_output else OPS)[self.op]
         return op if self.output_dtype is None else with_own_output(op)
 
     @property
@@ -302,6 +341,26 @@ class NormSpec:
                 return self.beta_dtype
             case Element.RESIDUAL:
                 return self.residual_dtype or self.dtype
+            case Element.GATE:
+                return self.gate_dtype or self.dtype
+
+    @property
+    def wants_dx(self) -> bool:
+        """Whether kernels compute the norm's gradient of its input.
+
+        A gate before the norm has its own gradient from it.
+        """
+        return self.has(GRAD_INPUT) or (self.gate_first and self.has(GRAD_GATE))
+
+    @property
+    def gate_first(self) -> bool:
+        """Whether a gate comes before the norm."""
+        return self.gate == Gate.BEFORE.value
+
+    @property
+    def sums_columns(self) -> bool:
+        """Whether a gradient is a sum over rows."""
+        return any(r.kind is Kind.COLUMNS and self.has(r) for r in self.family.results)
 
     def has(self, operand: Operand) -> bool:
         """Whether a module for this spec takes the operand, or computes it."""
@@ -324,7 +383,7 @@ class NormSpec:
             case When.ASKED_FOR:
                 return self.output_mask[self.masked.index(own)]
             case When.ASKED_FOR_WITH_BIAS:
-                return bool(self.has_bias) and self.output_mask[-1]
+                return bool(self.has_bias) and self._asks_grad_bias
             case When.NEVER:
                 return False
 
@@ -386,6 +445,8 @@ class NormSpec:
             )
         if self.grad_outputs > 1:
             parts.append(f"dys{self.grad_outputs}")
+        if self.gate is not None:
+            parts.append(f"gate{self.gate}{self.gate_dtype or ''}")
         if self.weight_offset:
             parts.append(f"offset{self.weight_offset!r}")
         if self.output_mask != replace(self, output_mask=()).output_mask:
@@ -474,7 +535,7 @@ def check_output_mask(mask: object, op: Op, *, has_bias: bool) -> tuple[bool, ..
         op: Has the gradients.
         has_bias: Whether there is a bias.
     """
-    count = len(op.gradients if has_bias else op.masked)
+    count = len(op.gradients_with(has_bias=has_bias))
     if mask is None:
         return (True,) * count
     if (

@@ -18,10 +18,10 @@ from iree_lnbwd.ops.arguments import (
     bind_arrays,
     results_of,
     results_type,
-    variant,
+    variant_of,
 )
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
+from iree_lnbwd.ops.operands import GATE, GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
 from iree_lnbwd.ops.sets import Sets, check_rows_per_set
 from iree_lnbwd.ops.spec import check_number, check_output_mask
 from iree_lnbwd.runtime import storage
@@ -104,11 +104,21 @@ class Norm:
         """Computes the op from its arguments; its class says which."""
         raise NotImplementedError
 
-    def _expect_source(self, input: object, output: object, mean: object, rstd: object) -> None:
-        """Expects a backward's input, or the forward's output, whichever this module takes."""
-        op = variant(OPS[self.spec.op], input, output, mean, rstd)
+    def _given(self, **given: Any) -> tuple[Any, ...]:
+        """The arguments in the order of the op's table, from all that callers may give, by name.
+
+        Raises:
+            TypeError, ValueError: The module takes input where output is given, or the reverse, or
+                it has no gate where one is given.
+        """
+        has, got = self.spec.gate is not None, given.get(GATE.name) is not None
+        if has != got:
+            said = "takes a gate, got None" if has else "has no gate, got one"
+            raise ValueError(f"{GATE.name}: this module {said}")
+        op = variant_of(OPS[self.spec.op], given, self.spec.gate_first)
         if op.from_output != self.spec.from_output:
             raise ValueError(f"{op.data.name}: this module takes {self._data} in its place")
+        return tuple(given.get(name) for name in self._arguments)
 
     def _call(
         self,
@@ -361,6 +371,7 @@ class Norm:
                 spec.element_type(Element.RESIDUAL),
                 theirs.element_type(Element.RESIDUAL),
             ),
+            (GATE.name, spec.element_type(Element.GATE), theirs.element_type(Element.GATE)),
         ):
             if ours != got:
                 raise TypeError(f"{name}: this module was compiled for {ours}, got {got}")

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from iree_lnbwd.ops.arguments import LayerNormGrads, NormOutput, RMSNormGrads, gradients_of
+from iree_lnbwd.ops.arguments import (
+    GatedNormGrads,
+    LayerNormGrads,
+    NormOutput,
+    RMSNormGrads,
+    named_gradients,
+)
 from iree_lnbwd.ops.operands import LAYER_NORM, LAYER_NORM_BACKWARD, RMS_NORM, RMS_NORM_BACKWARD
 from iree_lnbwd.runtime.op import Norm
 
 # Each call takes the arguments of a method of `calls.norms.Norms` but ``normalized_shape`` and
-# ``weight_offset``, which the module has. ``output_mask`` and ``eps`` are None, or what the module
-# was compiled for. ``out`` and the errors are those of `Norm._call`.
+# ``weight_offset`` and ``gate_first``, which the module has. ``output_mask`` and ``eps`` are None,
+# or what the module was compiled for. ``out`` and the errors are those of `Norm._call`.
 
 
 class LayerNorm(Norm):
@@ -26,10 +32,12 @@ class LayerNorm(Norm):
         *,
         residual: Any = None,
         rows_per_set: int = 1,
+        gate: Any = None,
         out: NormOutput | Sequence[Any] | None = None,
     ) -> NormOutput:
         """The output and the statistics; as `iree_lnbwd.layer_norm`."""
-        results = self._call((input, residual, weight, bias), None, eps, out, rows_per_set)
+        given = self._given(input=input, residual=residual, weight=weight, bias=bias, gate=gate)
+        results = self._call(given, None, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
 
 
@@ -45,10 +53,12 @@ class RMSNorm(Norm):
         bias: Any = None,
         residual: Any = None,
         rows_per_set: int = 1,
+        gate: Any = None,
         out: NormOutput | Sequence[Any] | None = None,
     ) -> NormOutput:
         """The output and ``rstd``; as `iree_lnbwd.rms_norm`."""
-        results = self._call((input, residual, weight, bias), None, eps, out, rows_per_set)
+        given = self._given(input=input, residual=residual, weight=weight, bias=bias, gate=gate)
+        results = self._call(given, None, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
 
 
@@ -63,21 +73,20 @@ class LayerNormBackward(Norm):
         rstd: Any = None,
         weight: Any = None,
         bias: Any = None,
-        output_mask: tuple[bool, bool, bool] | None = None,
+        output_mask: tuple[bool, ...] | None = None,
         *,
         eps: float | None = None,
         grad_residual: Any = None,
         output: Any = None,
         rows_per_set: int = 1,
-        out: LayerNormGrads | Sequence[Any] | None = None,
+        gate: Any = None,
+        out: LayerNormGrads | GatedNormGrads | Sequence[Any] | None = None,
     ) -> LayerNormGrads:
         """The gradients; as `iree_lnbwd.layer_norm_backward`."""
-        self._expect_source(input, output, mean, rstd)
-        dy, *more = gradients_of(grad_output)
-        given = (
-            (dy, output, rstd, weight, bias, grad_residual, *more)
-            if self.spec.from_output
-            else (dy, input, mean, rstd, weight, bias, grad_residual, *more)
+        given = self._given(
+            **named_gradients(grad_output),
+            **{"input": input, "output": output, "mean": mean, "rstd": rstd, "weight": weight},
+            **{"bias": bias, "grad_residual": grad_residual, "gate": gate},
         )
         results = self._call(given, output_mask, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
@@ -99,13 +108,15 @@ class RMSNormBackward(Norm):
         grad_residual: Any = None,
         output: Any = None,
         rows_per_set: int = 1,
-        out: RMSNormGrads | Sequence[Any] | None = None,
+        gate: Any = None,
+        out: RMSNormGrads | GatedNormGrads | Sequence[Any] | None = None,
     ) -> RMSNormGrads:
         """The gradients; as `iree_lnbwd.rms_norm_backward`."""
-        self._expect_source(input, output, None, rstd)
-        data = output if self.spec.from_output else input
-        dy, *more = gradients_of(grad_output)
-        given = (dy, data, rstd, weight, bias, grad_residual, *more)
+        given = self._given(
+            **named_gradients(grad_output),
+            **{"input": input, "output": output, "rstd": rstd, "weight": weight},
+            **{"bias": bias, "grad_residual": grad_residual, "gate": gate},
+        )
         results = self._call(given, output_mask, eps, out, rows_per_set)
         return results  # type: ignore[return-value]
 

@@ -126,8 +126,9 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
 
 def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """What `choose` completes the first legal one of, best first, for a backward on a GPU."""
+    streams = spec.grad_outputs > 1 or spec.gate is not None
     for one in chain(measured(spec, product), nearby(spec, target, product)):
-        yield replace(one, defers=False) if spec.grad_outputs > 1 else one
+        yield replace(one, defers=False) if streams else one
     reasoned = chain(_staged(spec, target, product), _direct(spec, target, product))
     yield from (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target))
 

@@ -358,7 +358,7 @@ def _of_one_pass(spec: NormSpec, target: Target, one: OnePass, rows: int) -> _Lo
         steps=rows / (one.workgroups * one.groups),
         # A row's place is free when another is done with it, nearly a step later.
         ahead=one.ahead - one.in_place,
-        partial_rows=_SUMS * one.workgroups if any(spec.output_mask[1:]) else 0,
+        partial_rows=_SUMS * one.workgroups if spec.sums_columns else 0,
     )
 
 

@@ -10,7 +10,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements
-from iree_lnbwd.schedules.ir_types import chunk_types, kernel, private, shared
+from iree_lnbwd.schedules.ir_types import chunk_types, gates, kernel, private, shared
 from iree_lnbwd.schedules.rules import first_broken, out_of_bounds, terms_rule
 
 # Banks of shared memory, of 4 bytes each: NVIDIA's (CUDA C++ Programming Guide, "Shared Memory"),
@@ -54,7 +54,7 @@ class FewRows:
 
     def tiles(self, spec: NormSpec) -> int:
         """Tiles of a row, each a workgroup's; none if no column sum is asked for."""
-        return -(-spec.columns // self.tile) if any(spec.output_mask[1:]) else 0
+        return -(-spec.columns // self.tile) if spec.sums_columns else 0
 
     def slices(self, target: Target) -> int:
         """Slices of the rows; the threads of a tile sum them side by side."""
@@ -86,7 +86,7 @@ class FewRows:
         chunks = self.chunks(spec, target, vector)
         return {
             "#few_vector": f"{vector} : index",
-            **{f"!few_{alias[1:]}": shape for alias, shape in chunk_types(vector).items()},
+            **{f"!few_{alias[1:]}": shape for alias, shape in chunk_types(spec, vector).items()},
             "#few_threads": f"{self.threads(target)} : index",
             "#few_chunks": f"{chunks} : index",
             "#tiles": f"{self.tiles(spec)} : index",
@@ -103,6 +103,14 @@ class FewRows:
             "!few_gamma": private(f"{chunks}x!few_gamma_chunk"),
             "!few_beta": private(f"{chunks}x!few_beta_chunk"),
             "!few_residual": private(f"{chunks}x!few_residual_chunk"),
+            **{
+                alias: shape
+                for _ in gates(spec)
+                for alias, shape in (
+                    ("!few_z", private(f"{chunks}x!few_z_chunk")),
+                    ("!z_cells", f"vector<{self.tile_vector}x!z>"),
+                )
+            },
             "!few_held": private(f"{chunks}x!few_chunk"),
             "!dy_cells": f"vector<{self.tile_vector}x!dy>",
             "!dy_sum_cells": f"vector<{self.tile_vector}x!dy_sum>",

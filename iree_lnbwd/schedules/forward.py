@@ -203,6 +203,10 @@ class Forward:
         lanes, threads = target.subgroup_size, self.rows * self.threads
         shared = self.shared_bytes(spec, target)
         rules = (
+            (
+                spec.gate is not None and self.in_shared_memory,
+                "a gated row is not kept in shared memory",
+            ),
             (target.backend == "cpu", "workgroups of threads need a GPU"),
             (threads > target.max_threads, f"{threads} threads, at most {target.max_threads}"),
             (threads % lanes != 0, f"{threads} threads, in subgroups of {lanes}"),
@@ -232,6 +236,7 @@ class Forward:
                 and (
                     not self.in_registers
                     or spec.has(RESIDUAL)
+                    or spec.gate_first
                     or bytes_of(normalized(spec)) >= WORD_BYTES
                 ),
                 "only a narrow row of one tensor, in registers, is kept narrow",

@@ -88,7 +88,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
     if shared_out is None:
         return _clustered(spec, target, vector) or _wide(spec, target, vector)
     chunks, threads = shared_out
-    is_narrow, has_residual = bytes_of(normalized(spec)) < WORD_BYTES, spec.has(RESIDUAL)
+    is_narrow = bytes_of(normalized(spec)) < WORD_BYTES
+    has_residual = spec.has(RESIDUAL) or spec.gate is not None
     is_head = _is_head(spec, vector)
     is_light_head = is_head and is_narrow and not spec.family.centres
     warps = _HEAD_WARPS if is_head and not is_light_head else _WARPS
@@ -187,12 +188,12 @@ def _clustered(spec: NormSpec, target: Target, vector: int) -> Forward | None:
         unclustered = _UNCLUSTERED_CENTRED
     if size not in _CLUSTER_ELEMENTS or (size < WORD_BYTES and spec.columns <= unclustered):
         return None
-    packs = size < WORD_BYTES and (is_narrow or not spec.family.centres)
+    packs = size < WORD_BYTES and not spec.gate_first and (is_narrow or not spec.family.centres)
     shared_out = _shared_by_cluster(spec, target, vector, packs=packs)
     if shared_out is None:
         return None
     cluster, chunks, threads = shared_out
-    has_residual = spec.has(RESIDUAL)
+    has_residual = spec.has(RESIDUAL) or spec.gate is not None
     # A residual is there beside the row that it is added to.
     narrow = chunks * vector * size / WORD_BYTES
     wide = chunks * vector

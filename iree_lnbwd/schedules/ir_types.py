@@ -45,6 +45,11 @@ def private(shape: str) -> str:
     return f"memref<{shape}, #gpu.address_space<private>>"
 
 
+def gates(spec: NormSpec) -> tuple[Element, ...]:
+    """The element type of the gate, if there is one: no other spec's text speaks of it."""
+    return () if spec.gate is None else (Element.GATE,)
+
+
 def bindings(spec: NormSpec) -> dict[str, str]:
     """The tensors as kernels see them, partial rows of sums among them."""
     cols = spec.columns
@@ -63,7 +68,7 @@ def bindings(spec: NormSpec) -> dict[str, str]:
     }
 
 
-def chunk_types(vector: int) -> dict[str, str]:
+def chunk_types(spec: NormSpec, vector: int) -> dict[str, str]:
     """Neighbouring elements of a row."""
     return {
         "!dy_chunk": f"vector<{vector}x!dy>",
@@ -73,6 +78,7 @@ def chunk_types(vector: int) -> dict[str, str]:
         "!beta_chunk": f"vector<{vector}x!beta>",
         "!residual_chunk": f"vector<{vector}x!residual>",
         "!chunk": f"vector<{vector}x!acc>",
+        **{f"!{gate.value}_chunk": f"vector<{vector}x!{gate.value}>" for gate in gates(spec)},
     }
 
 

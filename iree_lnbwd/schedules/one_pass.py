@@ -165,8 +165,8 @@ class OnePass(OnePassMemory):
                 f"{AHEAD_OF_LATER_SUMS} rows ahead",
             ),
             (
-                spec.grad_outputs > 1 and self.defers,
-                "of other gradients of the output, only the next row is there",
+                (spec.grad_outputs > 1 or spec.gate is not None) and self.defers,
+                "of other gradients of the output, and of a gate, only the next row is there",
             ),
             (self.rereads and not self.slots, "nothing is staged"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),

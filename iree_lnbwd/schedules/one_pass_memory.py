@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import ADDED_BIAS
+from iree_lnbwd.ops.operands import ADDED_BIAS, Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import words
 from iree_lnbwd.schedules.ir_types import private, shared
@@ -191,6 +191,9 @@ class OnePassMemory(OnePassNumbers):
         if self.ahead and not self.slots:
             an_element += dy + x
         an_element += 2 * dy * (spec.grad_outputs - 1)  # of this row and of the next
+        if spec.gate is not None:
+            an_element += DTYPES[spec.element_type(Element.GATE)].numpy.itemsize / 2
+            an_element += 0 if self.ahead or self.slots else dy + x  # which dz is computed from
         elements = self.chunks(spec, target) * self.vector
         estimate = _REGISTERS_FIXED[target.backend] + elements * an_element
         # In bulk, no thread has to mask what is not its own.

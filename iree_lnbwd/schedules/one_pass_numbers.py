@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import GRAD_INPUT, MORE_GRAD_OUTPUTS, Element
+from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS, Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import WHOLE_LINES
 from iree_lnbwd.schedules.few_rows import FewRows
-from iree_lnbwd.schedules.ir_types import flag, itemsize, kernel, private, storage
+from iree_lnbwd.schedules.ir_types import flag, gates, itemsize, kernel, private, storage
 from iree_lnbwd.schedules.rules import own_columns, touched_columns
 
 _PAST_L1_BYTES = 16  # that a copy must have to pass the L1 cache (PTX ISA, "cp.async": .cg)
@@ -76,14 +76,14 @@ class OnePassNumbers:
     def numbers(self, spec: NormSpec, target: Target) -> dict[str, str]:
         """Its aliases in ``ir/one_pass.mlir``, but for those of memory."""
         chunks = self.chunks(spec, target)
-        defers = self.defers and spec.has(GRAD_INPUT)
+        defers = self.defers and spec.wants_dx
         return {
             "#least_last": f"{self.least_last(spec, target)} : index",
             "#dy_bits": f"{8 * itemsize(spec, Element.DY)} : index",
             "#x_bits": f"{8 * itemsize(spec, Element.X)} : index",
             **{
                 f"!{element.value}_lines": storage(f"?x{self.line(spec)}x!{element.value}")
-                for element in (Element.DY, Element.X, Element.RESIDUAL)
+                for element in (Element.DY, Element.X, Element.RESIDUAL, *gates(spec))
             },
             "#groups": f"{self.groups} : index",
             "#workgroups_i32": f"{self.workgroups} : i32",
@@ -103,14 +103,17 @@ class OnePassNumbers:
             "#pending_first_i32": f"{max(self.ahead - 1, 0)} : i32",
             "#defers": flag(defers),
             "#buffers": f"{self.buffers} : index",
-            "#rereads": flag(self.rereads and spec.has(GRAD_INPUT)),
+            "#rereads": flag(self.rereads and spec.wants_dx),
             "#gamma_copied": f"{self._gamma_copied(spec)} : index",
             "#warps": f"{self.warps} : index",
             "!warp_sums": f"vector<{self.warps}x2x!acc>",
             "#own_columns": f"{self.own_columns(spec)} : index",
             "#cluster": f"{self.cluster} : index",
             "#rows_kernel": kernel(self.groups * self.threads(target), target),
-            "!more_dy_held": private(f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!dy_chunk"),
+            "!more_dy_held": private(
+                f"{len(MORE_GRAD_OUTPUTS)}x{chunks}x!{'dy' if spec.gate is None else 'z'}_chunk"
+            ),
+            **{f"!{gate.value}_held": private(f"{chunks}x!z_chunk") for gate in gates(spec)},
             "!x_held": private(f"{chunks}x!x_chunk"),
             "!gamma_held": private(f"{chunks}x!gamma_chunk"),
             "!residual_held": private(f"{chunks}x!residual_chunk"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.operands import GRAD_INPUT
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import chunk_types, flag, kernel, shared
 from iree_lnbwd.schedules.rules import WritesPartialRows
@@ -16,7 +15,7 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
         "#vector": f"{vector} : index",
         "#threads": f"{schedule.threads(target)} : index",
         "#resident": f"{schedule.resident} : i32",
-        "#wants_dx": flag(spec.has(GRAD_INPUT)),
+        "#wants_dx": flag(spec.wants_dx),
         "#partials_at_once": f"{schedule.finalize_rows} : index",
         "#width": f"{schedule.finalize_columns} : index",
         "#slices": f"{schedule.finalize_slices} : index",
@@ -25,7 +24,7 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
         "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
         "!acc_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
-        **chunk_types(vector),
+        **chunk_types(spec, vector),
         "!gamma_cell": "vector<1x!gamma>",
         "!beta_cell": "vector<1x!beta>",
         "!cell": "vector<1x!acc>",

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.operands import GRAD_INPUT, Element
+from iree_lnbwd.ops.operands import Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.ir_types import (
     UNROLLED,
     bindings,
     chunk_types,
     flag,
+    gates,
     itemsize,
     output_types,
 )
@@ -86,19 +87,19 @@ class RowBlocks:
             "#fetches_ahead": flag(self.fetches_ahead),
             **{
                 f"#{element.value}_line": f"{_LINE_BYTES // itemsize(spec, element)} : index"
-                for element in (Element.DY, Element.X, Element.RESIDUAL)
+                for element in (Element.DY, Element.X, Element.RESIDUAL, *gates(spec))
             },
             "#unrolled": UNROLLED,
             "#span": f"{self.span} : index",
             "#block": f"{block} : index",
             "#scales": flag(spec.has_weight),
             "#tile": f"{self.finalize_columns} : index",
-            "#wants_dx": flag(spec.has(GRAD_INPUT)),
+            "#wants_dx": flag(spec.wants_dx),
             "#single_column": flag(cols == 1),
             "!acc_pn": f"tensor<?x{cols}x!acc>",
             **bindings(spec),
             "!means": f"memref<{block}x2x!acc>",
-            **chunk_types(vector),
+            **chunk_types(spec, vector),
             **output_types(
                 spec,
                 {

@@ -8,7 +8,7 @@ from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.operands import MORE_GRAD_OUTPUTS
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.schedules.ir_types import flag, kernel, private, shared
+from iree_lnbwd.schedules.ir_types import flag, gates, kernel, private, shared
 from iree_lnbwd.schedules.partial_rows import partial_rows
 from iree_lnbwd.schedules.rules import (
     elements_rule,
@@ -83,6 +83,7 @@ class TwoPass:
             "!x_read": private(f"{self.chunks}x!x_chunk"),
             "!gamma_read": private(f"{self.chunks}x!gamma_chunk"),
             "!beta_read": private(f"{self.chunks}x!beta_chunk"),
+            **{f"!{gate.value}_read": private(f"{self.chunks}x!z_chunk") for gate in gates(spec)},
         }
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:

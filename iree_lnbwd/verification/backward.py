@@ -8,7 +8,8 @@ from iree_lnbwd.ops.arguments import Array, BoundCall
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS
 from iree_lnbwd.verification.expectation import Judged
-from iree_lnbwd.verification.row_block import F64, Arithmetic, Gamma, Normalized, blocks
+from iree_lnbwd.verification.gate import Silu, product
+from iree_lnbwd.verification.row_block import F64, Arithmetic, Gamma, Normalized, blocks, shifted
 from iree_lnbwd.verification.sums import CallSums
 
 
@@ -25,25 +26,42 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
     arithmetic = Arithmetic.of(call.spec, summed)
     u, step, column_u = arithmetic.u, arithmetic.step, arithmetic.column_u
     dx, dx_off = np.empty((2, call.rows, columns))
+    dz, dz_off = np.empty((2, *(dx.shape if call.spec.gate is not None else (0, 0))))
     dgamma, dgamma_off, dbeta, dbeta_off = (CallSums(call, columns) for _ in range(4))
     for block in blocks(call.rows, columns):
         gamma = Gamma.of(call, block, arithmetic)
         dy = _gradient_of_output(call, block)
         data = call.arrays[call.spec.family.data.name][block].astype(np.float64)
+        gate, first = Silu.of(call, block, arithmetic), call.spec.gate_first
+        given, dy_off, x_off = (data if first else dy), np.zeros((1, 1)), None
+        if gate is not None and first:
+            data, x_off = gate.times(data)
+        elif gate is not None:
+            dy, dy_off = gate.times(dy)
         row = (
             Normalized.of_output(call, block, data, gamma, arithmetic)
             if call.spec.from_output
-            else Normalized.of(call, block, data, arithmetic)
+            else Normalized.of(call, block, data, arithmetic, x_off)
         )
-        dx[block], dx_off[block] = _dx(call, block, dy, row, gamma, arithmetic)
+        dv, dv_off = _dx(call, block, (dy, dy_off), row, gamma, arithmetic)
+        if gate is not None:
+            other = (dv, dv_off) if first else shifted(call, block, row, gamma, arithmetic)
+            dz[block], dz_off[block] = product(gate.times_slope(given), other, arithmetic)
+        if gate is not None and first:
+            dv, dv_off = gate.times(dv, dv_off)
+        dx[block], dx_off[block] = dv, dv_off
         dgamma.add(block, dy * row.xhat)
         dgamma_off.add(
             block,
-            (column_u + 2 * u) * np.abs(dy * row.xhat) + np.abs(dy) * row.xhat_off + step,
+            (column_u + 2 * u) * np.abs(dy * row.xhat)
+            + np.abs(dy) * row.xhat_off
+            + dy_off * (np.abs(row.xhat) + row.xhat_off)
+            + step,
         )
         dbeta.add(block, dy)
-        dbeta_off.add(block, column_u * np.abs(dy))
+        dbeta_off.add(block, column_u * np.abs(dy) + dy_off)
     values = {
+        "grad_gate": (dz, dz_off),
         "grad_input": (dx, dx_off),
         "grad_weight": (dgamma.total, dgamma_off.total),
         "grad_bias": (dbeta.total, dbeta_off.total),
@@ -75,18 +93,29 @@ def _gradient_of_output(call: BoundCall, block: slice) -> F64:
 def _dx(
     call: BoundCall,
     block: slice,
-    dy: F64,
+    of_output: tuple[F64, F64],
     row: Normalized,
     gamma: Gamma,
     arithmetic: Arithmetic,
 ) -> tuple[F64, F64]:
-    """A block of dx, and of its errors before it is rounded."""
+    """A block of dx, and of its errors before it is rounded.
+
+    Args:
+        call: The call.
+        block: Its rows.
+        of_output: The gradient of the norm's output, and how far ours may be off.
+        row: The rows, normalized.
+        gamma: What they are multiplied by.
+        arithmetic: Of the call.
+    """
     assert call.spec is not None
+    dy, dy_off = of_output
     u, step, row_u = arithmetic.u, arithmetic.step, arithmetic.row_u
     xhat, rstd, abs_xhat, abs_rstd = row.xhat, row.rstd, np.abs(row.xhat), np.abs(row.rstd)
     h = dy * gamma.value
     abs_h = np.abs(h)
-    h_off = np.abs(dy) * gamma.off  # its own rounding is counted with the terms it is part of
+    # Its own rounding is counted with the terms it is part of.
+    h_off = np.abs(dy) * gamma.off + dy_off * (np.abs(gamma.value) + gamma.off)
     if call.spec.family.centres:
         mean_h = h.mean(axis=1, keepdims=True)
         mean_h_off = ((row_u + 2 * u) * abs_h + h_off).mean(axis=1, keepdims=True) + 2 * step

@@ -8,7 +8,8 @@ from iree_lnbwd.ops.arguments import Array, BoundCall
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import Element
 from iree_lnbwd.verification.expectation import Judged
-from iree_lnbwd.verification.row_block import Arithmetic, Gamma, Normalized, blocks, of_columns
+from iree_lnbwd.verification.gate import Silu
+from iree_lnbwd.verification.row_block import Arithmetic, Gamma, Normalized, blocks, shifted
 
 
 def outputs(call: BoundCall) -> dict[str, Judged]:
@@ -18,27 +19,26 @@ def outputs(call: BoundCall) -> dict[str, Judged]:
     normalized as it is stored: so it has no error, and has to match to the bit. The tolerance of
     the output covers both orders of its products, ``(x - mean) * rstd`` first and ``rstd * gamma``
     first, and multiply-adds.
+
+    A gate is a factor of what comes before it, without a rounding to a narrow type.
     """
     assert call.spec is not None
     shape = (call.rows, call.spec.columns)
     arithmetic = Arithmetic.of(call.spec, call.rows)
-    u, step = arithmetic.u, arithmetic.step
+    step, gate_first = arithmetic.step, call.spec.gate_first
     sums = np.empty(shape if "residual" in call.arrays else 0)
     y, y_off = np.empty((2, *shape))
     mean, mean_off, rstd, rstd_off = np.empty((4, call.rows, 1))
     for block in blocks(*shape):
         x = _summed(call, block).astype(np.float64)
-        row = Normalized.of(call, block, x, arithmetic)
+        gate = Silu.of(call, block, arithmetic)
+        x, x_off = gate.times(x) if gate is not None and gate_first else (x, None)
+        row = Normalized.of(call, block, x, arithmetic, x_off)
         gamma = Gamma.of(call, block, arithmetic)
-        beta = of_columns(call, "bias", block)
-        scaled = row.xhat * gamma.value
-        y[block] = scaled if beta is None else scaled + beta
-        y_off[block] = (
-            np.abs(gamma.value) * row.xhat_off
-            + np.abs(row.xhat) * gamma.off
-            + u * (np.abs(scaled) + np.abs(y[block]))
-            + (np.abs(x - row.mean) + 1) * step  # rstd * gamma and the product may be subnormal
-        )
+        y[block], off = shifted(call, block, row, gamma, arithmetic)
+        y_off[block] = off + np.abs(x - row.mean) * step  # the product may be subnormal
+        if gate is not None and not gate_first:
+            y[block], y_off[block] = gate.times(y[block], y_off[block])
         mean[block], mean_off[block] = row.mean, row.mean_off
         rstd[block], rstd_off[block] = row.rstd, row.rstd * row.rstd_relative
         if "residual" in call.arrays:

@@ -11,6 +11,7 @@ from iree_lnbwd.ops.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
+    GATED,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     MORE_GRAD_OUTPUTS,
@@ -18,6 +19,8 @@ from iree_lnbwd.ops.operands import (
     RMS_NORM,
     RMS_NORM_BACKWARD,
     Access,
+    Element,
+    Gate,
     Kind,
     Op,
 )
@@ -173,6 +176,38 @@ def biased_rms_norms() -> Iterator[NormSpec]:
     """RMS norms with a bias, of every op. No record has them yet."""
     for op in (RMS_NORM, RMS_NORM_BACKWARD, FROM_OUTPUT[RMS_NORM_BACKWARD.name]):
         yield from _biased(op)
+
+
+def gated() -> Iterator[NormSpec]:
+    """Norms with a gate, after and before, of every op. No record has them yet."""
+    for op in (*GATED[Gate.AFTER].values(), *GATED[Gate.BEFORE].values()):
+        yield from _gated(op)
+
+
+def _gated(op: Op) -> Iterator[NormSpec]:
+    """Widths, element types, masks and options."""
+    of = functools.partial(_spec_of(op), gate=None if op.gate is None else op.gate.value)
+    for width in _FAMILY_WIDTHS:
+        for dtype in ("f32", "bf16"):
+            yield of((width,), dtype)
+    for width in _OPTIONS_WIDTHS:
+        yield of((width,), "f16", gate_dtype="f32")
+        yield of((width,), "f64")
+        yield of((width,), "f32", gate_dtype="bf16", weight_dtype="bf16")
+        yield of((width,), "bf16", has_weight=False)
+        yield of((width,), "bf16", weight_offset=1.0, has_bias=op.takes_bias)
+    yield of((16384,), "bf16")
+    yield of((65536,), "f32")
+    if not op.is_backward:
+        return
+    for gradient in op.masked:
+        for width in _OPTIONS_WIDTHS:
+            yield of((width,), "bf16", output_mask=tuple(row is gradient for row in op.masked))
+    yield of((4096,), "f32", output_mask=tuple(row.name != "grad_gate" for row in op.masked))
+    yield of((65536,), "bf16", output_mask=tuple(row.name != "grad_input" for row in op.masked))
+    yield of((25001,), "bf16")
+    yield of((769,), "bf16", grad_output_dtype="f32", eps=_eps(op))
+    yield of((4096,), "bf16", eps=_eps(op))
 
 
 def _biased(op: Op) -> Iterator[NormSpec]:
@@ -343,6 +378,14 @@ def _adversarial(added: Array) -> Array:
     return added
 
 
+def _make_extreme(gate: Array) -> None:
+    """Rows of a gate whose sigmoid is subnormal or zero, or one; and an infinite element."""
+    gate[5] = -100.0
+    gate[6], gate[7] = -6e4, 6e4
+    gate[8, ::2] = -85.0
+    gate[9, 0] = np.inf
+
+
 def _call(
     spec: NormSpec,
     x64: Array,
@@ -368,8 +411,18 @@ def _call(
             return values.astype(DTYPES[dtype].numpy)
 
     x = of(spec.dtype, x64)
-    statistics = _true_statistics(spec, x)
-    values = {"input": x, **statistics}
+    normalized, gates = x.astype(np.float64), {}
+    if spec.gate is not None:
+        z = change(2 * rng.standard_normal(x.shape))
+        if change is _adversarial:
+            _make_extreme(z)
+        gates["gate"] = z = of(spec.element_type(Element.GATE), z)
+        if spec.gate_first:
+            with np.errstate(all="ignore"):
+                normalized /= 1 + np.exp(-z.astype(np.float64))
+                normalized *= z
+    statistics = _true_statistics(spec, normalized)
+    values = {"input": x, **gates, **statistics}
     values["weight"] = rng.standard_normal(columns) + (1 - spec.weight_offset)
     if op.is_backward:
         values["grad_output"] = rng.standard_normal(x.shape)
@@ -409,12 +462,12 @@ def _call(
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
         rows_per_set=sets.rows_per_set if spec.weight_sets else None,
+        gate_first=spec.gate_first,
     )
 
 
-def _true_statistics(spec: NormSpec, x: Array) -> dict[str, Array]:
+def _true_statistics(spec: NormSpec, wide: Array) -> dict[str, Array]:
     """The rows' statistics in f64, for the backwards that take them."""
     with np.errstate(all="ignore"):
-        wide = x.astype(np.float64)
         square = wide.var(axis=1) if spec.family.centres else (wide * wide).mean(axis=1)
         return {"mean": wide.mean(axis=1), "rstd": 1 / np.sqrt(square + _eps(spec.family))}

@@ -139,7 +139,14 @@ class Normalized:
     xhat_off: F64
 
     @classmethod
-    def of(cls, call: BoundCall, block: slice, x: F64, arithmetic: Arithmetic) -> Normalized:
+    def of(
+        cls,
+        call: BoundCall,
+        block: slice,
+        x: F64,
+        arithmetic: Arithmetic,
+        x_off: F64 | None = None,
+    ) -> Normalized:
         """A block of a call's rows, by the call's statistics if it has them, else by its own.
 
         Args:
@@ -147,6 +154,7 @@ class Normalized:
             block: The rows.
             x: What is normalized: [m, N].
             arithmetic: Of the call.
+            x_off: How far ours may be from it: [m, N]. None means not at all.
         """
         assert call.spec is not None
         centres = call.spec.family.centres
@@ -156,7 +164,7 @@ class Normalized:
             mean = call.arrays["mean"][block].astype(np.float64)[:, None] if centres else zeros
             mean_off, rstd_relative = zeros, zeros
         else:
-            mean, mean_off, rstd, rstd_relative = _statistics(call.spec, x, arithmetic)
+            mean, mean_off, rstd, rstd_relative = _statistics(call.spec, x, arithmetic, x_off)
         xhat = (x - mean) * rstd
         roundings = 2 if centres else 1
         xhat_off = (
@@ -164,6 +172,8 @@ class Normalized:
             + mean_off * np.abs(rstd) * (1 + rstd_relative)
             + arithmetic.step
         )
+        if x_off is not None:
+            xhat_off += x_off * np.abs(rstd) * (1 + rstd_relative)
         return cls(mean, mean_off, rstd, rstd_relative, xhat, xhat_off)
 
     @classmethod
@@ -208,7 +218,25 @@ class Normalized:
         return cls(zeros, zeros, rstd, zeros, xhat, xhat_off)
 
 
-def _statistics(spec: NormSpec, x: F64, arithmetic: Arithmetic) -> tuple[F64, F64, F64, F64]:
+def shifted(
+    call: BoundCall, block: slice, row: Normalized, gamma: Gamma, arithmetic: Arithmetic
+) -> tuple[F64, F64]:
+    """What a norm gives of a block, ``xhat * gamma + beta``, and its error: [m, N]."""
+    scaled = row.xhat * gamma.value
+    beta = of_columns(call, "bias", block)
+    value = scaled if beta is None else scaled + beta
+    off = (
+        np.abs(gamma.value) * row.xhat_off
+        + np.abs(row.xhat) * gamma.off
+        + arithmetic.u * (np.abs(scaled) + np.abs(value))
+        + arithmetic.step  # rstd * gamma may be subnormal
+    )
+    return value, off
+
+
+def _statistics(
+    spec: NormSpec, x: F64, arithmetic: Arithmetic, x_off: F64 | None
+) -> tuple[F64, F64, F64, F64]:
     """Mean, its error, rstd and its relative error, of each row, as columns."""
     assert spec.eps is not None
     u, step, row_u = arithmetic.u, arithmetic.step, arithmetic.row_u
@@ -220,7 +248,15 @@ def _statistics(spec: NormSpec, x: F64, arithmetic: Arithmetic) -> tuple[F64, F6
         mean, mean_off = np.zeros((2, len(x), 1))
         square = (x * x).mean(axis=1, keepdims=True)
     # The variance is of values centred on the computed mean, whose error enters squared.
-    square_off = (row_u + 5 * u) * square + mean_off**2 + 2 * step
+    if x_off is not None:
+        # The values are off, too: their squares by twice the product, and by its own square.
+        centred = np.abs(x - mean)
+        square_off = (2 * centred * x_off + x_off**2).mean(axis=1, keepdims=True)
+        if spec.family.centres:
+            mean_off += x_off.mean(axis=1, keepdims=True)
+    else:
+        square_off = np.zeros_like(square)
+    square_off += (row_u + 5 * u) * square + mean_off**2 + 2 * step
     # Relative to the sum with eps, which a negative eps makes small. It is infinite only where an
     # element is, and then rstd is zero.
     total = square + spec.eps

@@ -18,7 +18,9 @@ from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import (
     ADDED_BIAS,
+    GATE,
     GRAD_BIAS,
+    GRAD_GATE,
     GRAD_INPUT,
     GRAD_OUTPUT,
     GRAD_RESIDUAL,
@@ -85,23 +87,27 @@ _PARTIALS = (PARTIAL_DGAMMA, PARTIAL_DBETA)
 _SUMS = (SUM_H, SUM_HX)
 _ROWS = Kernel(
     "rows",
-    (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS),
-    (GRAD_INPUT, *_PARTIALS),
-    ahead=(*_READ[:-1], GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS),
+    (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE),
+    (GRAD_INPUT, *_PARTIALS, GRAD_GATE),
+    ahead=(*_READ[:-1], GRAD_RESIDUAL, *MORE_GRAD_OUTPUTS, GATE),
 )
-_FEW_ROWS = Kernel("few_rows", (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _GRADIENTS)
-_ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS, *MORE_GRAD_OUTPUTS), _SUMS)
+_FEW_ROWS = Kernel(
+    "few_rows",
+    (*_READ, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE),
+    (*_GRADIENTS, GRAD_GATE),
+)
+_ROW_SUMS = Kernel("row_sums", (*_READ, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE), _SUMS)
 _COLUMNS = Kernel(
     "columns",
-    (*_READ, *_SUMS, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS),
-    (GRAD_INPUT, *_PARTIALS),
+    (*_READ, *_SUMS, GRAD_RESIDUAL, ADDED_BIAS, *MORE_GRAD_OUTPUTS, GATE),
+    (GRAD_INPUT, *_PARTIALS, GRAD_GATE),
 )
 _FINALIZE = Kernel("finalize", _PARTIALS, (GRAD_WEIGHT, GRAD_BIAS))
 _NORMALIZE = Kernel(
     "normalize",
-    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
+    (INPUT, RESIDUAL, WEIGHT, ADDED_BIAS, GATE),
     (OUTPUT, MEAN, RSTD, RESIDUAL_OUTPUT),
-    ahead=(INPUT, RESIDUAL, WEIGHT, ADDED_BIAS),
+    ahead=(INPUT, RESIDUAL, WEIGHT, ADDED_BIAS, GATE),
 )
 _NORMALIZE_FEW = replace(_NORMALIZE, name="normalize_few")
 KERNELS = {
@@ -415,7 +421,8 @@ def _on_cpu(
 def _with_statistics(plan: Plan, spec: NormSpec, how: Forward | RowBlocks) -> Plan:
     """The same, after a kernel that recomputes the statistics."""
     rows = RowCount()
-    statistics_alone = replace(_NORMALIZE, reads=(INPUT,), ahead=(INPUT,), writes=(MEAN, RSTD))
+    normalized = (INPUT, GATE) if spec.gate_first else (INPUT,)
+    statistics_alone = replace(_NORMALIZE, reads=normalized, ahead=normalized, writes=(MEAN, RSTD))
     launch = _normalize(statistics_alone, spec, how)
     statistics = (_scratch(spec, name, rows) for name in launch.writes)
     return replace(plan, scratch=(*statistics, *plan.scratch), kernels=(launch, *plan.kernels))
@@ -424,7 +431,8 @@ def _with_statistics(plan: Plan, spec: NormSpec, how: Forward | RowBlocks) -> Pl
 def _of_few_rows(spec: NormSpec, form: FewRows) -> Plan:
     """One kernel, for tiles of columns and for rows."""
     tiles = form.tiles(spec)
-    workgroups = RowCount(more=tiles) if spec.has(GRAD_INPUT) else tiles
+    has_rows = spec.wants_dx or spec.has(GRAD_GATE)
+    workgroups = RowCount(more=tiles) if has_rows else tiles
     launch = _launch(_FEW_ROWS, spec, workgroups, constants=(RowCount(),))
     return Plan(_unasked(spec, launch.writes), (launch,), form.rows if spec.rows is None else None)
 
@@ -447,7 +455,7 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
         partial_rows = walkers = RowCount(form.rows, form.workgroups)
         tiles = math.ceil(spec.columns / form.tile(target))
         columns = _COLUMNS
-        if spec.has(GRAD_INPUT):
+        if spec.wants_dx:
             kernels.append(_launch(_ROW_SUMS, spec, rows, constants=(rows,)))
             sums = kernels[0].writes
         else:
@@ -477,12 +485,15 @@ def _scratch(spec: NormSpec, name: str, count: Count) -> Scratch:
 def _unasked(spec: NormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
     """Memory for gradients that nobody asked for, but that kernels have a pointer to.
 
-    Kernels do not use the pointer to ``grad_input``; they write the other gradients anyway.
+    Kernels do not use the pointers to ``grad_input`` and ``grad_gate``, unless the latter needs
+    the former; they write the other gradients anyway.
     """
     return tuple(
-        Scratch(result.name, 0, 1)
-        if result.kind is Kind.CELLS
-        else _scratch(spec, result.name, _of_sets(spec, 1))
+        _scratch(spec, result.name, _of_sets(spec, 1))
+        if result.kind is not Kind.CELLS
+        else _scratch(spec, result.name, RowCount())
+        if result == GRAD_INPUT and spec.wants_dx
+        else Scratch(result.name, 0, 1)
         for result in spec.family.results
         if result.name in written and not spec.has(result)
     )

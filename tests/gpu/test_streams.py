@@ -90,7 +90,7 @@ def test_tensors_give_what_arrays_give(gpu: DeviceUri, spec: NormSpec) -> None:
         given["rstd"],
         given["weight"],
         given["bias"],
-        spec.output_mask,  # type: ignore[arg-type]
+        spec.output_mask,
     )
     assert_same_bits(on_host(function), gradients)
 

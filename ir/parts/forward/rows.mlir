@@ -7,6 +7,8 @@
 !beta = bf16
 !acc = f32
 #takes_residual = true
+#gates_first = false
+#writes_output = true
 #scales = true
 #adds_bias = true
 #columns = 4096 : index
@@ -51,6 +53,8 @@ func.func private @widen_of_x(!forward_x) -> !forward_chunk
 func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
 func.func private @round_of_residual(!forward_chunk) -> !forward_residual
 func.func private @settled_of_x(!forward_x) -> !forward_x
+func.func private @silu_of_z(!forward_chunk) -> (!forward_chunk, !forward_chunk)
+func.func private @gated_input(!forward_chunk, !forward_chunk) -> !forward_chunk
 // End of what is replaced.
 
 // The first column of a thread's chunk k of a step, of the workgroup's columns, and whether these have that
@@ -95,6 +99,12 @@ func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_ro
   %lasts = arith.constant #forward_lasts
   %was_kept = arith.andi %in_shared_memory, %again : i1
   %reads_s = arith.andi %adds_residual, %again : i1
+  // With a gate:
+  // z comes with x, in the residual's place, each time.
+  %gates_first = arith.constant #gates_first
+  %writes_output = arith.constant #writes_output
+  %adds_residual_gated = arith.ori %gates_first, %writes_output : i1
+  // End of the gate.
   scf.for %k = %c0 to %chunks step %c1 {
     %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
     %col_in = arith.select %inside, %col, %c0 : index
@@ -190,6 +200,12 @@ func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_resid
       %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
       scf.yield %xa : !forward_chunk
     }
+    // With a gate:
+    %z_k = memref.load %residual_held[%k] : !forward_residual_held
+    %za = func.call @widen_of_residual(%z_k) : (!forward_residual) -> !forward_chunk
+    %silu, %slope = func.call @silu_of_z(%za) : (!forward_chunk) -> (!forward_chunk, !forward_chunk)
+    %value_gated = func.call @gated_input(%value, %silu) : (!forward_chunk, !forward_chunk) -> !forward_chunk
+    // End of the gate.
     memref.store %value, %values[%k] : !forward_held
   } {llvm.loop_annotation = #unrolled}
   return
