@@ -271,3 +271,24 @@ def test_a_spec_says_its_gate_by_one_field() -> None:
             gate_first=gate == "before",
         )
         assert call.spec == spec
+
+
+@both_orders
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_a_gate_goes_with_sets_of_weights_and_another_type_of_output(
+    norm: str, gate_first: bool
+) -> None:
+    rng = random_generator()
+    x, z, dy = rng.standard_normal((3, 4, 6, 20)).astype(np.float32)
+    weight, bias = rng.standard_normal((2, 3, 20)).astype(np.float32)
+    options: Any = {"weight": weight, "bias": bias, "rows_per_set": 2, "eps": 1e-5}
+    options |= {"gate": z, "gate_first": gate_first}
+    ours = getattr(iree_lnbwd, norm)(x, 20, output_dtype="bf16", **options).output
+    exact = getattr(reference, norm)(x, 20, **options).output
+    assert ours.dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(ours.astype(np.float64), exact, 0.005, 1e-3)
+    grads = getattr(iree_lnbwd, f"{norm}_backward")(dy, x, 20, **options)
+    expected = getattr(reference, f"{norm}_backward")(dy, x, 20, **options)
+    for name, got in grads._asdict().items():
+        np.testing.assert_allclose(got, getattr(expected, name), 1e-3, 1e-4)
+    assert grads.grad_weight.shape == (3, 20)
