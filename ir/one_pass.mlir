@@ -185,7 +185,7 @@ hal.executable.source private @rows {
     func.func private @gate_gradients(index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
     func.func private @round_of_z(!chunk) -> !z_chunk
     func.func private @settled_of_z(!z_chunk) -> !z_chunk
-    func.func private @store_edge_of_z(!z_lines, index, index, index, index, index, i1, !z_chunk)
+    func.func private @store_gate_edge(!z_lines, index, index, index, index, index, i1, !z_chunk)
     // End of the gate.
 
     func.func @rows() attributes {translation_info = #rows_kernel, nvvm.minctasm = #resident} {
@@ -591,7 +591,7 @@ hal.executable.source private @rows {
               %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
               %exists = arith.andi %inside, %has_row : i1
               %dz_k = memref.load %dz_kept[%k] : !z_held
-              func.call @store_edge_of_z(%dz, %row_index, %k, %part, %col, %shift, %exists, %dz_k)
+              func.call @store_gate_edge(%dz, %row_index, %k, %part, %col, %shift, %exists, %dz_k)
                   : (!z_lines, index, index, index, index, index, i1, !z_chunk) -> ()
             }
           } {llvm.loop_annotation = #unrolled}

@@ -8,6 +8,7 @@
 !beta = bf16
 !z = bf16
 !acc = f32
+#vector = 8 : index
 #chunks = 1 : index
 #gates_first = false
 !dy_lines = memref<?x4096x!dy, #hal.descriptor_type<storage_buffer>>
@@ -30,6 +31,10 @@ func.func private @load_cells_of_z(!z_lines, index, index, index, index, i1, ind
 func.func private @my_part(!thread) -> index
 func.func private @my_shift(!thread) -> index
 func.func private @column(index, !thread) -> (index, i1)
+func.func private @is_whole(index, index, index) -> i1
+func.func private @span(index, index, index) -> (index, index)
+func.func private @is_within(index, index, index) -> i1
+func.func private @cell_address(index, index, index) -> (index, index)
 func.func private @fetched_chunk(index, !thread, !begin, i1, i1, !dy_room, !x_room) -> (!dy_chunk, !x_chunk)
 func.func private @chunk_weight(index, !thread, !weight_room) -> !chunk
 func.func private @chunk_bias(index, !thread, !bias_room) -> !chunk
@@ -112,4 +117,29 @@ func.func private @gate_gradients(%k: index, %thread: !thread, %where: !begin, %
   %dz = func.call @dz(%dy_or_x, %slope, %n_or_dv) : (!chunk, !chunk, !chunk) -> !chunk
   %dx = func.call @gated_dx(%dv, %silu) : (!chunk, !chunk) -> !chunk
   return %dx, %dz : !chunk, !chunk
+}
+
+// The elements of chunk k of dz that are of the row to memory, one by one, if not all are: as @store_edge of dx.
+func.func private @store_gate_edge(%dz: !z_lines, %row: index, %k: index, %part: index, %col: index, %shift: index, %exists: i1, %chunk: !z_chunk) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %v = arith.constant #vector
+  %yes = arith.constant true
+  %column = arith.addi %part, %col : index
+  %whole = func.call @is_whole(%k, %column, %shift) : (index, index, index) -> i1
+  %broken = arith.xori %whole, %yes : i1
+  %stores = arith.andi %broken, %exists : i1
+  scf.if %stores {
+    %line, %at = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
+    %from, %below = func.call @span(%k, %column, %shift) : (index, index, index) -> (index, index)
+    scf.for %e = %c0 to %v step %c1 {
+      %in_row = func.call @is_within(%e, %from, %below) : (index, index, index) -> i1
+      scf.if %in_row {
+        %one = vector.extract %chunk[%e] : !z from !z_chunk
+        %e_at = arith.addi %at, %e : index
+        memref.store %one, %dz[%line, %e_at] : !z_lines
+      }
+    } {llvm.loop_annotation = #unrolled}
+  }
+  return
 }

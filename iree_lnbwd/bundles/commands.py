@@ -8,7 +8,10 @@ from pathlib import Path
 from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD
 from iree_lnbwd.ops.spec import NormSpec
 
-_DTYPES = ("output_dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype")
+_DTYPES = (
+    *("output_dtype", "grad_output_dtype", "weight_dtype", "bias_dtype", "residual_dtype"),
+    "gate_dtype",
+)
 
 
 def adding(spec: NormSpec, target: str, path: Path) -> str:
@@ -34,6 +37,8 @@ def spec_words(spec: NormSpec) -> list[str]:
         words.append("--bias" if spec.has_bias else "--no-bias")
     if spec.from_output:
         words.append("--from-output")
+    if spec.gate is not None:
+        words.append(f"--gate={spec.gate}")
     if spec.weight_offset:
         words.append(f"--weight-offset={spec.weight_offset!r}")
     if not all(spec.output_mask):

@@ -16,9 +16,11 @@ from iree_lnbwd.errors import (
 from iree_lnbwd.ops.arguments import DEFAULT_EPS, rms_eps
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
+    GATED,
     LAYER_NORM_BACKWARD,
     MOST_GRAD_OUTPUTS,
     OPS,
+    Gate,
     names,
 )
 from iree_lnbwd.ops.spec import NormSpec, check_output_mask
@@ -97,6 +99,12 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
         "--residual-dtype", **types, help="of residual or grad_residual (default: none)"
     )
     parser.add_argument(
+        "--gate",
+        choices=[gate.value for gate in Gate],
+        help="silu(gate) is a factor, after the norm or before it (default: none)",
+    )
+    parser.add_argument("--gate-dtype", **types, help="default: --dtype")
+    parser.add_argument(
         "--weight-offset",
         type=float,
         default=0.0,
@@ -108,7 +116,7 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
         help=(
             "a 0 or 1 for each of a backward's gradients: "
             f"{', '.join(names(LAYER_NORM_BACKWARD.masked))} (default: all); an RMS norm has "
-            "the last with --bias only"
+            "the last with --bias only, and --gate adds one for the gate"
         ),
     )
     parser.add_argument("--rows", type=int, help="fix the number of rows (default: dynamic)")
@@ -136,6 +144,8 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         if not op.is_backward:
             raise ValueError(f"from-output: expected it beside a backward alone, got {op.name}")
         op = FROM_OUTPUT[op.name]
+    elif options.gate is not None:
+        op = GATED[Gate(options.gate)][op.name]
     if options.bias and (op.atens_bias or options.no_bias):
         beside = "--no-bias" if options.no_bias else f"{op.name}, which has one without it"
         raise ValueError(f"bias: expected it beside an RMS norm alone, got it beside {beside}")
@@ -192,6 +202,8 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         rows=options.rows,
         eps=options.recompute_statistics if op.is_backward else own,
         from_output=options.from_output,
+        gate=options.gate,
+        gate_dtype=options.gate_dtype,
     )
 
 
@@ -213,7 +225,7 @@ _SAID_BY_MODELS = {
     "op": (_OP,),
     **dict.fromkeys(("no_weight", "bias", "no_bias", "from_output"), False),
     **dict.fromkeys(("output_dtype", "grad_output_dtype", "bias_dtype"), None),
-    **dict.fromkeys(("residual_dtype", "output_mask"), None),
+    **dict.fromkeys(("residual_dtype", "output_mask", "gate", "gate_dtype"), None),
     **dict.fromkeys(("rows", "recompute_statistics", "eps"), None),
     "weight_offset": 0.0,
 }

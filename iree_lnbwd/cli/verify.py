@@ -34,7 +34,7 @@ from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri, target_of
 from iree_lnbwd.hardware.targets import Target, find_target
 from iree_lnbwd.ops import npz
 from iree_lnbwd.ops.arguments import DEFAULT_EPS, BoundCall, rms_eps
-from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS
+from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS, Gate
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.verification import matrix, verify
 from iree_lnbwd.verification.verify import Runs
@@ -80,6 +80,7 @@ def add(commands: words.Commands) -> None:
     sub.add_argument(
         "--from-output", action="store_true", help="of the backward that takes the output"
     )
+    sub.add_argument("--gate", choices=[gate.value for gate in Gate], help="with a gate there")
     sub.add_argument(
         "--rows", type=words.ints, help="how many random rows, in a call each (default: 1,7,64)"
     )
@@ -103,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _verify_bundle(options: argparse.Namespace) -> int:
     """Each member on the device that runs it, and then which members run on none."""
-    for name in ("target", "data", "modules", "normalized_shape", "op", "dtype"):
+    for name in ("target", "data", "modules", "normalized_shape", "op", "dtype", "gate"):
         if (value := getattr(options, name)) is not None:
             raise ValueError(f"{name}: expected none beside a bundle, got {value}")
     for name in ("emulate", "from_output"):
@@ -184,7 +185,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
             _random_spec(options),
             (1, 7, 64) if options.rows is None else options.rows,
         )
-    for name in ("op", "dtype", "rows", "from_output"):
+    for name in ("op", "dtype", "rows", "from_output", "gate"):
         if (value := getattr(options, name)) not in (None, False):
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
@@ -211,6 +212,7 @@ def _random_spec(options: argparse.Namespace) -> NormSpec:
         op=op.name,
         eps=None if op.is_backward else eps,
         from_output=options.from_output,
+        gate=options.gate,
     )
 
 

@@ -15,9 +15,9 @@ from iree_lnbwd.errors import (
     plain,
 )
 from iree_lnbwd.ops.dtypes import DTYPES, unknown
-from iree_lnbwd.ops.operands import OPS
+from iree_lnbwd.ops.operands import VARIANTS
 
-_MASK_LENGTHS = {len(each) for op in OPS.values() for each in (op.masked, op.gradients) if each}
+_MASK_LENGTHS = {len(each) for op in VARIANTS for each in (op.masked, op.gradients) if each}
 DTYPES_IN_HELP = f"{{{','.join(DTYPES)}}}"  # in the help
 
 
