@@ -10,6 +10,9 @@
 //
 // From the forward's output (#from_output), x is that output, and xhat is (x - beta) / g.
 //
+// with sets: // Where the weight has sets, walkers share out the rows of each, and count rows as the k-th of their set
+// with sets: // (math/sets.mlir). Walkers of all sets count along x, set by set, and tiles along y.
+// with sets: //
 // A thread keeps memory busy by several loads at once: chunks of a row in @row_sums, rows in @columns.
 // The loops over them are unrolled.
 
@@ -122,6 +125,7 @@ hal.executable.source private @row_sums {
   }
   builtin.module {
     // From ir/math/.
+    // with sets: func.func private @row_set(index, index, index) -> index
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
@@ -188,12 +192,27 @@ hal.executable.source private @row_sums {
 
       %m_i32 = hal.interface.constant.load layout(#row_sums_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
+      // with sets: %sets_i32 = hal.interface.constant.load layout(#row_sums_layout) ordinal(1) : i32
+      // with sets: %sets = arith.index_castui %sets_i32 : i32 to index
+      // with sets: %rows_per_set_i32 = hal.interface.constant.load layout(#row_sums_layout) ordinal(2) : i32
+      // with sets: %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
+      // with sets: %one = arith.constant 1 : index
+      // with sets: %end_row = arith.subi %m, %one : index
+      // with sets: %row_id = hal.interface.workgroup.id[0] : index
+      // with sets: %set_row = arith.subi %end_row, %row_id : index
+      // with sets: %set = func.call @row_set(%set_row, %sets, %rows_per_set) : (index, index, index) -> index
+      // with sets: %gamma_bytes = arith.constant #gamma_bytes
+      // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
+      // with sets: %beta_bytes = arith.constant #beta_bytes
+      // with sets: %beta_at = arith.muli %set, %beta_bytes : index
       %dy = hal.interface.binding.subspan layout(#row_sums_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %x = hal.interface.binding.subspan layout(#row_sums_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !x_rows{%m}
       %mean = hal.interface.binding.subspan layout(#row_sums_layout) binding(2) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#row_sums_layout) binding(3) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
-      %gamma = hal.interface.binding.subspan layout(#row_sums_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
-      %beta = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
+      %gamma = hal.interface.binding.subspan layout(#row_sums_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row  // without sets
+      // with sets: %gamma = hal.interface.binding.subspan layout(#row_sums_layout) binding(4) alignment(64) offset(%gamma_at) flags(ReadOnly) : !gamma_row
+      %beta = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row  // without sets
+      // with sets: %beta = hal.interface.binding.subspan layout(#row_sums_layout) binding(5) alignment(64) offset(%beta_at) flags(ReadOnly) : !beta_row
       %dy2 = hal.interface.binding.subspan layout(#row_sums_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy3 = hal.interface.binding.subspan layout(#row_sums_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy4 = hal.interface.binding.subspan layout(#row_sums_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
@@ -347,6 +366,8 @@ hal.executable.source private @columns {
   }
   builtin.module {
     // From ir/math/.
+    // with sets: func.func private @count_set_rows(index, index, index, index) -> index
+    // with sets: func.func private @set_row(index, index, index, index) -> index
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
@@ -393,7 +414,7 @@ hal.executable.source private @columns {
       %v = arith.constant #vector
       %t_count = arith.constant #threads
       %tile = arith.constant #tile
-      %p = arith.constant #workgroups_index
+      %p = arith.constant #workgroups_index  // without sets
       %rows_at_once = arith.constant #rows_at_once
       %span_steps = arith.constant #span_steps
       %wants_dx = arith.constant #wants_dx
@@ -408,15 +429,31 @@ hal.executable.source private @columns {
 
       %m_i32 = hal.interface.constant.load layout(#columns_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
+      // with sets: %sets_i32 = hal.interface.constant.load layout(#columns_layout) ordinal(1) : i32
+      // with sets: %sets = arith.index_castui %sets_i32 : i32 to index
+      // with sets: %rows_per_set_i32 = hal.interface.constant.load layout(#columns_layout) ordinal(2) : i32
+      // with sets: %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
+      // with sets: %all_walkers = hal.interface.workgroup.count[0] : index
+      // with sets: %p = arith.divui %all_walkers, %sets : index
+      // with sets: %id = hal.interface.workgroup.id[0] : index
+      // with sets: %set = arith.divui %id, %p : index
+      // with sets: %own_id = arith.remui %id, %p : index
+      // with sets: %set_rows = func.call @count_set_rows(%m, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
+      // with sets: %gamma_bytes = arith.constant #gamma_bytes
+      // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
+      // with sets: %beta_bytes = arith.constant #beta_bytes
+      // with sets: %beta_at = arith.muli %set, %beta_bytes : index
       %dy = hal.interface.binding.subspan layout(#columns_layout) binding(0) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %x = hal.interface.binding.subspan layout(#columns_layout) binding(1) alignment(64) offset(%c0) flags(ReadOnly) : !x_rows{%m}
       %mean = hal.interface.binding.subspan layout(#columns_layout) binding(2) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#columns_layout) binding(3) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
-      %gamma = hal.interface.binding.subspan layout(#columns_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
+      %gamma = hal.interface.binding.subspan layout(#columns_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row  // without sets
+      // with sets: %gamma = hal.interface.binding.subspan layout(#columns_layout) binding(4) alignment(64) offset(%gamma_at) flags(ReadOnly) : !gamma_row
       %sum_h = hal.interface.binding.subspan layout(#columns_layout) binding(5) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %sum_hx = hal.interface.binding.subspan layout(#columns_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !acc_column{%m}
       %dresidual = hal.interface.binding.subspan layout(#columns_layout) binding(7) alignment(64) offset(%c0) flags(ReadOnly) : !residual_rows{%m}
-      %beta = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
+      %beta = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row  // without sets
+      // with sets: %beta = hal.interface.binding.subspan layout(#columns_layout) binding(8) alignment(64) offset(%beta_at) flags(ReadOnly) : !beta_row
       %dy2 = hal.interface.binding.subspan layout(#columns_layout) binding(9) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy3 = hal.interface.binding.subspan layout(#columns_layout) binding(10) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
       %dy4 = hal.interface.binding.subspan layout(#columns_layout) binding(11) alignment(64) offset(%c0) flags(ReadOnly) : !dy_rows{%m}
@@ -427,12 +464,15 @@ hal.executable.source private @columns {
       %wants_dz = arith.constant #wants_dz
       // End of the gate.
       %dx = hal.interface.binding.subspan layout(#columns_layout) binding(13) alignment(64) offset(%c0) : !x_rows{%m}
-      %walkers = hal.interface.workgroup.count[1] : index
+      %walkers = hal.interface.workgroup.count[1] : index  // without sets
+      // with sets: %walkers = hal.interface.workgroup.count[0] : index
       %dgamma_partials = hal.interface.binding.subspan layout(#columns_layout) binding(14) alignment(64) offset(%c0) : !acc_rows{%walkers}
       %dbeta_partials = hal.interface.binding.subspan layout(#columns_layout) binding(15) alignment(64) offset(%c0) : !acc_rows{%walkers}
 
-      %j = hal.interface.workgroup.id[0] : index
-      %walker = hal.interface.workgroup.id[1] : index
+      %j = hal.interface.workgroup.id[0] : index  // without sets
+      // with sets: %j = hal.interface.workgroup.id[1] : index
+      %walker = hal.interface.workgroup.id[1] : index  // without sets
+      // with sets: %walker = hal.interface.workgroup.id[0] : index
       %t = gpu.thread_id x
       %base = arith.muli %j, %tile : index
       // A thread past the end of the row reads the row's first chunk, and stores nothing.
@@ -453,9 +493,11 @@ hal.executable.source private @columns {
         scf.yield %zeros : !chunk
       }
 
-      %first = arith.muli %walker, %rows_at_once : index
+      %first = arith.muli %walker, %rows_at_once : index  // without sets
+      // with sets: %first = arith.muli %own_id, %rows_at_once : index
       %stride = arith.muli %p, %rows_at_once : index
-      %last = arith.subi %m, %c1 : index
+      %last = arith.subi %m, %c1 : index  // without sets
+      // with sets: %last = arith.subi %set_rows, %c1 : index
       scf.if %inside {
         vector.store %zeros, %dgamma_partials[%walker, %col] : !acc_rows, !chunk
         scf.if %sums_dbeta {
@@ -463,17 +505,23 @@ hal.executable.source private @columns {
         }
       }
       %span = arith.muli %stride, %span_steps : index
-      scf.for %span_first = %first to %m step %span {
+      scf.for %span_first = %first to %m step %span {  // without sets
+      // with sets: scf.for %span_first = %first to %set_rows step %span {
         %span_after = arith.addi %span_first, %span : index
-        %span_end = arith.minui %span_after, %m : index
+        %span_end = arith.minui %span_after, %m : index  // without sets
+        // with sets: %span_end = arith.minui %span_after, %set_rows : index
         %sums:2 = scf.for %row_first = %span_first to %span_end step %stride
             iter_args(%dgamma_sum = %zeros, %dbeta_sum = %zeros) -> (!chunk, !chunk) {
           %dgamma_step, %dbeta_step = scf.for %k = %c0 to %rows_at_once step %c1
               iter_args(%dgamma_before = %dgamma_sum, %dbeta_before = %dbeta_sum) -> (!chunk, !chunk) {
             // For a row past the end, the last row is read, and is not added.
-            %row = arith.addi %row_first, %k : index
-            %live = arith.cmpi ule, %row, %last : index
-            %row_in = arith.minui %row, %last : index
+            %row = arith.addi %row_first, %k : index  // without sets
+            // with sets: %own_row = arith.addi %row_first, %k : index
+            %live = arith.cmpi ule, %row, %last : index  // without sets
+            // with sets: %live = arith.cmpi ule, %own_row, %last : index
+            %row_in = arith.minui %row, %last : index  // without sets
+            // with sets: %own_row_in = arith.minui %own_row, %last : index
+            // with sets: %row_in = func.call @set_row(%own_row_in, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
             %dy_k = vector.load %dy[%row_in, %col_in] : !dy_rows, !dy_chunk
             %x_k = vector.load %x[%row_in, %col_in] : !x_rows, !x_chunk
             %mean_row = memref.load %mean[%row_in] : !acc_column
@@ -512,7 +560,8 @@ hal.executable.source private @columns {
             %has_cells = arith.andi %inside, %live : i1
             %stores_dz = arith.andi %has_cells, %wants_dz : i1
             scf.if %stores_dz {
-              vector.store %dz_k, %dz[%row, %col] : !z_rows, !z_chunk
+              vector.store %dz_k, %dz[%row, %col] : !z_rows, !z_chunk  // without sets
+              // with sets: vector.store %dz_k, %dz[%row_in, %col] : !z_rows, !z_chunk
             }
             %dx_sum_gated = func.call @gated_dx(%dx_sum, %silu) : (!chunk, !chunk) -> !chunk
             // End of the gate.
@@ -520,7 +569,8 @@ hal.executable.source private @columns {
             %exists = arith.andi %inside, %live : i1
             %stores = arith.andi %exists, %wants_dx : i1
             scf.if %stores {
-              vector.store %dx_k, %dx[%row, %col] : !x_rows, !x_chunk
+              vector.store %dx_k, %dx[%row, %col] : !x_rows, !x_chunk  // without sets
+              // with sets: vector.store %dx_k, %dx[%row_in, %col] : !x_rows, !x_chunk
             }
             %dgamma_more = math.fma %dya, %xhat, %dgamma_before : !chunk
             %dbeta_more = arith.addf %dbeta_before, %dya : !chunk

@@ -1,19 +1,28 @@
 // Sets of weights: row r takes the set (r / rows_per_set) % sets, with the whole part of the quotient. So the rows of a
-// set come in runs of rows_per_set neighbours, and from one run to the next it is sets * rows_per_set rows.
+// set come in runs of rows_per_set neighbours, and from one run to the next it is sets * rows_per_set rows. All numbers
+// here have 32 bits: a GPU divides those of 64 bits slowly.
 
 // What a kernel's declaration decides: nothing.
 // End of what is replaced.
 
 func.func private @row_set(%row: index, %sets: index, %rows_per_set: index) -> index {
-  %run = arith.divui %row, %rows_per_set : index
-  %set = arith.remui %run, %sets : index
+  %row_i32 = arith.index_castui %row : index to i32
+  %sets_i32 = arith.index_castui %sets : index to i32
+  %rows_per_set_i32 = arith.index_castui %rows_per_set : index to i32
+  %run = arith.divui %row_i32, %rows_per_set_i32 : i32
+  %set_i32 = arith.remui %run, %sets_i32 : i32
+  %set = arith.index_castui %set_i32 : i32 to index
   return %set : index
 }
 
 // The row that is the k-th of a set.
 func.func private @set_row(%k: index, %set: index, %sets: index, %rows_per_set: index) -> index {
-  %round = arith.divui %k, %rows_per_set : index
-  %in_run = arith.remui %k, %rows_per_set : index
+  %k_i32 = arith.index_castui %k : index to i32
+  %rows_per_set_i32 = arith.index_castui %rows_per_set : index to i32
+  %round_i32 = arith.divui %k_i32, %rows_per_set_i32 : i32
+  %in_run_i32 = arith.remui %k_i32, %rows_per_set_i32 : i32
+  %round = arith.index_castui %round_i32 : i32 to index
+  %in_run = arith.index_castui %in_run_i32 : i32 to index
   %runs = arith.muli %round, %sets : index
   %run = arith.addi %runs, %set : index
   %first = arith.muli %run, %rows_per_set : index
@@ -23,14 +32,21 @@ func.func private @set_row(%k: index, %set: index, %sets: index, %rows_per_set: 
 
 // How many of M rows a set has.
 func.func private @count_set_rows(%m: index, %set: index, %sets: index, %rows_per_set: index) -> index {
-  %round = arith.muli %sets, %rows_per_set : index
-  %rounds = arith.divui %m, %round : index
-  %rest = arith.remui %m, %round : index
-  %others = arith.muli %set, %rows_per_set : index
-  %before = arith.minui %others, %rest : index
-  %left = arith.subi %rest, %before : index
-  %in_last = arith.minui %left, %rows_per_set : index
-  %in_others = arith.muli %rounds, %rows_per_set : index
-  %rows = arith.addi %in_others, %in_last : index
+  %zero = arith.constant 0 : i32
+  %m_i32 = arith.index_castui %m : index to i32
+  %set_i32 = arith.index_castui %set : index to i32
+  %sets_i32 = arith.index_castui %sets : index to i32
+  %rows_per_set_i32 = arith.index_castui %rows_per_set : index to i32
+  %runs = arith.divui %m_i32, %rows_per_set_i32 : i32  // whole ones
+  %rest = arith.remui %m_i32, %rows_per_set_i32 : i32
+  %rounds = arith.divui %runs, %sets_i32 : i32
+  %more_runs = arith.remui %runs, %sets_i32 : i32
+  %has_one_more = arith.cmpi ult, %set_i32, %more_runs : i32
+  %has_rest = arith.cmpi eq, %set_i32, %more_runs : i32
+  %rest_or_none = arith.select %has_rest, %rest, %zero : i32
+  %more = arith.select %has_one_more, %rows_per_set_i32, %rest_or_none : i32
+  %in_rounds = arith.muli %rounds, %rows_per_set_i32 : i32
+  %rows_i32 = arith.addi %in_rounds, %more : i32
+  %rows = arith.index_castui %rows_i32 : i32 to index
   return %rows : index
 }

@@ -438,6 +438,15 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
                 share = plain.share if isinstance(plain, Shares) else plain
                 lines += _shared_out(share, "%set_rows", f"{name}_share", f"{name}_workgroups")
                 of_one |= {share: f"{name}_share", Shares(share): f"{name}_workgroups"}
+            elif isinstance(plain, RowCount) and plain.most is not None:
+                assert not plain.more
+                lines += [
+                    f"{name}_few = affine.min {_map(RowCount(plain.per))}()[%set_rows]",
+                    f"{name}_most = arith.constant {plain.most} : index",
+                    f"{name}_many = arith.ceildivui {name}_most, %g : index",
+                    f"{name} = arith.minui {name}_few, {name}_many : index",
+                ]
+                of_one[plain] = name
             else:
                 lines.append(f"{name} = affine.min {_map(plain)}()[%set_rows]")
                 of_one[plain] = name

@@ -60,11 +60,26 @@ def bindings(spec: NormSpec) -> dict[str, str]:
     }
     ops = (*OPS.values(), spec.family)
     tensors = [(operand.kind, operand.element) for op in ops for operand in op.rows]
-    return {
+    types = {
         f"!{element.value}_{called}": storage(f"{dims}!{element.value}")
         for kind, (called, dims) in seen.items()
         for of_kind, element in (*tensors, (Kind.CELLS, Element.ACC))
         if of_kind is kind
+    }
+    return types | (_offset_types(cols) if spec.weight_sets else {})
+
+
+def _offset_types(cols: int) -> dict[str, str]:
+    """Those that begin where a set of weights, or its partial rows, begin in a binding.
+
+    For a GPU, IREE 3.13 drops the offset of a binding whose type has none.
+    """
+    return {
+        **{
+            f"!{name}_row": storage(f"{cols}x!{name}, strided<[1], offset: ?>")
+            for name in ("gamma", "beta")
+        },
+        "!acc_rows": storage(f"?x{cols}x!acc, strided<[{cols}, 1], offset: ?>"),
     }
 
 

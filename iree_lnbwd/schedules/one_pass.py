@@ -107,6 +107,7 @@ class OnePass(OnePassMemory):
             + copies_weight * by_vector * [spec.gamma_dtype]
         ]
         rules = (
+            (spec.weight_sets, "it has one weight, and the spec has sets"),
             (
                 self.shifted(spec) and not self.slots,
                 f"N is no multiple of {self.vector}, and rows are not copied",

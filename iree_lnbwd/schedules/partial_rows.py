@@ -11,6 +11,7 @@ from iree_lnbwd.schedules.rules import WritesPartialRows
 def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) -> dict[str, str]:
     """The aliases that the kernels of one pass and of two passes share."""
     cols, vector = spec.columns, schedule.vector
+    count = "?" if spec.weight_sets else schedule.workgroups  # a call's sets have as many each
     return {
         "#vector": f"{vector} : index",
         "#threads": f"{schedule.threads(target)} : index",
@@ -22,7 +23,7 @@ def partial_rows(schedule: WritesPartialRows, spec: NormSpec, target: Target) ->
         "#finalize_kernel": kernel(schedule.finalize_columns * schedule.finalize_slices, target),
         "!slices": shared(f"{schedule.finalize_slices}x{schedule.finalize_columns}x!acc"),
         "!shares": f"vector<{schedule.finalize_slices}x1x!acc>",
-        "!acc_pn": f"tensor<{schedule.workgroups}x{cols}x!acc>",
+        "!acc_pn": f"tensor<{count}x{cols}x!acc>",
         "!warp_sums": f"vector<{schedule.warps}x2x!acc>",
         **chunk_types(spec, vector),
         "!gamma_cell": "vector<1x!gamma>",

@@ -83,11 +83,12 @@ class EmulatedNorm:
                 continue
             views[given.name] = module.output(
                 given.name,
-                given.dims(call.rows),
+                given.dims(call.rows, call.sets),
                 DTYPES[given.dtype].numpy,
                 write_once=self._strict and given.name in results,
             )
-        module.call(self.spec.op, *views.values())
+        numbers = [call.sets.rows_per_set] if call.sets else []
+        module.call(self.spec.op, *views.values(), *numbers)
         self.launches = module.launches
         computed = {
             result.name: module.read(views[result.name], DTYPES[result.dtype].numpy).reshape(

@@ -190,7 +190,8 @@ class OfSet:
     """A number for the rows of one set of weights: of the first, which has the most.
 
     Attributes:
-        of_set: As it follows from so many rows.
+        of_set: As it follows from so many rows. The upper bound of a `RowCount` is that of all sets
+            together, but for one of each.
     """
 
     of_set: Plain
@@ -329,9 +330,11 @@ def count_of(count: Count, rows: int, sets: Sets | None = None) -> int:
     assert sets is not None, count
     if isinstance(count, SetsNumber):
         return int(getattr(sets, count.of_call))
-    if isinstance(count, OfSet):
-        return count_of(count.of_set, sets.most_rows(rows))
-    return sets.number * count_of(count.of_sets, sets.most_rows(rows))
+    plain = count.of_set if isinstance(count, OfSet) else count.of_sets
+    if isinstance(plain, RowCount) and plain.most is not None:
+        plain = replace(plain, most=-(-plain.most // sets.number))
+    each = count_of(plain, sets.most_rows(rows))
+    return each if isinstance(count, OfSet) else sets.number * each
 
 
 def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
@@ -460,7 +463,9 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
             sums = kernels[0].writes
         else:
             columns = replace(columns, reads=tuple(o for o in columns.reads if o not in _SUMS))
-        kernels.append(_launch(columns, spec, tiles, walkers, constants=(rows,)))
+        # Those of all sets may be too many to count along y.
+        axes = (_of_sets(spec, walkers), tiles) if spec.weight_sets else (tiles, walkers)
+        kernels.append(_launch(columns, spec, *axes, constants=(rows,)))
     if any(spec.has(gradient) for gradient in _FINALIZE.writes):
         tiles = math.ceil(spec.columns / form.finalize_columns)
         each = (_of_set(spec, partial_rows),)

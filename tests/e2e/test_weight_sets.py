@@ -22,6 +22,7 @@ from iree_lnbwd.ops.operands import OPS, Kind
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 
 ROWS = (0, 1, 3, 41, 700)
 SETS = (1, 2, 3, 7)
@@ -214,6 +215,36 @@ def test_gradients_are_those_of_finite_differences() -> None:
                 moved[place][at] += sign * step
                 sides.append(loss(*moved))
             assert abs((sides[0] - sides[1]) / (2 * step) - gradient[at]) < 1e-6
+
+
+EMULATED = [
+    spec_of("layer_norm", 64, "f32", weight_sets=True),
+    spec_of("rms_norm", 300, "bf16", weight_offset=1.0, has_bias=True, weight_sets=True),
+    spec_of("layer_norm", 33, "f16", weight_dtype="f32", weight_sets=True),
+    spec_of("rms_norm", 4100, "f32", residual_dtype="bf16", weight_sets=True),
+    spec_of("layer_norm", 20001, "bf16", weight_sets=True),
+    spec_of("layer_norm_backward", 64, "f32", weight_sets=True),
+    spec_of("layer_norm_backward", 300, "bf16", residual_dtype="f32", weight_sets=True),
+    spec_of("layer_norm_backward", 1, "f64", weight_sets=True),
+    spec_of("layer_norm_backward", 72, "f32", output_mask=(False, True, True), weight_sets=True),
+    spec_of("rms_norm_backward", 96, "f32", eps=1e-5, weight_sets=True),
+    spec_of("rms_norm_backward", 65, "f16", weight_dtype="f32", has_bias=True, weight_sets=True),
+    spec_of("rms_norm_backward", 4100, "bf16", grad_outputs=2, weight_sets=True),
+    spec_of("rms_norm_backward", 64, "bf16", from_output=True, has_bias=True, weight_sets=True),
+    spec_of("rms_norm_backward", 80, "bf16", gate="after", weight_sets=True),
+]  # fmt: skip
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("spec", EMULATED, ids=lambda spec: spec.name)
+def test_kernels_in_the_emulator(spec: NormSpec, target: str) -> None:
+    """Few columns and wide ones; each set's rows in one workgroup, or in several."""
+    module, rng = EmulatedNorm(built(spec, find_target(target))[0]), random_generator()
+    given = ((13, 3, 2), (1, 4, 1), (40, 2, 1), (30, 1, 7), (9, 9, 1), (11, 2, 11), (0, 2, 2))
+    for rows, number, rows_per_set in given if spec.columns < 1000 else given[:3]:
+        call = matrix.random_call(spec, rows, rng, Sets(number, rows_per_set))
+        assert_right(module.run(call), call)
 
 
 def test_the_reference_takes_sets() -> None:

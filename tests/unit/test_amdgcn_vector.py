@@ -621,6 +621,7 @@ def test_packed_conversions(kind: str) -> None:
     ("name", "exactly"),
     [
         ("v_rcp_f32", lambda x: 1 / x),
+        ("v_rcp_iflag_f32", lambda x: 1 / x),
         ("v_sqrt_f32", math.sqrt),
         ("v_log_f32", math.log2),
         ("v_rsq_f32", lambda x: 1 / math.sqrt(x)),

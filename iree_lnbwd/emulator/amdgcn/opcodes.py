@@ -95,7 +95,8 @@ _GFX9: Mapping[str, Table] = {
         v_mov_b32=1 v_readfirstlane_b32=2 v_cvt_f64_i32=4 v_cvt_f32_i32=5 v_cvt_f32_u32=6
         v_cvt_u32_f32=7 v_cvt_i32_f32=8 v_cvt_f16_f32=10 v_cvt_f32_f16=11 v_cvt_f32_f64=15
         v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_trunc_f32=28 v_ceil_f32=29 v_rndne_f32=30 v_floor_f32=31
-        v_exp_f32=32 v_log_f32=33 v_rcp_f32=34 v_rsq_f32=36 v_rcp_f64=37 v_rsq_f64=38
+        v_exp_f32=32 v_log_f32=33 v_rcp_f32=34 v_rcp_iflag_f32=35 v_rsq_f32=36 v_rcp_f64=37
+        v_rsq_f64=38
         v_sqrt_f32=39 v_sqrt_f64=40 v_not_b32=43 v_bfrev_b32=44 v_ffbh_u32=45
         v_ffbl_b32=46 v_ffbh_i32=47 v_mov_b64=56
         v_permlane16_swap_b32=89 v_permlane32_swap_b32=90
@@ -251,7 +252,7 @@ _GFX11: Mapping[str, Table] = {
         v_cvt_u32_f32=7 v_cvt_i32_f32=8 v_cvt_f16_f32=10 v_cvt_f32_f16=11 v_cvt_f32_f64=15
         v_cvt_f64_f32=16 v_cvt_f64_u32=22 v_mov_b16=28 v_trunc_f32=33 v_ceil_f32=34 v_rndne_f32=35
         v_floor_f32=36
-        v_exp_f32=37 v_log_f32=39 v_rcp_f32=42 v_rsq_f32=46 v_rcp_f64=47
+        v_exp_f32=37 v_log_f32=39 v_rcp_f32=42 v_rcp_iflag_f32=43 v_rsq_f32=46 v_rcp_f64=47
         v_rsq_f64=49 v_sqrt_f32=51 v_sqrt_f64=52 v_not_b32=55 v_bfrev_b32=56
         v_clz_i32_u32=57 v_ctz_i32_b32=58 v_cls_i32=59 v_cvt_i32_i16=106
         v_cvt_u32_u16=107

@@ -521,6 +521,8 @@ VECTOR: Mapping[str, Vector] = MappingProxyType(
         "v_mad_u64_u32": _MAD_U64_U32,
         "v_mad_co_u64_u32": _MAD_U64_U32,
         "v_rcp_f32": _op("f32", "f32", _reciprocal_f32),
+        # The same number; it only raises another exception. Divisions of integers have it.
+        "v_rcp_iflag_f32": _op("f32", "f32", _reciprocal_f32),
         "v_rsq_f32": _op("f32", "f32", _reciprocal_square_root_f32),
         "v_exp_f32": _op("f32", "f32", _power_f32),
         "v_log_f32": _op("f32", "f32", _logarithm_f32),
