@@ -21,6 +21,7 @@ from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm,
 from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.inductor.state import Folded
 from iree_lnbwd.torch.inductor.switch import InductorStatus, use_inductor_pass
+from iree_lnbwd.torch.modulated import modulated_layer_norm, modulated_rms_norm
 from iree_lnbwd.torch.modules import (
     AddLayerNorm,
     AddRMSNorm,
@@ -48,6 +49,8 @@ __all__ = [
     "enable",
     "enabled",
     "layer_norm",
+    "modulated_layer_norm",
+    "modulated_rms_norm",
     "replace_norms",
     "rms_norm",
     "specs",

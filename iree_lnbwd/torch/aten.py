@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -60,6 +61,7 @@ def norm(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
 ) -> NormOutput:
     """What a forward of ours computes, but for rounding.
 
@@ -69,6 +71,7 @@ def norm(
         normalized_shape: The trailing dimensions.
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
     given = supported.given(op, tensors)
     total, residual = given["input"], given.get("residual")
@@ -76,7 +79,9 @@ def norm(
         sums = supported.wide(total.dtype)
         total = (total.to(sums) + residual.to(sums)).to(residual.dtype)
     parameters = (given.get("weight"), given.get("bias"))
-    output, mean, rstd = normalized(op, total, *parameters, normalized_shape, eps, weight_offset)
+    output, mean, rstd = normalized(
+        op, total, *parameters, normalized_shape, eps, weight_offset, rows_per_set
+    )
     return NormOutput(
         output.to(given["input"].dtype), mean, rstd, None if residual is None else total
     )
@@ -90,12 +95,20 @@ def normalized(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Output, mean and rstd in the type of sums; the mean is None of an op that has none."""
     sums = supported.wide(input.dtype)
     x = input.to(sums)
     gamma = None if weight is None else weight.to(sums) + weight_offset
     beta = None if bias is None else bias.to(sums)
+    if rows_per_set is not None and op.centres:
+        xhat, mean, rstd = torch.native_layer_norm(x, normalized_shape, None, None, eps)
+        assert gamma is not None
+        y = xhat * _taken(gamma, x, rows_per_set)
+        return y if beta is None else y + _taken(beta, x, rows_per_set), mean, rstd
+    if rows_per_set is not None:
+        gamma, beta = (None if p is None else _taken(p, x, rows_per_set) for p in (gamma, beta))
     if op.centres:
         return torch.native_layer_norm(x, normalized_shape, gamma, beta, eps)  # type: ignore[no-any-return]
     dims = tuple(range(-len(normalized_shape), 0))
@@ -112,6 +125,7 @@ def gradients(
     output_mask: Sequence[bool],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
 ) -> Results:
     """What a backward of ours computes, but for rounding; the arguments are checked.
 
@@ -122,14 +136,18 @@ def gradients(
         output_mask: Which gradients to compute.
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
     given = supported.given(op, tensors)
     data, weight, residual = given[op.data.name], given.get("weight"), given.get("grad_residual")
     sums, dims = supported.wide(data.dtype), tuple(range(-len(normalized_shape), 0))
     dy = _gradient_of_output(given, data.dtype)
     gamma = None if weight is None else weight.to(sums) + weight_offset
+    bias = given.get("bias")
+    if rows_per_set is not None:
+        gamma, bias = (None if p is None else _taken(p, data, rows_per_set) for p in (gamma, bias))
     if op.from_output:
-        xhat, rstd = _of_output(data.to(sums), gamma, given.get("bias")), given["rstd"]
+        xhat, rstd = _of_output(data.to(sums), gamma, bias), given["rstd"]
     else:
         xhat, rstd = _of_input(op, data.to(sums), given, dims, eps)
     h = dy if gamma is None else dy * gamma
@@ -143,6 +161,11 @@ def gradients(
     leading = tuple(range(data.ndim - len(dims)))
 
     def summed(cells: Tensor) -> Tensor:
+        if rows_per_set is not None:
+            assert weight is not None
+            cells = cells.reshape(-1, *normalized_shape)
+            which = _sets(len(cells), weight, rows_per_set)
+            return torch.zeros_like(weight, dtype=sums).index_add_(0, which, cells)
         return cells.sum(leading) if leading else cells  # of no dimensions PyTorch sums all
 
     of_weight = data.dtype if weight is None else weight.dtype
@@ -155,6 +178,18 @@ def gradients(
     asked = zip(names(op.gradients), asked_of(op, output_mask, **there), strict=False)
     found = (name for name, wanted in asked if wanted)
     return results_of(op, {name: computed[name][0].to(computed[name][1]) for name in found})
+
+
+def _sets(rows: int, weight: Tensor, rows_per_set: int) -> Tensor:
+    """Which set each row takes."""
+    return torch.arange(rows, device=weight.device) // rows_per_set % weight.shape[0]
+
+
+def _taken(parameter: Tensor, data: Tensor, rows_per_set: int) -> Tensor:
+    """What each row of the data takes of a parameter's sets."""
+    leading = data.shape[: data.ndim - parameter.ndim + 1]
+    which = _sets(math.prod(leading), parameter, rows_per_set)
+    return parameter[which].reshape(*leading, *parameter.shape[1:])
 
 
 def _gradient_of_output(given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

@@ -28,12 +28,19 @@ class Options(NamedTuple):
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
         memory_efficient: Whether the output is saved for the backward, in place of the input.
+        rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
 
     normalized_shape: Sequence[int]
     eps: float | None
     weight_offset: float = 0.0
     memory_efficient: bool = False
+    rows_per_set: int | None = None
+
+    @property
+    def sets(self) -> tuple[int, ...]:
+        """``rows_per_set``, if there are sets: the last option of an operator that takes it."""
+        return () if self.rows_per_set is None else (self.rows_per_set,)
 
 
 class NormFunction(torch.autograd.Function):
@@ -99,11 +106,12 @@ def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> 
     if not norm.own_forward:  # ATen's instead of the operator again, so that a compiler may fuse it
         return aten.pytorchs(norm.op, tensors, *options[:3])
     if _are_plain(*tensors):
-        return tensor_calls.forward(norm.op, tensors, *options[:3])
+        return tensor_calls.forward(norm.op, tensors, *options[:3], *options.sets)
     sharding.register()
     given = dict(zip(norm.all_arguments, tensors, strict=True))
     with torch._C._AutoDispatchBelowAutograd():
-        found = norm.operator(*(given[name] for name in names(norm.arguments)), *options)
+        own = (given[name] for name in names(norm.arguments))
+        found = norm.operator(*own, *options[:4], *options.sets)
     return results_of(norm.op, dict(zip(norm.results, found, strict=True)))  # type: ignore[return-value]
 
 
@@ -136,11 +144,12 @@ def _gradients(
         "grad_residual": grad_residual,
     }
     tensors = tuple(map(given.get, gradients.arguments))  # autograd adds up those of several uses
-    dims, eps, weight_offset, _ = options
+    dims, eps, weight_offset, *_ = options
     if _are_plain(*tensors):
-        return tensor_calls.backward(op, tensors, dims, mask, eps, weight_offset)
+        return tensor_calls.backward(op, tensors, dims, mask, eps, weight_offset, *options.sets)
     sharding.register()
-    found: Sequence[Tensor | None] = gradients.operator(*tensors, dims, mask, eps, weight_offset)
+    own = (dims, mask, eps, weight_offset, *options.sets)
+    found: Sequence[Tensor | None] = gradients.operator(*tensors, *own)
     return found
 
 
@@ -166,7 +175,7 @@ def differentiable(
     aliases = [None if tensor is None else tensor.view_as(tensor) for tensor in operands]
     input, weight, bias = aliases
     assert input is not None
-    output, _, _ = aten.normalized(op, input, weight, bias, *options[:3])
+    output, _, _ = aten.normalized(op, input, weight, bias, *options[:3], *options.sets)
     asked = [alias for alias, wanted in zip(aliases, mask, strict=False) if wanted]
     grads = torch.autograd.grad(output, asked, grad_output.to(output.dtype), create_graph=True)
     computed = iter(grads)

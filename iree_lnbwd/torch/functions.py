@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
+from iree_lnbwd.ops.sets import check_rows_per_set
 from iree_lnbwd.torch import sharding
 from iree_lnbwd.torch.jagged import by_values, is_jagged
 
@@ -26,6 +27,7 @@ def layer_norm(
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
     own_forward: bool = False,
+    rows_per_set: int = 1,
 ) -> Tensor:
     """Normalizes ``input`` over its trailing dimensions, as ``torch.nn.functional.layer_norm``.
 
@@ -45,8 +47,10 @@ def layer_norm(
             what is not contiguous is copied.
         normalized_shape: The trailing dimensions to normalize.
         weight: [*normalized_shape], on the same device; None means ones. Its element type may be
-            another than ``input``'s, unless one is f64.
-        bias: As ``weight``; None means zeros.
+            another than ``input``'s, unless one is f64. Or [G, *normalized_shape]: G sets, of which
+            row r takes ``(r // rows_per_set) % G``. Sets take this package's forward, and autocast
+            changes no type of theirs.
+        bias: As ``weight``, with as many sets; None means zeros.
         eps: Added to the variance.
         memory_efficient: Whether the output is kept for the backward, in place of the input; it
             takes this package's forward. The output must not change before the backward. It was
@@ -56,6 +60,8 @@ def layer_norm(
             but 0.0 takes this package's forward, for PyTorch's has none.
         own_forward: Whether to take this package's forward. Its statistics are f32 on the CPU, too,
             so that a backward in half precision need not recompute them.
+        rows_per_set: Neighbouring rows that take one set of a weight's, where this has sets: 1 for
+            a weight for each head of [..., heads, head_dim]. 1 without sets.
 
     Returns:
         The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU).
@@ -66,6 +72,10 @@ def layer_norm(
     _check_flag("own_forward", own_forward)
     _check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
+    if has_sets(weight, normalized_shape, rows_per_set):
+        sets = torch.ops.iree_lnbwd.own_layer_norm_of_sets
+        of_sets = (eps, weight_offset, memory_efficient, rows_per_set)
+        return _call(sets, tensors, normalized_shape, *of_sets)[0]
     if own_forward or memory_efficient or _is_an_offset(weight_offset):
         options = (eps, weight_offset, memory_efficient)
         return _call(torch.ops.iree_lnbwd.own_layer_norm, tensors, normalized_shape, *options)[0]
@@ -81,6 +91,7 @@ def rms_norm(
     bias: Tensor | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    rows_per_set: int = 1,
 ) -> Tensor:
     """Divides by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
@@ -96,6 +107,7 @@ def rms_norm(
         bias: As ``weight``; None means none. PyTorch's own has none.
         memory_efficient: As `layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        rows_per_set: As `layer_norm`.
 
     Returns:
         The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU,
@@ -107,6 +119,9 @@ def rms_norm(
     _check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
     options = (eps, weight_offset, memory_efficient)
+    if has_sets(weight, normalized_shape, rows_per_set):
+        sets = torch.ops.iree_lnbwd.rms_norm_of_sets
+        return _call(sets, tensors, normalized_shape, *options, rows_per_set)[0]
     return _call(torch.ops.iree_lnbwd.rms_norm, tensors, normalized_shape, *options)[0]
 
 
@@ -120,6 +135,7 @@ def add_layer_norm(
     *,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    rows_per_set: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Normalizes ``input + residual``, and returns that sum, too.
 
@@ -143,6 +159,7 @@ def add_layer_norm(
         memory_efficient: As `layer_norm`: nor is the sum kept for the backward. Gradients are
             computed in the output's element type, so ``residual`` must have it, too.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        rows_per_set: As `layer_norm`.
 
     Returns:
         The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
@@ -153,6 +170,10 @@ def add_layer_norm(
     _check_sum(input, residual, memory_efficient)
     tensors = {"input": input, "residual": residual, "weight": weight, "bias": bias}
     options = (eps, weight_offset, memory_efficient)
+    if has_sets(weight, normalized_shape, rows_per_set):
+        sets = torch.ops.iree_lnbwd.add_layer_norm_of_sets
+        found = _call(sets, tensors, normalized_shape, *options, rows_per_set)
+        return found[0], found[-1]
     found = _call(torch.ops.iree_lnbwd.add_layer_norm, tensors, normalized_shape, *options)
     return found[0], found[-1]
 
@@ -167,6 +188,7 @@ def add_rms_norm(
     bias: Tensor | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    rows_per_set: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
 
@@ -179,6 +201,7 @@ def add_rms_norm(
         bias: As `rms_norm`.
         memory_efficient: As `add_layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        rows_per_set: As `layer_norm`.
 
     Returns:
         The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
@@ -189,8 +212,34 @@ def add_rms_norm(
     _check_sum(input, residual, memory_efficient)
     tensors = {"input": input, "residual": residual, "weight": weight, "bias": bias}
     options = (eps, weight_offset, memory_efficient)
+    if has_sets(weight, normalized_shape, rows_per_set):
+        sets = torch.ops.iree_lnbwd.add_rms_norm_of_sets
+        found = _call(sets, tensors, normalized_shape, *options, rows_per_set)
+        return found[0], found[-1]
     found = _call(torch.ops.iree_lnbwd.add_rms_norm, tensors, normalized_shape, *options)
     return found[0], found[-1]
+
+
+def has_sets(
+    weight: Tensor | None, normalized_shape: int | Sequence[int], rows_per_set: int
+) -> bool:
+    """Whether a weight has sets: a dimension more than those that are normalized.
+
+    Raises:
+        TypeError, ValueError: ``rows_per_set`` is no int >= 1, or not 1 without sets.
+    """
+    if not isinstance(rows_per_set, torch.SymInt):  # one is not known while a graph is made
+        check_rows_per_set(rows_per_set)
+    dims = 1 if isinstance(normalized_shape, _INTEGERS) else len(normalized_shape)
+    if isinstance(weight, Tensor) and weight.ndim == dims + 1:
+        return True
+    if rows_per_set != 1:
+        got = None if weight is None else tuple(weight.shape)
+        raise ValueError(
+            "rows_per_set: expected 1 where weight has no sets, got "
+            f"{rows_per_set} and weight {got}"
+        )
+    return False
 
 
 def _call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ from iree_lnbwd.ops.operands import (
 )
 
 NAMESPACE = "iree_lnbwd"
+_SETS = ", SymInt rows_per_set"
 Given = TypeVar("Given")  # a tensor, or what stands for one
 
 
@@ -46,10 +47,12 @@ class Gradients:
     Attributes:
         name: Of ``torch.ops.iree_lnbwd``.
         op: What it computes.
+        takes_sets: Whether weight and bias have sets.
     """
 
     name: str
     op: Op
+    takes_sets: bool = False
 
     @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -75,6 +78,7 @@ class Gradients:
         options = (
             f"bool[{len(self.op.gradients)}] output_mask, {_eps(self.op)}, float weight_offset"
         )
+        options += _SETS if self.takes_sets else ""
         return _schema(self.name + suffix, self.op.arguments, options, self.results)
 
     @functools.cached_property
@@ -94,6 +98,7 @@ class Norm:
         from_output: The operator that computes them from the output, without the input.
         takes_residual: Whether it normalizes ``input + residual``.
         own_forward: Whether the forward is this package's, not PyTorch's.
+        takes_sets: Whether weight and bias have sets.
     """
 
     name: str
@@ -102,6 +107,7 @@ class Norm:
     from_output: Gradients
     takes_residual: bool = False
     own_forward: bool = True
+    takes_sets: bool = False
 
     @functools.cached_property
     def all_arguments(self) -> tuple[str, ...]:
@@ -123,6 +129,7 @@ class Norm:
         options = _eps(self.op)
         if self.own_forward:  # PyTorch's has no others
             options += ", float weight_offset, bool memory_efficient"
+        options += _SETS if self.takes_sets else ""
         return _schema(self.name + suffix, self.arguments, options, self.results)
 
     @functools.cached_property
@@ -168,6 +175,31 @@ OWN_RMS_NORM = Norm("rms_norm", RMS_NORM, *_OF_RMS_NORM)
 ADD_LAYER_NORM = Norm("add_layer_norm", LAYER_NORM, *_OF_LAYER_NORM, takes_residual=True)
 ADD_RMS_NORM = Norm("add_rms_norm", RMS_NORM, *_OF_RMS_NORM, takes_residual=True)
 NORMS = (PYTORCHS_LAYER_NORM, OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
+
+
+def _of_sets(norm: Norm) -> Norm:
+    """The same, whose weight has sets."""
+    gradients, from_output = (
+        replace(each, name=f"{each.name}_of_sets", takes_sets=True)
+        for each in (norm.gradients, norm.from_output)
+    )
+    return replace(
+        norm,
+        name=f"{norm.name}_of_sets",
+        gradients=gradients,
+        from_output=from_output,
+        takes_sets=True,
+    )
+
+
+# Those whose weights have sets run in Python alone.
+OF_SETS = {
+    norm.name: _of_sets(norm)
+    for norm in (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
+}
+GRADIENTS_OF_SETS = tuple(
+    dict.fromkeys(each for norm in OF_SETS.values() for each in (norm.gradients, norm.from_output))
+)
 
 # As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them,
 # and in the input's type on the CPU. The norms of sums keep the types that they are given: those of

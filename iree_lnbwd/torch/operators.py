@@ -19,8 +19,10 @@ from iree_lnbwd.torch.operator_table import (
     CHECKED,
     DIFFERENTIABLE,
     GRADIENTS,
+    GRADIENTS_OF_SETS,
     NAMESPACE,
     NORMS,
+    OF_SETS,
     Gradients,
     Norm,
 )
@@ -44,8 +46,8 @@ def _register(norm: Norm) -> None:
 
     def run(compute: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         tensors = norm.completed(arguments[:count])
-        dims, eps, weight_offset, _ = Options(*arguments[count:])
-        return norm.returned(compute(norm.op, tensors, dims, eps, weight_offset))
+        options = Options(*arguments[count:])
+        return norm.returned(compute(norm.op, tensors, *options[:3], *options.sets))
 
     def without_autograd(*arguments: Any) -> tuple[Tensor, ...]:
         return run(tensor_calls.forward if norm.own_forward else aten.pytorchs, arguments)
@@ -92,9 +94,9 @@ def _register_gradients(gradients: Gradients) -> None:
         _library.impl(name, run, "CompositeExplicitAutograd")
 
 
-for _norm in NORMS:
+for _norm in (*NORMS, *OF_SETS.values()):
     _register(_norm)
-for _gradients in GRADIENTS:
+for _gradients in (*GRADIENTS, *GRADIENTS_OF_SETS):
     _register_gradients(_gradients)
 
 # C++ calls it for gradients that are to be differentiated again.

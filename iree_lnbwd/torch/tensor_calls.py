@@ -39,6 +39,7 @@ def forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
 ) -> NormOutput:
     """A forward of ours, or PyTorch's operators where no module can be had.
 
@@ -48,10 +49,11 @@ def forward(
         normalized_shape: The trailing dimensions.
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
     if 0 in normalized_shape:  # PyTorch takes rows of no columns
-        return fake_forward(op, tensors, normalized_shape, eps, weight_offset)
-    given = (op, tensors, normalized_shape, eps, weight_offset)
+        return fake_forward(op, tensors, normalized_shape, eps, weight_offset, rows_per_set)
+    given = (op, tensors, normalized_shape, eps, weight_offset, rows_per_set)
     try:
         return known_forward(*given, modules=_OR_REFUSED)[0]
     except CompileError as error:
@@ -65,6 +67,7 @@ def known_forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
     modules: modules.Modules | None = None,
 ) -> tuple[NormOutput, KnownCall | HostCall | None]:
     """A forward by ours alone, and the kind of the call where `calling.call` has one.
@@ -73,7 +76,9 @@ def known_forward(
         CompileError: No module can be had.
     """
     supported.given(op, tensors)
-    options = check_options(op, tuple(normalized_shape), (), eps, weight_offset)
+    options = check_options(
+        op, tuple(normalized_shape), (), eps, weight_offset, rows_per_set=rows_per_set
+    )
     return _call(tensors, options, modules)  # type: ignore[return-value]
 
 
@@ -83,10 +88,11 @@ def fake_forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
 ) -> NormOutput:
     """As `forward`, but for the values; the tensors need no memory."""
     given = supported.given(op, tensors)
-    _check_shapes(op, given, tuple(normalized_shape))
+    _check_shapes(op, given, tuple(normalized_shape), has_sets=rows_per_set is not None)
     results = {
         result.name: _empty(result, given[op.data.name], given, normalized_shape)
         for result in op.results
@@ -102,6 +108,7 @@ def backward(
     output_mask: Sequence[bool],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
 ) -> Results:
     """The gradients.
 
@@ -114,8 +121,9 @@ def backward(
         output_mask: Which gradients to compute; that of a bias may be missing.
         eps: Used if the statistics are recomputed; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
-    given = (op, tensors, normalized_shape, output_mask, eps, weight_offset)
+    given = (op, tensors, normalized_shape, output_mask, eps, weight_offset, rows_per_set)
     try:
         return known_backward(*given, modules=_OR_REFUSED)[0]
     except CompileError as error:
@@ -130,6 +138,7 @@ def known_backward(
     output_mask: Sequence[bool],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
     modules: modules.Modules | None = None,
 ) -> tuple[Results, KnownCall | HostCall | None]:
     """Gradients by ours alone, and the kind of the call where `calling.call` has one.
@@ -142,7 +151,9 @@ def known_backward(
         zeros = fake_backward(op, tensors, normalized_shape, output_mask)
         return type(zeros)(*(None if g is None else g.zero_() for g in zeros)), None
     asked = _asked(op, given, output_mask)
-    options = Options(op, tuple(normalized_shape), asked, weight_offset, eps)
+    options = Options(
+        op, tuple(normalized_shape), asked, weight_offset, eps, rows_per_set=rows_per_set
+    )
     return _call(tensors, options, modules)
 
 
@@ -151,6 +162,8 @@ def _call(
 ) -> tuple[Results, KnownCall | HostCall | None]:
     """A call; C++ is told of it, and launches the next of its kind itself."""
     results, known = calling.call(tensors, options, modules=modules or _MODULES)
+    if options.rows_per_set is not None:  # which C++ does not know of
+        return results, known
     # Without a compiler, IREE's runtime computes calls on the CPU, and nothing has to be said.
     needs_cpp = isinstance(known, KnownCall) or native.can_be_had()
     if known is not None and needs_cpp and native.load():
@@ -213,12 +226,14 @@ def _empty(
     shape = {
         Kind.CELLS: data.shape,
         Kind.ROWS: (*leading, *(1 for _ in normalized_shape)),
-        Kind.COLUMNS: normalized_shape,
+        Kind.COLUMNS: given["weight"].shape if "weight" in given else normalized_shape,
     }[result.kind]
     return data.new_empty(shape, dtype=dtype)
 
 
-def _check_shapes(op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...]) -> None:
+def _check_shapes(
+    op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...], *, has_sets: bool
+) -> None:
     """As `bind_arrays` does, for shapes that a compiler may not know."""
     x = given["input"]
     if not dims or tuple(x.shape[max(0, x.ndim - len(dims)) :]) != dims:
@@ -227,7 +242,8 @@ def _check_shapes(op: Op, given: Mapping[str, Tensor], dims: tuple[int, ...]) ->
         )
     for argument in op.arguments:
         tensor = given.get(argument.name)
-        expected = dims if argument.kind is Kind.COLUMNS else tuple(x.shape)
+        of_columns = (given["weight"].shape[0], *dims) if has_sets else dims
+        expected = of_columns if argument.kind is Kind.COLUMNS else tuple(x.shape)
         if tensor is not None and tuple(tensor.shape) != expected:
             raise ValueError(
                 f"{argument.name}: expected shape {expected}, got {tuple(tensor.shape)}"

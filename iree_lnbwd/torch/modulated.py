@@ -1,0 +1,116 @@
+"""Norms whose scale and shift are those of a sample: AdaLN, as diffusion transformers have it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from iree_lnbwd.ops.arguments import DEFAULT_EPS
+from iree_lnbwd.torch.functions import layer_norm, rms_norm
+
+
+def modulated_layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    scale: Tensor,
+    shift: Tensor | None = None,
+    eps: float = DEFAULT_EPS,
+) -> Tensor:
+    """``layer_norm(input) * (1 + scale) + shift``, with a scale and a shift for each sample.
+
+    One kernel each way; the gradients of scale and shift are sums over a sample's rows, and the
+    output is rounded once. Compilation, ``create_graph=True`` and ``torch.func``: as `layer_norm`.
+    Autocast changes no type.
+
+    Args:
+        input: [B, ..., *normalized_shape]: B samples.
+        normalized_shape: The trailing dimensions to normalize.
+        scale: [B, *normalized_shape], or [B, 1, ..., *normalized_shape] with all dimensions of
+            ``input``; on the same device. Its element type may be another, unless one is f64.
+        shift: As ``scale``; None means zeros.
+        eps: Added to the variance.
+
+    Returns:
+        The shape and element type of ``input``.
+
+    Raises:
+        TypeError, ValueError: Naming the tensor, what came and what was expected.
+
+    Example:
+        >>> x, (shift, scale) = torch.randn(2, 5, 8), torch.randn(2, 2, 8)
+        >>> modulated_layer_norm(x, 8, scale, shift).shape
+        torch.Size([2, 5, 8])
+    """
+    weight, bias, rows = _of_samples(input, normalized_shape, scale, shift)
+    if weight.shape[0] == 0:  # no samples
+        return _modulated(layer_norm(input, normalized_shape, eps=eps), scale, shift)
+    return layer_norm(
+        *(input, normalized_shape, weight, bias, eps), weight_offset=1.0, rows_per_set=rows
+    )
+
+
+def modulated_rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    scale: Tensor,
+    shift: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """``rms_norm(input) * (1 + scale) + shift``; as `modulated_layer_norm`.
+
+    Args:
+        input: As `modulated_layer_norm`.
+        normalized_shape: The trailing dimensions to normalize.
+        scale: As `modulated_layer_norm`.
+        shift: As ``scale``; None means none.
+        eps: As `rms_norm`.
+
+    Returns:
+        The shape and element type of ``input``.
+
+    Raises:
+        TypeError, ValueError: Naming the tensor, what came and what was expected.
+    """
+    weight, bias, rows = _of_samples(input, normalized_shape, scale, shift)
+    if weight.shape[0] == 0:  # no samples
+        return _modulated(rms_norm(input, normalized_shape, eps=eps), scale, shift)
+    return rms_norm(
+        *(input, normalized_shape, weight, eps), bias=bias, weight_offset=1.0, rows_per_set=rows
+    )
+
+
+def _modulated(normalized: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    """By PyTorch, of no samples: so that gradients reach scale and shift."""
+    parts = (normalized, scale.sum(), *(() if shift is None else (shift.sum(),)))
+    return normalized + sum(part.to(normalized.dtype) for part in parts[1:])
+
+
+def _of_samples(
+    input: Tensor, normalized_shape: int | Sequence[int], scale: Tensor, shift: Tensor | None
+) -> tuple[Tensor, Tensor | None, int]:
+    """Scale and shift as sets of weights, and the rows of a sample."""
+    dims = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input: expected a tensor, got {type(input).__name__}")
+    leading = tuple(input.shape[: max(0, input.ndim - len(dims))])
+    if not leading or tuple(input.shape[len(leading) :]) != dims:
+        expected = ", ".join(("B", "...", *map(str, dims)))
+        raise ValueError(f"input: expected shape ({expected}), got {tuple(input.shape)}")
+    flat, whole = (leading[0], *dims), (leading[0], *(1 for _ in leading[1:]), *dims)
+    found: list[Tensor | None] = []
+    for name, tensor in (("scale", scale), ("shift", shift)):
+        if tensor is None and name == "shift":
+            found.append(None)
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if tuple(tensor.shape) not in (flat, whole):
+            expected = " or ".join(map(str, dict.fromkeys((flat, whole))))
+            raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
+        found.append(tensor.reshape(flat))
+    weight, bias = found
+    assert weight is not None
+    # A sample without rows takes none of any set's.
+    return weight, bias, max(1, math.prod(leading[1:]))
