@@ -39,6 +39,8 @@ def spec_words(spec: NormSpec) -> list[str]:
         words.append("--from-output")
     if spec.gate is not None:
         words.append(f"--gate={spec.gate}")
+    if spec.weight_sets:
+        words.append("--weight-sets")
     if spec.weight_offset:
         words.append(f"--weight-offset={spec.weight_offset!r}")
     if not all(spec.output_mask):

@@ -105,6 +105,9 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gate-dtype", **types, help="default: --dtype")
     parser.add_argument(
+        "--weight-sets", action="store_true", help="weight and bias have sets: [G, ...] each"
+    )
+    parser.add_argument(
         "--weight-offset",
         type=float,
         default=0.0,
@@ -198,6 +201,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         has_bias=options.bias or (op.usual_bias and not options.no_bias),
         residual_dtype=options.residual_dtype,
         weight_offset=options.weight_offset,
+        weight_sets=options.weight_sets,
         output_mask=() if mask is None else mask,
         rows=options.rows,
         eps=options.recompute_statistics if op.is_backward else own,
@@ -223,7 +227,7 @@ def specs_of(options: argparse.Namespace) -> list[NormSpec]:
 # What a model says itself; as argparse has them if nobody gave them.
 _SAID_BY_MODELS = {
     "op": (_OP,),
-    **dict.fromkeys(("no_weight", "bias", "no_bias", "from_output"), False),
+    **dict.fromkeys(("no_weight", "bias", "no_bias", "from_output", "weight_sets"), False),
     **dict.fromkeys(("output_dtype", "grad_output_dtype", "bias_dtype"), None),
     **dict.fromkeys(("residual_dtype", "output_mask", "gate", "gate_dtype"), None),
     **dict.fromkeys(("rows", "recompute_statistics", "eps"), None),

@@ -172,6 +172,23 @@ def typed_outputs() -> Iterator[NormSpec]:
         yield of((25001,), "f32", output_dtype="bf16")
 
 
+def weight_sets() -> Iterator[NormSpec]:
+    """Norms whose weight has sets, of every op. No record has them yet."""
+    for op in (*OPS.values(), *FROM_OUTPUT.values()):
+        of = functools.partial(_spec_of(op), weight_sets=True)
+        for width in _FAMILY_WIDTHS:
+            for dtype in ("f32", "bf16"):
+                yield of((width,), dtype)
+        for width in _OPTIONS_WIDTHS:
+            yield of((width,), "f64")
+            yield of((width,), "f16", weight_dtype="f32", weight_offset=1.0)
+            yield of((width,), "bf16", residual_dtype="f32", has_bias=op.takes_bias)
+        yield of((25001,), "bf16")
+        for gradient in op.masked:
+            without = tuple(other is not gradient for other in op.masked)
+            yield of((1024,), "f32", output_mask=without)
+
+
 def biased_rms_norms() -> Iterator[NormSpec]:
     """RMS norms with a bias, of every op. No record has them yet."""
     for op in (RMS_NORM, RMS_NORM_BACKWARD, FROM_OUTPUT[RMS_NORM_BACKWARD.name]):

@@ -353,6 +353,7 @@ def test_the_words_for_a_spec_mean_that_spec() -> None:
         *matrix.several_gradients(),
         *matrix.typed_outputs(),
         *matrix.gated(),
+        *matrix.weight_sets(),
     )
     for spec in (*itertools.islice(matrix.specs(), 0, None, 3), *more):
         words = ["bundle", *commands.spec_words(spec), "-o", "x.lnb"]
