@@ -7,7 +7,8 @@ what is around a norm into its kernel; ``use_inductor_pass(False)`` switches it 
 ``layer_norm`` and ``rms_norm`` are drop-ins for the functions of ``torch.nn.functional``,
 ``LayerNorm`` and ``RMSNorm`` for the modules of ``torch.nn``. ``replace_norms`` makes the norms of
 a model compute here. ``add_layer_norm`` and ``add_rms_norm``, and the modules ``AddLayerNorm`` and
-``AddRMSNorm``, normalize the sum of two tensors and return that sum, too.
+``AddRMSNorm``, normalize the sum of two tensors and return that sum, too. ``gated_layer_norm``,
+``gated_rms_norm``, ``GatedLayerNorm`` and ``GatedRMSNorm`` have a gate, after or before the norm.
 
 All directions are operators of PyTorch's dispatcher, ``torch.ops.iree_lnbwd``. They are registered
 with ``torch.library.Library`` and a ``torch.autograd.Function``. ``torch.compile`` and
@@ -18,6 +19,7 @@ time in a call. A first call replaces all of them by those in C++, if these can 
 
 from iree_lnbwd.torch import operators  # noqa: F401  (registers them)
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from iree_lnbwd.torch.gated import gated_layer_norm, gated_rms_norm
 from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.inductor.state import Folded
 from iree_lnbwd.torch.inductor.switch import InductorStatus, use_inductor_pass
@@ -25,6 +27,8 @@ from iree_lnbwd.torch.modulated import modulated_layer_norm, modulated_rms_norm
 from iree_lnbwd.torch.modules import (
     AddLayerNorm,
     AddRMSNorm,
+    GatedLayerNorm,
+    GatedRMSNorm,
     LayerNorm,
     RMSNorm,
 )
@@ -38,6 +42,8 @@ __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "Folded",
+    "GatedLayerNorm",
+    "GatedRMSNorm",
     "InductorStatus",
     "LayerNorm",
     "RMSNorm",
@@ -48,6 +54,8 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "gated_layer_norm",
+    "gated_rms_norm",
     "layer_norm",
     "modulated_layer_norm",
     "modulated_rms_norm",

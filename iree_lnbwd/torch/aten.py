@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from iree_lnbwd.ops.arguments import NormOutput, Results, asked_of, results_of
-from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
+from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Gate, Op, names
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.supported import TensorKind, kind
@@ -79,6 +79,10 @@ def norm(
         sums = supported.wide(total.dtype)
         total = (total.to(sums) + residual.to(sums)).to(residual.dtype)
     parameters = (given.get("weight"), given.get("bias"))
+    if op.gate is not None:
+        tensors = (total, *parameters, given["gate"])
+        output, mean, rstd = gated(op, tensors, normalized_shape, eps, weight_offset)
+        return NormOutput(output.to(total.dtype), mean, rstd, None)
     output, mean, rstd = normalized(
         op, total, *parameters, normalized_shape, eps, weight_offset, rows_per_set
     )
@@ -118,6 +122,32 @@ def normalized(
     return y if beta is None else y + beta, None, rstd
 
 
+def gated(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    normalized_shape: Sequence[int],
+    eps: float | None,
+    weight_offset: float,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As `normalized`, of an op with a gate.
+
+    Args:
+        op: The forward.
+        tensors: Its input, weight, bias and gate.
+        normalized_shape: The trailing dimensions.
+        eps: Added to the variance; None as in ``rms_norm``.
+        weight_offset: Added to the weight.
+    """
+    input, weight, bias, gate = tensors
+    assert input is not None
+    assert gate is not None
+    sums = supported.wide(input.dtype)
+    factor, x = torch.nn.functional.silu(gate.to(sums)), input.to(sums)
+    x = x * factor if op.gate is Gate.BEFORE else x
+    y, mean, rstd = normalized(op, x, weight, bias, normalized_shape, eps, weight_offset)
+    return (y * factor if op.gate is Gate.AFTER else y), mean, rstd
+
+
 def gradients(
     op: Op,
     tensors: Sequence[Tensor | None],
@@ -142,6 +172,12 @@ def gradients(
     data, weight, residual = given[op.data.name], given.get("weight"), given.get("grad_residual")
     sums, dims = supported.wide(data.dtype), tuple(range(-len(normalized_shape), 0))
     dy = _gradient_of_output(given, data.dtype)
+    wide_data, given_dy, is_first = data.to(sums), dy, op.gate is Gate.BEFORE
+    if op.gate is not None:
+        z = given["gate"].to(sums)
+        factor, sigmoid = torch.nn.functional.silu(z), torch.sigmoid(z)
+        slope = sigmoid + factor * torch.sigmoid(-z)
+        wide_data, dy = (wide_data * factor, dy) if is_first else (wide_data, dy * factor)
     gamma = None if weight is None else weight.to(sums) + weight_offset
     bias = given.get("bias")
     if rows_per_set is not None:
@@ -149,7 +185,7 @@ def gradients(
     if op.from_output:
         xhat, rstd = _of_output(data.to(sums), gamma, bias), given["rstd"]
     else:
-        xhat, rstd = _of_input(op, data.to(sums), given, dims, eps)
+        xhat, rstd = _of_input(op, wide_data, given, dims, eps)
     h = dy if gamma is None else dy * gamma
     inner = h - xhat * (h * xhat).mean(dims, keepdim=True)
     if op.centres:
@@ -157,6 +193,13 @@ def gradients(
     dx = _of_rows(rstd, data, dims) * inner
     if residual is not None:
         dx = dx + residual.to(sums)
+    of_gate: dict[str, tuple[Tensor, torch.dtype]] = {}
+    if op.gate is not None:
+        n = xhat if gamma is None else xhat * gamma
+        n = n + given["bias"].to(sums) if "bias" in given else n
+        dz = (data.to(sums) * dx if is_first else given_dy * n) * slope
+        of_gate["grad_gate"] = (dz, given["gate"].dtype)
+        dx = dx * factor if is_first else dx
 
     leading = tuple(range(data.ndim - len(dims)))
 
@@ -170,13 +213,15 @@ def gradients(
 
     of_weight = data.dtype if weight is None else weight.dtype
     computed = {
+        **of_gate,
         "grad_input": (dx, data.dtype),
         "grad_weight": (summed(dy * xhat), of_weight),
         "grad_bias": (summed(dy), given["bias"].dtype if "bias" in given else of_weight),
     }
     there = {"has_weight": weight is not None, "has_bias": "bias" in given}
-    asked = zip(names(op.gradients), asked_of(op, output_mask, **there), strict=False)
-    found = (name for name, wanted in asked if wanted)
+    asked = asked_of(op, output_mask, **there)
+    gradients = names(op.gradients_with(has_bias="bias" in given))
+    found = (name for name, wanted in zip(gradients, asked, strict=True) if wanted)
     return results_of(op, {name: computed[name][0].to(computed[name][1]) for name in found})
 
 

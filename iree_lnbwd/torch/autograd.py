@@ -65,7 +65,8 @@ class NormFunction(torch.autograd.Function):
         elif rstd.dtype in supported.HALF:
             # PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
             mean = rstd = None
-        ctx.save_for_backward(data, mean, rstd, given["weight"], given.get("bias"))
+        parameters = (given["weight"], given.get("bias"), given.get("gate"))
+        ctx.save_for_backward(data, mean, rstd, *parameters)
         ctx.norm, ctx.options = norm, options
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         ctx.set_materialize_grads(False)
@@ -76,7 +77,7 @@ class NormFunction(torch.autograd.Function):
         """The gradients of the tensors, from those of the results."""
         norm, needed = ctx.norm, ctx.needs_input_grad[2:]
         asked = dict(zip(norm.all_arguments, needed, strict=True))
-        asked["input"] = asked["input"] or asked["residual"]  # they have one gradient
+        asked["input"] = asked["input"] or asked.get("residual", False)  # they have one gradient
         reached = dict(zip(norm.results, grads, strict=True))
         grad_output = reached["output"]
         grad_residual = reached.get("residual_output") if asked["input"] else None
@@ -124,13 +125,13 @@ def _gradients(
     mask: tuple[bool, ...],
 ) -> Sequence[Tensor | None]:
     """In the order of the mask: by this package's backward, or by what can be differentiated."""
-    data, mean, rstd, weight, bias = saved
+    data, mean, rstd, weight, bias, gate = saved
     assert data is not None
     if torch.is_grad_enabled():
         if options.memory_efficient:
             raise RuntimeError(INPUT_NOT_SAVED)
         return differentiable(
-            norm.op, options, grad_output, grad_residual, (data, weight, bias), mask
+            norm.op, options, grad_output, grad_residual, _operands(norm, saved), mask
         )
     gradients = norm.from_output if options.memory_efficient else norm.gradients
     op = gradients.op
@@ -142,6 +143,7 @@ def _gradients(
         "weight": weight,
         "bias": bias,
         "grad_residual": grad_residual,
+        "gate": gate,
     }
     tensors = tuple(map(given.get, gradients.arguments))  # autograd adds up those of several uses
     dims, eps, weight_offset, *_ = options
@@ -153,12 +155,19 @@ def _gradients(
     return found
 
 
+def _operands(norm: Norm, saved: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """What the gradients are of, in their order, of what is saved for a backward."""
+    data, _, _, *parameters = saved
+    there = dict(zip(("input", "weight", "bias", "gate"), (data, *parameters), strict=True))
+    return tuple(there[name] for name in norm.gradients.differentiated)
+
+
 def differentiable(
     op: Op,
     options: Options,
     grad_output: Tensor,
     grad_residual: Tensor | None,
-    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    operands: Sequence[Tensor | None],
     mask: Sequence[bool],
 ) -> Sequence[Tensor | None]:
     """Gradients by PyTorch's own operators, which can be differentiated again.
@@ -168,14 +177,18 @@ def differentiable(
         options: Its options.
         grad_output: The gradient that reached the output.
         grad_residual: That which reached the sum past the norm.
-        operands: What was normalized, the weight, and the bias.
+        operands: What was normalized, the weight, and the bias; and the gate of a gated norm.
         mask: Which gradients of these to compute, in this order.
     """
     # Of aliases: the input may depend on the weight, and this gradient is not to go through it.
     aliases = [None if tensor is None else tensor.view_as(tensor) for tensor in operands]
-    input, weight, bias = aliases
+    input, weight, bias, *gate = aliases
     assert input is not None
-    output, _, _ = aten.normalized(op, input, weight, bias, *options[:3], *options.sets)
+    if gate:
+        given = (input, weight, bias, *gate)
+        output = aten.gated(op, given, *options[:3])[0]
+    else:
+        output, _, _ = aten.normalized(op, input, weight, bias, *options[:3], *options.sets)
     asked = [alias for alias, wanted in zip(aliases, mask, strict=False) if wanted]
     grads = torch.autograd.grad(output, asked, grad_output.to(output.dtype), create_graph=True)
     computed = iter(grads)

@@ -69,17 +69,17 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    _check_flag("own_forward", own_forward)
-    _check_flag("memory_efficient", memory_efficient)
+    check_flag("own_forward", own_forward)
+    check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.own_layer_norm_of_sets
         of_sets = (eps, weight_offset, memory_efficient, rows_per_set)
-        return _call(sets, tensors, normalized_shape, *of_sets)[0]
+        return call(sets, tensors, normalized_shape, *of_sets)[0]
     if own_forward or memory_efficient or _is_an_offset(weight_offset):
         options = (eps, weight_offset, memory_efficient)
-        return _call(torch.ops.iree_lnbwd.own_layer_norm, tensors, normalized_shape, *options)[0]
-    return _call(torch.ops.iree_lnbwd.layer_norm, tensors, normalized_shape, eps)[0]
+        return call(torch.ops.iree_lnbwd.own_layer_norm, tensors, normalized_shape, *options)[0]
+    return call(torch.ops.iree_lnbwd.layer_norm, tensors, normalized_shape, eps)[0]
 
 
 def rms_norm(
@@ -116,13 +116,13 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
-    _check_flag("memory_efficient", memory_efficient)
+    check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
     options = (eps, weight_offset, memory_efficient)
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.rms_norm_of_sets
-        return _call(sets, tensors, normalized_shape, *options, rows_per_set)[0]
-    return _call(torch.ops.iree_lnbwd.rms_norm, tensors, normalized_shape, *options)[0]
+        return call(sets, tensors, normalized_shape, *options, rows_per_set)[0]
+    return call(torch.ops.iree_lnbwd.rms_norm, tensors, normalized_shape, *options)[0]
 
 
 def add_layer_norm(
@@ -172,9 +172,9 @@ def add_layer_norm(
     options = (eps, weight_offset, memory_efficient)
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.add_layer_norm_of_sets
-        found = _call(sets, tensors, normalized_shape, *options, rows_per_set)
+        found = call(sets, tensors, normalized_shape, *options, rows_per_set)
         return found[0], found[-1]
-    found = _call(torch.ops.iree_lnbwd.add_layer_norm, tensors, normalized_shape, *options)
+    found = call(torch.ops.iree_lnbwd.add_layer_norm, tensors, normalized_shape, *options)
     return found[0], found[-1]
 
 
@@ -214,9 +214,9 @@ def add_rms_norm(
     options = (eps, weight_offset, memory_efficient)
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.add_rms_norm_of_sets
-        found = _call(sets, tensors, normalized_shape, *options, rows_per_set)
+        found = call(sets, tensors, normalized_shape, *options, rows_per_set)
         return found[0], found[-1]
-    found = _call(torch.ops.iree_lnbwd.add_rms_norm, tensors, normalized_shape, *options)
+    found = call(torch.ops.iree_lnbwd.add_rms_norm, tensors, normalized_shape, *options)
     return found[0], found[-1]
 
 
@@ -242,7 +242,7 @@ def has_sets(
     return False
 
 
-def _call(
+def call(
     operator: Any,
     tensors: Mapping[str, Tensor | None],
     normalized_shape: int | Sequence[int],
@@ -273,7 +273,7 @@ def _call(
 
 
 def _check_sum(input: Tensor, residual: Tensor, memory_efficient: object) -> None:
-    _check_flag("memory_efficient", memory_efficient)
+    check_flag("memory_efficient", memory_efficient)
     if residual is None:
         raise TypeError("residual: expected a tensor, got None")
     # The gradient of the residual stream must not lose its precision in each norm.
@@ -287,7 +287,8 @@ def _check_sum(input: Tensor, residual: Tensor, memory_efficient: object) -> Non
         sharding.register()
 
 
-def _check_flag(name: str, value: object) -> None:
+def check_flag(name: str, value: object) -> None:
+    """Expects True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {type(value).__name__}")
 

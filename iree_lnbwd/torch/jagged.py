@@ -22,13 +22,13 @@ def by_values(
 
     Args:
         compute: The operator, on dense tensors.
-        tensors: By name: ``input``, ``residual`` and the parameters.
+        tensors: By name: ``input``, ``residual``, ``gate`` and the parameters.
         normalized_shape: The trailing dimensions.
 
     Raises:
         TypeError, ValueError: Naming the tensor, what came and what was expected.
     """
-    input, residual = tensors["input"], tensors.get("residual")
+    input = tensors["input"]
     assert input is not None
     ragged = input._ragged_idx
     if ragged >= input.ndim - len(normalized_shape):
@@ -37,13 +37,15 @@ def by_values(
             f"{input.ndim} with many"
         )
     dense = {**tensors, "input": input.values()}
-    if residual is not None:
-        if not is_jagged(residual) or residual.shape != input.shape:
+    for name in ("residual", "gate"):
+        if (other := tensors.get(name)) is None:
+            continue
+        if not is_jagged(other) or other.shape != input.shape:
             raise ValueError(
-                f"residual: expected a jagged tensor with the offsets of input, got shape "
-                f"{tuple(residual.shape)}"
+                f"{name}: expected a jagged tensor with the offsets of input, got shape "
+                f"{tuple(other.shape)}"
             )
-        dense["residual"] = residual.values()
+        dense[name] = other.values()
     return tuple(
         torch.nested.nested_tensor_from_jagged(
             values, input.offsets(), input.lengths(), jagged_dim=ragged

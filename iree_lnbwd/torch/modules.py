@@ -11,6 +11,7 @@ from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.spec import check_number
 from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from iree_lnbwd.torch.gated import gated_layer_norm, gated_rms_norm
 from iree_lnbwd.torch.inductor import switch
 
 
@@ -45,7 +46,7 @@ class _WithOptions(nn.Module):
         """As PyTorch's norms, and the options that are not the default."""
         options = (
             name
-            for name in ("memory_efficient", "weight_offset", "own_forward")
+            for name in ("memory_efficient", "weight_offset", "own_forward", "gate_first")
             if hasattr(self, name)
         )
         changed = (name for name in options if getattr(self, name) != getattr(type(self), name))
@@ -212,7 +213,84 @@ class AddRMSNorm(_RMSNorm):
         )
 
 
-NORMS = (LayerNorm, RMSNorm, AddLayerNorm, AddRMSNorm)
+class GatedLayerNorm(_WithOptions, nn.LayerNorm):
+    """`gated_layer_norm` with the parameters, arguments and state_dict of ``torch.nn.LayerNorm``.
+
+    ``gate_first`` and ``weight_offset`` are those of `gated_layer_norm`.
+    """
+
+    gate_first: bool = False
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = DEFAULT_EPS,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        gate_first: bool = False,
+        weight_offset: float = 0.0,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self._set_options(False, weight_offset)
+        self.gate_first = gate_first
+
+    def forward(self, input: Tensor, gate: Tensor) -> Tensor:
+        """Two of [..., *normalized_shape] to the same shape."""
+        return gated_layer_norm(
+            input,
+            gate,
+            self.normalized_shape,
+            self.weight,
+            self.bias,
+            self.eps,
+            gate_first=self.gate_first,
+            weight_offset=self.weight_offset,
+        )
+
+
+class GatedRMSNorm(_RMSNorm):
+    """`gated_rms_norm` with the parameters, arguments and state_dict of `RMSNorm`.
+
+    ``gate_first`` and ``weight_offset`` are those of `gated_rms_norm`.
+    """
+
+    gate_first: bool = False
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = False,
+        gate_first: bool = False,
+        weight_offset: float = 0.0,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        self._set_bias(bias)
+        self._set_options(False, weight_offset)
+        self.gate_first = gate_first
+
+    def forward(self, input: Tensor, gate: Tensor) -> Tensor:
+        """Two of [..., *normalized_shape] to the same shape."""
+        return gated_rms_norm(
+            input,
+            gate,
+            self.normalized_shape,
+            self.weight,
+            self.eps,
+            bias=self.bias,
+            gate_first=self.gate_first,
+            weight_offset=self.weight_offset,
+        )
+
+
+NORMS = (LayerNorm, RMSNorm, AddLayerNorm, AddRMSNorm, GatedLayerNorm, GatedRMSNorm)
 
 
 def check_model(model: object) -> None:

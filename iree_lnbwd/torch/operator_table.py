@@ -13,12 +13,14 @@ from torch import Tensor
 from iree_lnbwd.ops.arguments import NormOutput
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
+    GATED,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     RESIDUAL,
     RESIDUAL_OUTPUT,
     RMS_NORM,
     RMS_NORM_BACKWARD,
+    Gate,
     Op,
     Operand,
     When,
@@ -137,6 +139,11 @@ class Norm:
         """It, registered."""
         return operator(self.name)
 
+    @property
+    def packet(self) -> Any:
+        """It and its overloads, of which it has one."""
+        return getattr(getattr(torch.ops, NAMESPACE), self.name)
+
     def returned(self, results: NormOutput) -> tuple[Tensor, ...]:
         """The results in the order that it returns them."""
         return tuple(getattr(results, name) for name in self.results)
@@ -174,6 +181,20 @@ OWN_LAYER_NORM = Norm("own_layer_norm", LAYER_NORM, *_OF_LAYER_NORM)
 OWN_RMS_NORM = Norm("rms_norm", RMS_NORM, *_OF_RMS_NORM)
 ADD_LAYER_NORM = Norm("add_layer_norm", LAYER_NORM, *_OF_LAYER_NORM, takes_residual=True)
 ADD_RMS_NORM = Norm("add_rms_norm", RMS_NORM, *_OF_RMS_NORM, takes_residual=True)
+
+
+def _gated(name: str, op: Op, gate: Gate) -> Norm:
+    """A norm with a gate; the output is never kept in place of its input."""
+    gradients = Gradients(f"{name}_backward", GATED[gate][f"{op.name}_backward"])
+    return Norm(name, GATED[gate][op.name], gradients, gradients)
+
+
+GATED_LAYER_NORM = _gated("gated_layer_norm", LAYER_NORM, Gate.AFTER)
+GATED_RMS_NORM = _gated("gated_rms_norm", RMS_NORM, Gate.AFTER)
+LAYER_NORM_OF_GATED = _gated("layer_norm_of_gated", LAYER_NORM, Gate.BEFORE)
+RMS_NORM_OF_GATED = _gated("rms_norm_of_gated", RMS_NORM, Gate.BEFORE)
+# In Python alone.
+GATED_NORMS = (GATED_LAYER_NORM, GATED_RMS_NORM, LAYER_NORM_OF_GATED, RMS_NORM_OF_GATED)
 NORMS = (PYTORCHS_LAYER_NORM, OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
 
 

@@ -18,6 +18,7 @@ from iree_lnbwd.torch.operator_table import (
     BY_ATEN,
     CHECKED,
     DIFFERENTIABLE,
+    GATED_NORMS,
     GRADIENTS,
     GRADIENTS_OF_SETS,
     NAMESPACE,
@@ -94,9 +95,10 @@ def _register_gradients(gradients: Gradients) -> None:
         _library.impl(name, run, "CompositeExplicitAutograd")
 
 
-for _norm in (*NORMS, *OF_SETS.values()):
+for _norm in (*NORMS, *OF_SETS.values(), *GATED_NORMS):
     _register(_norm)
-for _gradients in (*GRADIENTS, *GRADIENTS_OF_SETS):
+_of_gates = (norm.gradients for norm in GATED_NORMS)
+for _gradients in (*GRADIENTS, *GRADIENTS_OF_SETS, *_of_gates):
     _register_gradients(_gradients)
 
 # C++ calls it for gradients that are to be differentiated again.

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from iree_lnbwd.ops.arguments import asked_of
-from iree_lnbwd.ops.operands import Kind, Op
-from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS
+from iree_lnbwd.ops.operands import Kind, Op, names
+from iree_lnbwd.torch.operator_table import GATED_NORMS, GRADIENTS, NORMS
 
 _DTENSOR = "torch.distributed.tensor"
 _Placements = list[Any]
@@ -35,7 +35,8 @@ def register() -> None:
 
 @functools.cache
 def _register() -> None:
-    for each in (*NORMS, *GRADIENTS):
+    gated = (each for norm in GATED_NORMS for each in (norm, norm.gradients))
+    for each in (*NORMS, *GRADIENTS, *gated):
         _register_one(each.operator, each.op, each.results)
 
 
@@ -70,7 +71,9 @@ def _shardings(
     if op.is_backward:
         there = {f"has_{name}": given[name] is not None for name in ("weight", "bias")}
         asked = asked_of(op, given["output_mask"], **there)
-        returned = (*asked, *(False for _ in results[len(asked) :]))
+        computed = names(op.gradients_with(has_bias=there["has_bias"]))
+        of = dict(zip(computed, asked, strict=True))
+        returned = tuple(of.get(name, False) for name in results)
 
     def placed(rows: Any, summed: Any) -> tuple[_Placements, _Placements]:
         """With the rows, and what is summed over them, placed so."""

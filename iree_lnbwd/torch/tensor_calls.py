@@ -165,7 +165,7 @@ def _call(
     if options.rows_per_set is not None:  # which C++ does not know of
         return results, known
     # Without a compiler, IREE's runtime computes calls on the CPU, and nothing has to be said.
-    needs_cpp = isinstance(known, KnownCall) or native.can_be_had()
+    needs_cpp = options.op.gate is None and (isinstance(known, KnownCall) or native.can_be_had())
     if known is not None and needs_cpp and native.load():
         native.remember(tensors, options, known)
     return results, known
@@ -182,7 +182,9 @@ def fake_backward(
     asked = _asked(op, given, output_mask)
     results = {
         result.name: _empty(result, given[op.data.name], given, normalized_shape)
-        for result, wanted in zip(op.gradients, asked, strict=False)
+        for result, wanted in zip(
+            op.gradients_with(has_bias="bias" in given), asked, strict=True
+        )
         if wanted
     }
     return results_of(op, results)
@@ -221,6 +223,7 @@ def _empty(
         Element.GAMMA: of_weight.dtype,
         Element.BETA: given.get("bias", of_weight).dtype,
         Element.RESIDUAL: given.get("residual", data).dtype,
+        Element.GATE: given.get("gate", data).dtype,
     }[result.element]
     leading = data.shape[: data.ndim - len(normalized_shape)]
     shape = {

@@ -15,7 +15,14 @@ from iree_lnbwd.errors import CompileError, shown
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.torch import overrides, tensor_calls
 from iree_lnbwd.torch.fallbacks import REFUSALS
-from iree_lnbwd.torch.modules import NORMS, AddLayerNorm, AddRMSNorm, check_model
+from iree_lnbwd.torch.modules import (
+    NORMS,
+    AddLayerNorm,
+    AddRMSNorm,
+    GatedLayerNorm,
+    GatedRMSNorm,
+    check_model,
+)
 from iree_lnbwd.torch.override_warmup import InPlace
 from iree_lnbwd.torch.replacement import shards
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of, own_class, stand_in
@@ -237,7 +244,7 @@ def _rows(
     dtype: torch.dtype | None,
     residual_dtype: torch.dtype | None,
 ) -> list[Tensor]:
-    """A row of zeros of these element types: an input, and a residual where the norm takes one.
+    """A row of zeros of these types: an input, and a residual or a gate where the norm takes one.
 
     ``first`` returns a tensor of the type and device of what has no weight.
     """
@@ -251,7 +258,9 @@ def _rows(
         shape = (*shape, *(1 for _ in range(rank - 2)))
     elif is_replaced and (ranks := form_of(module).ranks):
         leading = tuple(1 for _ in range(max(ranks) - len(shape)))
-    dtypes = (dtype, dtype if residual_dtype is None else residual_dtype)
+    has_sum = isinstance(module, AddLayerNorm | AddRMSNorm)
+    has_two = has_sum or isinstance(module, GatedLayerNorm | GatedRMSNorm)
+    dtypes = (dtype, residual_dtype if has_sum and residual_dtype is not None else dtype)
     return [
         torch.zeros(
             *leading,
@@ -260,7 +269,7 @@ def _rows(
             device=like.device,
             requires_grad=True,
         )
-        for dtype in dtypes[: 2 if isinstance(module, AddLayerNorm | AddRMSNorm) else 1]
+        for dtype in dtypes[: 2 if has_two else 1]
     ]
 
 
