@@ -182,9 +182,7 @@ def fake_backward(
     asked = _asked(op, given, output_mask)
     results = {
         result.name: _empty(result, given[op.data.name], given, normalized_shape)
-        for result, wanted in zip(
-            op.gradients_with(has_bias="bias" in given), asked, strict=True
-        )
+        for result, wanted in zip(op.gradients_with(has_bias="bias" in given), asked, strict=True)
         if wanted
     }
     return results_of(op, results)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch
+from torch import Tensor, nn
 
-from torch import Tensor, nn  # noqa: E402
-
-import iree_lnbwd.torch as lnbwd  # noqa: E402
-from iree_lnbwd import NormSpec  # noqa: E402
-from iree_lnbwd.torch import aten  # noqa: E402
-from iree_lnbwd.torch.operator_table import GATED_NORMS, Norm  # noqa: E402
+import iree_lnbwd.torch as lnbwd
+from iree_lnbwd import NormSpec
+from iree_lnbwd.torch import aten
+from iree_lnbwd.torch.operator_table import GATED_NORMS, Norm
 
 EPS = 1e-5
 both_norms = pytest.mark.parametrize(
@@ -27,7 +27,7 @@ every_norm = pytest.mark.parametrize("norm", GATED_NORMS, ids=lambda norm: norm.
 
 def made(*types: torch.dtype, rows: tuple[int, ...] = (3, 5), width: int = 40) -> list[Tensor]:
     """An input, a gate, a weight and a bias of these types, that require gradients."""
-    shapes = (rows + (width,), rows + (width,), (width,), (width,))
+    shapes = ((*rows, width), (*rows, width), (width,), (width,))
     return [
         torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
         for shape, dtype in zip(shapes, types, strict=True)
@@ -227,7 +227,7 @@ def test_modules(gate_first: bool) -> None:
     with pytest.raises(TypeError, match=r"^gate_first: expected True or False, got int"):
         lnbwd.gated_rms_norm(x, z, 16, gate_first=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^gate: expected a tensor, got NoneType"):
-        lnbwd.gated_rms_norm(x, None, 16)  # type: ignore[arg-type]
+        lnbwd.gated_rms_norm(x, None, 16)
     with pytest.raises(ValueError, match=r"^gate: expected shape .*\(4, 16\).*, got \(16,\)"):
         lnbwd.gated_rms_norm(x, z[0], 16)
 
