@@ -129,6 +129,7 @@ hal.executable.source private @rows {
     // From ir/parts/.
     func.func private @groups_i32() -> i32
     func.func private @in_bulk() -> i1
+    func.func private @loads_twice() -> i1
     func.func private @in_place() -> i1
     func.func private @fills() -> i1
     func.func private @shifted() -> i1
@@ -137,10 +138,10 @@ hal.executable.source private @rows {
     func.func private @in_clusters() -> i1
     func.func private @subgroup_i32() -> i32
     func.func private @row_shift(i32) -> index
-    func.func private @room_for_weight(!gamma_held) -> !weight_room
-    func.func private @room_for_bias() -> !bias_room
+    func.func private @room_for_weight(!gamma_held, !gamma_row) -> !weight_room
+    func.func private @room_for_bias(!beta_row) -> !bias_room
     func.func private @room_for_inverse() -> !inverse_room
-    func.func private @room_for_rows(!dy_bytes, !x_bytes) -> (!dy_room, !x_room)
+    func.func private @room_for_rows(!dy_bytes, !x_bytes, !dy_lines, !x_lines) -> (!dy_room, !x_room)
     func.func private @begin_columns(!thread, !gamma_row, !beta_row, !gamma_held, !weight_room, !bias_room, !inverse_room, !held, !held)
     func.func private @fetch_first_rows(!thread, i1, i32, i32, i32, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers)
     func.func private @fetch_first_chunk(index, !thread, index, !dy_lines, !x_lines, !dy_room, !x_room)
@@ -159,7 +160,7 @@ hal.executable.source private @rows {
     func.func private @parity_after(index, i32) -> i32
     func.func private @fetch_ahead(!thread, index, i1, index, !dy_lines, !x_lines, !dy_room, !x_room)
     func.func private @column(index, !thread) -> (index, i1)
-    func.func private @load_cells_of_residual(!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
+    func.func private @load_residual(index, !thread, index, i1, !residual_lines, !residual_held)
     func.func private @buffer_after(index, i32) -> (index, i32)
     func.func private @receive_sums(!exchange, !mbarriers, index, i32, !thread, i32, !acc, !acc) -> (!acc, !acc)
     func.func private @row_chunk(index, !thread, !begin, !statistics, i1, i1, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room, !inverse_room) -> (!chunk, !chunk, !chunk, !chunk, !chunk, !chunk)
@@ -209,6 +210,9 @@ hal.executable.source private @rows {
       %centres = arith.constant #centres
       %sums_dbeta = arith.constant #sums_dbeta
       %adds_residual = arith.constant #adds_residual
+      %loads_twice = func.call @loads_twice() : () -> i1
+      %residual_late = arith.andi %adds_residual, %loads_twice : i1
+      %residual_early = arith.xori %adds_residual, %residual_late : i1
       %has_dy2 = arith.constant #has_dy2
       %has_dy3 = arith.constant #has_dy3
       %has_dy4 = arith.constant #has_dy4
@@ -302,14 +306,15 @@ hal.executable.source private @rows {
       %dy_bytes = memref.alloc() : !dy_bytes
       %x_bytes = memref.alloc() : !x_bytes
       %weight_early = memref.alloca() : !gamma_held
-      %weight = func.call @room_for_weight(%weight_early) : (!gamma_held) -> !weight_room
-      %bias = func.call @room_for_bias() : () -> !bias_room
+      %weight = func.call @room_for_weight(%weight_early, %gamma) : (!gamma_held, !gamma_row) -> !weight_room
+      %bias = func.call @room_for_bias(%beta) : (!beta_row) -> !bias_room
       %inverse = func.call @room_for_inverse() : () -> !inverse_room
       %mbarriers = memref.alloc() : !mbarriers  // [buffers]
       %exchange = memref.alloc() : !exchange    // [buffers, groups, warps, (h, h * xhat)]
 
       // Rows, in shared memory or in registers; and what is in registers alone, with room for each chunk of a thread.
-      %dy_rows, %x_rows = func.call @room_for_rows(%dy_bytes, %x_bytes) : (!dy_bytes, !x_bytes) -> (!dy_room, !x_room)
+      %dy_rows, %x_rows = func.call @room_for_rows(%dy_bytes, %x_bytes, %dy, %x)
+          : (!dy_bytes, !x_bytes, !dy_lines, !x_lines) -> (!dy_room, !x_room)
       %residual_held = memref.alloca() : !residual_held
       %more_held = memref.alloca() : !more_dy_held  // of this row
       %more_next = memref.alloca() : !more_dy_held  // of the next one, which is fetched meanwhile
@@ -443,14 +448,10 @@ hal.executable.source private @rows {
         // End of the gate.
         %row_zero = func.call @row_zero(%row) : (i32) -> !acc
         %row_index = arith.index_castui %row : i32 to index
-        scf.if %adds_residual {
+        scf.if %residual_early {
           scf.for %k = %c0 to %chunks step %c1 {
-            %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
-            %exists = arith.andi %inside, %has_row : i1
-            %reads = arith.select %shifted, %exists, %inside : i1
-            %dresidual_k = func.call @load_cells_of_residual(%dresidual, %row_index, %k, %part, %col, %reads, %shift)
-                : (!residual_lines, index, index, index, index, i1, index) -> !residual_chunk
-            memref.store %dresidual_k, %residual_held[%k] : !residual_held
+            func.call @load_residual(%k, %thread, %row_index, %has_row, %dresidual, %residual_held)
+                : (index, !thread, index, i1, !residual_lines, !residual_held) -> ()
           } {llvm.loop_annotation = #unrolled}
         }
         %statistics = vector.from_elements %mean_row, %rstd_row, %row_zero : !statistics
@@ -518,6 +519,10 @@ hal.executable.source private @rows {
             scf.yield %dya_mine, %xhat_mine, %h_mine : !chunk, !chunk, !chunk
           }
           %dxa = func.call @dx(%h, %xhat, %rstd_row, %sum_h, %sum_hx) : (!chunk, !chunk, !acc, !acc, !acc) -> !chunk
+          scf.if %residual_late {
+            func.call @load_residual(%k, %thread, %row_index, %has_row, %dresidual, %residual_held)
+                : (index, !thread, index, i1, !residual_lines, !residual_held) -> ()
+          }
           %dresidual_k = memref.load %residual_held[%k] : !residual_held
           %dresidual_a = func.call @widen_of_residual(%dresidual_k) : (!residual_chunk) -> !chunk
           %dx_sum = func.call @plus_residual(%dxa, %dresidual_a) : (!chunk, !chunk) -> !chunk

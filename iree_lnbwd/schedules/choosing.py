@@ -62,6 +62,10 @@ _LEAST_DIRECT_THREADS = 192  # a workgroup with these counts as filled
 _DIRECT_WORKGROUPS = 4  # to a multiprocessor
 _DIRECT_CHUNKS = (2, 3, 4, 1, 6, 8, 12, 16)  # of a thread, best first
 
+# One pass over rows that are too wide for the rules above: by paper, because no GPU that needs them
+# was available. Registers have the sums of a row's columns, and little else.
+_WIDE_THREADS = (1024, 768, 512)  # of a multiprocessor's only workgroup, best first
+
 # Few rows. The number of threads and the narrowest tile were the fastest on an H200, at 4096
 # columns over all numbers of rows.
 _MOST_FEW_ROWS = 1024  # a rule of thumb
@@ -124,7 +128,11 @@ def alternatives(spec: NormSpec, target: Target, product: Product) -> Iterator[O
     streams = spec.grad_outputs > 1 or spec.gate is not None
     for one in chain(measured(spec, product), nearby(spec, target, product)):
         yield replace(one, defers=False) if streams else one
-    reasoned = chain(_staged(spec, target, product), _direct(spec, target, product))
+    reasoned = chain(
+        _staged(spec, target, product),
+        _direct(spec, target, product),
+        _wide(spec, target, product),
+    )
     yield from (o for o in reasoned if o.registers(spec, target) <= o.registers_available(target))
 
 
@@ -225,6 +233,31 @@ def _direct(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePas
     yield from sorted(
         map(schedule, _ordered(_DIRECT_CHUNKS, spec, target, vector)), key=shortcomings
     )
+
+
+def _wide(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
+    """Wide rows, best first: staged; kept in registers; or kept by the caches alone.
+
+    Two passes read rows twice, and dy and x from memory both times. The caches may have what one
+    pass reads again: a row of each multiprocessor is little beside them.
+    """
+    whole = vector_of(spec)
+    ways = [(whole, 0, 0, False), (min(whole, _WIDE_VECTOR), 0, 0, True)]
+    # Staged, a thread reads these ahead of a row's sums, and spills them: 292 bytes (ptxas, sm_80).
+    if target.has_cp_async and not (spec.residual_dtype or spec.from_output):
+        copied = min(copied_vector(spec), _WIDE_VECTOR)
+        ways = [(copied, ahead, slots, True) for ahead, slots, _ in _WIDE_FETCHES] + ways
+    for vector, ahead, slots, rereads in ways:
+        for threads in _WIDE_THREADS:
+            yield OnePass(
+                workgroups=alike(product.processors, spec.columns, vector),
+                groups=1,
+                warps=threads // target.subgroup_size,
+                vector=vector,
+                ahead=ahead,
+                slots=slots,
+                rereads=rereads,
+            )
 
 
 def _few_rows(spec: NormSpec, target: Target, product: Product, vector: int) -> FewRows | None:

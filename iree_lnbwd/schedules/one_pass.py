@@ -51,24 +51,23 @@ class OnePass(OnePassMemory):
         shared = f" with {self.subgroup_rows} rows each" if self.subgroup_rows > 1 else ""
         across = " across the borders of rows" if self.shifted(spec) else ""
         later = ", sums received a row later" if self.defers else ""
+        again = ", and again from the caches" if self.loads_twice else ""
         return (
-            f"one pass: x and dy are read once; {walkers} of "
+            f"one pass: x and dy are read once{again}; {walkers} of "
             f"{self.groups // self.subgroup_rows} x {self.warps} subgroups{shared}, rows {fetched} "
             f"{ahead}, {counted(self.vector, 'element')} an access{across}{later}"
         )
 
     def parts(self, spec: NormSpec, target: Target) -> tuple[str, ...]:
         """The files of ``ir/parts/`` that its kernel takes of those with the same functions."""
-        loads = "registers_ahead" if self.ahead else "registers"
+        at_use = "twice" if self.loads_twice else "registers"
+        loads = "registers_ahead" if self.ahead else at_use
         fetch = "bulk" if self.bulk else "async" if self.slots else loads
         shifted = self.shifted(spec)
-        weight = "widened" if self.widens_weight else "copied" if self.stages_weight else "held"
+        kept = "twice" if self.loads_twice else "held"
+        weight = "widened" if self.widens_weight else "copied" if self.stages_weight else kept
         bias = (
-            "staged"
-            if self.stages_bias(spec, target)
-            else "held"
-            if spec.has(ADDED_BIAS)
-            else "none"
+            "staged" if self.stages_bias(spec, target) else kept if spec.has(ADDED_BIAS) else "none"
         )
         sums = "cluster" if self.cluster > 1 else "workgroup" if self.warps > 1 else "subgroup"
         return (
@@ -169,7 +168,7 @@ class OnePass(OnePassMemory):
                 (spec.grad_outputs > 1 or spec.gate is not None) and self.defers,
                 "of other gradients of the output, and of a gate, only the next row is there",
             ),
-            (self.rereads and not self.slots, "nothing is staged"),
+            (self.loads_twice and self.ahead > 0, "a row that is loaded twice is not loaded ahead"),
             (copies_weight and not self.slots, "the weight is copied with the first row"),
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
             (self.widens_weight and not self.ahead, "the weight is widened before the first row"),

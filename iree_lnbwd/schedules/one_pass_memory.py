@@ -9,7 +9,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import ADDED_BIAS, Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import words
-from iree_lnbwd.schedules.ir_types import private, shared
+from iree_lnbwd.schedules.ir_types import private, shared, storage
 from iree_lnbwd.schedules.one_pass_numbers import LINE_BYTES, OnePassNumbers
 from iree_lnbwd.schedules.rules import RESERVED_BYTES, registers_of_thread
 
@@ -45,10 +45,18 @@ class OnePassMemory(OnePassNumbers):
                     (self.x_slots, spec.dtype, "x"),
                 )
             )
+        elif self.loads_twice:
+            dy, x = (
+                storage(f"?x{self.line(spec)}x!{element.value}")
+                for element in (Element.DY, Element.X)
+            )
         else:
             rows = f"2x{chunks}" if self.ahead else f"{chunks}"
             dy, x = private(f"{rows}x!dy_chunk"), private(f"{rows}x!x_chunk")
         weight = shared(f"{columns}x!{'acc' if self.widens_weight else 'gamma'}")
+        held = {name: private(f"{chunks}x!{name}_chunk") for name in ("gamma", "beta")}
+        if self.loads_twice:
+            held = {name: storage(f"{spec.columns}x!{name}") for name in held}
         stages_bias = self.stages_bias(spec, target)
         stages_inverse = self.stages_inverse(spec, target)
         return {
@@ -61,10 +69,8 @@ class OnePassMemory(OnePassNumbers):
             "!group_sums": shared(f"{self.groups}x{padded}x!acc"),
             "!dy_room": dy,
             "!x_room": x,
-            "!weight_room": weight if self.stages_weight else private(f"{chunks}x!gamma_chunk"),
-            "!bias_room": shared(f"{columns}x!beta")
-            if stages_bias
-            else private(f"{chunks}x!beta_chunk"),
+            "!weight_room": weight if self.stages_weight else held["gamma"],
+            "!bias_room": shared(f"{columns}x!beta") if stages_bias else held["beta"],
             "!inverse_room": shared(f"{columns}x!acc")
             if stages_inverse
             else private(f"{chunks}x!chunk"),

@@ -36,7 +36,8 @@ class OnePassNumbers:
         slots: Rows of a group that cp.async copies into shared memory: one more than ``ahead``, or
             as many (in place: a chunk's slot is refilled once its dx is stored). With 0, rows are
             loaded into registers, at most one ahead.
-        rereads: Read rows from shared memory again for dx instead of keeping them in registers.
+        rereads: Read rows again for dx instead of keeping them in registers: from shared memory, or
+            with 0 slots from memory, where the caches have them.
         stages_weight: Keep the weight in shared memory instead of in registers.
         widens_weight: Keep it in shared memory in the type of the sums.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
@@ -140,6 +141,11 @@ class OnePassNumbers:
     def in_place(self) -> bool:
         """Whether a row's slot is refilled while its dx is computed."""
         return 0 < self.slots == self.ahead
+
+    @property
+    def loads_twice(self) -> bool:
+        """Whether the caches alone keep a row from its sums to its dx, and the weight."""
+        return self.rereads and not self.slots
 
     @property
     def x_slots(self) -> int:

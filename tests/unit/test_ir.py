@@ -244,6 +244,7 @@ def parts_of(spec: NormSpec, how: Schedule, target: Target = SM_90) -> set[str]:
     [
         (OnePass(132, 1, 8, 4), "fetch/registers"),
         (OnePass(132, 1, 8, 4, ahead=1), "fetch/registers_ahead"),
+        (OnePass(132, 1, 8, 4, rereads=True), "fetch/twice"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=3), "fetch/async"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=2, bulk=True), "fetch/bulk"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=3), "rows/whole"),
@@ -252,6 +253,7 @@ def parts_of(spec: NormSpec, how: Schedule, target: Target = SM_90) -> set[str]:
         (OnePass(132, 1, 8, 8, ahead=2, slots=3), "begin/at_once"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=2, bulk=True), "begin/at_once"),
         (OnePass(132, 1, 8, 4), "weight/held"),
+        (OnePass(132, 1, 8, 4, rereads=True), "weight/twice"),
         (OnePass(132, 1, 8, 4, ahead=2, slots=3, stages_weight=True), "weight/copied"),
         (OnePass(132, 1, 8, 4, ahead=1, stages_weight=True, widens_weight=True), "weight/widened"),
         (OnePass(8, 1, 1, 4, ahead=2, slots=3), "sums/subgroup"),

@@ -296,7 +296,12 @@ BORDERS: dict[str, Border] = {
         {"rereads": False},
         "a row whose sums are received later is read again, and fetched 2 rows ahead",
     ),
-    "rows that are read again": Border(READ, {}, {"rereads": True}, "nothing is staged"),
+    "rows that are loaded twice": Border(
+        READ,
+        {"rereads": True},
+        {"rereads": True, "ahead": 1},
+        "a row that is loaded twice is not loaded ahead",
+    ),
     "a weight that is copied": Border(
         READ, {}, {"stages_weight": True}, "the weight is copied with the first row"
     ),

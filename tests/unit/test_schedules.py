@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.products import PRODUCTS, Product, find_product, standing_for
 from iree_lnbwd.hardware.targets import Target, find_target, targets
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import RMS_NORM_BACKWARD
+from iree_lnbwd.ops.operands import OPS, RMS_NORM_BACKWARD
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
@@ -55,7 +56,7 @@ def test_a_legal_schedule_has_no_complaint() -> None:
         ({"ahead": 4}, "4 rows ahead do not go with 3 slots"),
         ({"ahead": 2, "slots": 0}, "2 rows ahead do not go with 0 slots"),
         ({"vector": 1, "warps": 32, "groups": 1}, "cp.async copies"),
-        ({"ahead": 1, "slots": 0}, "nothing is staged"),
+        ({"ahead": 1, "slots": 0}, "a row that is loaded twice is not loaded ahead"),
         ({"ahead": 1, "slots": 0, "rereads": False}, "the weight is copied with the first row"),
         ({"stages_weight": False, "widens_weight": True}, "a weight in registers is not widened"),
         (
@@ -243,6 +244,22 @@ def test_usual_widths_take_one_pass_and_wide_ones_two() -> None:
     target = gpu("sm_90")
     assert isinstance(schedules.choose(NormSpec((8192,), "f32"), target), OnePass)
     assert isinstance(schedules.choose(NormSpec((65536,), "f32"), gpu("sm_80")), TwoPass)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.name)
+def test_no_width_up_to_18432_takes_two_passes(target: Target) -> None:
+    """Nor a residual, nor a backward from the output; f64 may, and several gradients."""
+    rng = random.Random(target.name)
+    backwards = [op for op in OPS.values() if op.is_backward]
+    for columns in (18432, 18431, *(rng.randint(1, 18432) for _ in range(2000))):
+        dtype = rng.choice(("f32", "f16", "bf16"))
+        kinds: tuple[dict[str, Any], ...] = ({}, {"residual_dtype": dtype}, {"from_output": True})
+        more = rng.choice(kinds)
+        spec = NormSpec((columns,), dtype, op=rng.choice(backwards).name, **more)
+        chosen = schedules.choose(spec, target)
+        assert isinstance(chosen, OnePass), spec
+        assert chosen.illegal(spec, target) is None
 
 
 @pytest.mark.drawn

@@ -13,7 +13,7 @@ func.func private @load_bias(index, !thread, !beta_row) -> !beta_chunk
 func.func private @widen_of_beta(!beta_chunk) -> !chunk
 // End of what is replaced.
 
-func.func private @room_for_bias() -> !bias_room {
+func.func private @room_for_bias(%beta: !beta_row) -> !bias_room {
   %room = memref.alloca() : !bias_room
   return %room : !bias_room
 }

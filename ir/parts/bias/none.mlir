@@ -10,7 +10,7 @@
 !bias_room = memref<1x!beta_chunk, #gpu.address_space<private>>
 // End of what is replaced.
 
-func.func private @room_for_bias() -> !bias_room {
+func.func private @room_for_bias(%beta: !beta_row) -> !bias_room {
   %room = memref.alloca() : !bias_room
   return %room : !bias_room
 }

@@ -16,7 +16,7 @@ func.func private @widen_of_beta(!beta_chunk) -> !chunk
 // End of what is replaced.
 
 // Its room: [groups, columns of T threads].
-func.func private @room_for_bias() -> !bias_room {
+func.func private @room_for_bias(%beta: !beta_row) -> !bias_room {
   %room = memref.alloc() : !bias_room
   return %room : !bias_room
 }

@@ -48,8 +48,14 @@ func.func private @in_bulk() -> i1 {
   return %no : i1
 }
 
+// Whether rows are loaded once more for dx.
+func.func private @loads_twice() -> i1 {
+  %no = arith.constant false
+  return %no : i1
+}
+
 // Shared memory of rows: [slots, groups, columns of T threads].
-func.func private @room_for_rows(%dy_bytes: !dy_bytes, %x_bytes: !x_bytes) -> (!dy_room, !x_room) {
+func.func private @room_for_rows(%dy_bytes: !dy_bytes, %x_bytes: !x_bytes, %dy: !dy_lines, %x: !x_lines) -> (!dy_room, !x_room) {
   %c0 = arith.constant 0 : index
   %dy_rows = memref.view %dy_bytes[%c0][] : !dy_bytes to !dy_room
   %x_rows = memref.view %x_bytes[%c0][] : !x_bytes to !x_room

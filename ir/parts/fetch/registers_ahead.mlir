@@ -31,8 +31,14 @@ func.func private @in_bulk() -> i1 {
   return %no : i1
 }
 
+// Whether rows are loaded once more for dx.
+func.func private @loads_twice() -> i1 {
+  %no = arith.constant false
+  return %no : i1
+}
+
 // Registers of two rows: the one that is used, and the one that arrives.
-func.func private @room_for_rows(%dy_bytes: !dy_bytes, %x_bytes: !x_bytes) -> (!dy_room, !x_room) {
+func.func private @room_for_rows(%dy_bytes: !dy_bytes, %x_bytes: !x_bytes, %dy: !dy_lines, %x: !x_lines) -> (!dy_room, !x_room) {
   %dy_rows = memref.alloca() : !dy_room
   %x_rows = memref.alloca() : !x_room
   return %dy_rows, %x_rows : !dy_room, !x_room

@@ -20,7 +20,7 @@ func.func private @weight(!chunk) -> !chunk
 // End of what is replaced.
 
 // Its room: [groups, columns of T threads].
-func.func private @room_for_weight(%early: !gamma_held) -> !weight_room {
+func.func private @room_for_weight(%early: !gamma_held, %gamma: !gamma_row) -> !weight_room {
   %room = memref.alloc() : !weight_room
   return %room : !weight_room
 }

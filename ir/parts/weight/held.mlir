@@ -17,7 +17,7 @@ func.func private @weight(!chunk) -> !chunk
 // End of what is replaced.
 
 // Its room: the registers that it is read into.
-func.func private @room_for_weight(%early: !gamma_held) -> !weight_room {
+func.func private @room_for_weight(%early: !gamma_held, %gamma: !gamma_row) -> !weight_room {
   return %early : !weight_room
 }
 
