@@ -126,6 +126,10 @@ class OnePass(OnePassMemory):
                 "whole subgroups copy in bulk, in place",
             ),
             (
+                self.bulk and self.vector & (self.vector - 1) != 0,
+                f"shared memory is read by {self.vector} elements, which are no power of 2",
+            ),
+            (
                 # Of the last row alone may elements be left that no copy has.
                 self.bulk
                 and spec.columns < max(self.of_16(d) for d in (spec.dy_dtype, spec.dtype)),

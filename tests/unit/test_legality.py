@@ -170,6 +170,12 @@ BORDERS: dict[str, Border] = {
     "a target without copies in bulk": Border(
         BULK, {"bulk": False}, {}, "cp.async.bulk", SPEC, "sm_80"
     ),
+    "bulk that is read by three": Border(
+        BULK,
+        {"vector": 4},
+        {"vector": 3},
+        "shared memory is read by 3 elements, which are no power of 2",
+    ),
     "bulk in a ring": Border(BULK, {}, {"slots": 3}, "whole subgroups copy in bulk, in place"),
     "bulk by parts of subgroups": Border(
         replace(BULK, warps=1, groups=4, vector=2),
