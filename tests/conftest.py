@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-case",
         action="store_true",
-        help="run every case of the tests with the marker drawn, of which a run takes a quarter",
+        help="run every case of the tests with the marker drawn, of which a run takes an eighth",
     )
     parser.addoption(
         "--case-seed", type=int, help="the seed by which those cases are drawn (default: a new one)"
@@ -71,12 +71,12 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     seed = f"--case-seed={config.option.case_seed}"
-    return None if config.option.every_case else f"a quarter of the costly cases, by {seed}"
+    return None if config.option.every_case else f"an eighth of the costly cases, by {seed}"
 
 
 @pytest.hookimpl(trylast=True)  # of what -k leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draws the cases of the tests with the marker drawn: a quarter of each, and at least two."""
+    """Draws the cases of the tests with the marker drawn: an eighth of each, and at least two."""
     again = getattr(config.option, "lf", False)  # absent without pytest's cache
     if config.option.every_case or again:
         return
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             tests.setdefault((item.nodeid.partition("[")[0], for_gpus), []).append(item)
     left_out: set[pytest.Item] = set()
     for cases in tests.values():
-        left_out.update(rng.sample(cases, max(0, min(len(cases) * 3 // 4, len(cases) - 2))))
+        left_out.update(rng.sample(cases, max(0, min(len(cases) * 7 // 8, len(cases) - 2))))
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 

@@ -52,6 +52,7 @@ def assert_check_err(out: Array, ref: F64) -> None:
     assert np.all(error <= 1e-3 + 1e-3 * np.abs(ref)), error.max()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("method", [0, 1, 2])
 @pytest.mark.parametrize("length", LENGTHS, ids=lambda length: "x".join(map(str, length)))
 def test_composable_kernels_lengths(length: tuple[int, int], method: int) -> None:

@@ -67,6 +67,7 @@ def test_modules_for_gpus_are_right(spec: NormSpec, target: str) -> None:
     assert_right_in_emulation(vmfb, spec, 1, 37, adversarial=7)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("columns", [7, 300])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
 def test_adding_a_bias_adds_it_and_changes_no_other_gradient(columns: int, dtype: Any) -> None:

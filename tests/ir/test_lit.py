@@ -12,6 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.mlir")), ids=lambda path: path.stem)
 def test_filecheck(path: Path) -> None:
     binaries = Path(sys.executable).parent

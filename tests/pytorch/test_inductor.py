@@ -89,6 +89,7 @@ def assert_close(one: list[Tensor], other: list[Tensor], reference: list[Tensor]
         assert error <= 2 * allowed + 4 * spacing * scale
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("norm", "forwards", "dtype", "dynamic"),
     [
@@ -280,6 +281,7 @@ class Attending(nn.Module):  # type: ignore[misc]
         return torch.stack(used).prod(0) + x
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("dtype", "narrow", "count", "expected"),
     [

@@ -132,6 +132,7 @@ def test_a_damaged_library_is_not_loaded(size: int, built: Path, tmp_path: Path)
     assert not loaded_without_a_compiler(tmp_path / "cache")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("which", ["nobody", "cache", "torch", "entry", "library", "digest"])
 def test_a_library_that_others_can_have_planted_is_not_loaded(
     which: str, built: Path, tmp_path: Path

@@ -179,6 +179,7 @@ def test_activation_checkpointing(form: Form, reentrant: bool, device: str) -> N
         assert bits(tensor.grad) == bits(stored[name]), name
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
 @pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])

@@ -236,6 +236,7 @@ def results(norm: nn.Module, x: Tensor) -> list[Tensor]:
     return [output, *torch.autograd.grad(output, [x, *norm.parameters()], grad_output)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cls", FOUND)
 def test_norms_of_any_class(cls: type[nn.Module], dtype: torch.dtype) -> None:
@@ -314,6 +315,7 @@ def test_layer_norm_1p_under_autocast() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("cls", FOUND)
 def test_autocast_on_the_cpu(cls: type[nn.Module]) -> None:
     """Element types are what they were; values, but for a few roundings to bf16."""
@@ -399,6 +401,7 @@ def of_each_row(cls: type[nn.Module], tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, COLUMNS).double()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("is_told", [True, False], ids=["on the CPU", "as on a GPU"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("cls", CLAMPED)

@@ -195,6 +195,7 @@ COMPUTED: list[Callable[[nn.Module], nn.Module]] = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("changed", COMPUTED)
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_warmup_of_weights_that_are_computed(

@@ -171,7 +171,7 @@ BORDERS: dict[str, Border] = {
         BULK, {"bulk": False}, {}, "cp.async.bulk", SPEC, "sm_80"
     ),
     "bulk that is read by three": Border(
-        BULK,
+        replace(BULK, workgroups=63),
         {"vector": 4},
         {"vector": 3},
         "shared memory is read by 3 elements, which are no power of 2",
