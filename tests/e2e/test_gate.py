@@ -12,16 +12,26 @@ import pytest
 from support import (
     assert_all_forms_right,
     assert_right,
+    assert_right_in_emulation,
     built,
     central_differences,
     random_generator,
+    without_few_rows,
 )
 
 import iree_lnbwd
-from iree_lnbwd import NormSpec, reference, runtime
+from iree_lnbwd import NormSpec, reference, runtime, schedules
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import GatedNormGrads, bind
-from iree_lnbwd.ops.operands import GATED, LAYER_NORM, OPS, RMS_NORM_BACKWARD, Gate
+from iree_lnbwd.ops.operands import (
+    GATED,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    RMS_NORM_BACKWARD,
+    Gate,
+)
+from iree_lnbwd.schedules import TwoPass
 from iree_lnbwd.verification import matrix
 
 HOST = find_target("host")
@@ -122,6 +132,38 @@ def test_functions_and_modules_are_right(op: str, gate_first: bool, rows: int) -
     for ours, other, stored in zip(results, again, storage, strict=True):
         np.testing.assert_array_equal(ours, other)
         np.testing.assert_array_equal(ours, stored)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942", "gfx1100"])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in matrix.gated() if spec.columns <= 769], ids=lambda spec: spec.name
+)
+def test_modules_for_gpus_are_right(spec: NormSpec, target: str) -> None:
+    """Few rows, and the kernel for many on rows as few."""
+    gpu = find_target(target)
+    for how in dict.fromkeys((schedules.choose(spec, gpu), without_few_rows(spec, gpu))):
+        assert_right_in_emulation(built(spec, gpu, how)[0], spec, 1, 37, adversarial=12)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize(
+    "spec", [spec for spec in matrix.gated() if spec.columns > 10000], ids=lambda spec: spec.name
+)
+def test_wide_rows_are_right(spec: NormSpec) -> None:
+    """Of one workgroup, of clusters, and across the borders of rows."""
+    gpu = find_target("sm_90")
+    how = without_few_rows(spec, gpu)
+    assert_right_in_emulation(built(spec, gpu, how)[0], spec, 3, adversarial=10)
+
+
+def test_two_passes_are_right_in_both_orders() -> None:
+    gpu = find_target("sm_90")
+    for gate in GATES:
+        spec = NormSpec((4096,), "f64", op=LAYER_NORM_BACKWARD.name, gate=gate)
+        how = without_few_rows(spec, gpu)
+        assert isinstance(how, TwoPass)
+        assert_right_in_emulation(built(spec, gpu, how)[0], spec, 5, adversarial=12)
 
 
 @both_orders
