@@ -94,7 +94,7 @@ def draw_kind(case: Case) -> str:
 
 def values(case: Case) -> None:
     """Good arguments, of any values, layouts and libraries: the results are right."""
-    spec = draw_spec(case)
+    spec = draw_spec(case, may_have_sets=True)
     given = draw_arrays(case, spec, draw_rows(case, spec))
     library = case.pick(*libraries(case.where))
     if spec.dtype == "bf16" and library in ("cupy", "dlpack"):
@@ -103,11 +103,12 @@ def values(case: Case) -> None:
     if library == "cupy" and any(a is not None and a.dtype == bf16 for a in given.values()):
         library = "numpy"
     case.said.append(library)
-    call = bound(spec, given)
+    call = bound(spec, given, case.rows_per_set)
     arrays = {name: lay_out(case, library, array) for name, array in given.items()}
     before = on_host_all(arrays)
     device = None if library not in ("numpy", "dlpack") else DEVICES[case.where]
-    op, options = spec.family, {}
+    op = spec.family
+    options: dict[str, Any] = {"rows_per_set": case.rows_per_set}
     if case.chance(0.5) and call.spec is not None:
         module = loaded(call.spec, DeviceUri.parse(DEVICES[case.where]))
         if op.is_backward:
@@ -266,10 +267,11 @@ def junk(case: Case) -> None:
             from_output=op.from_output,
         )
         module = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
-        given |= {"self": module, "out": None, "eps": eps}
+        given |= {"self": module, "out": None, "eps": eps, "rows_per_set": 1}
     else:
         given |= {"normalized_shape": 8, "eps": 1e-5, "weight_offset": case.pick(0.0, 1.0)}
         given["device"] = DEVICES[case.where] if name == op.name else None
+        given["rows_per_set"] = 1
     bad = case.pick(*(argument for argument in given if argument != "self"))
     given[bad] = draw_junk(case)
     case.said += [name, bad, repr(given[bad])[:80]]
@@ -287,6 +289,7 @@ def junk(case: Case) -> None:
         mask if given.get("output_mask") is None else given["output_mask"],
         eps=1e-5 if is_module else given["eps"],
         weight_offset=given.get("weight_offset", 0.0),
+        rows_per_set=None if is_module else given["rows_per_set"],
     )
     if not name.startswith("reference."):
         case.judge(on_host(results), call)
@@ -439,13 +442,13 @@ def _loads(case: Case, path: Path, spec: NormSpec) -> None:
 def emulated(case: Case) -> None:
     """A legal schedule of any numbers for a GPU, in the emulator: no fault, and right."""
     target = case.pick(*EMULATED)
-    spec = draw_spec(case)
+    spec = draw_spec(case, may_have_sets=True)
     how = draw_schedule(case, spec, target)
     rows = max(1, draw_rows(case, spec, _MOST_EMULATED))
     case.said += [target.name, str(how)]
     given = draw_arrays(case, spec, rows)
     vmfb, _ = compiler.build(spec, target, schedule=how)
-    call = bound(spec, given)
+    call = bound(spec, given, case.rows_per_set)
     case.judge(EmulatedNorm(vmfb).run(call), call)
 
 

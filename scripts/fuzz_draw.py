@@ -43,6 +43,7 @@ DEVICES: Mapping[str, str] = MappingProxyType({"cpu": "local-task", "gpu": "cuda
 
 EPS = (1e-5, 0.5, 1e-12)
 OFFSETS = (0.0, 1.0, -0.25)
+_OF_SETS = 0.3  # of the specs that may have sets of weights
 _MOST_ELEMENTS = 1 << 17
 _LONGEST_MESSAGE = 2000
 
@@ -62,6 +63,7 @@ class Case:
         said: What was drawn, for the line that tells of a failure.
         tried: Public callables, their arguments, and whether these were "good" or "bad".
         refused: How the call was refused, if it was.
+        rows_per_set: Of the call, whose weight has sets.
     """
 
     where: str
@@ -70,6 +72,7 @@ class Case:
     said: list[str] = field(default_factory=list)
     tried: set[tuple[str, str, str]] = field(default_factory=set)
     refused: str = ""
+    rows_per_set: int = 1
 
     def pick(self, *choices: Any) -> Any:
         """One of these."""
@@ -115,7 +118,7 @@ class Case:
 # --- what is drawn ------------------------------------------------------------------------------
 
 
-def draw_spec(case: Case, *ops: Op) -> NormSpec:
+def draw_spec(case: Case, *ops: Op, may_have_sets: bool = False) -> NormSpec:
     """Widths of every kind, types and their mixtures, masks and options; of any op, or of these."""
     rng = case.spec_rng
 
@@ -166,6 +169,7 @@ def draw_spec(case: Case, *ops: Op) -> NormSpec:
         from_output=from_output,
         grad_outputs=pick(1, 1, 1, 2, 3, MOST_GRAD_OUTPUTS) if op.is_backward else 1,
         output_dtype=None if op.is_backward else pick(*narrow),
+        weight_sets=may_have_sets and has_weight and bool(rng.random() < _OF_SETS),
     )
 
 
@@ -212,6 +216,12 @@ def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -
         leading = ()
     op, dims = spec.family, spec.normalized_shape
     shapes = {Kind.CELLS: (*leading, *dims), Kind.COLUMNS: dims}
+    case.rows_per_set = 1
+    if spec.weight_sets:
+        sets = case.pick(1, 2, int(case.rng.integers(1, 9)), max(rows, 1))
+        case.rows_per_set = case.pick(1, 1, 2, int(case.rng.integers(1, rows + 3)), max(rows, 1))
+        shapes[Kind.COLUMNS] = (sets, *dims)
+        case.said.append(f"{sets} sets of {case.rows_per_set}")
     given: dict[str, Any] = {}
     for operand in op.arguments:
         only_its_type = operand.access is Access.TYPE_ALONE
@@ -244,7 +254,7 @@ def draw_arrays(case: Case, spec: NormSpec, rows: int, *, plain: bool = False) -
     return given
 
 
-def bound(spec: NormSpec, given: Mapping[str, Any]) -> BoundCall:
+def bound(spec: NormSpec, given: Mapping[str, Any], rows_per_set: int = 1) -> BoundCall:
     """The call that arrays come to, of copies: what is done to the arrays does not show."""
     return bind(
         spec.op,
@@ -254,6 +264,7 @@ def bound(spec: NormSpec, given: Mapping[str, Any]) -> BoundCall:
         eps=spec.eps or 0.0,
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
+        rows_per_set=rows_per_set if spec.weight_sets else None,
     )
 
 

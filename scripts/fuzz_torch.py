@@ -348,7 +348,8 @@ def torch_junk(case: Case) -> None:
     x, residual = torch.ones(2, 3, 8, device=device)
     weight, bias = torch.ones(2, 8, device=device)
     shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5}
-    shared |= {"weight_offset": 1.0, "memory_efficient": True}
+    shared |= {"weight_offset": 1.0, "memory_efficient": True, "rows_per_set": 1}
+    modulated = {"input": x, "normalized_shape": 8, "scale": x, "shift": residual, "eps": 1e-5}
     types = dict.fromkeys(("dtype", "residual_dtype", "weight_dtype"), torch.float32)
     replaced = {"model": torch.nn.LayerNorm(8), "only": [torch.nn.LayerNorm]}
     name, given = case.pick(
@@ -356,6 +357,8 @@ def torch_junk(case: Case) -> None:
         ("torch.rms_norm", {"input": x, "bias": bias} | shared),
         ("torch.add_layer_norm", {"input": x, "residual": residual, "bias": bias} | shared),
         ("torch.add_rms_norm", {"input": x, "residual": residual, "bias": bias} | shared),
+        ("torch.modulated_layer_norm", modulated),
+        ("torch.modulated_rms_norm", modulated),
         (
             "torch.warmup",
             {"model": lnbwd_torch().AddRMSNorm(8), "device": "cpu", "tune": False} | types,

@@ -195,7 +195,8 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
     """
     by_device: dict[DeviceUri, list[NormSpec]] = {}
     for spec, uri in modules.in_use():
-        if spec.normalized_shape in shapes and uri.backend != "cpu":
+        is_tuned = spec.normalized_shape in shapes and not spec.weight_sets
+        if is_tuned and uri.backend != "cpu":
             by_device.setdefault(uri, []).append(spec)
     for uri, specs in by_device.items():
         for outcome in tuner.tune(specs, str(uri), progress=notices.log_progress(_log)):

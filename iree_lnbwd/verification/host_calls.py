@@ -47,12 +47,13 @@ def _of_call(vmfb: bytes, described: Description, rows: int) -> list[Any]:
     hal = Hal(ledger, format_, lambda *_: _Idle(), steps, ledger.note_launch)
     program = Program(vmfb, hal.imports, steps)
     views = []
+    sets = matrix.SOME_SETS.for_rows(rows) if described.spec.weight_sets else None
     for argument in described.spec.arguments:
-        dtype, shape = DTYPES[argument.dtype].numpy, argument.dims(rows)
+        dtype, shape = DTYPES[argument.dtype].numpy, argument.dims(rows, sets)
         nbytes = math.prod(shape) * dtype.itemsize
         buffer = ledger.allocate(f"argument {argument.name}", nbytes)
         views.append(View(Span(buffer, 0, nbytes), ELEMENT_TYPES[dtype.name], shape))
-    program.call(described.spec.op, *views)
+    program.call(described.spec.op, *views, *([sets.rows_per_set] if sets else []))
     return ledger.asked
 
 

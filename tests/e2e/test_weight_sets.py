@@ -21,8 +21,10 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import OPS, Kind
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.runtime import Norm
-from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb.description import describe
+from iree_lnbwd.vmfb.launches import count_of
 
 ROWS = (0, 1, 3, 41, 700)
 SETS = (1, 2, 3, 7)
@@ -299,6 +301,33 @@ def test_modules_say_what_they_take() -> None:
         without(X, W[0], rows_per_set=2)
     with pytest.raises(ValueError, match="weight: this module takes a weight, got None"):
         with_sets(X)
+
+
+def test_host_programs_launch_what_streams_launch() -> None:
+    """The plan's numbers, as Python computes them for a stream, are those of the host program."""
+    for spec in EMULATED:
+        vmfb, _ = built(spec, find_target("sm_90"))
+        described = describe(vmfb, source="a module")
+        planned = described.launches
+        assert planned is not None
+        for rows, launched in host_calls.asked(vmfb, described).items():
+            sets = matrix.SOME_SETS.for_rows(int(rows))
+            kernels = [each for each in launched if each[0] not in ("fill", "write", "read")]
+            expected = [
+                [
+                    kernel.kernel,
+                    [count_of(n, int(rows), sets) for n in kernel.workgroups],
+                    [count_of(n, int(rows), sets) for n in kernel.constants],
+                ]
+                for kernel in planned.of(int(rows)).kernels
+            ]
+            assert [kernel[:3] for kernel in kernels] == expected, (spec.name, rows)
+
+
+def test_tuning_refuses_sets() -> None:
+    spec = spec_of("rms_norm", 8, "f32", weight_sets=True)
+    with pytest.raises(ValueError, match="specs: expected weights without sets"):
+        lnbwd.tune(spec, "cuda")
 
 
 def test_specs() -> None:
