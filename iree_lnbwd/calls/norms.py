@@ -252,7 +252,7 @@ class Norms(ABC):
 
         Returns:
             The gradients, in new arrays of ``input``'s library; None where not asked for. With a
-            gate, `GatedNormGrads`.
+            gate, `iree_lnbwd.GatedNormGrads`.
 
         Raises:
             TypeError, ValueError: Before anything is compiled or run, naming the argument, what
@@ -321,7 +321,7 @@ class Norms(ABC):
 
         Returns:
             The gradients, in new arrays of ``input``'s library; None where not asked for. With a
-            gate, `GatedNormGrads`.
+            gate, `iree_lnbwd.GatedNormGrads`.
 
         Raises:
             TypeError, ValueError, DeviceError, CompileError: As `layer_norm_backward`.
