@@ -173,6 +173,10 @@ class OnePass(OnePassMemory):
                 "of other gradients of the output, and of a gate, only the next row is there",
             ),
             (self.loads_twice and self.ahead > 0, "a row that is loaded twice is not loaded ahead"),
+            (
+                self.loads_twice and spec.gate is not None,
+                "a gate is in registers, which have no room beside the sums of so wide a row",
+            ),
             (copies_weight and not self.slots, "the weight is copied with the first row"),
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
             (self.widens_weight and not self.ahead, "the weight is widened before the first row"),

@@ -157,10 +157,13 @@ def test_wide_rows_are_right(spec: NormSpec) -> None:
     assert_right_in_emulation(built(spec, gpu, how)[0], spec, 3, adversarial=10)
 
 
-def test_two_passes_are_right_in_both_orders() -> None:
-    gpu = find_target("sm_90")
+@pytest.mark.parametrize(
+    ("target", "columns", "dtype"), [("sm_80", 16384, "bf16"), ("gfx942", 16384, "bf16")]
+)
+def test_two_passes_are_right_in_both_orders(target: str, columns: int, dtype: str) -> None:
+    gpu = find_target(target)
     for gate in GATES:
-        spec = NormSpec((4096,), "f64", op=LAYER_NORM_BACKWARD.name, gate=gate)
+        spec = NormSpec((columns,), dtype, op=LAYER_NORM_BACKWARD.name, gate=gate)
         how = without_few_rows(spec, gpu)
         assert isinstance(how, TwoPass)
         assert_right_in_emulation(built(spec, gpu, how)[0], spec, 5, adversarial=12)
