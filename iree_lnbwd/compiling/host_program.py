@@ -25,20 +25,17 @@ from iree_lnbwd.ops.operands import (
 )
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
-from iree_lnbwd.vmfb.launches import (
-    KERNELS,
+from iree_lnbwd.vmfb.counts import (
     SETS_NUMBERS,
     Count,
-    LaunchPlans,
     OfSet,
     OfSets,
     Plain,
-    Plan,
-    PlannedLaunch,
     RowCount,
     RowShare,
     Shares,
 )
+from iree_lnbwd.vmfb.launches import KERNELS, LaunchPlans, Plan, PlannedLaunch
 from iree_lnbwd.vmfb.raw_interface import storage_name
 
 _EXECUTABLE = re.compile(

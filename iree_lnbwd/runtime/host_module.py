@@ -23,7 +23,8 @@ from iree_lnbwd.runtime.host_library import (
     HostLibraries,
     Workgroup,
 )
-from iree_lnbwd.vmfb.launches import LaunchPlans, count_of
+from iree_lnbwd.vmfb.counts import count_of
+from iree_lnbwd.vmfb.launches import LaunchPlans
 
 _SCRATCH_BYTES = 64  # each piece of scratch is rounded up to a multiple: a line of the cache
 _SEQUENCES_KEPT = 64  # of a module: numbers of rows

@@ -15,8 +15,9 @@ from iree_lnbwd.ops.operands import WEIGHT
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
+from iree_lnbwd.vmfb.counts import count_of
 from iree_lnbwd.vmfb.executables import exports
-from iree_lnbwd.vmfb.launches import LaunchPlans, Plan, count_of
+from iree_lnbwd.vmfb.launches import LaunchPlans, Plan
 
 ACCESS_BYTES = 16  # alignment that kernels may assume for the address of a row
 _SCRATCH_BYTES = 256  # each piece of scratch is rounded up to a multiple

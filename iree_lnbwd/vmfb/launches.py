@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from iree_lnbwd.disk.json_values import int_of, object_of, of_type, wrong
@@ -41,7 +41,6 @@ from iree_lnbwd.ops.operands import (
     Kind,
     Operand,
 )
-from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import MOST_COLUMNS, MOST_ROWS, NormSpec
 from iree_lnbwd.schedules import (
     FewRows,
@@ -54,6 +53,19 @@ from iree_lnbwd.schedules import (
     choose_statistics,
     forms,
     most_few_rows,
+)
+from iree_lnbwd.vmfb.counts import (
+    MOST_COUNT,
+    SETS_NUMBERS,
+    Count,
+    OfSet,
+    OfSets,
+    Plain,
+    RowCount,
+    RowShare,
+    Shares,
+    count_from_json,
+    names_of,
 )
 
 
@@ -117,110 +129,6 @@ KERNELS = {
         *(_NORMALIZE, _NORMALIZE_FEW),
     )
 }
-
-
-@dataclass(frozen=True)
-class RowCount:
-    """A number that follows from M: ``min(ceil(M / per), most) + more``.
-
-    Attributes:
-        per: Rows that count as one.
-        most: The upper bound; None if there is none.
-        more: A number that is added for any M.
-    """
-
-    per: int = 1
-    most: int | None = None
-    more: int = 0
-
-    def of(self, rows: int) -> int:
-        """The number for M rows."""
-        count = -(-rows // self.per)
-        return self.more + (count if self.most is None else min(count, self.most))
-
-
-@dataclass(frozen=True)
-class RowShare:
-    """The rows of a CPU's workgroup: an equal part of M for each workgroup, in whole blocks.
-
-    Attributes:
-        block: Rows of a block.
-        workgroups: How many share the rows, while that gives none of them too few or too many.
-        least: The fewest rows of one, but for the last.
-        most: The most rows of one, unless that took more than ``most_workgroups``.
-        most_workgroups: At least ``workgroups``.
-    """
-
-    block: int
-    workgroups: int
-    least: int
-    most: int
-    most_workgroups: int
-
-    def of(self, rows: int) -> int:
-        """The number for M >= 1 rows."""
-        blocks = -(-rows // self.block)
-        few, many = (
-            -(-blocks // workgroups) * self.block
-            for workgroups in (self.workgroups, self.most_workgroups)
-        )
-        return min(max(few, self.least), max(self.most, many))
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How many workgroups M rows are shared out to.
-
-    Attributes:
-        share: The rows of each; the last may have fewer.
-    """
-
-    share: RowShare
-
-    def of(self, rows: int) -> int:
-        """The number for M >= 1 rows."""
-        return -(-rows // self.share.of(rows))
-
-
-Plain = int | RowCount | RowShare | Shares
-
-
-@dataclass(frozen=True)
-class OfSet:
-    """A number for the rows of one set of weights: of the first, which has the most.
-
-    Attributes:
-        of_set: As it follows from so many rows. The upper bound of a `RowCount` is that of all sets
-            together, but for one of each.
-    """
-
-    of_set: Plain
-
-
-@dataclass(frozen=True)
-class OfSets:
-    """The same, times the number of sets.
-
-    Attributes:
-        of_sets: As it follows from the rows of one set.
-    """
-
-    of_sets: Plain
-
-
-@dataclass(frozen=True)
-class SetsNumber:
-    """A number that a call's sets of weights have.
-
-    Attributes:
-        of_call: Its name: a field of `Sets`.
-    """
-
-    of_call: str
-
-
-Count = Plain | OfSet | OfSets | SetsNumber
-SETS_NUMBERS = tuple(map(SetsNumber, Sets._fields))
 
 
 @dataclass(frozen=True)
@@ -319,22 +227,6 @@ class LaunchPlans:
                 f"{shown(most)}"
             )
         return cls(plans)
-
-
-def count_of(count: Count, rows: int, sets: Sets | None = None) -> int:
-    """A count for M rows, and for the sets of weights that a call has."""
-    if isinstance(count, int):
-        return count
-    if not isinstance(count, OfSet | OfSets | SetsNumber):
-        return count.of(rows)
-    assert sets is not None, count
-    if isinstance(count, SetsNumber):
-        return int(getattr(sets, count.of_call))
-    plain = count.of_set if isinstance(count, OfSet) else count.of_sets
-    if isinstance(plain, RowCount) and plain.most is not None:
-        plain = replace(plain, most=-(-plain.most // sets.number))
-    each = count_of(plain, sets.most_rows(rows))
-    return each if isinstance(count, OfSet) else sets.number * each
 
 
 def launches(spec: NormSpec, target: Target, schedule: Schedule) -> LaunchPlans | None:
@@ -505,13 +397,12 @@ def _unasked(spec: NormSpec, written: Collection[str]) -> tuple[Scratch, ...]:
 
 
 # Of numbers in files. A row of scratch has N elements of at most 8 bytes.
-_MOST_COUNT = 2**31 - 1
 _MOST_BYTES = 8 * MOST_COLUMNS
 _AXES = 3  # of workgroups
 
 
 def _plan(values: Any, place: str, spec: NormSpec) -> Plan:
-    given = object_of(values, place, _names_of(Plan))
+    given = object_of(values, place, names_of(Plan))
     pieces, launches = (of_type(list, given[n], f"{place}.{n}") for n in ("scratch", "kernels"))
     scratch = tuple(_piece(one, f"{place}.scratch[{i}]") for i, one in enumerate(pieces))
     # Kernels of a backward multiply by gamma even if the op has none.
@@ -519,21 +410,21 @@ def _plan(values: Any, place: str, spec: NormSpec) -> Plan:
     kernels = tuple(_kernel(one, f"{place}.kernels[{i}]", bound) for i, one in enumerate(launches))
     most = given["most_rows"]
     if most is not None:
-        int_of(most, f"{place}.most_rows", least=1, most=_MOST_COUNT)
+        int_of(most, f"{place}.most_rows", least=1, most=MOST_COUNT)
     return Plan(scratch, kernels, most)
 
 
 def _piece(values: Any, place: str) -> Scratch:
-    given = object_of(values, place, _names_of(Scratch))
+    given = object_of(values, place, names_of(Scratch))
     return Scratch(
         of_type(str, given["name"], f"{place}.name"),
         int_of(given["bytes"], f"{place}.bytes", least=0, most=_MOST_BYTES),
-        _count(given["count"], f"{place}.count"),
+        count_from_json(given["count"], f"{place}.count"),
     )
 
 
 def _kernel(values: Any, place: str, bound: Collection[str]) -> PlannedLaunch:
-    given = object_of(values, place, _names_of(PlannedLaunch))
+    given = object_of(values, place, names_of(PlannedLaunch))
 
     def listed(name: str) -> list[Any]:
         return of_type(list, given[name], f"{place}.{name}")
@@ -546,58 +437,13 @@ def _kernel(values: Any, place: str, bound: Collection[str]) -> PlannedLaunch:
 
     if len(axes := listed("workgroups")) != _AXES:
         raise wrong(f"{place}.workgroups", f"{_AXES} counts", axes)
-    x, y, z = (_count(value, f"{place}.workgroups") for value in axes)
+    x, y, z = (count_from_json(value, f"{place}.workgroups") for value in axes)
+    constants = listed("constants")
     return PlannedLaunch(
         kernel=of_type(str, given["kernel"], f"{place}.kernel"),
         workgroups=(x, y, z),
         reads=named("reads"),
         writes=named("writes"),
-        constants=tuple(_count(value, f"{place}.constants") for value in listed("constants")),
+        constants=tuple(count_from_json(value, f"{place}.constants") for value in constants),
         ahead=named("ahead"),
     )
-
-
-def _count(value: Any, place: str) -> Count:
-    if isinstance(value, dict):
-        for kind in (OfSet, OfSets):
-            (name,) = _names_of(kind)
-            if name in value:
-                of_rows = _plain(object_of(value, place, (name,))[name], f"{place}.{name}")
-                return kind(of_rows)
-        if "of_call" in value:
-            named = object_of(value, place, _names_of(SetsNumber))["of_call"]
-            if named not in Sets._fields:
-                raise wrong(f"{place}.of_call", f"one of {', '.join(Sets._fields)}", named)
-            return SetsNumber(named)
-    return _plain(value, place)
-
-
-def _plain(value: Any, place: str) -> Plain:
-    if not isinstance(value, dict):
-        return int_of(value, place, least=1, most=_MOST_COUNT)
-    if "share" in value:
-        return Shares(_share(object_of(value, place, _names_of(Shares))["share"], f"{place}.share"))
-    if "block" in value:
-        return _share(value, place)
-    given = object_of(value, place, _names_of(RowCount))
-    return RowCount(
-        int_of(given["per"], f"{place}.per", least=1, most=_MOST_COUNT),
-        None
-        if given["most"] is None
-        else int_of(given["most"], f"{place}.most", least=1, most=_MOST_COUNT),
-        int_of(given["more"], f"{place}.more", least=0, most=_MOST_COUNT),
-    )
-
-
-def _share(value: Any, place: str) -> RowShare:
-    given = object_of(value, place, _names_of(RowShare))
-    return RowShare(
-        *(
-            int_of(given[name], f"{place}.{name}", least=1, most=_MOST_COUNT)
-            for name in _names_of(RowShare)
-        )
-    )
-
-
-def _names_of(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))

@@ -18,8 +18,9 @@ from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules import OnePass, TwoPass
 from iree_lnbwd.verification import matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb.counts import count_of
 from iree_lnbwd.vmfb.executables import exports
-from iree_lnbwd.vmfb.launches import count_of, launches
+from iree_lnbwd.vmfb.launches import launches
 
 _TARGET = find_target("sm_90")
 _ROWS = 9

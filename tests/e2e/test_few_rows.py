@@ -24,7 +24,8 @@ from iree_lnbwd.hardware.targets import Target, find_target, targets
 from iree_lnbwd.schedules import FewRows, OnePass
 from iree_lnbwd.verification import matrix, verify
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
-from iree_lnbwd.vmfb.launches import count_of, launches
+from iree_lnbwd.vmfb.counts import count_of
+from iree_lnbwd.vmfb.launches import launches
 
 TARGETS = ("sm_90", "gfx942", "gfx1100")
 AMD = TARGETS[1:]  # waves of 64 lanes, and of 32

@@ -24,8 +24,9 @@ from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.runtime.host_module import HostModule
 from iree_lnbwd.schedules import RowBlocks, Schedule, WholeTensors
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.vmfb.counts import RowCount, RowShare, Shares, count_of
 from iree_lnbwd.vmfb.description import describe
-from iree_lnbwd.vmfb.launches import LaunchPlans, Plan, RowCount, RowShare, Shares, count_of
+from iree_lnbwd.vmfb.launches import LaunchPlans, Plan
 
 BLOCKS = RowBlocks(3, 2, 16)
 MANY = RowBlocks(3, 2, 16, share=4, most_workgroups=5, least=2)

@@ -23,8 +23,9 @@ from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.stream_module import StreamModule
 from iree_lnbwd.schedules import OnePass, Schedule, TwoPass
 from iree_lnbwd.verification import matrix
+from iree_lnbwd.vmfb.counts import RowCount, count_of
 from iree_lnbwd.vmfb.description import describe
-from iree_lnbwd.vmfb.launches import LaunchPlans, Plan, RowCount, Scratch, count_of
+from iree_lnbwd.vmfb.launches import LaunchPlans, Plan, Scratch
 
 ONE_PASS = OnePass(4, 1, 2, 1)
 TWO_PASS = TwoPass(2, 4, 4, 1, rows=2)

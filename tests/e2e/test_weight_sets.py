@@ -23,8 +23,8 @@ from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb.counts import count_of
 from iree_lnbwd.vmfb.description import describe
-from iree_lnbwd.vmfb.launches import count_of
 
 ROWS = (0, 1, 3, 41, 700)
 SETS = (1, 2, 3, 7)

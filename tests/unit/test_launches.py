@@ -10,7 +10,8 @@ import pytest
 from iree_lnbwd import NormSpec, schedules
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.schedules import OnePass, WholeTensors
-from iree_lnbwd.vmfb.launches import LaunchPlans, RowCount, count_of, launches
+from iree_lnbwd.vmfb.counts import RowCount, count_of
+from iree_lnbwd.vmfb.launches import LaunchPlans, launches
 
 SM_90 = find_target("sm_90")
 SPECS = [

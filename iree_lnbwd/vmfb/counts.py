@@ -1,0 +1,183 @@
+"""Numbers of a launch that each call decides: from M, and from its sets of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from iree_lnbwd.disk.json_values import int_of, object_of, wrong
+from iree_lnbwd.ops.sets import Sets
+
+MOST_COUNT = 2**31 - 1  # of numbers in files
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """A number that follows from M: ``min(ceil(M / per), most) + more``.
+
+    Attributes:
+        per: Rows that count as one.
+        most: The upper bound; None if there is none.
+        more: A number that is added for any M.
+    """
+
+    per: int = 1
+    most: int | None = None
+    more: int = 0
+
+    def of(self, rows: int) -> int:
+        """The number for M rows."""
+        count = -(-rows // self.per)
+        return self.more + (count if self.most is None else min(count, self.most))
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """The rows of a CPU's workgroup: an equal part of M for each workgroup, in whole blocks.
+
+    Attributes:
+        block: Rows of a block.
+        workgroups: How many share the rows, while that gives none of them too few or too many.
+        least: The fewest rows of one, but for the last.
+        most: The most rows of one, unless that took more than ``most_workgroups``.
+        most_workgroups: At least ``workgroups``.
+    """
+
+    block: int
+    workgroups: int
+    least: int
+    most: int
+    most_workgroups: int
+
+    def of(self, rows: int) -> int:
+        """The number for M >= 1 rows."""
+        blocks = -(-rows // self.block)
+        few, many = (
+            -(-blocks // workgroups) * self.block
+            for workgroups in (self.workgroups, self.most_workgroups)
+        )
+        return min(max(few, self.least), max(self.most, many))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many workgroups M rows are shared out to.
+
+    Attributes:
+        share: The rows of each; the last may have fewer.
+    """
+
+    share: RowShare
+
+    def of(self, rows: int) -> int:
+        """The number for M >= 1 rows."""
+        return -(-rows // self.share.of(rows))
+
+
+Plain = int | RowCount | RowShare | Shares
+
+
+@dataclass(frozen=True)
+class OfSet:
+    """A number for the rows of one set of weights: of the first, which has the most.
+
+    Attributes:
+        of_set: As it follows from so many rows. The upper bound of a `RowCount` is that of all sets
+            together, but for one of each.
+    """
+
+    of_set: Plain
+
+
+@dataclass(frozen=True)
+class OfSets:
+    """The same, times the number of sets.
+
+    Attributes:
+        of_sets: As it follows from the rows of one set.
+    """
+
+    of_sets: Plain
+
+
+@dataclass(frozen=True)
+class SetsNumber:
+    """A number that a call's sets of weights have.
+
+    Attributes:
+        of_call: Its name: a field of `Sets`.
+    """
+
+    of_call: str
+
+
+Count = Plain | OfSet | OfSets | SetsNumber
+SETS_NUMBERS = tuple(map(SetsNumber, Sets._fields))
+
+
+def count_of(count: Count, rows: int, sets: Sets | None = None) -> int:
+    """A count for M rows, and for the sets of weights that a call has."""
+    if isinstance(count, int):
+        return count
+    if not isinstance(count, OfSet | OfSets | SetsNumber):
+        return count.of(rows)
+    assert sets is not None, count
+    if isinstance(count, SetsNumber):
+        return int(getattr(sets, count.of_call))
+    plain = count.of_set if isinstance(count, OfSet) else count.of_sets
+    if isinstance(plain, RowCount) and plain.most is not None:
+        plain = replace(plain, most=-(-plain.most // sets.number))
+    each = count_of(plain, sets.most_rows(rows))
+    return each if isinstance(count, OfSet) else sets.number * each
+
+
+def count_from_json(value: Any, place: str) -> Count:
+    """A count as a file has it.
+
+    Raises:
+        TypeError, ValueError: Naming the place in the file, what was expected and what came.
+    """
+    if isinstance(value, dict):
+        for kind in (OfSet, OfSets):
+            (name,) = names_of(kind)
+            if name in value:
+                of_rows = _plain(object_of(value, place, (name,))[name], f"{place}.{name}")
+                return kind(of_rows)
+        if "of_call" in value:
+            named = object_of(value, place, names_of(SetsNumber))["of_call"]
+            if named not in Sets._fields:
+                raise wrong(f"{place}.of_call", f"one of {', '.join(Sets._fields)}", named)
+            return SetsNumber(named)
+    return _plain(value, place)
+
+
+def _plain(value: Any, place: str) -> Plain:
+    if not isinstance(value, dict):
+        return int_of(value, place, least=1, most=MOST_COUNT)
+    if "share" in value:
+        return Shares(_share(object_of(value, place, names_of(Shares))["share"], f"{place}.share"))
+    if "block" in value:
+        return _share(value, place)
+    given = object_of(value, place, names_of(RowCount))
+    return RowCount(
+        int_of(given["per"], f"{place}.per", least=1, most=MOST_COUNT),
+        None
+        if given["most"] is None
+        else int_of(given["most"], f"{place}.most", least=1, most=MOST_COUNT),
+        int_of(given["more"], f"{place}.more", least=0, most=MOST_COUNT),
+    )
+
+
+def _share(value: Any, place: str) -> RowShare:
+    given = object_of(value, place, names_of(RowShare))
+    return RowShare(
+        *(
+            int_of(given[name], f"{place}.{name}", least=1, most=MOST_COUNT)
+            for name in names_of(RowShare)
+        )
+    )
+
+
+def names_of(kind: type[Any]) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(field.name for field in fields(kind))
