@@ -65,6 +65,7 @@ def test_lists_the_arguments_and_results(manifest: Manifest) -> None:
         "name": "grad_output",
         "dtype": "bf16",
         "shape": [None, 1024],
+        "has_sets": False,
     }
     assert [a["name"] for a in values["arguments"]] == [a.name for a in manifest.spec.arguments]
     assert [r["name"] for r in values["results"]] == ["grad_input", "grad_weight", "grad_bias"]
