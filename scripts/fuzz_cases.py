@@ -47,7 +47,15 @@ from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.hardware.targets import Target, targets
 from iree_lnbwd.ops.arguments import bind, results_type, rms_eps
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import FROM_OUTPUT, GIVEN_OUTPUT, INPUT, MORE_GRAD_OUTPUTS, OPS, Kind
+from iree_lnbwd.ops.operands import (
+    FROM_OUTPUT,
+    GATE,
+    GIVEN_OUTPUT,
+    INPUT,
+    MORE_GRAD_OUTPUTS,
+    OPS,
+    Kind,
+)
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.ops import CLASSES
 from iree_lnbwd.schedules import FewRows, Forward, OnePass, Schedule, TwoPass
@@ -94,7 +102,7 @@ def draw_kind(case: Case) -> str:
 
 def values(case: Case) -> None:
     """Good arguments, of any values, layouts and libraries: the results are right."""
-    spec = draw_spec(case, may_have_sets=True)
+    spec = draw_spec(case, may_have_all=True)
     given = draw_arrays(case, spec, draw_rows(case, spec))
     library = case.pick(*libraries(case.where))
     if spec.dtype == "bf16" and library in ("cupy", "dlpack"):
@@ -120,6 +128,7 @@ def values(case: Case) -> None:
             options["output_mask"] = spec.output_mask
         else:
             options["output_dtype"] = spec.output_dtype
+        options["gate_first"] = spec.gate == "before"
         is_default = not op.centres and spec.eps == rms_eps(spec.dtype)
         results = case.call(
             spec.op,
@@ -246,6 +255,7 @@ def junk(case: Case) -> None:
         given[INPUT.name] = None
     elif op.is_backward:
         given[GIVEN_OUTPUT.name] = None
+    given[GATE.name] = None
     arrays = tuple(given)
     added = "grad_residual" if op.is_backward else "residual"
     if case.chance(0.5):
@@ -271,7 +281,9 @@ def junk(case: Case) -> None:
     else:
         given |= {"normalized_shape": 8, "eps": 1e-5, "weight_offset": case.pick(0.0, 1.0)}
         given["device"] = DEVICES[case.where] if name == op.name else None
-        given["rows_per_set"] = 1
+        given |= {"rows_per_set": 1, "gate_first": False}
+        if not op.is_backward:
+            given["output_dtype"] = None
     bad = case.pick(*(argument for argument in given if argument != "self"))
     given[bad] = draw_junk(case)
     case.said += [name, bad, repr(given[bad])[:80]]
@@ -290,6 +302,8 @@ def junk(case: Case) -> None:
         eps=1e-5 if is_module else given["eps"],
         weight_offset=given.get("weight_offset", 0.0),
         rows_per_set=None if is_module else given["rows_per_set"],
+        output_dtype=given.get("output_dtype"),
+        gate_first=given.get("gate_first", False),
     )
     if not name.startswith("reference."):
         case.judge(on_host(results), call)
@@ -442,7 +456,7 @@ def _loads(case: Case, path: Path, spec: NormSpec) -> None:
 def emulated(case: Case) -> None:
     """A legal schedule of any numbers for a GPU, in the emulator: no fault, and right."""
     target = case.pick(*EMULATED)
-    spec = draw_spec(case, may_have_sets=True)
+    spec = draw_spec(case, may_have_all=True)
     how = draw_schedule(case, spec, target)
     rows = max(1, draw_rows(case, spec, _MOST_EMULATED))
     case.said += [target.name, str(how)]

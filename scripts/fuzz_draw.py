@@ -8,7 +8,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,6 +44,7 @@ DEVICES: Mapping[str, str] = MappingProxyType({"cpu": "local-task", "gpu": "cuda
 EPS = (1e-5, 0.5, 1e-12)
 OFFSETS = (0.0, 1.0, -0.25)
 _OF_SETS = 0.3  # of the specs that may have sets of weights
+_OF_GATES = 0.2  # of those that may have a gate
 _MOST_ELEMENTS = 1 << 17
 _LONGEST_MESSAGE = 2000
 
@@ -118,8 +119,11 @@ class Case:
 # --- what is drawn ------------------------------------------------------------------------------
 
 
-def draw_spec(case: Case, *ops: Op, may_have_sets: bool = False) -> NormSpec:
-    """Widths of every kind, types and their mixtures, masks and options; of any op, or of these."""
+def draw_spec(case: Case, *ops: Op, may_have_all: bool = False) -> NormSpec:
+    """Widths of every kind, types and their mixtures, masks and options; of any op, or of these.
+
+    Sets of weights and gates are drawn only where ``may_have_all``: not every face takes them.
+    """
     rng = case.spec_rng
 
     def pick(*choices: Any) -> Any:
@@ -153,7 +157,7 @@ def draw_spec(case: Case, *ops: Op, may_have_sets: bool = False) -> NormSpec:
     statistics = [None, None] if op.is_backward else [rms_eps(dtype)]
     # Without a bias, a caller cannot say which type its gradient has.
     tells_type = not (from_output and has_bias is False)
-    return NormSpec(
+    spec = NormSpec(
         dims,
         dtype,
         grad_output_dtype=pick(*narrow) if op.is_backward else None,
@@ -169,7 +173,17 @@ def draw_spec(case: Case, *ops: Op, may_have_sets: bool = False) -> NormSpec:
         from_output=from_output,
         grad_outputs=pick(1, 1, 1, 2, 3, MOST_GRAD_OUTPUTS) if op.is_backward else 1,
         output_dtype=None if op.is_backward else pick(*narrow),
-        weight_sets=may_have_sets and has_weight and bool(rng.random() < _OF_SETS),
+        weight_sets=may_have_all and has_weight and bool(rng.random() < _OF_SETS),
+    )
+    if not may_have_all or from_output or rng.random() >= _OF_GATES:
+        return spec
+    return replace(
+        spec,
+        gate=pick("after", "before"),
+        gate_dtype=pick(*narrow),
+        output_mask=(),
+        residual_dtype=None,
+        grad_outputs=1,
     )
 
 
@@ -264,6 +278,7 @@ def bound(spec: NormSpec, given: Mapping[str, Any], rows_per_set: int = 1) -> Bo
         eps=spec.eps or 0.0,
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
+        gate_first=spec.gate == "before",
         rows_per_set=rows_per_set if spec.weight_sets else None,
     )
 

@@ -350,6 +350,8 @@ def torch_junk(case: Case) -> None:
     shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5}
     shared |= {"weight_offset": 1.0, "memory_efficient": True, "rows_per_set": 1}
     modulated = {"input": x, "normalized_shape": 8, "scale": x, "shift": residual, "eps": 1e-5}
+    gated = {"input": x, "gate": residual, "normalized_shape": 8, "weight": weight, "bias": bias}
+    gated |= {"eps": 1e-5, "gate_first": True, "weight_offset": 1.0}
     types = dict.fromkeys(("dtype", "residual_dtype", "weight_dtype"), torch.float32)
     replaced = {"model": torch.nn.LayerNorm(8), "only": [torch.nn.LayerNorm]}
     name, given = case.pick(
@@ -359,6 +361,8 @@ def torch_junk(case: Case) -> None:
         ("torch.add_rms_norm", {"input": x, "residual": residual, "bias": bias} | shared),
         ("torch.modulated_layer_norm", modulated),
         ("torch.modulated_rms_norm", modulated),
+        ("torch.gated_layer_norm", gated),
+        ("torch.gated_rms_norm", gated),
         (
             "torch.warmup",
             {"model": lnbwd_torch().AddRMSNorm(8), "device": "cpu", "tune": False} | types,
