@@ -426,7 +426,8 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         array = _array(name, array)
         if array.shape not in shapes[kind]:
             expected = " or ".join(map(str, shapes[kind]))
-            if rows_per_set is not None and kind == _COLUMNS and name != "weight":
+            about_sets = sets is not None or array.ndim > len(dims)
+            if about_sets and kind == _COLUMNS and name != "weight":
                 expected += ", that of weight" if types["weight"] else " without a weight"
             raise ValueError(f"{name}: expected shape {expected}, got {array.shape}")
         types[name] = found = _dtype(name, array)

@@ -349,7 +349,7 @@ def test_compile_refuses_in_one_line(
         (["--normalized-shape=8", "--dtype=f8"], "expected one of bf16, f16, f32, f64, got 'f8'"),
         (["--normalized-shape=8", "--dtype=fp16"], "got 'fp16'. Did you mean f16?"),
         (["--normalized-shape=8", "--weight-dtype=bfloat16"], "Did you mean bf16?"),
-        (["--normalized-shape=8", "--output-mask=1100"], "expected a 0 or 1 for each gradient"),
+        (["--normalized-shape=8", "--output-mask=11000"], "expected a 0 or 1 for each gradient"),
         (["--normalized-shape=8", "--print-ir", "--print-command"], "not allowed with"),
         (["--normalized-shape=8", "-o", ""], "expected a path, got ''"),
         (["--normalized-shape=8", "--dtype=f32", "--dtype=f16"], "expected once, got it again"),

@@ -123,7 +123,7 @@ ONES = np.ones((2, 8), np.float32)
 @pytest.mark.parametrize(
     ("changed", "error", "said"),
     [
-        ({"bias": ONES}, ValueError, r"bias: expected shape \(8,\), got \(2, 8\)"),
+        ({"bias": ONES}, ValueError, r"bias: expected shape \(8,\), that of weight, got \(2, 8\)"),
         ({"bias": ONES[0].astype("f8")}, ValueError, "bias: expected .*f32 beside .*, got f64"),
         ({"bias": 1}, TypeError, "bias: expected a NumPy array, .*got int"),
         ({"output_mask": (True, True)}, ValueError, r"output_mask: expected 3 bools, got \(True"),

@@ -238,7 +238,7 @@ def test_scratch_that_is_too_short_is_a_fault(monkeypatch: pytest.MonkeyPatch) -
     call = gpu.op._gpu.sequence(23)
     assert call is not None
     short = replace(call, scratch_bytes=call.scratch_bytes // 2)
-    monkeypatch.setattr(gpu.op._gpu, "sequence", lambda rows: short)
+    monkeypatch.setattr(gpu.op._gpu, "sequence", lambda rows, sets: short)
     with pytest.raises(Fault, match=r"out of bounds|outside of every buffer"):
         gpu.op(**gpu.given(arguments))
 

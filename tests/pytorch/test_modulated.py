@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from torch import Tensor
 from torch.nn import functional
