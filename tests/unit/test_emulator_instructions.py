@@ -479,7 +479,7 @@ def test_flush_to_zero() -> None:
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-@pytest.mark.parametrize("type_", [*_INTEGERS, "f32", "f64"])
+@pytest.mark.parametrize("type_", [*_INTEGERS, "f16", "f32", "f64"])
 def test_comparisons(type_: str) -> None:
     rng = random_generator()
     make = floats if type_.startswith("f") else integers

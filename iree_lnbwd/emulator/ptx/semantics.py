@@ -98,12 +98,14 @@ def _float_comparison(name: str) -> Function:
 def _setp(opcode: str, modifiers: tuple[str, ...]) -> Semantics:
     name, *how, type_ = modifiers
     of_floats = is_float(type_)
-    if of_floats and type_ not in ("f32", "f64"):
+    flushes = "ftz" in how
+    if of_floats and type_ not in (("f32",) if flushes else ("f16", "f32", "f64")):
         raise UnknownInstructionError(opcode)
     plain = _float_comparison(name) if of_floats else _COMPARISONS[name]
-    flushes = "ftz" in how
 
     def compare(a: Array, b: Array) -> Array:
+        if type_ == "f16":  # registers have its bits
+            return plain(a.view(np.float16), b.view(np.float16))
         return plain(floats.flush32(a), floats.flush32(b)) if flushes else plain(a, b)
 
     how = [word for word in how if word != "ftz"]
