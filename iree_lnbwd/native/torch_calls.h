@@ -67,11 +67,13 @@ struct Kind {
   std::array<bool, kMostMasked> mask;        // the gradients to compute
   std::optional<double> eps;                 // as the caller gave it, where it counts
   double weight_offset;
+  std::optional<at::ScalarType> output_type;  // of a forward, where it is said
 
   bool operator==(const Kind& other) const {
     return op == other.op && device == other.device && rows == other.rows &&
            columns == other.columns && types == other.types && mask == other.mask &&
-           eps == other.eps && weight_offset == other.weight_offset;
+           eps == other.eps && weight_offset == other.weight_offset &&
+           output_type == other.output_type;
   }
 };
 
@@ -82,7 +84,7 @@ struct HashOfKind {
     const auto& [first, second, third] = kind.mask;
     return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns,
                          std::hash<std::string_view>{}(types), first, second, third, kind.eps,
-                         kind.weight_offset);
+                         kind.weight_offset, kind.output_type);
   }
 };
 

@@ -101,7 +101,8 @@ const Op& op_of(int64_t number) {
 // Python's side of `calls`; the tensors are those of one such call.
 void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
               at::IntArrayRef normalized_shape, const c10::List<bool>& mask,
-              std::optional<double> eps, double weight_offset, at::IntArrayRef driver, int64_t ones,
+              std::optional<double> eps, double weight_offset,
+              std::optional<at::ScalarType> output_dtype, at::IntArrayRef driver, int64_t ones,
               int64_t scratch_bytes, at::IntArrayRef scratch, at::IntArrayRef launches,
               at::IntArrayRef graph) {
   const Op& described = op_of(op);
@@ -114,7 +115,7 @@ void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
   for (size_t i = 0; i < kept.size(); ++i) given[i] = iree_lnbwd::pointer_to(kept[i]);
   TORCH_CHECK(given[described.data] != nullptr, "tensors: expected ",
               described.arguments[described.data].name, " among them, got none");
-  Options options = {normalized_shape, {}, eps, weight_offset};
+  Options options = {normalized_shape, {}, eps, weight_offset, output_dtype};
   std::copy(mask.begin(), mask.end(), options.mask.begin());
   const auto numbers = [](at::IntArrayRef given) {
     return iree_lnbwd::Numbers{given.data(), given.size()};
@@ -221,9 +222,10 @@ struct Taken {
   std::optional<double> eps;
   double weight_offset = 0;
   bool memory_efficient = false;
+  std::optional<at::ScalarType> output_type;
   size_t count;
 
-  Taken(const Norm& norm, const Stack& stack) : count(norm.taken + (norm.own_forward ? 4 : 2)) {
+  Taken(const Norm& norm, const Stack& stack) : count(norm.taken + (norm.own_forward ? 5 : 2)) {
     const IValue* next = stack.data() + stack.size() - count;
     for (size_t i = 0; i < norm.op.arguments.size(); ++i) {
       if (norm.takes(norm.op.arguments[i])) tensors[i] = pointer_to(*next++);
@@ -232,7 +234,8 @@ struct Taken {
     eps = double_of(*next++);
     if (norm.own_forward) {
       weight_offset = (next++)->toDouble();
-      memory_efficient = next->toBool();
+      memory_efficient = (next++)->toBool();
+      output_type = next->toOptional<at::ScalarType>();
     }
   }
 };
@@ -282,7 +285,8 @@ class Forward final : public c10::OperatorKernel {
     const Taken taken(norm_, *stack);
     if (!norm_.own_forward) return forward_by_pytorch(norm_, taken, stack);
     const auto dims = integers_of(taken.normalized_shape);
-    auto results = known(norm_.op, taken.tensors, {dims, {}, taken.eps, taken.weight_offset});
+    auto results = known(norm_.op, taken.tensors,
+                         {dims, {}, taken.eps, taken.weight_offset, taken.output_type});
     if (!results) return norm_.checked.call(stack);
     torch::jit::drop(*stack, taken.count);
     for (size_t i = 0; i < results->size(); ++i) {
@@ -541,7 +545,7 @@ class WithAutograd final : public c10::OperatorKernel {
   const Norm& norm_;
 };
 
-// A norm under autocast, in f32.
+// A norm under autocast, in f32; with an output of a type that is said, in the given types.
 class Autocast final : public c10::OperatorKernel {
  public:
   explicit Autocast(const Norm& norm) : norm_(norm) {}
@@ -549,9 +553,10 @@ class Autocast final : public c10::OperatorKernel {
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
     const c10::impl::ExcludeDispatchKeyGuard without(
         at::autocast::get_autocast_dispatch_key_from_device_type(c10::DeviceType::CUDA));
-    IValue* values = stack->data() + stack->size() - Taken(norm_, *stack).count;
+    const Taken taken(norm_, *stack);
+    IValue* values = stack->data() + stack->size() - taken.count;
     for (size_t i = 0; i < norm_.taken; ++i) {
-      if (!values[i].isTensor()) continue;
+      if (!values[i].isTensor() || taken.output_type) continue;
       values[i] = at::autocast::cached_cast(at::kFloat, values[i].toTensor(), c10::DeviceType::CUDA);
     }
     norm_.itself.call(stack);
@@ -612,8 +617,8 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
       register_norm);
   library.def(
       "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "
-      "float weight_offset, int[] driver, int ones, int scratch_bytes, int[] scratch, "
-      "int[] launches, int[] graph) -> ()",
+      "float weight_offset, ScalarType? output_dtype, int[] driver, int ones, int scratch_bytes, "
+      "int[] scratch, int[] launches, int[] graph) -> ()",
       remember);
   library.def("forget() -> ()", forget);
   library.def("tell_of_fork() -> ()", tell_of_fork);

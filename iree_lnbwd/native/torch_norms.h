@@ -37,6 +37,7 @@ struct Options {
   Mask mask;                  // of backwards
   std::optional<double> eps;  // None as in rms_norm
   double weight_offset;
+  std::optional<at::ScalarType> output_type = std::nullopt;  // of forwards; None means the input's
 };
 
 // Python copies what is not, and refuses what has no memory (any more).
@@ -89,7 +90,8 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
                {},
                {},
                eps_counts ? options.eps : std::nullopt,
-               options.weight_offset};
+               options.weight_offset,
+               options.output_type};
   kind.types.fill(Kind::kAbsent);
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     if (!given[i]) continue;
@@ -161,7 +163,9 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
     }
   };
   const auto new_result = [&](const Operand& result) {
-    const auto type = type_of(result.element);
+    const bool is_output = !op.is_backward && &result == &op.results.front();
+    const auto type =
+        is_output ? options.output_type.value_or(data.scalar_type()) : type_of(result.element);
     switch (result.extent) {
       case Operand::Extent::cells:
         return empty(data.sizes(), type, kind->device);

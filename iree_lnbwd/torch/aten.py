@@ -61,6 +61,7 @@ def norm(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    output_dtype: torch.dtype | None = None,
     rows_per_set: int | None = None,
 ) -> NormOutput:
     """What a forward of ours computes, but for rounding.
@@ -71,9 +72,10 @@ def norm(
         normalized_shape: The trailing dimensions.
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        output_dtype: Of the output; None means that of the input.
         rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
-    given = supported.given(op, tensors)
+    given = supported.given_for(output_dtype, op, tensors)
     total, residual = given["input"], given.get("residual")
     if residual is not None:
         sums = supported.wide(total.dtype)
@@ -82,12 +84,13 @@ def norm(
     if op.gate is not None:
         tensors = (total, *parameters, given["gate"])
         output, mean, rstd = gated(op, tensors, normalized_shape, eps, weight_offset)
-        return NormOutput(output.to(total.dtype), mean, rstd, None)
+        return NormOutput(output.to(output_dtype or total.dtype), mean, rstd, None)
     output, mean, rstd = normalized(
         op, total, *parameters, normalized_shape, eps, weight_offset, rows_per_set
     )
     return NormOutput(
-        output.to(given["input"].dtype), mean, rstd, None if residual is None else total
+        output.to(output_dtype or given["input"].dtype),
+        *(mean, rstd, None if residual is None else total),
     )
 
 

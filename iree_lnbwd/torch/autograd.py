@@ -28,6 +28,7 @@ class Options(NamedTuple):
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
         memory_efficient: Whether the output is saved for the backward, in place of the input.
+        output_dtype: Of the output; None means that of the input.
         rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
 
@@ -35,6 +36,7 @@ class Options(NamedTuple):
     eps: float | None
     weight_offset: float = 0.0
     memory_efficient: bool = False
+    output_dtype: torch.dtype | None = None
     rows_per_set: int | None = None
 
     @property
@@ -107,12 +109,13 @@ def _forward(norm: Norm, options: Options, tensors: Sequence[Tensor | None]) -> 
     if not norm.own_forward:  # ATen's instead of the operator again, so that a compiler may fuse it
         return aten.pytorchs(norm.op, tensors, *options[:3])
     if _are_plain(*tensors):
-        return tensor_calls.forward(norm.op, tensors, *options[:3], *options.sets)
+        own_options = (options.output_dtype, *options.sets)
+        return tensor_calls.forward(norm.op, tensors, *options[:3], *own_options)
     sharding.register()
     given = dict(zip(norm.all_arguments, tensors, strict=True))
     with torch._C._AutoDispatchBelowAutograd():
         own = (given[name] for name in names(norm.arguments))
-        found = norm.operator(*own, *options[:4], *options.sets)
+        found = norm.operator(*own, *options[:5], *options.sets)
     return results_of(norm.op, dict(zip(norm.results, found, strict=True)))  # type: ignore[return-value]
 
 

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.sets import check_rows_per_set
 from iree_lnbwd.torch import sharding
 from iree_lnbwd.torch.jagged import by_values, is_jagged
 
+AUTOCAST = "autocast"  # an output's element type: that of autocast, where it is on
+_EXPECTED = f"expected a torch.dtype, {AUTOCAST!r} or None"
 _INTEGERS = (int, torch.SymInt)
 
 
@@ -26,6 +29,7 @@ def layer_norm(
     *,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: torch.dtype | str | None = None,
     own_forward: bool = False,
     rows_per_set: int = 1,
 ) -> Tensor:
@@ -58,13 +62,19 @@ def layer_norm(
             they cannot be differentiated again.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``. Any
             but 0.0 takes this package's forward, for PyTorch's has none.
+        output_dtype: Of the output: the input of a stream in f32, say, and the output in bf16 for
+            what reads it, without a cast. The output is rounded to it once; under autocast, the
+            tensors keep their types then. f64 mixes with itself alone. "autocast" is the type of
+            autocast where that is on, unless the input is f64. None is the usual type, below. Any
+            other takes this package's forward. With ``memory_efficient``, it must be ``input``'s.
         own_forward: Whether to take this package's forward. Its statistics are f32 on the CPU, too,
             so that a backward in half precision need not recompute them.
         rows_per_set: Neighbouring rows that take one set of a weight's, where this has sets: 1 for
             a weight for each head of [..., heads, head_dim]. 1 without sets.
 
     Returns:
-        The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU).
+        The shape of ``input``, and its element type (f32 under ``torch.autocast`` on a GPU) or the
+        one of ``output_dtype``.
 
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
@@ -72,12 +82,12 @@ def layer_norm(
     check_flag("own_forward", own_forward)
     check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
+    own = _output_dtype(output_dtype, input, memory_efficient)
+    options = (eps, weight_offset, memory_efficient, own)
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.own_layer_norm_of_sets
-        of_sets = (eps, weight_offset, memory_efficient, rows_per_set)
-        return call(sets, tensors, normalized_shape, *of_sets)[0]
-    if own_forward or memory_efficient or _is_an_offset(weight_offset):
-        options = (eps, weight_offset, memory_efficient)
+        return call(sets, tensors, normalized_shape, *options, rows_per_set)[0]
+    if own_forward or memory_efficient or _is_an_offset(weight_offset) or own is not None:
         return call(torch.ops.iree_lnbwd.own_layer_norm, tensors, normalized_shape, *options)[0]
     return call(torch.ops.iree_lnbwd.layer_norm, tensors, normalized_shape, eps)[0]
 
@@ -91,6 +101,7 @@ def rms_norm(
     bias: Tensor | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: torch.dtype | str | None = None,
     rows_per_set: int = 1,
 ) -> Tensor:
     """Divides by the root of the mean square, as ``torch.nn.functional.rms_norm``.
@@ -107,18 +118,20 @@ def rms_norm(
         bias: As ``weight``; None means none. PyTorch's own has none.
         memory_efficient: As `layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        output_dtype: As `layer_norm`.
         rows_per_set: As `layer_norm`.
 
     Returns:
-        The shape and element type of ``input`` (f32 under ``torch.autocast`` on a GPU,
-        if PyTorch's own is).
+        The shape of ``input``, and its element type (f32 under ``torch.autocast`` on a GPU,
+        if PyTorch's own is) or the one of ``output_dtype``.
 
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     check_flag("memory_efficient", memory_efficient)
     tensors = {"input": input, "weight": weight, "bias": bias}
-    options = (eps, weight_offset, memory_efficient)
+    own = _output_dtype(output_dtype, input, memory_efficient)
+    options = (eps, weight_offset, memory_efficient, own)
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.rms_norm_of_sets
         return call(sets, tensors, normalized_shape, *options, rows_per_set)[0]
@@ -135,6 +148,7 @@ def add_layer_norm(
     *,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: torch.dtype | str | None = None,
     rows_per_set: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Normalizes ``input + residual``, and returns that sum, too.
@@ -159,17 +173,20 @@ def add_layer_norm(
         memory_efficient: As `layer_norm`: nor is the sum kept for the backward. Gradients are
             computed in the output's element type, so ``residual`` must have it, too.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        output_dtype: As `layer_norm`.
         rows_per_set: As `layer_norm`.
 
     Returns:
-        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+        The output, of ``input``'s shape, and its element type or the one of ``output_dtype``, and
+        the sum, of ``residual``'s.
 
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     _check_sum(input, residual, memory_efficient)
     tensors = {"input": input, "residual": residual, "weight": weight, "bias": bias}
-    options = (eps, weight_offset, memory_efficient)
+    own = _output_dtype(output_dtype, input, memory_efficient)
+    options = (eps, weight_offset, memory_efficient, own)
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.add_layer_norm_of_sets
         found = call(sets, tensors, normalized_shape, *options, rows_per_set)
@@ -188,6 +205,7 @@ def add_rms_norm(
     bias: Tensor | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: torch.dtype | str | None = None,
     rows_per_set: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
@@ -201,17 +219,20 @@ def add_rms_norm(
         bias: As `rms_norm`.
         memory_efficient: As `add_layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        output_dtype: As `layer_norm`.
         rows_per_set: As `layer_norm`.
 
     Returns:
-        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+        The output, of ``input``'s shape, and its element type or the one of ``output_dtype``, and
+        the sum, of ``residual``'s.
 
     Raises:
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     _check_sum(input, residual, memory_efficient)
     tensors = {"input": input, "residual": residual, "weight": weight, "bias": bias}
-    options = (eps, weight_offset, memory_efficient)
+    own = _output_dtype(output_dtype, input, memory_efficient)
+    options = (eps, weight_offset, memory_efficient, own)
     if has_sets(weight, normalized_shape, rows_per_set):
         sets = torch.ops.iree_lnbwd.add_rms_norm_of_sets
         found = call(sets, tensors, normalized_shape, *options, rows_per_set)
@@ -285,6 +306,45 @@ def _check_sum(input: Tensor, residual: Tensor, memory_efficient: object) -> Non
         )
     if type(residual) is not Tensor:
         sharding.register()
+
+
+def check_output_dtype(value: object) -> None:
+    """Expects an element type, "autocast" or None.
+
+    Raises:
+        TypeError, ValueError: Saying what came.
+    """
+    if isinstance(value, str) and value != AUTOCAST:
+        raise ValueError(f"output_dtype: {_EXPECTED}, got {shown(value)}")
+    if not (value is None or isinstance(value, str | torch.dtype)):
+        raise TypeError(f"output_dtype: {_EXPECTED}, got {shown(value)}")
+
+
+def output_dtype_now(output_dtype: torch.dtype | str | None, input: Tensor) -> torch.dtype | None:
+    """The element type that an ``output_dtype`` means for an input now; None is the usual one."""
+    if not isinstance(output_dtype, str):
+        return output_dtype
+    device = input.device.type
+    is_on = device != "meta" and torch.is_autocast_enabled(device)
+    if not is_on or input.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def _output_dtype(
+    given: torch.dtype | str | None, input: Tensor, memory_efficient: bool
+) -> torch.dtype | None:
+    """The element type that a caller says, as operators take it."""
+    if given is None or not isinstance(input, Tensor):
+        return None
+    check_output_dtype(given)
+    dtype = output_dtype_now(given, input)
+    if memory_efficient and dtype not in (None, input.dtype):
+        raise TypeError(
+            f"output_dtype: expected {input.dtype} like input with memory_efficient, whose "
+            f"gradients have the output's type, got {dtype}"
+        )
+    return dtype
 
 
 def check_flag(name: str, value: object) -> None:

@@ -110,4 +110,4 @@ def _call(
         sharding.register()
     tensors = {"input": input, "weight": weight, "bias": bias, "gate": gate}
     norm = norms[bool(gate_first)]
-    return call(norm.packet, tensors, normalized_shape, eps, weight_offset, False)[0]
+    return call(norm.packet, tensors, normalized_shape, eps, weight_offset, False, None)[0]

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.ops.spec import check_number
-from iree_lnbwd.torch.functions import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from iree_lnbwd.torch.functions import (
+    add_layer_norm,
+    add_rms_norm,
+    check_output_dtype,
+    layer_norm,
+    rms_norm,
+)
 from iree_lnbwd.torch.gated import gated_layer_norm, gated_rms_norm
 from iree_lnbwd.torch.inductor import switch
 
@@ -20,9 +26,17 @@ class _WithOptions(nn.Module):
 
     memory_efficient: bool = False
     weight_offset: float = 0.0
+    output_dtype: torch.dtype | str | None = None
 
-    def _set_options(self, memory_efficient: bool, weight_offset: object) -> None:
+    def _set_options(
+        self,
+        memory_efficient: bool,
+        weight_offset: object,
+        output_dtype: torch.dtype | str | None = None,
+    ) -> None:
+        check_output_dtype(output_dtype)
         switch.place()
+        self.output_dtype = output_dtype
         self.memory_efficient = memory_efficient
         self.weight_offset = check_number(weight_offset, "weight_offset")
         self.reset_parameters()
@@ -46,7 +60,10 @@ class _WithOptions(nn.Module):
         """As PyTorch's norms, and the options that are not the default."""
         options = (
             name
-            for name in ("memory_efficient", "weight_offset", "own_forward", "gate_first")
+            for name in (
+                *("memory_efficient", "weight_offset", "output_dtype", "own_forward"),
+                "gate_first",
+            )
             if hasattr(self, name)
         )
         changed = (name for name in options if getattr(self, name) != getattr(type(self), name))
@@ -57,7 +74,8 @@ class _WithOptions(nn.Module):
 class LayerNorm(_WithOptions, nn.LayerNorm):
     """``torch.nn.LayerNorm`` whose backward is this package's: same arguments, same state_dict.
 
-    ``memory_efficient``, ``weight_offset`` and ``own_forward`` are those of `layer_norm`.
+    ``memory_efficient``, ``weight_offset``, ``output_dtype`` and ``own_forward`` are those of
+    `layer_norm`.
     """
 
     own_forward: bool = False
@@ -73,10 +91,11 @@ class LayerNorm(_WithOptions, nn.LayerNorm):
         *,
         memory_efficient: bool = False,
         weight_offset: float = 0.0,
+        output_dtype: torch.dtype | str | None = None,
         own_forward: bool = False,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        self._set_options(memory_efficient, weight_offset)
+        self._set_options(memory_efficient, weight_offset, output_dtype)
         self.own_forward = own_forward
 
     def forward(self, input: Tensor) -> Tensor:
@@ -89,6 +108,7 @@ class LayerNorm(_WithOptions, nn.LayerNorm):
             self.eps,
             memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
+            output_dtype=self.output_dtype,
             own_forward=self.own_forward,
         )
 
@@ -96,7 +116,7 @@ class LayerNorm(_WithOptions, nn.LayerNorm):
 class AddLayerNorm(_WithOptions, nn.LayerNorm):
     """`add_layer_norm` with the parameters, arguments and state_dict of ``torch.nn.LayerNorm``.
 
-    ``memory_efficient`` and ``weight_offset`` are those of `add_layer_norm`.
+    ``memory_efficient``, ``weight_offset`` and ``output_dtype`` are those of `add_layer_norm`.
     """
 
     def __init__(
@@ -110,9 +130,10 @@ class AddLayerNorm(_WithOptions, nn.LayerNorm):
         *,
         memory_efficient: bool = False,
         weight_offset: float = 0.0,
+        output_dtype: torch.dtype | str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        self._set_options(memory_efficient, weight_offset)
+        self._set_options(memory_efficient, weight_offset, output_dtype)
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Two of [..., *normalized_shape] to the normalized sum and the sum."""
@@ -125,6 +146,7 @@ class AddLayerNorm(_WithOptions, nn.LayerNorm):
             self.eps,
             memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
+            output_dtype=self.output_dtype,
         )
 
 
@@ -144,8 +166,8 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
 class RMSNorm(_RMSNorm):
     """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
 
-    With ``bias=True`` it has a bias, too, as ``torch.nn.LayerNorm`` has. ``memory_efficient`` and
-    ``weight_offset`` are those of `rms_norm`.
+    With ``bias=True`` it has a bias, too, as ``torch.nn.LayerNorm`` has. ``memory_efficient``,
+    ``weight_offset`` and ``output_dtype`` are those of `rms_norm`.
     """
 
     def __init__(
@@ -159,10 +181,11 @@ class RMSNorm(_RMSNorm):
         bias: bool = False,
         memory_efficient: bool = False,
         weight_offset: float = 0.0,
+        output_dtype: torch.dtype | str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self._set_bias(bias)
-        self._set_options(memory_efficient, weight_offset)
+        self._set_options(memory_efficient, weight_offset, output_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
@@ -174,13 +197,14 @@ class RMSNorm(_RMSNorm):
             bias=self.bias,
             memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
+            output_dtype=self.output_dtype,
         )
 
 
 class AddRMSNorm(_RMSNorm):
     """`add_rms_norm` with the parameters, arguments and state_dict of `RMSNorm`.
 
-    ``memory_efficient`` and ``weight_offset`` are those of `add_rms_norm`.
+    ``memory_efficient``, ``weight_offset`` and ``output_dtype`` are those of `add_rms_norm`.
     """
 
     def __init__(
@@ -194,10 +218,11 @@ class AddRMSNorm(_RMSNorm):
         bias: bool = False,
         memory_efficient: bool = False,
         weight_offset: float = 0.0,
+        output_dtype: torch.dtype | str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self._set_bias(bias)
-        self._set_options(memory_efficient, weight_offset)
+        self._set_options(memory_efficient, weight_offset, output_dtype)
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Two of [..., *normalized_shape] to the normalized sum and the sum."""
@@ -210,6 +235,7 @@ class AddRMSNorm(_RMSNorm):
             bias=self.bias,
             memory_efficient=self.memory_efficient,
             weight_offset=self.weight_offset,
+            output_dtype=self.output_dtype,
         )
 
 

@@ -274,10 +274,10 @@ def remember(
         _remembered.add(key)
         if (call := _numbers(known, _POINTERS[options.op])) is None:
             return
-        op, normalized_shape, mask, weight_offset, eps = options[:5]
-        torch.ops.iree_lnbwd.remember(
-            number_of(op), tensors, normalized_shape, mask, eps, weight_offset, **call._asdict()
-        )
+        op, normalized_shape, mask, weight_offset, eps, output = options[:6]
+        output_dtype = None if output is None else supported.BY_NAME[output]
+        given = (tensors, normalized_shape, mask, eps, weight_offset, output_dtype)
+        torch.ops.iree_lnbwd.remember(number_of(op), *given, **call._asdict())
 
 
 def _numbers(known: KnownCall | HostCall, pointers: Sequence[str]) -> NativeCall | None:

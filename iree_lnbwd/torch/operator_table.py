@@ -130,7 +130,7 @@ class Norm:
         """As `Gradients.schema`."""
         options = _eps(self.op)
         if self.own_forward:  # PyTorch's has no others
-            options += ", float weight_offset, bool memory_efficient"
+            options += ", float weight_offset, bool memory_efficient, ScalarType? output_dtype"
         options += _SETS if self.takes_sets else ""
         return _schema(self.name + suffix, self.arguments, options, self.results)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.autocast_mode import _cast
 from torch.autograd import forward_ad
 
 from iree_lnbwd.ops.arguments import Results
@@ -48,7 +49,8 @@ def _register(norm: Norm) -> None:
     def run(compute: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         tensors = norm.completed(arguments[:count])
         options = Options(*arguments[count:])
-        return norm.returned(compute(norm.op, tensors, *options[:3], *options.sets))
+        own = (options.output_dtype,) if norm.own_forward else ()
+        return norm.returned(compute(norm.op, tensors, *options[:3], *own, *options.sets))
 
     def without_autograd(*arguments: Any) -> tuple[Tensor, ...]:
         return run(tensor_calls.forward if norm.own_forward else aten.pytorchs, arguments)
@@ -132,8 +134,23 @@ def _differentiable(
 
 _library.impl(DIFFERENTIABLE, _differentiable, "CompositeImplicitAutograd")
 
+
+def _register_autocast(norm: Norm) -> None:
+    """A norm under autocast, in f32; with an output of a type that is said, in the given types."""
+
+    def under_autocast(*arguments: Any) -> tuple[Tensor, ...]:
+        is_said = norm.own_forward and arguments[-1] is not None
+        given = arguments if is_said else _cast(arguments, "cuda", torch.float32)
+        with torch._C._ExcludeDispatchKeyGuard(_OF_AUTOCAST):
+            found: tuple[Tensor, ...] = norm.operator(*given)
+        return found
+
+    _library.impl(norm.name, under_autocast, _AUTOCAST)
+
+
+_AUTOCAST = "AutocastCUDA"
+_OF_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 for _norm in AUTOCAST:
-    _name = f"{NAMESPACE}::{_norm.name}"
     # C++ may be there already, if PyTorch's import has ended in `enable`.
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(_name, "AutocastCUDA"):
-        torch.library.register_autocast(_name, "cuda", torch.float32, lib=_library)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::{_norm.name}", _AUTOCAST):
+        _register_autocast(_norm)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, Op, names
 
 BY_NAME = {  # PyTorch's element types by the names of `ops.dtypes`
@@ -51,6 +52,37 @@ def given(op: Op, tensors: Iterable[Tensor | None]) -> dict[str, Tensor]:
             found[name] = (tensor.device, tensor.dtype)
     check(op.data.name, **found)
     return there
+
+
+def given_for(
+    output_dtype: torch.dtype | None, op: Op, tensors: Iterable[Tensor | None]
+) -> dict[str, Tensor]:
+    """As `given`, of a forward whose output is to have an element type.
+
+    Raises:
+        TypeError, ValueError: As `given`; also if the input does not mix with this type.
+    """
+    there = given(op, tensors)
+    if output_dtype is not None:
+        check_output_dtype(output_dtype, there[op.data.name].dtype)
+    return there
+
+
+def check_output_dtype(output_dtype: torch.dtype, of_input: torch.dtype) -> None:
+    """Expects the element type of an output that an input of another may have.
+
+    Raises:
+        TypeError: Saying what came and what was expected.
+    """
+    if output_dtype not in DTYPES:
+        expected = ", ".join(map(str, DTYPES))
+        raise TypeError(f"output_dtype: expected one of {expected}, got {shown(output_dtype)}")
+    if wide(output_dtype) != wide(of_input):
+        expected = ", ".join(str(dtype) for dtype in DTYPES if wide(dtype) == wide(of_input))
+        raise TypeError(
+            f"output_dtype: expected one of {expected} for an input of {of_input}, got "
+            f"{output_dtype}"
+        )
 
 
 def are_taken(input: Tensor, *parameters: Tensor | None) -> bool:

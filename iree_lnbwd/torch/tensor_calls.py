@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from iree_lnbwd import notices
@@ -23,7 +24,7 @@ from iree_lnbwd.ops.arguments import (
     check_options,
     results_of,
 )
-from iree_lnbwd.ops.operands import RESIDUAL_OUTPUT, Element, Kind, Op, Operand
+from iree_lnbwd.ops.operands import OUTPUT, RESIDUAL_OUTPUT, Element, Kind, Op, Operand
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.torch import aten, native, supported
@@ -39,6 +40,7 @@ def forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    output_dtype: torch.dtype | None = None,
     rows_per_set: int | None = None,
 ) -> NormOutput:
     """A forward of ours, or PyTorch's operators where no module can be had.
@@ -49,11 +51,12 @@ def forward(
         normalized_shape: The trailing dimensions.
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        output_dtype: Of the output; None means that of the input.
         rows_per_set: Neighbouring rows that take one set of weights; None where there are no sets.
     """
+    given = (op, tensors, normalized_shape, eps, weight_offset, output_dtype, rows_per_set)
     if 0 in normalized_shape:  # PyTorch takes rows of no columns
-        return fake_forward(op, tensors, normalized_shape, eps, weight_offset, rows_per_set)
-    given = (op, tensors, normalized_shape, eps, weight_offset, rows_per_set)
+        return fake_forward(*given)
     try:
         return known_forward(*given, modules=_OR_REFUSED)[0]
     except CompileError as error:
@@ -67,6 +70,7 @@ def known_forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    output_dtype: torch.dtype | None = None,
     rows_per_set: int | None = None,
     modules: modules.Modules | None = None,
 ) -> tuple[NormOutput, KnownCall | HostCall | None]:
@@ -75,9 +79,11 @@ def known_forward(
     Raises:
         CompileError: No module can be had.
     """
-    supported.given(op, tensors)
+    supported.given_for(output_dtype, op, tensors)
     options = check_options(
-        op, tuple(normalized_shape), (), eps, weight_offset, rows_per_set=rows_per_set
+        *(op, tuple(normalized_shape), (), eps, weight_offset),
+        output_dtype=output_dtype,
+        rows_per_set=rows_per_set,
     )
     return _call(tensors, options, modules)  # type: ignore[return-value]
 
@@ -88,16 +94,19 @@ def fake_forward(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    output_dtype: torch.dtype | None = None,
     rows_per_set: int | None = None,
 ) -> NormOutput:
     """As `forward`, but for the values; the tensors need no memory."""
-    given = supported.given(op, tensors)
+    given = supported.given_for(output_dtype, op, tensors)
     _check_shapes(op, given, tuple(normalized_shape), has_sets=rows_per_set is not None)
     results = {
         result.name: _empty(result, given[op.data.name], given, normalized_shape)
         for result in op.results
         if result is not RESIDUAL_OUTPUT or "residual" in given
     }
+    if output_dtype is not None:
+        results[OUTPUT.name] = results[OUTPUT.name].to(output_dtype)
     return results_of(op, results)  # type: ignore[return-value]
 
 

@@ -92,7 +92,10 @@ CASES = [
 # What only operators of ours compute.
 _RESIDUAL: dict[str, Any] = {"residual_dtype": "f32"}
 _MIXED: dict[str, Any] = {"dtype": "bf16", "residual_dtype": "f32", "weight_dtype": "f32"}
-_FORWARDS: list[dict[str, Any]] = [_RESIDUAL, _RESIDUAL | {"weight_offset": 1.0}, _MIXED]
+_FORWARDS: list[dict[str, Any]] = [
+    *(_RESIDUAL, _RESIDUAL | {"weight_offset": 1.0}, _MIXED),
+    _RESIDUAL | {"output_dtype": "bf16"},
+]
 _BACKWARDS: list[dict[str, Any]] = [
     _RESIDUAL,
     _RESIDUAL | {"weight_offset": 1.0},
@@ -133,7 +136,10 @@ def learned(
     assert sequence is not None
     driver.knows(sequence, sizes)
     known = KnownCall(module, ROWS, 0, tuple, (), (), (), sequence)
-    options = Options(spec.family, (COLUMNS,), spec.output_mask, spec.weight_offset, spec.eps)
+    op = spec.family if spec.output_dtype is None else OPS[spec.op]
+    options = Options(
+        *(op, (COLUMNS,), spec.output_mask, spec.weight_offset, spec.eps, spec.output_dtype)
+    )
     native.remember(given, options, known)
     return driver, sequence
 
@@ -176,7 +182,7 @@ def test_a_known_call_of_atens_is_launched(spec: NormSpec, monkeypatch: pytest.M
 
 def operator_of(spec: NormSpec) -> tuple[Norm | Gradients, tuple[Any, ...]]:
     """The operator that computes a spec, and its options."""
-    op = spec.family
+    op = spec.family if spec.output_dtype is None else OPS[spec.op]
     if op.is_backward:
         found = next(each for each in GRADIENTS if each.op is op)
         eps = EPS if spec.eps is None else spec.eps  # which it has no use for
@@ -187,7 +193,8 @@ def operator_of(spec: NormSpec) -> tuple[Norm | Gradients, tuple[Any, ...]]:
         for each in NORMS
         if (each.op, each.takes_residual, each.own_forward) == (op, has_residual, True)
     )
-    return norm, ([COLUMNS], spec.eps, spec.weight_offset, False)
+    output_dtype = None if spec.output_dtype is None else TORCH_DTYPES[spec.output_dtype]
+    return norm, ([COLUMNS], spec.eps, spec.weight_offset, False, output_dtype)
 
 
 @pytest.mark.parametrize("spec", OWN_CASES, ids=lambda spec: spec.name)

@@ -154,7 +154,7 @@ def test_compiled_by_inductor_and_exported(cls: Any) -> None:
 @every_norm
 def test_operators_keep_pytorchs_rules(norm: Norm) -> None:
     x, z, weight, bias = made(*TYPES["f32"], rows=(4,), width=16)
-    options = ([16], EPS, 0.0, False)
+    options = ([16], EPS, 0.0, False, None)
     torch.library.opcheck(norm.operator, (x, weight, bias, z, *options))
     detached = [tensor.detach() for tensor in (x, x, weight, bias, z)]
     dy, x, weight, bias, z = detached

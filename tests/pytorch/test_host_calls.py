@@ -54,6 +54,9 @@ def cases() -> Iterator[NormSpec]:
         yield NormSpec((COLUMNS,), residual_dtype="f32", weight_offset=1.0, **of)
         if not op.atens_bias:
             yield NormSpec((COLUMNS,), "bf16", has_bias=True, bias_dtype="f32", **of)
+        if not op.is_backward:
+            yield NormSpec((COLUMNS,), output_dtype="bf16", residual_dtype="f16", **of)
+            yield NormSpec((COLUMNS,), "bf16", output_dtype="f32", **of)
         if op.is_backward:
             for mask in itertools.product((True, False), repeat=len(op.masked)):
                 if any(mask):
@@ -80,7 +83,7 @@ def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
 
 def results(spec: NormSpec, given: Sequence[Any]) -> dict[str, bytes]:
     """By the operator that computes a spec."""
-    op = spec.family
+    op = spec.family if spec.output_dtype is None else OPS[spec.op]
     if op.is_backward:
         gradients = next(each for each in GRADIENTS if each.op is op)
         options = (list(spec.output_mask), 1e-3 if spec.eps is None else spec.eps)
@@ -93,7 +96,9 @@ def results(spec: NormSpec, given: Sequence[Any]) -> dict[str, bytes]:
         if (each.op, each.takes_residual, each.own_forward) == (op, has_residual, True)
     )
     taken = [t for t, of in zip(given, op.arguments, strict=True) if of in norm.arguments]
-    computed = norm.operator(*taken, [COLUMNS], spec.eps, spec.weight_offset, False)
+    output_dtype = None if spec.output_dtype is None else TORCH_DTYPES[spec.output_dtype]
+    others = (spec.eps, spec.weight_offset, False, output_dtype)
+    computed = norm.operator(*taken, [COLUMNS], *others)
     return bits(norm.results, computed)
 
 
@@ -135,17 +140,17 @@ def test_memory_that_begins_anywhere_is_used_where_it_lies(
     """Elements are aligned, rows need not be; what is strided goes to Python, which copies it."""
     operator = torch.ops.iree_lnbwd.rms_norm.default
     x = torch.randn(7, 33)
-    expected, _ = operator(x.clone(), None, None, [33], 1e-6, 0.0, False)
+    expected, _ = operator(x.clone(), None, None, [33], 1e-6, 0.0, False, None)
     room = torch.zeros(8 * 33)
     monkeypatch.setattr(calling, "call", reaches_python)
     for offset in (1, 2, 3, 5):
         there = room[offset : offset + x.numel()].view(7, 33).copy_(x)
-        assert torch.equal(operator(there, None, None, [33], 1e-6, 0.0, False)[0], expected)
+        assert torch.equal(operator(there, None, None, [33], 1e-6, 0.0, False, None)[0], expected)
     wide = torch.zeros(7, 66)[:, ::2].copy_(x)
     with pytest.raises(AssertionError, match="came to Python"):
-        operator(wide, None, None, [33], 1e-6, 0.0, False)
+        operator(wide, None, None, [33], 1e-6, 0.0, False, None)
     monkeypatch.undo()
-    assert torch.equal(operator(wide, None, None, [33], 1e-6, 0.0, False)[0], expected)
+    assert torch.equal(operator(wide, None, None, [33], 1e-6, 0.0, False, None)[0], expected)
 
 
 def libraries() -> int:
@@ -174,7 +179,7 @@ def test_500_modules_leave_nothing_behind() -> None:
     gc.collect()
     assert libraries() > before + 500
     operator = torch.ops.iree_lnbwd.rms_norm.default
-    ones = operator(torch.ones(500, 24), torch.ones(24), None, [24], 1e-6, 0.0, False)[0]
+    ones = operator(torch.ones(500, 24), torch.ones(24), None, [24], 1e-6, 0.0, False, None)[0]
     torch.testing.assert_close(ones, torch.ones(500, 24))
     torch.ops.iree_lnbwd.forget()
     gc.collect()
@@ -201,7 +206,7 @@ x, dy, weight = torch.randn(2000, 512), torch.randn(2000, 512), torch.randn(512)
 
 def call():
     ours = torch.ops.iree_lnbwd
-    y, rstd = ours.rms_norm.default(x, weight, None, [512], 1e-6, 0.0, False)
+    y, rstd = ours.rms_norm.default(x, weight, None, [512], 1e-6, 0.0, False, None)
     dx, dw, _ = ours.rms_norm_backward.default(
         dy, x, rstd, weight, *[None] * 5, [512], [True, True, False], 1e-6, 0.0
     )
@@ -256,7 +261,7 @@ if child == 0:
     signal.alarm(60)
     assert native.load()
     for _ in range(2):
-        y, _ = torch.ops.iree_lnbwd.rms_norm.default(x, None, None, [512], 1e-6, 0.0, False)
+        y, _ = torch.ops.iree_lnbwd.rms_norm.default(x, None, None, [512], 1e-6, 0.0, False, None)
         assert abs(y.numpy() - expected).max() < 1e-5
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -323,9 +328,9 @@ def test_modules_of_another_kind_stay_with_irees_runtime(
     monkeypatch.setattr(modules, "_alive", {(spec, HOST): old})
     modules.loaded.cache_clear()
     operator = torch.ops.iree_lnbwd.rms_norm.default
-    first = operator(x, None, None, [56], 1e-6, 0.0, False)[0]
-    assert torch.equal(operator(x, None, None, [56], 1e-6, 0.0, False)[0], first)
+    first = operator(x, None, None, [56], 1e-6, 0.0, False, None)[0]
+    assert torch.equal(operator(x, None, None, [56], 1e-6, 0.0, False, None)[0], first)
     monkeypatch.setattr(calling, "call", reaches_python)
     with pytest.raises(AssertionError, match="came to Python"):
-        operator(x, None, None, [56], 1e-6, 0.0, False)
+        operator(x, None, None, [56], 1e-6, 0.0, False, None)
     modules.loaded.cache_clear()

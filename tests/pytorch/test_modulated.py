@@ -158,8 +158,8 @@ def test_without_a_module() -> None:
     x, weight, bias = (leaf.detach() for leaf in leaves(torch.float32, (6, 16), 2))
     for of_sets in (OF_SETS["own_layer_norm"], OF_SETS["rms_norm"]):
         given = in_order(of_sets.op, input=x, weight=weight, bias=bias)
-        theirs = aten.norm(of_sets.op, given, (16,), 1e-5, 1.0, 2)
-        found = of_sets.operator(x, weight, bias, (16,), 1e-5, 1.0, False, 2)
+        theirs = aten.norm(of_sets.op, given, (16,), 1e-5, 1.0, rows_per_set=2)
+        found = of_sets.operator(x, weight, bias, (16,), 1e-5, 1.0, False, None, 2)
         torch.testing.assert_close(found[0], theirs.output)
         dy = torch.randn_like(x)
         for op in (of_sets.gradients, of_sets.from_output):

@@ -53,6 +53,7 @@ CALL: dict[str, Any] = {
     "mask": [],
     "eps": 1.0,
     "weight_offset": 0.0,
+    "output_dtype": None,
     "driver": [0] * 5,
     "ones": 0,
     "scratch_bytes": 0,

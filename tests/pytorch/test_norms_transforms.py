@@ -55,9 +55,8 @@ def test_opcheck(norm: Any, device: str) -> None:
     for without in ((), ("weight", "bias")):
         tensors = random_tensors(form, (4,), (24,), without=without, device=device)
         given = [tensors.get(name) for name in form.arguments]
-        torch.library.opcheck(
-            norm.operator, (*given, [24], EPS, 0.0 if without else 1.0, not without)
-        )
+        options = (0.0, False, torch.bfloat16) if without else (1.0, True, None)
+        torch.library.opcheck(norm.operator, (*given, [24], EPS, *options))
 
 
 @pytest.mark.parametrize("gradients", GRADIENTS, ids=lambda one: one.name)

@@ -108,7 +108,7 @@ class _Clamped(torch.autograd.Function):
         sums, limit = supported.wide(input.dtype), 1 / math.sqrt(least_square)
         added = torch.finfo(sums).tiny
         tensors = (input, weight, None)  # no bias
-        output, rstd = OWN_RMS_NORM.operator(*tensors, dims, added, weight_offset, False)
+        output, rstd = OWN_RMS_NORM.operator(*tensors, dims, added, weight_offset, False, None)
         output, is_short = output.contiguous(), rstd > limit
         if (places := _places(is_short)) is not None:
             rows = output.view(-1, math.prod(dims))

@@ -49,7 +49,8 @@ class ReplacedNorm(nn.Module):
         elif not inputs and named.keys() == {form.argument}:
             output = _computed(form, self, named[form.argument])
         if output is None:
-            output = super().forward(*inputs, **named)
+            first = next(iter((*inputs, *named.values())), None)
+            output = form.of_own_forward(super().forward(*inputs, **named), first)
         return output
 
     def __setattr__(self, name: str, value: Any) -> None:

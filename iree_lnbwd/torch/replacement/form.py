@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from iree_lnbwd.ops.operands import Op
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.functions import layer_norm, rms_norm
+from iree_lnbwd.torch.functions import layer_norm, output_dtype_now, rms_norm
 from iree_lnbwd.torch.replacement import clamped
 
 
@@ -103,6 +103,7 @@ class Form:
             that our functions take.
         ranks: The numbers of dimensions of inputs that it holds for; others are the own forward's.
             None means any.
+        output_dtype: As our functions take it; None means ``output_type``.
     """
 
     op: Op
@@ -126,6 +127,7 @@ class Form:
     any_width: bool = False
     pairs: tuple[Pair, ...] | None = None
     ranks: tuple[int, ...] | None = None
+    output_dtype: torch.dtype | str | None = None
 
     def __str__(self) -> str:
         parts = ["L2 norm" if self.is_l2 else "layer norm" if self.op.centres else "RMS norm"]
@@ -143,6 +145,8 @@ class Form:
             parts.append("channels first")
         if self.output_type is not OutputType.INPUTS:
             parts.append(f"output type: {self.output_type.value}")
+        if self.output_dtype is not None:
+            parts.append(f"output_dtype={self.output_dtype}")
         return ", ".join(parts)
 
     def parameters(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
@@ -236,12 +240,15 @@ class Form:
             return None
         if self.is_clamped and not self._can_clamp(module, input):
             return None
+        own = output_dtype_now(self.output_dtype, input)
+        if own is not None and supported.wide(own) != supported.wide(input.dtype):
+            return None
         device = input.device.type
         if device == "meta" or not torch.is_autocast_enabled(device):
-            return self._computed(module, input, weight, bias)
+            return self._computed(module, input, weight, bias, own)
         rule = self.on_cpus if device == "cpu" else self.on_gpus
         if rule is Autocast.OPERATORS:
-            return self._computed(module, input, weight, bias)
+            return self._computed(module, input, weight, bias, own)
         if rule is Autocast.UNKNOWN:
             return None
         if rule is Autocast.WIDENS:
@@ -254,15 +261,28 @@ class Form:
             weight = None if weight is None else weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(device, enabled=False):
-            return self._computed(module, input, weight, bias)
+            return self._computed(module, input, weight, bias, own)
+
+    def of_own_forward(self, output: Tensor, input: object) -> Tensor:
+        """An output of the module's own forward, in the type that is said."""
+        if self.output_dtype is None or not isinstance(input, Tensor):
+            return output
+        own = output_dtype_now(self.output_dtype, input)
+        return output if own is None else output.to(own)
 
     def _computed(
-        self, module: nn.Module, input: Tensor, weight: Tensor | None, bias: Tensor | None
+        self,
+        module: nn.Module,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        own: torch.dtype | None,
     ) -> Tensor:
+        """The output, in a type of its own if that is not None."""
         dims = self.dims(module, input.shape)
         eps = self.eps_of(module, dims)
         if self._is_a_call:
-            return self._called(input, dims, weight, bias, self.weight_offset, eps)
+            return self._called(input, dims, weight, bias, self.weight_offset, eps, own)
         wanted = self.output_type.of(input.dtype, None if weight is None else weight.dtype)
         weight, bias, offset = self.scaling(weight, bias, dims, input)
         rows = input
@@ -273,11 +293,11 @@ class Form:
         if self.is_clamped:
             output = clamped.rms_norm(rows, dims, weight, offset, eps)
         else:
-            output = self._called(rows, dims, weight, bias, offset, eps)
+            output = self._called(rows, dims, weight, bias, offset, eps, own)
         if self.channels_first:
             output = output.movedim(-1, 1)
-        if self.output_type is not OutputType.INPUTS:
-            output = output.to(wanted)
+        if own is not None or self.output_type is not OutputType.INPUTS:
+            output = output.to(own or wanted)
         return output if self.order is Order.ROWS else self._in_order(output, input)
 
     @property
@@ -301,10 +321,12 @@ class Form:
         bias: Tensor | None,
         offset: float,
         eps: Any,
+        own: torch.dtype | None,
     ) -> Tensor:
+        options: dict[str, Any] = {"weight_offset": offset, "output_dtype": own}
         if self.op.centres:
-            return layer_norm(rows, dims, weight, bias, eps, weight_offset=offset)
-        return rms_norm(rows, dims, weight, eps, bias=bias, weight_offset=offset)
+            return layer_norm(rows, dims, weight, bias, eps, **options)
+        return rms_norm(rows, dims, weight, eps, bias=bias, **options)
 
     def _in_order(self, output: Tensor, input: Tensor) -> Tensor:
         """An output in the order in memory that the module's own forward has it in."""

@@ -6,6 +6,7 @@ import inspect
 import re
 import weakref
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from iree_lnbwd.errors import shown
 from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM
 from iree_lnbwd.ops.spec import check_eps
 from iree_lnbwd.torch import supported
+from iree_lnbwd.torch.functions import check_output_dtype
 from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
@@ -40,6 +42,7 @@ def replace_norms(
     *,
     only: Collection[type[nn.Module]] = (nn.Module,),
     dtypes: Collection[torch.dtype] | None = None,
+    output_dtype: torch.dtype | str | None = None,
 ) -> Report:
     """Makes the norms of a model compute by this package, in place.
 
@@ -69,6 +72,8 @@ def replace_norms(
         dtypes: The element types that the model will use, of f32, f16, bf16 and f64. None means
             those of its parameters, and autocast's if that is on. Modules have to be norms for
             these. For others they are the norms or what they were, each as it was found to be.
+        output_dtype: Of the outputs of what is replaced, as `layer_norm` takes it: bf16 for norms
+            of a stream in f32 whose readers are in bf16, or "autocast". None means what it was.
 
     Returns:
         What was replaced, and what was not and why; it prints as a table, and can be undone.
@@ -77,6 +82,7 @@ def replace_norms(
         TypeError, ValueError: Naming the argument.
     """
     check_model(model)
+    check_output_dtype(output_dtype)
     asked = _checked_classes(only)
     used = _used(model) if dtypes is None else _checked_types(dtypes)
     of_weights = {inner for module in model.modules()
@@ -94,11 +100,12 @@ def replace_norms(
         outcome = _outcome(module, own, asked, used, found)
         if outcome.form is None and not _is_of_interest(module, its_names, asked):
             continue
-        norm, reason = (None, outcome.reason) if outcome.form is None else (str(outcome.form), None)
+        form = None if outcome.form is None else replace(outcome.form, output_dtype=output_dtype)
+        norm, reason = (None, outcome.reason) if form is None else (str(form), None)
         by_enable = outcome.calls_pytorchs
         entries.append(Entry(tuple(its_names), type(module).__name__, norm, reason, by_enable))
-        if outcome.form is not None:
-            classes.replace(module, outcome.form)
+        if form is not None:
+            classes.replace(module, form)
             replaced.append(weakref.ref(module))
     return Report(tuple(entries), tuple(replaced))
 
