@@ -15,7 +15,7 @@ from iree_lnbwd import jax as lnbwd
 from iree_lnbwd.jax import calls
 from iree_lnbwd.ops.arguments import bind
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, names
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, Element, names
 from iree_lnbwd.ops.spec import check_number
 from iree_lnbwd.verification.matrix import random_call
 
@@ -30,6 +30,8 @@ CASES = [
         (RMS_NORM, "bf16", {"residual_dtype": "bf16", "weight_offset": 1.0}),
         (RMS_NORM, "f32", {"has_weight": False}),
         (RMS_NORM, "bf16", {"has_bias": True, "bias_dtype": "f32", "residual_dtype": "f32"}),
+        (LAYER_NORM, "f32", {"output_dtype": "bf16", "residual_dtype": "f32"}),
+        (RMS_NORM, "bf16", {"output_dtype": "f32"}),
     )
 ]
 FUNCTIONS: Mapping[tuple[str, bool], Any] = {
@@ -45,7 +47,8 @@ FORKS: Mapping[str, Any] = {
 
 
 MEMORY_EFFICIENT = [
-    replace(spec, residual_dtype=spec.residual_dtype and spec.dtype) for spec in CASES
+    replace(spec, residual_dtype=spec.residual_dtype and spec.dtype, output_dtype=None)
+    for spec in CASES
 ]
 
 
@@ -74,7 +77,10 @@ def assert_a_step_is_right(
         given = {name: jnp.asarray(call.arrays[name]) for name in names(spec.inputs)}
         reached = {
             name: jnp.asarray(rng.standard_normal((rows, spec.columns)), DTYPES[dtype].numpy)
-            for name, dtype in (("grad_output", spec.dtype), ("grad_residual", past_dtype))
+            for name, dtype in (
+                ("grad_output", spec.element_type(Element.Y)),
+                ("grad_residual", past_dtype),
+            )
             if dtype is not None
         }
 
@@ -85,6 +91,7 @@ def assert_a_step_is_right(
                 eps=check_number(spec.eps),
                 memory_efficient=memory_efficient,
                 weight_offset=spec.weight_offset,
+                output_dtype=spec.output_dtype,
             )
             return out if past_dtype is not None else (out,)
 

@@ -101,6 +101,7 @@ def _call(
         output_mask=tuple(name in results for name in names(gradients)),
         eps=epsilon_of(node, tensors) if computes_statistics else None,
         op=op.name,
+        output_dtype=types.get("output"),
     )
     unread = {
         result.name: _shape(result.kind, rows, columns)

@@ -272,7 +272,7 @@ class _Inference:
         self._check_mixture(port.name, tensor, x)
 
     def _infer_output(self, port: Port, like: TensorAttributes, x: TensorAttributes) -> None:
-        """An output, which has the dimensions of X or SCALE, and the type: only DBIAS need not."""
+        """An output, which has the dimensions of X or SCALE, and the type: Y and DBIAS need not."""
         name, tensor = port.name, self._get(port.name)
         tensor = replace(
             tensor,
@@ -280,7 +280,7 @@ class _Inference:
             data_type=tensor.data_type or self._between(tensor) or like.data_type,
         )
         self._expect_dim(name, tensor, like, port.like)
-        if port.operand == "grad_bias":
+        if port.operand in ("output", "grad_bias"):
             self._check_mixture(name, tensor, x)
         elif tensor.data_type is not like.data_type:
             self._fail(name, f"{like.data_type}, as {port.like}", self._type_of(tensor))

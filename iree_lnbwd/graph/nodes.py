@@ -51,7 +51,7 @@ class Port:
 
     @property
     def like(self) -> str:
-        """The port whose dimensions and element type an output has, if it is no statistic."""
+        """The port whose dimensions an output has, if it is no statistic, and mostly its type."""
         return "X" if self.kind is Kind.CELLS else "SCALE"
 
 

@@ -25,6 +25,7 @@ def layer_norm(
     *,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: Any = None,
 ) -> jax.Array:
     """Normalizes ``input`` over its trailing dimensions; the arguments are PyTorch's.
 
@@ -51,16 +52,19 @@ def layer_norm(
             was rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward`
             says.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        output_dtype: The element type of the output, ``jnp.bfloat16`` or "bf16", say. It is rounded
+            to it once. f64 mixes with itself alone. None means ``input``'s, which it must be with
+            ``memory_efficient``.
 
     Returns:
-        The shape and element type of ``input``.
+        The shape of ``input``, and its element type or that of ``output_dtype``.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
     arrays = {"input": input, "weight": weight, "bias": bias}
     (output,) = _normalized(
-        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
     )
     return output
 
@@ -74,6 +78,7 @@ def rms_norm(
     bias: jax.Array | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: Any = None,
 ) -> jax.Array:
     """Divides by the root of the mean square. Otherwise as `layer_norm`.
 
@@ -86,16 +91,17 @@ def rms_norm(
         bias: As `layer_norm`; None means none. PyTorch's own has none.
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
+        output_dtype: As `layer_norm`.
 
     Returns:
-        The shape and element type of ``input``.
+        As `layer_norm`.
 
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "weight": weight, "bias": bias}
     (output,) = _normalized(
-        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
     )
     return output
 
@@ -110,6 +116,7 @@ def add_layer_norm(
     *,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Normalizes ``input + residual``, and returns that sum, too. Otherwise as `layer_norm`.
 
@@ -128,16 +135,17 @@ def add_layer_norm(
         memory_efficient: As `layer_norm`: nor is the sum saved. Gradients are computed in the
             output's element type, so ``residual`` must have it, too.
         weight_offset: As `layer_norm`.
+        output_dtype: As `layer_norm`.
 
     Returns:
-        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+        The output, as that of `layer_norm`, and the sum, of ``residual``'s shape and type.
 
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias}
     output, total = _normalized(
-        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
     )
     return output, total
 
@@ -152,6 +160,7 @@ def add_rms_norm(
     bias: jax.Array | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
 
@@ -164,16 +173,17 @@ def add_rms_norm(
         bias: As `rms_norm`.
         memory_efficient: As `add_layer_norm`.
         weight_offset: As `layer_norm`.
+        output_dtype: As `layer_norm`.
 
     Returns:
-        The output, of ``input``'s shape and element type, and the sum, of ``residual``'s.
+        The output, as that of `layer_norm`, and the sum, of ``residual``'s shape and type.
 
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias}
     output, total = _normalized(
-        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient
+        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
     )
     return output, total
 
@@ -187,6 +197,7 @@ def fork_layer_norm(
     *,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`layer_norm`, and ``input`` itself, for what goes past the norm.
 
@@ -203,6 +214,7 @@ def fork_layer_norm(
         eps: As `layer_norm`.
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
+        output_dtype: As `layer_norm`.
 
     Returns:
         The output, and ``input``.
@@ -212,7 +224,8 @@ def fork_layer_norm(
     """
     arrays = {"input": input, "weight": weight, "bias": bias}
     output, past = _normalized(
-        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, forks=True
+        *(LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype),
+        forks=True,
     )
     return output, past
 
@@ -226,6 +239,7 @@ def fork_rms_norm(
     bias: jax.Array | None = None,
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
+    output_dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`rms_norm`, and ``input`` itself; as `fork_layer_norm`.
 
@@ -237,6 +251,7 @@ def fork_rms_norm(
         bias: As `rms_norm`.
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
+        output_dtype: As `layer_norm`.
 
     Returns:
         The output, and ``input``.
@@ -246,7 +261,8 @@ def fork_rms_norm(
     """
     arrays = {"input": input, "weight": weight, "bias": bias}
     output, past = _normalized(
-        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, forks=True
+        *(RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype),
+        forks=True,
     )
     return output, past
 
@@ -258,6 +274,7 @@ def _normalized(
     eps: object,
     weight_offset: object,
     memory_efficient: object,
+    output_dtype: object,
     *,
     forks: bool = False,
 ) -> tuple[jax.Array, ...]:
@@ -278,7 +295,8 @@ def _normalized(
     }
     if "residual" in given and (shape := given["residual"].shape) != given["input"].shape:
         raise ValueError(f"residual: expected shape {given['input'].shape}, got {shape}")
-    spec = bind_arrays(facts, check_options(op, normalized_shape, (), eps, weight_offset)).spec
+    options = check_options(op, normalized_shape, (), eps, weight_offset, output_dtype=output_dtype)
+    spec = bind_arrays(facts, options).spec
     assert spec is not None  # of a forward
     assert spec.eps is not None
     if 0 < abs(spec.eps) < (least := DTYPES[spec.acc_dtype].smallest_normal):
@@ -290,6 +308,11 @@ def _normalized(
         raise TypeError(
             f"residual: expected {spec.dtype} like input with memory_efficient, whose gradients "
             f"have the output's type, got {spec.residual_dtype}"
+        )
+    if memory_efficient and spec.output_dtype is not None:
+        raise TypeError(
+            f"output_dtype: expected {spec.dtype} like input with memory_efficient, whose "
+            f"gradients have the output's type, got {spec.output_dtype}"
         )
     in_order = _varying_alike([given[name] for name in names(spec.inputs)])
     normalized: tuple[jax.Array, ...] = normalize(spec, Way(memory_efficient, forks), *in_order)

@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from iree_lnbwd.jax import calls
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import OPS, RESIDUAL, RESIDUAL_OUTPUT, names
+from iree_lnbwd.ops.operands import OPS, RESIDUAL, RESIDUAL_OUTPUT, Element, names
 from iree_lnbwd.ops.spec import NormSpec
 
 Arrays = tuple[jax.Array, ...]
@@ -88,7 +88,7 @@ def _backward(spec: NormSpec, way: Way, residuals: Any, reached: Sequence[Any]) 
     backward = NormSpec(
         spec.normalized_shape,
         of_data,
-        grad_output_dtype=spec.dtype,
+        grad_output_dtype=spec.element_type(Element.Y),
         weight_dtype=spec.gamma_dtype if spec.has_weight else None,
         bias_dtype=spec.beta_dtype if spec.has_bias else None,
         has_weight=spec.has_weight,
