@@ -349,6 +349,7 @@ def torch_junk(case: Case) -> None:
     weight, bias = torch.ones(2, 8, device=device)
     shared = {"normalized_shape": 8, "weight": weight, "eps": 1e-5}
     shared |= {"weight_offset": 1.0, "memory_efficient": True, "rows_per_set": 1}
+    shared["output_dtype"] = None
     modulated = {"input": x, "normalized_shape": 8, "scale": x, "shift": residual, "eps": 1e-5}
     gated = {"input": x, "gate": residual, "normalized_shape": 8, "weight": weight, "bias": bias}
     gated |= {"eps": 1e-5, "gate_first": True, "weight_offset": 1.0}
@@ -368,7 +369,7 @@ def torch_junk(case: Case) -> None:
             {"model": lnbwd_torch().AddRMSNorm(8), "device": "cpu", "tune": False} | types,
         ),
         ("torch.specs", {"model": lnbwd_torch().AddRMSNorm(8)} | types),
-        ("torch.replace_norms", {"dtypes": [torch.float32]} | replaced),
+        ("torch.replace_norms", {"dtypes": [torch.float32], "output_dtype": None} | replaced),
     )
     if case.chance(0.2):
         case.call(name, **given)

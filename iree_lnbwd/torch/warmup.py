@@ -138,7 +138,7 @@ class _Like(NamedTuple):
             )
         return torch.zeros(
             tuple(shape),
-            dtype=self.dtype or parameter.dtype,
+            dtype=parameter.dtype if self.dtype is None else self.dtype,
             device=parameter.device if self.device is None else self.device,
         )
 
@@ -265,7 +265,7 @@ def _rows(
         torch.zeros(
             *leading,
             *shape,
-            dtype=dtype or like.dtype,
+            dtype=like.dtype if dtype is None else dtype,
             device=like.device,
             requires_grad=True,
         )

@@ -60,7 +60,7 @@ OFTEN = {
         "tune": 50,
         "bundle": 120,
     },
-    "torch_junk": 600,
+    "torch_junk": 1000,
 }
 
 
