@@ -148,7 +148,9 @@ def test_what_is_normalized_is_told_by_the_weight_or_the_bias(
 def test_the_bias_stands_for_the_weight_only_without_one() -> None:
     given = {"weight": np.ones(5, np.float32), "bias": np.ones((4, 5), np.float32)}
     given |= {"input": np.ones((3, 4, 5), np.float32), "op": np.array("layer_norm")}
-    with pytest.raises(ValueError, match=r"^it: bias: expected shape \(5,\), got \(4, 5\)$"):
+    with pytest.raises(
+        ValueError, match=r"^it: bias: expected shape \(5,\), that of weight, got \(4, 5\)$"
+    ):
         verify.bind_case(given, source="it")
 
 
