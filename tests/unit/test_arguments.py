@@ -646,3 +646,12 @@ def test_gradients_of_an_output_have_no_gap_and_one_type(
     with pytest.raises((TypeError, ValueError)) as raised:
         bound(arrays | given, (4,))
     assert str(raised.value) == said
+
+
+def test_sets_of_weights_are_bound() -> None:
+    x, weight = np.ones((6, 2, 4), np.float32), np.ones((3, 2, 4), np.float32)
+    call = bind("rms_norm", {"input": x, "weight": weight}, (2, 4), eps=1e-5, rows_per_set=2)
+    assert call.sets is not None
+    assert (call.sets.number, call.sets.rows_per_set) == (3, 2)
+    with pytest.raises(ValueError, match=r"^rows_per_set: "):
+        bind("rms_norm", {"input": x, "weight": weight}, (2, 4), eps=1e-5, rows_per_set=0)
