@@ -238,8 +238,8 @@ def _direct(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePas
 def _wide(spec: NormSpec, target: Target, product: Product) -> Iterator[OnePass]:
     """Wide rows, best first: staged; kept in registers; or kept by the caches alone.
 
-    Two passes read rows twice, and dy and x from memory both times. The caches may have what one
-    pass reads again: a row of each multiprocessor is little beside them.
+    Two passes read dy and x from memory twice. One pass reads them again from the caches, if these
+    have room for a row of each multiprocessor.
     """
     whole = vector_of(spec)
     ways = [(whole, 0, 0, False), (min(whole, _WIDE_VECTOR), 0, 0, True)]

@@ -1,5 +1,5 @@
-// Rows that each thread loads where their sums need them, and once more where dx does (any GPU): nothing keeps a row but the
-// caches. Rows are that wide that a thread's registers have no room for more than the sums of its columns.
+// Rows that each thread loads for their sums, and once more for dx (any GPU): only the caches keep a row. Rows are so wide
+// that a thread's registers have room for the sums of its columns, and for little else.
 
 // What a NormSpec and a Schedule decide.
 !dy = bf16
