@@ -8,22 +8,23 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from iree_lnbwd import NormSpec
 from iree_lnbwd import jax as lnbwd
-from iree_lnbwd.jax import calls
+from iree_lnbwd.jax import custom_call
 from iree_lnbwd.jax import native as jax_native
 
 COLUMNS = 16
-_LAUNCHED = calls._launched
+_LAUNCHED = custom_call.launched
 launched: list[tuple[str, tuple[int, ...]]] = []  # the ops, and the shapes on each device
 
 
-def launch(spec: NormSpec, *arrays: jax.Array) -> Any:
-    """As `calls._launched`."""
+def launch(spec: NormSpec, rows_per_set: int | None, *arrays: jax.Array) -> Any:
+    """As `custom_call.launched`."""
     launched.append((spec.op, arrays[0].shape))
-    return _LAUNCHED(spec, *arrays)
+    return _LAUNCHED(spec, rows_per_set, *arrays)
 
 
 def loss(x: Any, weight: Any, bias: Any) -> Any:
@@ -44,11 +45,13 @@ def main() -> None:
     platforms, jax_native.platforms = jax_native.platforms, lambda spec, rows: ()
     expected = jax.device_get(jax.jit(step)(x, weight, bias))  # XLA's
 
-    calls._launched, jax_native.platforms = launch, platforms
+    custom_call.launched, jax_native.platforms = launch, platforms
     jax.clear_caches()
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind, kind))
         under_jit(mesh, step, (x, weight, bias), expected)
+        for sets, rows, on_device in ((4, 6, (2, 3)), (5, 1, (4, 6))):
+            of_sets(mesh, sets, rows, (*on_device, COLUMNS))
     for check in (True, False):
         under_shard_map(mesh, (x, weight, bias), expected, check=check)
     with jax.set_mesh(jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))):  # one row
@@ -73,6 +76,28 @@ def under_jit(mesh: Any, step: Callable[..., Any], given: Any, expected: Any) ->
         # normalized dimensions are brought together
         sharding = NamedSharding(mesh, PartitionSpec(None, None, "b"))
         assert_close(jax.jit(step)(jax.device_put(x, sharding), weight, bias), expected)
+
+
+def of_sets(mesh: Any, sets: int, rows_per_set: int, on_device: tuple[int, ...]) -> None:
+    """Sets of samples stay with their rows; rows of others are brought together."""
+    given = [jax.random.normal(jax.random.key(n), (4, 6, COLUMNS)) for n in range(2)]
+    given += [jax.random.normal(jax.random.key(2), (sets, COLUMNS))]
+
+    def of(x: Any, gate: Any, weight: Any) -> Any:
+        options = {"rows_per_set": rows_per_set, "gate": gate}
+        return (lnbwd.rms_norm(x, COLUMNS, weight, **options) ** 3).sum()
+
+    step = jax.value_and_grad(of, (0, 1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax_native, "platforms", lambda *_: ())
+        expected = jax.device_get(jax.jit(step)(*given))
+    jax.clear_caches()
+    launched.clear()
+    with jax.set_mesh(mesh):
+        rows = NamedSharding(mesh, PartitionSpec("a", "b"))
+        arrays = [*(jax.device_put(each, rows) for each in given[:2]), given[2]]
+        assert_close(jax.jit(step)(*arrays), expected)
+    assert {op for op, shape in launched if shape == on_device} == {"rms_norm", "rms_norm_backward"}
 
 
 def under_shard_map(mesh: Any, given: Any, expected: Any, *, check: bool) -> None:

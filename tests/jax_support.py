@@ -15,7 +15,14 @@ from iree_lnbwd import jax as lnbwd
 from iree_lnbwd.jax import calls
 from iree_lnbwd.ops.arguments import bind
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, Element, names
+from iree_lnbwd.ops.operands import (
+    GRAD_OUTPUT,
+    LAYER_NORM,
+    MORE_GRAD_OUTPUTS,
+    RMS_NORM,
+    Element,
+    names,
+)
 from iree_lnbwd.ops.spec import check_number
 from iree_lnbwd.verification.matrix import random_call
 
@@ -40,6 +47,7 @@ FUNCTIONS: Mapping[tuple[str, bool], Any] = {
     (LAYER_NORM.name, True): lnbwd.add_layer_norm,
     (RMS_NORM.name, True): lnbwd.add_rms_norm,
 }
+GRAD_OUTPUTS = names((GRAD_OUTPUT, *MORE_GRAD_OUTPUTS))
 FORKS: Mapping[str, Any] = {
     LAYER_NORM.name: lnbwd.fork_layer_norm,
     RMS_NORM.name: lnbwd.fork_rms_norm,
@@ -59,6 +67,7 @@ def assert_a_step_is_right(
     *,
     memory_efficient: bool = False,
     forks: bool = False,
+    uses: int = 1,
 ) -> None:
     """The outputs and gradients of a norm under ``jit`` are within their tolerances.
 
@@ -68,8 +77,10 @@ def assert_a_step_is_right(
         rng: The source of the arrays.
         memory_efficient: The function's option.
         forks: Whether the function is of `FORKS`, for a spec without a residual.
+        uses: How often the function returns its output.
     """
     call = random_call(spec, rows, rng)
+    rows_per_set = None if call.sets is None else call.sets.rows_per_set
     has_residual = spec.residual_dtype is not None
     past_dtype = spec.dtype if forks else spec.residual_dtype
     function = FORKS[spec.op] if forks else FUNCTIONS[spec.op, has_residual]
@@ -78,13 +89,15 @@ def assert_a_step_is_right(
         reached = {
             name: jnp.asarray(rng.standard_normal((rows, spec.columns)), DTYPES[dtype].numpy)
             for name, dtype in (
-                ("grad_output", spec.element_type(Element.Y)),
+                *((name, spec.element_type(Element.Y)) for name in GRAD_OUTPUTS[:uses]),
                 ("grad_residual", past_dtype),
             )
             if dtype is not None
         }
 
-        def normalized(given: dict[str, jax.Array]) -> Any:
+        options: Any = {} if spec.gate is None else {"gate_first": spec.gate_first}
+
+        def normalized(given: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
             out = function(
                 **given,
                 normalized_shape=spec.normalized_shape,
@@ -92,17 +105,23 @@ def assert_a_step_is_right(
                 memory_efficient=memory_efficient,
                 weight_offset=spec.weight_offset,
                 output_dtype=spec.output_dtype,
+                rows_per_set=1 if rows_per_set is None else rows_per_set,
+                uses=uses,
+                **options,
             )
-            return out if past_dtype is not None else (out,)
+            output, *past = out if past_dtype is not None else (out,)
+            return (*(output if uses > 1 else (output,)), *past)
 
         def step(given: Any, reached: Any) -> Any:
             outputs, pull = jax.vjp(normalized, given)
             return outputs, pull(tuple(reached.values()))[0]
 
         outputs, gradients = jax.jit(step)(given, reached)
-        saved = calls.function(spec)(*given.values())
+        saved = calls.function(spec, rows_per_set)(*given.values())
     computed = dict(zip(names(spec.results), map(np.asarray, saved), strict=True))
-    found = dict(zip(("output", "residual_output"), outputs, strict=False))
+    for other in outputs[1:uses]:
+        np.testing.assert_array_equal(other, outputs[0])
+    found = dict(zip(("output", "residual_output"), outputs[uses - 1 :], strict=False))
     if forks:
         np.testing.assert_array_equal(found.pop("residual_output"), given["input"])
     _assert_right(found, reference.judge(call))
@@ -121,6 +140,8 @@ def assert_a_step_is_right(
             arrays,
             spec.normalized_shape,
             weight_offset=spec.weight_offset,
+            rows_per_set=rows_per_set,
+            gate_first=spec.gate_first,
         )
     )
     assert all(gradients[name].dtype == array.dtype for name, array in given.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +13,10 @@ import numpy as np
 
 from iree_lnbwd.errors import shown
 from iree_lnbwd.jax.norms import Way, normalize
-from iree_lnbwd.ops.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options
+from iree_lnbwd.ops.arguments import DEFAULT_EPS, GpuArray, bind_arrays, check_options, variant_of
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, Op, names
+from iree_lnbwd.ops.operands import LAYER_NORM, MOST_GRAD_OUTPUTS, RMS_NORM, Op, names
+from iree_lnbwd.ops.spec import NormSpec
 
 
 def layer_norm(
@@ -26,7 +29,11 @@ def layer_norm(
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
     output_dtype: Any = None,
-) -> jax.Array:
+    rows_per_set: int = 1,
+    uses: int = 1,
+    gate: jax.Array | None = None,
+    gate_first: bool = False,
+) -> Any:
     """Normalizes ``input`` over its trailing dimensions; the arguments are PyTorch's.
 
     Sums are in f32 (f64 for f64 arrays), and so are the statistics that are kept for the backward.
@@ -45,8 +52,9 @@ def layer_norm(
         input: [..., *normalized_shape], f32, f16, bf16 or f64.
         normalized_shape: The trailing dimensions to normalize.
         weight: [*normalized_shape]; None means ones. Its element type may be another than
-            ``input``'s, unless one is f64.
-        bias: As ``weight``; None means zeros.
+            ``input``'s, unless one is f64. Or [G, *normalized_shape]: G sets, of which row r takes
+            ``(r // rows_per_set) % G``.
+        bias: As ``weight``, with as many sets; None means zeros.
         eps: Added to the variance; a number, which cannot be traced.
         memory_efficient: Whether the output is saved for the backward, in place of the input. It
             was rounded, which is an error of the gradients as `iree_lnbwd.layer_norm_backward`
@@ -55,16 +63,29 @@ def layer_norm(
         output_dtype: The element type of the output, ``jnp.bfloat16`` or "bf16", say. It is rounded
             to it once. f64 mixes with itself alone. None means ``input``'s, which it must be with
             ``memory_efficient``.
+        rows_per_set: Neighbouring rows that take one set of weights: 1 for a weight for each head
+            of [..., heads, head_dim], and the rows of a sample for a scale and a shift of each
+            sample. 1 without sets. It cannot be traced.
+        uses: How many times to return the output, from 1 to 4: once for each of its uses, whose
+            gradients are then added in the backward's kernel, in that order. Each sum is rounded to
+            the output's type if ``input`` has it, too, and else to that of sums.
+        gate: As ``input``, of any element type that mixes with it: z, of which ``silu(z)`` is a
+            factor of the output. The whole formula is computed in the type of sums, and rounded
+            once. Neither ``uses`` nor ``memory_efficient`` goes with it. None means none.
+        gate_first: Whether ``input * silu(gate)`` is what is normalized. Otherwise the gate comes
+            last, after the bias.
 
     Returns:
-        The shape of ``input``, and its element type or that of ``output_dtype``.
+        The shape of ``input``, and its element type or that of ``output_dtype``. With more than one
+        of ``uses``, a tuple of so many.
 
     Raises:
         TypeError, ValueError: Naming the argument, what came and what was expected.
     """
-    arrays = {"input": input, "weight": weight, "bias": bias}
-    (output,) = _normalized(
-        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
+    arrays = {"input": input, "weight": weight, "bias": bias, "gate": gate}
+    options = (normalized_shape, eps, weight_offset, output_dtype, rows_per_set)
+    output, _ = _normalized(
+        LAYER_NORM, arrays, *options, memory_efficient, uses, gate_first=gate_first
     )
     return output
 
@@ -79,7 +100,11 @@ def rms_norm(
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
     output_dtype: Any = None,
-) -> jax.Array:
+    rows_per_set: int = 1,
+    uses: int = 1,
+    gate: jax.Array | None = None,
+    gate_first: bool = False,
+) -> Any:
     """Divides by the root of the mean square. Otherwise as `layer_norm`.
 
     Args:
@@ -92,6 +117,10 @@ def rms_norm(
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
         output_dtype: As `layer_norm`.
+        rows_per_set: As `layer_norm`.
+        uses: As `layer_norm`.
+        gate: As `layer_norm`.
+        gate_first: As `layer_norm`.
 
     Returns:
         As `layer_norm`.
@@ -99,9 +128,10 @@ def rms_norm(
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
-    arrays = {"input": input, "weight": weight, "bias": bias}
-    (output,) = _normalized(
-        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
+    arrays = {"input": input, "weight": weight, "bias": bias, "gate": gate}
+    options = (normalized_shape, eps, weight_offset, output_dtype, rows_per_set)
+    output, _ = _normalized(
+        RMS_NORM, arrays, *options, memory_efficient, uses, gate_first=gate_first
     )
     return output
 
@@ -117,7 +147,9 @@ def add_layer_norm(
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
     output_dtype: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+    rows_per_set: int = 1,
+    uses: int = 1,
+) -> tuple[Any, jax.Array]:
     """Normalizes ``input + residual``, and returns that sum, too. Otherwise as `layer_norm`.
 
     The sum is rounded to ``residual``'s element type, and that is what is normalized. In the
@@ -136,18 +168,18 @@ def add_layer_norm(
             output's element type, so ``residual`` must have it, too.
         weight_offset: As `layer_norm`.
         output_dtype: As `layer_norm`.
+        rows_per_set: As `layer_norm`.
+        uses: As `layer_norm`.
 
     Returns:
-        The output, as that of `layer_norm`, and the sum, of ``residual``'s shape and type.
+        The output, as `layer_norm` returns it, and the sum, of ``residual``'s shape and type.
 
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias}
-    output, total = _normalized(
-        LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
-    )
-    return output, total
+    options = (normalized_shape, eps, weight_offset, output_dtype, rows_per_set)
+    return _normalized(LAYER_NORM, arrays, *options, memory_efficient, uses)
 
 
 def add_rms_norm(
@@ -161,7 +193,9 @@ def add_rms_norm(
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
     output_dtype: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+    rows_per_set: int = 1,
+    uses: int = 1,
+) -> tuple[Any, jax.Array]:
     """`rms_norm` of ``input + residual``, and that sum, too; as `add_layer_norm`.
 
     Args:
@@ -174,18 +208,18 @@ def add_rms_norm(
         memory_efficient: As `add_layer_norm`.
         weight_offset: As `layer_norm`.
         output_dtype: As `layer_norm`.
+        rows_per_set: As `layer_norm`.
+        uses: As `layer_norm`.
 
     Returns:
-        The output, as that of `layer_norm`, and the sum, of ``residual``'s shape and type.
+        The output, as `layer_norm` returns it, and the sum, of ``residual``'s shape and type.
 
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias}
-    output, total = _normalized(
-        RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype
-    )
-    return output, total
+    options = (normalized_shape, eps, weight_offset, output_dtype, rows_per_set)
+    return _normalized(RMS_NORM, arrays, *options, memory_efficient, uses)
 
 
 def fork_layer_norm(
@@ -198,7 +232,9 @@ def fork_layer_norm(
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
     output_dtype: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+    rows_per_set: int = 1,
+    uses: int = 1,
+) -> tuple[Any, jax.Array]:
     """`layer_norm`, and ``input`` itself, for what goes past the norm.
 
     In the backward, the gradient that reaches ``input`` past the norm is added before ``input``'s
@@ -215,19 +251,18 @@ def fork_layer_norm(
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
         output_dtype: As `layer_norm`.
+        rows_per_set: As `layer_norm`.
+        uses: As `layer_norm`.
 
     Returns:
-        The output, and ``input``.
+        The output, as `layer_norm` returns it, and ``input``.
 
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "weight": weight, "bias": bias}
-    output, past = _normalized(
-        *(LAYER_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype),
-        forks=True,
-    )
-    return output, past
+    options = (normalized_shape, eps, weight_offset, output_dtype, rows_per_set)
+    return _normalized(LAYER_NORM, arrays, *options, memory_efficient, uses, forks=True)
 
 
 def fork_rms_norm(
@@ -240,7 +275,9 @@ def fork_rms_norm(
     memory_efficient: bool = False,
     weight_offset: float = 0.0,
     output_dtype: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+    rows_per_set: int = 1,
+    uses: int = 1,
+) -> tuple[Any, jax.Array]:
     """`rms_norm`, and ``input`` itself; as `fork_layer_norm`.
 
     Args:
@@ -252,19 +289,18 @@ def fork_rms_norm(
         memory_efficient: As `layer_norm`.
         weight_offset: As `layer_norm`.
         output_dtype: As `layer_norm`.
+        rows_per_set: As `layer_norm`.
+        uses: As `layer_norm`.
 
     Returns:
-        The output, and ``input``.
+        The output, as `layer_norm` returns it, and ``input``.
 
     Raises:
         TypeError, ValueError: As `layer_norm`.
     """
     arrays = {"input": input, "weight": weight, "bias": bias}
-    output, past = _normalized(
-        *(RMS_NORM, arrays, normalized_shape, eps, weight_offset, memory_efficient, output_dtype),
-        forks=True,
-    )
-    return output, past
+    options = (normalized_shape, eps, weight_offset, output_dtype, rows_per_set)
+    return _normalized(RMS_NORM, arrays, *options, memory_efficient, uses, forks=True)
 
 
 def _normalized(
@@ -273,19 +309,23 @@ def _normalized(
     normalized_shape: object,
     eps: object,
     weight_offset: object,
-    memory_efficient: object,
     output_dtype: object,
+    rows_per_set: object,
+    memory_efficient: object,
+    uses: object,
     *,
+    gate_first: object = False,
     forks: bool = False,
-) -> tuple[jax.Array, ...]:
-    """Checks the arguments, and computes."""
-    for name, number in (("eps", eps), ("weight_offset", weight_offset)):
+) -> tuple[Any, Any]:
+    """Checks the arguments, and computes: the output, as often as asked, and what goes past."""
+    numbers = {"eps": eps, "weight_offset": weight_offset, "rows_per_set": rows_per_set}
+    for name, number in (numbers | {"uses": uses}).items():
         if isinstance(number, jax.core.Tracer):
             raise TypeError(f"{name}: expected a number that is not traced, got a JAX tracer")
     if not isinstance(memory_efficient, bool):
         raise TypeError(f"memory_efficient: expected a bool, got {shown(memory_efficient)}")
     given = {
-        name: _array(name, array)
+        name: checked_array(name, array)
         for name, array in arrays.items()
         if array is not None or name in ("input", "residual")
     }
@@ -295,28 +335,57 @@ def _normalized(
     }
     if "residual" in given and (shape := given["residual"].shape) != given["input"].shape:
         raise ValueError(f"residual: expected shape {given['input'].shape}, got {shape}")
-    options = check_options(op, normalized_shape, (), eps, weight_offset, output_dtype=output_dtype)
+    options = check_options(
+        *(variant_of(op, facts, gate_first), normalized_shape, (), eps, weight_offset),
+        output_dtype=output_dtype,
+        rows_per_set=rows_per_set,
+    )
     spec = bind_arrays(facts, options).spec
     assert spec is not None  # of a forward
+    count = _check_uses(uses)
+    _check_spec(spec, count, memory_efficient=memory_efficient)
+    rows = options.rows_per_set if spec.weight_sets else None
+    in_order = _varying_alike([given[name] for name in names(spec.inputs)])
+    compute = functools.partial(normalize, spec, Way(memory_efficient, forks, count, rows))
+    sharding = jax.typeof(in_order[0]).sharding
+    if spec.weight_sets and sharding.mesh.explicit_axes:
+        # Rows are counted across dimensions, of which types with shardings cannot say theirs.
+        compute = jax.sharding.auto_axes(compute, out_sharding=sharding.spec)
+    found = compute(*in_order)
+    outputs, past = found[:count], found[count:]
+    return outputs if count > 1 else outputs[0], past[0] if past else None
+
+
+def _check_uses(uses: object) -> int:
+    try:
+        count = operator.index(uses)  # type: ignore[arg-type]
+    except TypeError:
+        count = 0
+    if isinstance(uses, bool) or not 1 <= count <= MOST_GRAD_OUTPUTS:
+        raise ValueError(f"uses: expected an int from 1 to {MOST_GRAD_OUTPUTS}, got {shown(uses)}")
+    return count
+
+
+def _check_spec(spec: NormSpec, uses: int, *, memory_efficient: bool) -> None:
+    """Expects a forward that XLA can compute, too, and options that go together."""
     assert spec.eps is not None
     if 0 < abs(spec.eps) < (least := DTYPES[spec.acc_dtype].smallest_normal):
         raise ValueError(
             f"eps: expected 0, or a number from {least:.3g} in magnitude for sums of "
             f"{spec.acc_dtype}, because XLA takes others for 0, got {spec.eps}"
         )
-    if memory_efficient and spec.residual_dtype not in (None, spec.dtype):
-        raise TypeError(
-            f"residual: expected {spec.dtype} like input with memory_efficient, whose gradients "
-            f"have the output's type, got {spec.residual_dtype}"
-        )
-    if memory_efficient and spec.output_dtype is not None:
-        raise TypeError(
-            f"output_dtype: expected {spec.dtype} like input with memory_efficient, whose "
-            f"gradients have the output's type, got {spec.output_dtype}"
-        )
-    in_order = _varying_alike([given[name] for name in names(spec.inputs)])
-    normalized: tuple[jax.Array, ...] = normalize(spec, Way(memory_efficient, forks), *in_order)
-    return normalized
+    if spec.gate is not None and uses > 1:
+        raise ValueError(f"uses: expected 1 beside gate, got {uses}")
+    if not memory_efficient:
+        return
+    if spec.gate is not None:
+        raise ValueError("memory_efficient: expected False beside gate, got True")
+    for name, dtype in (("residual", spec.residual_dtype), ("output_dtype", spec.output_dtype)):
+        if dtype not in (None, spec.dtype):
+            raise TypeError(
+                f"{name}: expected {spec.dtype} like input with memory_efficient, whose gradients "
+                f"have the output's type, got {dtype}"
+            )
 
 
 def _known(shape: Sequence[Any]) -> tuple[int, ...]:
@@ -324,7 +393,8 @@ def _known(shape: Sequence[Any]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else 1 for size in shape)
 
 
-def _array(name: str, array: Any) -> jax.Array:
+def checked_array(name: str, array: Any) -> jax.Array:
+    """A caller's array as JAX's."""
     if not isinstance(array, jax.Array | np.ndarray):
         raise TypeError(f"{name}: expected a JAX or NumPy array, got {type(array).__name__}")
     return jnp.asarray(array)

@@ -42,6 +42,7 @@ from iree_lnbwd.native.sources import JAX
 from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import WEIGHT, names
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.gpu_driver import Graph
@@ -61,6 +62,7 @@ _Prepare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, *_CALL, *_MESSAGE)
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_int64), *_MESSAGE)
 
 _SCRATCH_ALIGNMENT = 256  # XLA's memory may begin at less; the C++ looks for it
+_SETS = "sets"  # of the weight: their number and their rows, beside the fields of a spec
 _LAYOUTS_KEPT = 1024  # kinds of calls on the CPU whose arrays are known
 _PROCESS = os.getpid()  # a child of ``fork`` has none of the threads
 
@@ -88,7 +90,20 @@ def platforms(spec: NormSpec, rows: int) -> tuple[str, ...]:
     return (_CPU,) if is_on_cpu and _is_registered(_CPU) and _are_on(spec, (_HOST,)) else ()
 
 
-def scratch_bytes(spec: NormSpec, rows: int) -> int | None:
+def text_of(spec: NormSpec, sets: Sets | None) -> str:
+    """A call's spec and sets, as XLA's custom call has them and C++ knows calls by."""
+    own = {} if sets is None else {_SETS: sets}
+    return json.dumps(spec.to_dict() | own, sort_keys=True)
+
+
+def _read(text: bytes) -> tuple[NormSpec, Sets | None]:
+    """The inverse of `text_of`."""
+    values = json.loads(text)
+    sets = values.pop(_SETS, None)
+    return NormSpec.from_dict(values), sets and Sets(*sets)
+
+
+def scratch_bytes(spec: NormSpec, rows: int, sets: Sets | None = None) -> int | None:
     """The size of the scratch that XLA gives a call, as its last result; None if it takes none.
 
     A recorded call may use no memory but its arguments and results, so the size is known before it
@@ -97,10 +112,11 @@ def scratch_bytes(spec: NormSpec, rows: int) -> int | None:
     Args:
         spec: The norm, for which `platforms` are not none.
         rows: M, on one device; at least 1.
+        sets: Those of the weight there, where it has some.
     """
     if not _gpus():
         return None
-    needed = (_launches(_module(spec, uri), rows).scratch_bytes for uri in _gpus())
+    needed = (_launches(_module(spec, uri), rows, sets).scratch_bytes for uri in _gpus())
     return max(needed) + _SCRATCH_ALIGNMENT
 
 
@@ -138,7 +154,7 @@ def _are_on(spec: NormSpec, uris: tuple[DeviceUri, ...]) -> bool:
         for uri in uris:
             module = _module(spec, uri)
             if uri.driver == _GPU:
-                _launches(module, rows=1)
+                _launches(module, 1, Sets(1, 1) if spec.weight_sets else None)
     except (CompileError, DeviceError) as error:
         notices.warn(f"iree_lnbwd.jax: XLA computes {spec.name}, for its module failed: {error}")
         return False
@@ -151,9 +167,9 @@ def _module(spec: NormSpec, uri: DeviceUri) -> Norm:
     return modules.loaded(spec, uri, _say_compiling)
 
 
-def _launches(module: Norm, rows: int) -> LaunchSequence:
+def _launches(module: Norm, rows: int, sets: Sets | None) -> LaunchSequence:
     with _preparing:
-        return module.launches(rows)
+        return module.launches(rows, sets)
 
 
 def register(platform: str, stages: Mapping[str, Any]) -> None:
@@ -211,21 +227,21 @@ def _built(library: NativeLibrary, what: str) -> ctypes.CDLL:
     return loaded
 
 
-def prepare(spec: NormSpec, uri: DeviceUri, rows: int, text: bytes) -> None:
+def prepare(uri: DeviceUri, rows: int, text: bytes) -> None:
     """Tells C++ what a call launches, whose kernels stay loaded.
 
     Args:
-        spec: What it computes.
         uri: The device.
         rows: M, at least 1.
-        text: Its spec, as XLA's custom call has it.
+        text: What it computes, by `text_of`.
 
     Raises:
         CompileError, DeviceError: The module cannot be had.
     """
+    spec, sets = _read(text)
     norm = _module(spec, uri)
     with _preparing:
-        sequence = norm.launches(rows)
+        sequence = norm.launches(rows, sets)
         pointers = [*names(spec.arguments), *([WEIGHT.name] if sequence.fixed else [])]
         _remember(uri.index, rows, text, native_call(sequence, pointers, _graphs))
 
@@ -273,9 +289,7 @@ def _prepare_new(
 ) -> int:
     """Prepares a kind of call that XLA is about to run or record, in a thread of XLA's."""
     with _Told(message, message_size) as told:
-        text = ctypes.string_at(spec, spec_size)
-        uri = DeviceUri(_GPU, device)
-        prepare(NormSpec.from_dict(json.loads(text)), uri, rows, text)
+        prepare(DeviceUri(_GPU, device), rows, ctypes.string_at(spec, spec_size))
     return told.failed
 
 
@@ -291,8 +305,8 @@ def _compute(
         layout = _layout(text, rows)
         arrays = [array.at(pointers[place]) for place, array in enumerate(layout.arrays)]
         norm = _module(layout.spec, _HOST)
-        norm.fill(arrays[: layout.inputs], arrays[layout.inputs :])
-        if (sequence := norm.on_host(rows)) is not None:
+        norm.fill(arrays[: layout.inputs], arrays[layout.inputs :], layout.sets)
+        if (sequence := norm.on_host(rows, layout.sets)) is not None:
             _remember(_HOST_NUMBER, rows, text, native_host_call(sequence, sequence.arguments))
     return told.failed
 
@@ -334,19 +348,20 @@ class _Layout(NamedTuple):
     """The arrays of a call: the inputs, and then the results."""
 
     spec: NormSpec
+    sets: Sets | None
     arrays: tuple[_ArrayAt, ...]
     inputs: int
 
 
 @functools.lru_cache(maxsize=_LAYOUTS_KEPT)
 def _layout(text: bytes, rows: int) -> _Layout:
-    spec = NormSpec.from_dict(json.loads(text))
+    spec, sets = _read(text)
     arrays = []
     for each in (*spec.inputs, *spec.results):
-        dtype, shape = DTYPES[each.dtype].numpy, each.dims(rows)
+        dtype, shape = DTYPES[each.dtype].numpy, each.dims(rows, sets)
         memory = ctypes.c_char * (math.prod(shape) * dtype.itemsize)
         arrays.append(_ArrayAt(memory, dtype, shape))
-    return _Layout(spec, tuple(arrays), len(spec.inputs))
+    return _Layout(spec, sets, tuple(arrays), len(spec.inputs))
 
 
 def _say_compiling(spec: NormSpec, target: Target) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,3 +54,33 @@ def check_rows_per_set(value: object) -> int:
     if number < 1:
         raise ValueError(f"rows_per_set: expected an int >= 1, got {shown(number)}")
     return number
+
+
+def of_samples(
+    input: Sequence[int],
+    normalized_shape: int | Sequence[int],
+    parameters: Mapping[str, Sequence[int]],
+) -> tuple[tuple[int, ...], int]:
+    """The shape of sets that are those of samples, and the rows of each.
+
+    Args:
+        input: Its shape: [B, ..., *normalized_shape], of B samples.
+        normalized_shape: The trailing dimensions to normalize.
+        parameters: By name, the shapes of what each sample has:
+            [B, *normalized_shape], or [B, 1, ..., *normalized_shape].
+
+    Raises:
+        ValueError: A shape is another; its name, what came and what was expected.
+    """
+    dims = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    leading = tuple(input[: max(0, len(input) - len(dims))])
+    if not leading or tuple(input[len(leading) :]) != dims:
+        expected = ", ".join(("B", "...", *map(str, dims)))
+        raise ValueError(f"input: expected shape ({expected}), got {tuple(input)}")
+    flat, whole = (leading[0], *dims), (leading[0], *(1 for _ in leading[1:]), *dims)
+    for name, shape in parameters.items():
+        if tuple(shape) not in (flat, whole):
+            expected = " or ".join(map(str, dict.fromkeys((flat, whole))))
+            raise ValueError(f"{name}: expected shape {expected}, got {tuple(shape)}")
+    # A sample without rows takes none of any set's.
+    return flat, max(1, math.prod(leading[1:]))

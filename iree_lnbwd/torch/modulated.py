@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
+from iree_lnbwd.ops.sets import of_samples
 from iree_lnbwd.torch.functions import layer_norm, rms_norm
 
 
@@ -91,26 +91,10 @@ def _of_samples(
     input: Tensor, normalized_shape: int | Sequence[int], scale: Tensor, shift: Tensor | None
 ) -> tuple[Tensor, Tensor | None, int]:
     """Scale and shift as sets of weights, and the rows of a sample."""
-    dims = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not isinstance(input, Tensor):
-        raise TypeError(f"input: expected a tensor, got {type(input).__name__}")
-    leading = tuple(input.shape[: max(0, input.ndim - len(dims))])
-    if not leading or tuple(input.shape[len(leading) :]) != dims:
-        expected = ", ".join(("B", "...", *map(str, dims)))
-        raise ValueError(f"input: expected shape ({expected}), got {tuple(input.shape)}")
-    flat, whole = (leading[0], *dims), (leading[0], *(1 for _ in leading[1:]), *dims)
-    found: list[Tensor | None] = []
-    for name, tensor in (("scale", scale), ("shift", shift)):
-        if tensor is None and name == "shift":
-            found.append(None)
-            continue
-        if not isinstance(tensor, Tensor):
+    tensors = {"input": input, "scale": scale, "shift": shift}
+    for name, tensor in tensors.items():
+        if not (isinstance(tensor, Tensor) or (tensor is None and name == "shift")):
             raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-        if tuple(tensor.shape) not in (flat, whole):
-            expected = " or ".join(map(str, dict.fromkeys((flat, whole))))
-            raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
-        found.append(tensor.reshape(flat))
-    weight, bias = found
-    assert weight is not None
-    # A sample without rows takes none of any set's.
-    return weight, bias, max(1, math.prod(leading[1:]))
+    there = {name: tensor.shape for name, tensor in tensors.items() if tensor is not None}
+    flat, rows = of_samples(there.pop("input"), normalized_shape, there)
+    return scale.reshape(flat), None if shift is None else shift.reshape(flat), rows

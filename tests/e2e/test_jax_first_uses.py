@@ -245,8 +245,8 @@ def test_too_little_scratch_is_refused(gpu: EmulatedGpu, monkeypatch: pytest.Mon
     arrays = given(300)
     needed = jax_native.scratch_bytes
 
-    def elsewhere(spec: Any, rows: int) -> int | None:
-        found = needed(spec, rows)
+    def elsewhere(spec: Any, rows: int, sets: Any) -> int | None:
+        found = needed(spec, rows, sets)
         return 256 if spec.family.is_backward else found
 
     monkeypatch.setattr(jax_native, "scratch_bytes", elsewhere)
@@ -296,7 +296,7 @@ def test_xla_is_told_what_it_may_record(tmp_path: Path) -> None:
 
 # On the second device, XLA has no stage on the CPU that comes before the call.
 _TWO_DEVICES = """
-import jax, jax.numpy as jnp, json, numpy as np
+import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax_emulated import emulated_gpu
 from iree_lnbwd import jax as lnbwd
@@ -317,8 +317,8 @@ with emulated_gpu() as gpu, jax.set_mesh(mesh):
     ]
     compiled = jax.jit(step).lower(*arrays).compile()
     for spec in list(gpu.loaded):
-        text = json.dumps(spec.to_dict(), sort_keys=True).encode()
-        jax_native.prepare(spec, DeviceUri("cuda", 1), 3, text)
+        text = jax_native.text_of(spec, None).encode()
+        jax_native.prepare(DeviceUri("cuda", 1), 3, text)
     found = jax.device_get(compiled(*arrays))
     assert len(gpu.driver.launches) == 6
     where = PartitionSpec("rows"), PartitionSpec()

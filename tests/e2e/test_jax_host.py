@@ -58,9 +58,9 @@ def filled(by_modules: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Norm
     seen = []
     fill = Norm.fill
 
-    def watched(norm: Norm, inputs: Sequence[Array], results: Sequence[Array]) -> None:
+    def watched(norm: Norm, inputs: Sequence[Array], results: Sequence[Array], sets: Any) -> None:
         seen.append((norm, [array.ctypes.data for array in (*inputs, *results)]))
-        fill(norm, inputs, results)
+        fill(norm, inputs, results, sets)
 
     monkeypatch.setattr(Norm, "fill", watched)
     return seen

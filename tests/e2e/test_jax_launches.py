@@ -156,6 +156,6 @@ def test_one_for_each_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax_native, "_gpus", lambda: gpus)
     monkeypatch.setattr(jax_native, "_module", lambda spec, uri: uri)
     monkeypatch.setattr(
-        jax_native, "_launches", lambda uri, rows: SimpleNamespace(scratch_bytes=rows * uri.index)
+        jax_native, "_launches", lambda uri, m, _: SimpleNamespace(scratch_bytes=m * uri.index)
     )
     assert jax_native.scratch_bytes(CASES[0], 1024) == 2048 + 256
