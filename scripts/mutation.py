@@ -45,6 +45,7 @@ _JUDGE = (
     "test_judge_bounds",
     "test_reference",
     "test_judge_family::test_each_backward_is_the_derivative_of_its_forward",
+    "test_judge_family::test_gates_and_sets_have_the_derivatives_of_their_forwards",
     "test_judge_family::test_the_expected_values_are_those_of_the_formulas",
     "test_judge_family::test_the_stored_sum_is_what_is_normalized",
     "test_judge_family::test_the_sum_has_to_match_to_the_bit",
@@ -61,6 +62,7 @@ SUBJECTS = (
     Subject("iree_lnbwd/verification/expectation.py", _JUDGE),
     Subject("iree_lnbwd/verification/row_block.py", _JUDGE),
     Subject("iree_lnbwd/verification/sums.py", _JUDGE),
+    Subject("iree_lnbwd/verification/gate.py", _JUDGE),
     Subject("iree_lnbwd/verification/output_error.py", ("test_output_error",)),
     Subject(
         "iree_lnbwd/verification/matrix.py",

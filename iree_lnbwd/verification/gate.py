@@ -57,7 +57,6 @@ class Silu:
         slope_off = (
             (relative + u) * sigmoid
             + (2 * relative + 3 * u) * np.abs(silu * other)
-            + off * other * u
             + (2 * size + 4) * 2 * step
         )
         return cls(silu, off, slope, slope_off, arithmetic)
@@ -78,4 +77,4 @@ def product(
     (a, a_off), (b, b_off) = one, other
     value = a * b
     off = np.abs(a) * b_off + np.abs(b) * a_off + a_off * b_off
-    return value, off * (1 + arithmetic.u) + arithmetic.u * np.abs(value) + arithmetic.step
+    return value, off + arithmetic.u * np.abs(value) + arithmetic.step

@@ -76,7 +76,7 @@ class Way:
 
 
 def computed(call: BoundCall, way: Way | None = None) -> dict[str, Array]:
-    """The results of a call, by ATen's name, of their types, as [M, N], [M] or [N]."""
+    """The results of a call, by ATen's name, of their types, as [M, N], [M], [N] or [G, N]."""
     assert call.spec is not None
     with np.errstate(all="ignore"):
         run = _Run(call, way or Way())
@@ -91,6 +91,8 @@ class _Run:
     def __init__(self, call: BoundCall, way: Way) -> None:
         assert call.spec is not None
         self.spec, self.way, self.arrays = call.spec, way, call.arrays
+        self.sets = None if call.sets is None else call.sets.of_rows(call.rows)
+        self.number = 1 if call.sets is None else call.sets.number
         self.acc = DTYPES[self.spec.acc_dtype].numpy
         self.n = self.acc.type(self.spec.columns)
         self.centres = self.spec.family.centres != way.centring
@@ -98,6 +100,24 @@ class _Run:
     def wide(self, name: str) -> Array:
         array: Array = self.arrays[name].astype(self.acc)
         return array
+
+    def of_rows(self, name: str) -> Array:
+        """A parameter: [N], or [M, N] of the sets that rows take."""
+        array = self.wide(name)
+        return array if self.sets is None else array[self.sets]
+
+    def over_rows(self, terms: Array) -> Array:
+        """Sums over all rows, or over those of each set."""
+        if self.sets is None:
+            return self.total(terms, 0)
+        return np.stack([self.total(terms[self.sets == one], 0) for one in range(self.number)])
+
+    def silu(self) -> tuple[Array, Array]:
+        """Of the gate, and its derivative."""
+        z, one = self.wide("gate"), self.acc.type(1)
+        e = np.exp(-np.abs(z))
+        sigmoid, other = (np.where(z < 0, *part) / (one + e) for part in ((e, one), (one, e)))
+        return z * sigmoid, sigmoid + z * sigmoid * other
 
     def gradient_of_output(self) -> Array:
         """The sum of all, each partial sum rounded as an addition of these types rounds it."""
@@ -135,7 +155,7 @@ class _Run:
         gamma: Array = np.ones(self.spec.columns, self.acc)
         if "weight" in self.arrays:
             offset = 0.0 if self.way.no_offset or self.way.offset_added else self.spec.weight_offset
-            gamma = self.wide("weight") + self.acc.type(offset or -0.0)  # zeros keep their sign
+            gamma = self.of_rows("weight") + self.acc.type(offset or -0.0)  # zeros keep their sign
         return gamma
 
     def statistics(self, x: Array) -> tuple[Array, Array]:
@@ -171,12 +191,11 @@ class _Run:
             results["residual_output"] = stored
             if not self.way.no_residual:
                 x = total if self.way.exact_sum else stored.astype(self.acc)
+        silu = self.silu()[0] if self.spec.gate is not None else self.acc.type(1)
+        if self.spec.gate_first:
+            x = x * silu
         mean, rstd = self.statistics(x)
-        bias = (
-            self.wide("bias")
-            if "bias" in self.arrays and not self.way.no_bias
-            else self.acc.type(0)
-        )
+        bias = self.bias
         if self.way.offset_added:
             bias = bias + self.acc.type(self.spec.weight_offset)
         if self.way.rstd_first:
@@ -186,7 +205,14 @@ class _Run:
             if self.way.half_xhat:
                 xhat = xhat.astype(DTYPES[self.spec.dtype].numpy).astype(self.acc)
             y = self.product_sum(xhat, self.gamma, bias)
+        if not self.spec.gate_first:
+            y = y * silu
         return results | {"output": y, "mean": mean[:, 0], "rstd": rstd[:, 0]}
+
+    @property
+    def bias(self) -> Array:
+        there = "bias" in self.arrays and not self.way.no_bias
+        return self.of_rows("bias") if there else np.zeros((), self.acc)
 
     @property
     def divisor(self) -> Array:
@@ -200,8 +226,7 @@ class _Run:
 
     def xhat_of_output(self) -> Array:
         y, by = self.wide("output"), self.divisor
-        there = "bias" in self.arrays and not self.way.no_bias
-        bias = self.wide("bias") if there else self.acc.type(0)
+        bias = self.bias
         if self.way.undivided:
             return y - bias
         if self.way.late_bias:
@@ -209,12 +234,17 @@ class _Run:
         return (y - bias) * (1 / by) if self.way.by_reciprocal else (y - bias) / by
 
     def backward(self) -> dict[str, Array]:
-        dy = self.gradient_of_output()
+        dy = given = self.gradient_of_output()
+        silu, slope = self.silu() if self.spec.gate is not None else (self.acc.type(1),) * 2
+        if not self.spec.gate_first:
+            dy = dy * silu
         if self.spec.from_output:
             rstd = self.wide("rstd")[:, None]
             xhat = self.xhat_of_output()
         else:
             x = self.wide("input")
+            if self.spec.gate_first:
+                given, x = x, x * silu
             mean, rstd = self.statistics(x)
             xhat = (x - mean) * rstd
         h = dy * (self.divisor if self.way.clamped_h else self.gamma)
@@ -234,8 +264,12 @@ class _Run:
             dx = rstd * (rest + early)
         if self.way.late_grad_residual:
             dx = dx.astype(DTYPES[self.spec.dtype].numpy).astype(self.acc)
+        gated = dx if self.spec.gate_first else xhat * self.gamma + self.bias
+        if self.spec.gate_first:
+            dx = dx * silu
         return {
             "grad_input": dx if self.way.scaled_grad_residual else dx + more,
-            "grad_weight": self.total(dy * xhat, 0),
-            "grad_bias": self.total(dy, 0),
+            "grad_weight": self.over_rows(dy * xhat),
+            "grad_bias": self.over_rows(dy),
+            "grad_gate": given * slope * gated,
         }

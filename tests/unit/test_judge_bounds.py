@@ -21,7 +21,7 @@ from support import random_generator
 from iree_lnbwd import NormSpec
 from iree_lnbwd.ops.arguments import Array, BoundCall
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import OPS
+from iree_lnbwd.ops.operands import OPS, Gate
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.reference import F64, compare, judge
 from iree_lnbwd.verification import matrix
@@ -44,6 +44,8 @@ TERMS = {
     "dx's roundings": "4 of each of its terms",
     "a column's products": "2: dy * xhat, and one more where it is added",
     "y's roundings": "of the product with the weight, and of the sum with the bias",
+    "a sigmoid's roundings": "8: 4 of the exponential, of a sum, 2 of its inverse, of a product",
+    "a gate's products": "of z with its sigmoid, of that with another factor, and the slope's sum",
     "the residual's roundings": "of the sum, or of what is added to it before: twice the residual",
     "the division by a weight": "2, and of the product with the inverse; of the bias one more",
     "the least weight": "the number that is not in the type of sums",
@@ -54,7 +56,7 @@ TERMS = {
 
 
 class Derivation:
-    """The bounds of a call's results, by ATen's name, as [M, N], [M] or [N].
+    """The bounds of a call's results, by ATen's name, as [M, N], [M], [N] or [G, N].
 
     Args:
         call: The call.
@@ -67,6 +69,9 @@ class Derivation:
         self.acc = DTYPES[self.spec.acc_dtype]
         self.wide = {name: array.astype(np.float64) for name, array in call.arrays.items()}
         self.n, self.m = self.spec.columns, call.rows
+        number, rows_per_set = call.sets or (1, max(1, call.rows))
+        self.sets = np.array([row // rows_per_set % number for row in range(self.m)], int)
+        self.number = number
         self.expected = judge(call).expected  # it is held against other formulas elsewhere
 
     def part(self, term: str, size: Any) -> Any:
@@ -90,6 +95,35 @@ class Derivation:
         found: float = self.part(term, abs(float(self.acc.numpy.type(number)) - number))
         return found
 
+    def of_rows(self, name: str) -> F64:
+        """What rows take of a parameter."""
+        array: F64 = self.wide[name]
+        return array if self.call.sets is None else array[self.sets]
+
+    def over_rows(self, terms: F64) -> F64:
+        """Sums over the rows of each set, or over all."""
+        sums = np.array([terms[self.sets == one].sum(axis=0) for one in range(self.number)])
+        return sums[0] if self.call.sets is None else sums
+
+    def set_gate(self) -> None:
+        """Sets ``silu`` and its ``slope``, and what they may be off."""
+        z = self.wide["gate"]
+        sigmoid, other = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
+        self.silu, self.slope = z * sigmoid, sigmoid + z * sigmoid * other
+        own = self.roundings("a sigmoid's roundings", 8)
+        product = self.roundings("a gate's products", 1)
+        # an exponential that is subnormal, times z, until the product is below any step
+        size = np.minimum(np.abs(z), {"f32": 110, "f64": 760}[self.acc.name])
+        self.silu_off = (own + product) * np.abs(self.silu) + 2 * (size + 1) * self.step
+        self.slope_off = (own + product) * sigmoid + 2 * (2 * size + 4) * self.step
+        self.slope_off += (2 * own + 3 * product) * np.abs(self.silu * other)
+
+    def product(self, one: F64, one_off: F64, other: F64, other_off: Any = 0) -> tuple[F64, F64]:
+        """Of two numbers that may be off."""
+        off = np.abs(one) * other_off + np.abs(other) * one_off + one_off * other_off
+        own = self.roundings("a gate's products", 1) * np.abs(one * other)
+        return one * other, off + own + self.step
+
     def bounds(self) -> dict[str, F64]:
         """Of all results."""
         with np.errstate(all="ignore"):
@@ -111,7 +145,7 @@ class Derivation:
         whole[np.isnan(whole)] = np.inf
         return whole
 
-    def statistics(self, x: F64) -> None:
+    def statistics(self, x: F64, x_off: F64) -> None:
         """Sets ``mean``, ``rstd`` and what they may be off."""
         zeros = np.zeros((len(x), 1))
         self.mean, self.mean_off, self.rstd_relative = zeros, zeros, zeros
@@ -126,9 +160,13 @@ class Derivation:
             self.mean = np.array([[sum(row) / self.n] for row in x.tolist()])
             size = np.array([[sum(map(abs, row)) / self.n] for row in x.tolist()])
             self.mean_off = size * (sums + self.roundings("a mean's roundings", 2)) + self.step
+            self.mean_off += x_off.mean(axis=1, keepdims=True)
         square = ((x - self.mean) ** 2).mean(axis=1, keepdims=True)
         square_off = square * (sums + self.roundings("a square's roundings", 5))
         square_off = square_off + self.mean_off**2 + 2 * self.step
+        # (c + off) ** 2 - c ** 2, which would cancel
+        given = (2 * np.abs(x - self.mean) + x_off) * x_off
+        square_off = square_off + given.mean(axis=1, keepdims=True)
         total = square + self.spec.eps
         off = square_off + self.left_out("eps", self.spec.eps)
         off = off + self.roundings("the sum with eps", 1) * np.abs(total)
@@ -146,13 +184,18 @@ class Derivation:
         if self.spec.from_output:
             self.rstd, self.rstd_relative = self.wide["rstd"][:, None], np.zeros((self.m, 1))
             return self.set_xhat_of_output(x)
-        self.statistics(x)
+        x_off = np.zeros_like(x)
+        if self.spec.gate is not None:
+            self.set_gate()
+        if self.spec.gate_first:
+            x, x_off = self.product(self.silu, self.silu_off, x)
+        self.statistics(x, x_off)
         self.centred = np.abs(x - self.mean)
         self.xhat = (x - self.mean) * self.rstd
         own = self.roundings("xhat's roundings", 2 if self.spec.family.centres else 1)
         rstd_off = np.abs(self.rstd) * self.rstd_relative
         self.xhat_off = np.abs(self.xhat) * own + np.abs(self.xhat) * self.rstd_relative
-        self.xhat_off += self.mean_off * (np.abs(self.rstd) + rstd_off) + self.step
+        self.xhat_off += (self.mean_off + x_off) * (np.abs(self.rstd) + rstd_off) + self.step
         return None
 
     def set_gamma(self) -> None:
@@ -160,17 +203,18 @@ class Derivation:
         offset = self.spec.weight_offset
         self.gamma, self.gamma_off = np.ones(self.n), np.zeros(self.n)
         if "weight" in self.wide:
-            self.gamma = self.wide["weight"] + offset
+            self.gamma = self.of_rows("weight") + offset
+            self.gamma_off = np.zeros_like(self.gamma)
             if offset:
                 own = self.roundings("the weight with its offset", 1)
                 self.gamma_off = own * np.abs(self.gamma) + self.left_out("the offset", offset)
 
     def set_xhat_of_output(self, y: F64) -> None:
         """From the output: the largest inverse that may be, less the one that is."""
-        scaled = y - self.wide.get("bias", 0.0)
-        inverse, inverse_off = np.empty((2, self.n))
-        for j, (g, off) in enumerate(zip(self.gamma, self.gamma_off, strict=True)):
-            size = max(abs(g), LEAST_WEIGHT)
+        scaled = y - self.beta
+        inverse, inverse_off = np.empty((2, *self.gamma.shape))
+        for j, g in np.ndenumerate(self.gamma):
+            off, size = float(self.gamma_off[j]), max(abs(float(g)), LEAST_WEIGHT)
             inverse[j] = np.copysign(1 / size, g)
             if off and abs(g) <= off:  # of either sign
                 inverse_off[j] = 2 / LEAST_WEIGHT
@@ -187,14 +231,26 @@ class Derivation:
         self.xhat_off = own * np.abs(self.xhat) + self.step
         self.xhat_off += (1 + own) * np.abs(scaled) * inverse_off
 
+    @property
+    def beta(self) -> F64:
+        """The bias that rows take."""
+        return self.of_rows("bias") if "bias" in self.wide else np.zeros(self.n)
+
+    def shifted(self) -> tuple[F64, F64]:
+        """``xhat * gamma + beta``, and what it may be off."""
+        scaled = self.xhat * self.gamma
+        y = scaled + self.beta
+        own = self.roundings("y's roundings", 1)
+        off = own * np.abs(scaled) + own * np.abs(y) + np.abs(self.gamma) * self.xhat_off
+        return y, off + np.abs(self.xhat) * self.gamma_off + self.step
+
     def outputs(self) -> dict[str, F64]:
         """Of a forward."""
         self.set_xhat()
-        scaled = np.abs(self.xhat * self.gamma)
-        y = np.abs(self.xhat * self.gamma + self.wide.get("bias", 0.0))
-        own = self.roundings("y's roundings", 1)
-        output = own * scaled + own * y + np.abs(self.gamma) * self.xhat_off
-        output += np.abs(self.xhat) * self.gamma_off + self.step + self.step * self.centred
+        y, output = self.shifted()
+        output = output + self.step * self.centred
+        if self.spec.gate == "after":
+            _, output = self.product(self.silu, self.silu_off, y, output)
         return {
             "output": output,
             "mean": self.mean_off[:, 0],
@@ -204,15 +260,24 @@ class Derivation:
     def gradients(self) -> dict[str, F64]:
         """Of a backward."""
         self.set_xhat()
-        dy, xhat, xhat_off = np.abs(self.wide["grad_output"]), np.abs(self.xhat), self.xhat_off
-        columns = self.roundings("column sums", 4 * max(1, self.m) ** 0.5)
+        of_output = self.wide["grad_output"]
+        dy_off = np.zeros_like(of_output)
+        if self.spec.gate == "after":
+            of_output, dy_off = self.product(self.silu, self.silu_off, of_output)
+        dy, xhat, xhat_off = np.abs(of_output), np.abs(self.xhat), self.xhat_off
+        summed = np.bincount(self.sets, minlength=1).max()
+        columns = self.roundings("column sums", 4 * max(1, summed) ** 0.5)
         product = self.roundings("a column's products", 2)
         of_weight = (columns + product) * dy * xhat + dy * xhat_off + self.step
-        h, h_off = dy * np.abs(self.gamma), dy * self.gamma_off
-        signed = self.wide["grad_output"] * self.gamma
+        of_weight += dy_off * (xhat + xhat_off)
+        gamma = np.abs(self.gamma)
+        h, h_off = dy * gamma, dy * self.gamma_off + dy_off * (gamma + self.gamma_off)
+        signed = of_output * self.gamma
         rows = self.roundings("row sums", 4 * self.n**0.5)
         mean_h, mean_h_off = np.zeros((2, self.m, 1))
+        value = signed - self.xhat * (signed * self.xhat).sum(axis=1, keepdims=True) / self.n
         if self.spec.family.centres:
+            value = value - signed.sum(axis=1, keepdims=True) / self.n
             mean_h = np.abs(signed.sum(axis=1, keepdims=True) / self.n)
             mean_h_off = (rows + self.roundings("a mean's roundings", 2)) * h + h_off
             mean_h_off = mean_h_off.sum(axis=1, keepdims=True) / self.n + 2 * self.step
@@ -231,10 +296,20 @@ class Derivation:
         if "grad_residual" in self.wide:
             own = self.roundings("the residual's roundings", 1)
             dx = dx + own * rstd * sizes + own * 2 * np.abs(self.wide["grad_residual"])
+        of_gate = {}
+        if self.spec.gate is not None:
+            there, norms = ("input", (self.rstd * value, dx))
+            if not self.spec.gate_first:
+                there, norms = "grad_output", self.shifted()
+            slope = self.product(self.slope, self.slope_off, self.wide[there])
+            of_gate["grad_gate"] = self.product(*slope, *norms)[1]
+        if self.spec.gate_first:
+            _, dx = self.product(self.silu, self.silu_off, self.rstd * value, dx)
         return {
+            **of_gate,
             "grad_input": dx,
-            "grad_weight": of_weight.sum(axis=0),
-            "grad_bias": columns * dy.sum(axis=0),
+            "grad_weight": self.over_rows(of_weight),
+            "grad_bias": self.over_rows(columns * dy + dy_off),
         }
 
 
@@ -259,6 +334,12 @@ def options() -> list[NormSpec]:
             found += [replace(output, has_weight=False, residual_dtype="f32")]
         else:
             found += [replace(plain, eps=-0.75), replace(plain, eps=0.1, weight_offset=-1.1)]
+        found += [replace(plain, weight_sets=True, weight_offset=0.1)]
+        found += [
+            replace(plain, gate=gate.value, output_mask=(), **others)
+            for gate in Gate
+            for others in ({}, {"dtype": "f64", "weight_offset": 0.1}, {"eps": 1e-3})
+        ]
     return found
 
 
@@ -514,6 +595,34 @@ def subnormal_squares() -> BoundCall:
     return on(call_of("rms_norm", 1, 64, eps=2.0**-133), input=0.0)
 
 
+def gated_call(columns: int, **others: Any) -> BoundCall:
+    """Of a backward with a gate after the norm."""
+    return call_of("rms_norm_backward", 1, columns, gate="after", output_mask=(), **others)
+
+
+def a_gated_wide_variance() -> BoundCall:
+    """What is gated is off as rstd is."""
+    call = gated_call(1 << 16, eps=1e-30)
+    return on(call, input=alternating(1 << 16), weight=1.0, gate=1.0, grad_output=1.0)
+
+
+def a_gated_cancelled_offset() -> BoundCall:
+    call = gated_call(64, weight_offset=0.1)
+    weight = np.float64(np.float32(-0.1)) + 1e-8
+    return on(call, weight=weight, grad_output=1.0, input=1.0, rstd=1.0, gate=1.0)
+
+
+def subnormal_slopes() -> BoundCall:
+    """The slope times dy is subnormal, and what it gates is large."""
+    call = gated_call(64)
+    return on(call, weight=100.0, grad_output=1e-44, input=1.0, rstd=1.0, gate=1.0)
+
+
+def a_subnormal_gate() -> BoundCall:
+    call = gated_call(64, has_bias=True)
+    return on(call, weight=1.0, grad_output=1e3, input=1.0, rstd=1.0, gate=1e-44)
+
+
 def a_narrow_result(op: str, **arrays: Any) -> BoundCall:
     call = call_of(op, 1, 4, dtype="bf16", eps=None if "backward" in op else 1e-5)
     return on(call, **arrays)
@@ -533,6 +642,8 @@ NINE_TENTHS: list[tuple[str, str, Callable[[], BoundCall]]] = [
     ("row sums", "output", lambda: a_far_mean("layer_norm")),
     ("row sums", "grad_input", lambda: a_far_mean("layer_norm_backward")),
     ("row sums", "grad_weight", lambda: a_far_mean("layer_norm_backward")),
+    ("row sums", "grad_gate", a_gated_wide_variance),
+    ("the offset", "grad_gate", a_gated_cancelled_offset),
     ("the offset", "output", lambda: a_cancelled_offset("rms_norm")),
     ("the offset", "output", lambda: a_cancelled_offset("layer_norm")),
     ("the offset", "grad_input", lambda: a_cancelled_offset("rms_norm_backward")),
@@ -551,6 +662,9 @@ NINE_TENTHS: list[tuple[str, str, Callable[[], BoundCall]]] = [
     ("subnormal numbers", "output", lambda: subnormal_output("layer_norm")),
     ("subnormal numbers", "output", subnormal_xhat),
     ("subnormal numbers", "rstd", subnormal_squares),
+    ("subnormal numbers", "grad_gate", subnormal_slopes),
+    ("subnormal numbers", "grad_bias", a_subnormal_gate),
+    ("the result", "grad_gate", lambda: gated_call(4, dtype="bf16")),
     ("the result", "grad_input", lambda: a_narrow_result("rms_norm_backward")),
     ("the result", "grad_weight", lambda: a_narrow_result("layer_norm_backward")),
     ("the result", "grad_bias", lambda: a_narrow_result("layer_norm_backward")),
@@ -573,6 +687,9 @@ ALWAYS_SMALL: Mapping[str | tuple[str, str], str] = {
     "dx's roundings": "4 beside the result's own 1, or beside that of a narrower result",
     "a column's products": "2 beside the 4 sqrt(M) of the same sum",
     "y's roundings": "2 at most beside the root's 4, or, where the bias is large, the result's own",
+    "a sigmoid's roundings": "8 beside the 4 sqrt(M) or the root's 4, and those of its products; "
+    "of a slope 16 of 19",
+    "a gate's products": "2 beside a sigmoid's 8, or 4 beside 16",
     "the residual's roundings": "2 beside the result's own 1",
     "the division by a weight": "3 or 4 beside the 4 sqrt(M) of the column's sum, and dx's",
     "the least weight": "less than half of one beside the division's",

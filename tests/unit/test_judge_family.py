@@ -10,6 +10,7 @@ import decimal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from support import central_differences, random_generator
 from iree_lnbwd import NormSpec, reference
 from iree_lnbwd.ops.arguments import Array, BoundCall, NormOutput, bind
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import FROM_OUTPUT, LAYER_NORM, OPS, Op, When
+from iree_lnbwd.ops.operands import FROM_OUTPUT, LAYER_NORM, OPS, Gate, Op, When
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.reference import F64, compare, judge
 from iree_lnbwd.verification import matrix
@@ -44,6 +45,8 @@ def rebound(call: BoundCall, **arrays: Array) -> BoundCall:
         eps=EPS if spec.eps is None else spec.eps,
         weight_offset=spec.weight_offset,
         output_dtype=spec.output_dtype,
+        rows_per_set=None if call.sets is None else call.sets.rows_per_set,
+        gate_first=spec.gate_first,
     )
 
 
@@ -135,6 +138,33 @@ def test_each_backward_is_the_derivative_of_its_forward(
         np.testing.assert_allclose(gradients["grad_input"], of_added, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("op", FORWARDS)
+def test_gates_and_sets_have_the_derivatives_of_their_forwards(op: str, gate_first: bool) -> None:
+    rng = random_generator()
+    dy, x, z = rng.standard_normal((3, 5, 4))
+    gamma, beta = rng.standard_normal((2, 2, 4))
+    forward, backward = getattr(reference, op), getattr(reference, f"{op}_backward")
+    options = {"eps": EPS, "gate_first": gate_first, "rows_per_set": 2}
+    at = {"input": x, "weight": gamma, "bias": beta, "gate": z}
+
+    def loss(**moved: F64) -> float:
+        arrays = at | moved
+        result = forward(arrays.pop("input"), (4,), **arrays, **options)
+        return float((dy * result.output).sum())
+
+    gradients = backward(dy, x, (4,), weight=gamma, bias=beta, gate=z, **options)._asdict()
+    assert gradients.keys() == {f"grad_{name}" for name in at}
+    for name, value in at.items():
+
+        def moved_by(array: F64, name: str = name) -> float:
+            return loss(**{name: array})
+
+        want = central_differences(moved_by, value)
+        got = gradients[f"grad_{name}"]
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
 # --- what is expected: the formulas in 50 digits ---------------------------------------------
 
 
@@ -150,13 +180,23 @@ def in_decimals(call: BoundCall) -> dict[str, list[list[Decimal]]]:
     n, centres = spec.columns, spec.family.centres
     have = {name: digits(array) for name, array in call.arrays.items()}
     ones, zeros = [Decimal(1)] * n, [Decimal(0)] * n
-    g = [w + Decimal(spec.weight_offset) for w in have["weight"][0]] if "weight" in have else ones
-    beta = have["bias"][0] if "bias" in have else zeros
+    sets, rows_per_set = call.sets or (1, 1)
     results: dict[str, list[list[Decimal]]] = {
-        "grad_weight": [list(zeros)], "grad_bias": [list(zeros)], "mean": [[]], "rstd": [[]],
-        "output": [], "grad_input": [],
+        "grad_weight": [list(zeros) for _ in range(sets)],
+        "grad_bias": [list(zeros) for _ in range(sets)],
+        "mean": [[]], "rstd": [[]], "output": [], "grad_input": [], "grad_gate": [],
     }  # fmt: skip
     for i, x in enumerate(have[spec.family.data.name]):
+        of = i // rows_per_set % sets
+        offset = Decimal(spec.weight_offset)
+        g = [w + offset for w in have["weight"][of]] if "weight" in have else ones
+        beta = have["bias"][of] if "bias" in have else zeros
+        z = have["gate"][i] if "gate" in have else zeros
+        sigmoid = [1 / (1 + (-each).exp()) for each in z]
+        silu = [z[j] * sigmoid[j] for j in range(n)] if "gate" in have else ones
+        slope = [sigmoid[j] * (1 + z[j] * (1 - sigmoid[j])) for j in range(n)]
+        before, after = (silu, ones) if spec.gate_first else (ones, silu)
+        data, x = x, [x[j] * before[j] for j in range(n)]
         if "rstd" in have:
             rstd = have["rstd"][0][i]
             mean = have["mean"][0][i] if "mean" in have else Decimal(0)
@@ -173,20 +213,27 @@ def in_decimals(call: BoundCall) -> dict[str, list[list[Decimal]]]:
             xhat = [(value - mean) * rstd for value in x]
         results["mean"][0].append(mean)
         results["rstd"][0].append(rstd)
-        results["output"].append([xhat[j] * g[j] + beta[j] for j in range(n)])
+        y = [xhat[j] * g[j] + beta[j] for j in range(n)]
+        results["output"].append([y[j] * after[j] for j in range(n)])
         if not spec.family.is_backward:
             continue
-        dy = have["grad_output"][i]
+        of_output = have["grad_output"][i]
+        dy = [of_output[j] * after[j] for j in range(n)]
         h = [dy[j] * g[j] for j in range(n)]
         mean_h = sum(h, Decimal(0)) / n if centres else Decimal(0)
         mean_hx = sum((h[j] * xhat[j] for j in range(n)), Decimal(0)) / n
         more = have["grad_residual"][i] if "grad_residual" in have else zeros
-        results["grad_input"].append(
-            [rstd * (h[j] - mean_h - xhat[j] * mean_hx) + more[j] for j in range(n)]
+        dx = [rstd * (h[j] - mean_h - xhat[j] * mean_hx) for j in range(n)]
+        results["grad_input"].append([dx[j] * before[j] + more[j] for j in range(n)])
+        gated = (
+            [data[j] * dx[j] for j in range(n)]
+            if spec.gate_first
+            else [of_output[j] * y[j] for j in range(n)]
         )
+        results["grad_gate"].append([gated[j] * slope[j] for j in range(n)])
         for j in range(n):
-            results["grad_weight"][0][j] += dy[j] * xhat[j]
-            results["grad_bias"][0][j] += dy[j]
+            results["grad_weight"][of][j] += dy[j] * xhat[j]
+            results["grad_bias"][of][j] += dy[j]
     return results
 
 
@@ -199,6 +246,15 @@ def small_specs() -> Iterator[NormSpec]:
         yield replace(plain, dtype="bf16", weight_dtype="f32")
         yield replace(plain, dtype="f64", weight_offset=1.0)
         yield replace(plain, weight_offset=0.1)
+        biased = replace(plain, has_bias=op.takes_bias, output_mask=())
+        yield replace(biased, weight_sets=True, weight_offset=1.0)
+        for gate in Gate:
+            gated = replace(plain, gate=gate.value, output_mask=())
+            yield replace(gated, dtype="bf16", gate_dtype="f32")
+            yield replace(gated, dtype="f64", has_weight=False)
+            yield replace(gated, weight_sets=True)
+            if op.is_backward:
+                yield replace(gated, eps=EPS)
         if op == LAYER_NORM:
             yield replace(plain, has_bias=False)
         elif not op.atens_bias:
@@ -212,6 +268,7 @@ def small_specs() -> Iterator[NormSpec]:
             yield replace(output, has_weight=False)
             yield replace(output, dtype="bf16", weight_dtype="f32", weight_offset=1.0)
             yield replace(output, dtype="f64", residual_dtype="f64")
+            yield replace(output, weight_sets=True)
             yield replace(output, has_bias=not FROM_OUTPUT[op.name].usual_bias, output_mask=())
 
 
@@ -221,9 +278,9 @@ def small_weights(call: BoundCall, rng: np.random.Generator) -> BoundCall:
     assert spec is not None
     if "weight" not in call.arrays:
         return call
-    weight = LEAST_WEIGHT * rng.uniform(-2, 2, spec.columns)
-    weight[::4], weight[1::8] = 0.0, rng.standard_normal(weight[1::8].shape)
     kept = call.arrays["weight"]
+    weight = LEAST_WEIGHT * rng.uniform(-2, 2, kept.shape)
+    weight[..., ::4], weight[..., 1::8] = 0.0, rng.standard_normal(weight[..., 1::8].shape)
     return rebound(call, weight=(weight - spec.weight_offset).astype(kept.dtype))
 
 
@@ -332,6 +389,8 @@ NARROW = [
         *matrix.several_gradients(),
         *matrix.biased_rms_norms(),
         *matrix.typed_outputs(),
+        *matrix.weight_sets(),
+        *matrix.gated(),
     )
     if spec.columns <= 4096
 ]
@@ -342,10 +401,11 @@ WIDE = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("spec", [*NARROW, *WIDE], ids=lambda spec: spec.name)
 def test_plain_computations_of_the_matrix_pass(spec: NormSpec) -> None:
     rng = random_generator()
-    for call in (matrix.random_call(spec, 5, rng), matrix.adversarial_call(spec, rng, 7)):
+    for call in (matrix.random_call(spec, 5, rng), matrix.adversarial_call(spec, rng, 13)):
         assert call.spec == spec
         for name, way in RIGHT.items():
             assert missed(computed(call, way), call) == set(), name
@@ -615,9 +675,14 @@ def test_a_row_whose_rstd_is_a_few_roundings_off_misses(
 # --- rows and shapes -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "options", [{"residual_dtype": "f64"}, {"gate": "after"}, {"gate": "before"}], ids=str
+)
 @pytest.mark.parametrize("op", OPS)
-def test_blocks_of_rows_change_nothing(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = NormSpec((5,), "f64", op=op, eps=EPS, residual_dtype="f64")
+def test_blocks_of_rows_change_nothing(
+    op: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = NormSpec((5,), "f64", op=op, eps=EPS, weight_sets=True, **options)
     call = matrix.random_call(spec, 23, random_generator())
     whole = judge(call)
     monkeypatch.setattr(blocks_of_rows, "_BLOCK_ELEMENTS", 7 * 5)  # 3 blocks of 7 rows, one of 2
