@@ -5,6 +5,8 @@ compute them: ``docs/graph.md``.
 """
 
 from iree_lnbwd.graph.attributes import (
+    AdaLayernormAttributes,
+    AdaLayernormBackwardAttributes,
     LayernormAttributes,
     LayernormBackwardAttributes,
     NormFwdPhase,
@@ -15,6 +17,8 @@ from iree_lnbwd.graph.builder import Graph, Tensor
 from iree_lnbwd.graph.tensors import DataType, TensorAttributes
 
 __all__ = [
+    "AdaLayernormAttributes",
+    "AdaLayernormBackwardAttributes",
     "DataType",
     "Graph",
     "LayernormAttributes",

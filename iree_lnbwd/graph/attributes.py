@@ -56,6 +56,39 @@ class LayernormBackwardAttributes:
 
 
 @dataclass(frozen=True)
+class AdaLayernormAttributes:
+    """Of a layer normalization with a scale and a bias for each sample.
+
+    Attributes:
+        epsilon: Added to the variance: a number, or a tensor passed by value. Required.
+        forward_phase: Whether there are statistics. Required.
+        name: Of the node.
+    """
+
+    epsilon: Tensor | float | None = None
+    forward_phase: NormFwdPhase | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class AdaLayernormBackwardAttributes:
+    """Of the gradients of a layer normalization with a scale and a bias for each sample.
+
+    Attributes:
+        mean: The statistics that the forward saved, both or neither. Without them they are
+            recomputed.
+        inv_variance: As ``mean``: 1 / sqrt(variance + epsilon).
+        epsilon: As in the forward, for statistics that are recomputed; None means 1e-5.
+        name: Of the node.
+    """
+
+    mean: Tensor | None = None
+    inv_variance: Tensor | None = None
+    epsilon: Tensor | float | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class RMSNormAttributes:
     """Of an RMS normalization.
 

@@ -9,6 +9,8 @@ from typing import Any
 from iree_lnbwd.errors import shown
 from iree_lnbwd.graph import graph_json
 from iree_lnbwd.graph.attributes import (
+    AdaLayernormAttributes,
+    AdaLayernormBackwardAttributes,
     LayernormAttributes,
     LayernormBackwardAttributes,
     NormFwdPhase,
@@ -18,6 +20,8 @@ from iree_lnbwd.graph.attributes import (
 from iree_lnbwd.graph.calls import calls_of
 from iree_lnbwd.graph.inference import resolved, with_uids
 from iree_lnbwd.graph.nodes import (
+    ADALAYERNORM,
+    ADALAYERNORM_BACKWARD,
     LAYERNORM,
     LAYERNORM_BACKWARD,
     RMSNORM,
@@ -235,11 +239,7 @@ class Graph:
             TypeError, ValueError: Naming the argument, what came and what was expected.
         """
         _check_attributes(attributes, LayernormAttributes)
-        given = {"X": x, "SCALE": scale, "BIAS": bias}
-        trains = attributes.forward_phase is NormFwdPhase.TRAINING
-        ports = ("Y", "MEAN", "INV_VARIANCE") if trains else ("Y",)
-        made = self._node(LAYERNORM, given, attributes, ports)
-        return made["Y"], made.get("MEAN"), made.get("INV_VARIANCE")
+        return self._layernorm(LAYERNORM, x, scale, bias, attributes)
 
     def layernorm_backward(
         self, dy: Tensor, x: Tensor, scale: Tensor, attributes: LayernormBackwardAttributes
@@ -260,15 +260,47 @@ class Graph:
             TypeError, ValueError: Naming the argument, what came and what was expected.
         """
         _check_attributes(attributes, LayernormBackwardAttributes)
-        given = {
-            "DY": dy,
-            "X": x,
-            "SCALE": scale,
-            "MEAN": attributes.mean,
-            "INV_VARIANCE": attributes.inv_variance,
-        }
-        made = self._node(LAYERNORM_BACKWARD, given, attributes, ("DX", "DSCALE", "DBIAS"))
-        return made["DX"], made["DSCALE"], made["DBIAS"]
+        return self._layernorm_backward(LAYERNORM_BACKWARD, dy, x, scale, attributes)
+
+    def adalayernorm(
+        self, x: Tensor, scale: Tensor, bias: Tensor, attributes: AdaLayernormAttributes
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Adds a layer normalization with a scale and a bias for each sample, as cuDNN's.
+
+        Args:
+            x: [B, ..., *normalized]: B samples.
+            scale: [B, 1, ..., *normalized], of as many dimensions.
+            bias: As ``scale``.
+            attributes: The rest.
+
+        Returns:
+            As `layernorm`.
+
+        Raises:
+            TypeError, ValueError: Naming the argument, what came and what was expected.
+        """
+        _check_attributes(attributes, AdaLayernormAttributes)
+        return self._layernorm(ADALAYERNORM, x, scale, bias, attributes)
+
+    def adalayernorm_backward(
+        self, dy: Tensor, x: Tensor, scale: Tensor, attributes: AdaLayernormBackwardAttributes
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Adds the gradients of a layer normalization with a scale and a bias for each sample.
+
+        Args:
+            dy: As ``x``: the gradient that reached the output.
+            x: As in `adalayernorm`.
+            scale: As in `adalayernorm`.
+            attributes: The rest, with the statistics that the forward saved.
+
+        Returns:
+            As `layernorm_backward`: DSCALE and DBIAS are sums over the rows of each sample.
+
+        Raises:
+            TypeError, ValueError: Naming the argument, what came and what was expected.
+        """
+        _check_attributes(attributes, AdaLayernormBackwardAttributes)
+        return self._layernorm_backward(ADALAYERNORM_BACKWARD, dy, x, scale, attributes)
 
     def rmsnorm(
         self, x: Tensor, scale: Tensor, attributes: RMSNormAttributes
@@ -483,6 +515,28 @@ class Graph:
         if tensor.graph is not self:
             raise ValueError(f"{name}: expected a tensor of this graph, got another graph's")
         return tensor.place
+
+    def _layernorm(
+        self, kind: NodeKind, x: Tensor, scale: Tensor, bias: Tensor, attributes: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        given = {"X": x, "SCALE": scale, "BIAS": bias}
+        trains = attributes.forward_phase is NormFwdPhase.TRAINING
+        ports = ("Y", "MEAN", "INV_VARIANCE") if trains else ("Y",)
+        made = self._node(kind, given, attributes, ports)
+        return made["Y"], made.get("MEAN"), made.get("INV_VARIANCE")
+
+    def _layernorm_backward(
+        self, kind: NodeKind, dy: Tensor, x: Tensor, scale: Tensor, attributes: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        given = {
+            "DY": dy,
+            "X": x,
+            "SCALE": scale,
+            "MEAN": attributes.mean,
+            "INV_VARIANCE": attributes.inv_variance,
+        }
+        made = self._node(kind, given, attributes, ("DX", "DSCALE", "DBIAS"))
+        return made["DX"], made["DSCALE"], made["DBIAS"]
 
     def _node(
         self,

@@ -26,7 +26,7 @@ class View:
     Attributes:
         uid: The tensor.
         order: Its dimensions, in the order in which they are seen.
-        shape: [M, N], [M, 1] or [N], which these dimensions are then.
+        shape: [M, N], [M, 1], [N] or [G, N], which these dimensions are then.
         in_place: Whether that is a view of an array with the tensor's strides.
     """
 
@@ -46,6 +46,7 @@ class Call:
         arguments: The tensors that it reads, by ATen's names.
         results: The tensors that it writes, by ATen's names.
         unread: The shapes of the results that it writes as well and that nobody asked for.
+        rows_per_set: Neighbouring rows that take one set of weights; 1 without sets.
     """
 
     place: str
@@ -53,6 +54,7 @@ class Call:
     arguments: Mapping[str, View]
     results: Mapping[str, View]
     unread: Mapping[str, tuple[int, ...]]
+    rows_per_set: int
 
 
 def calls_of(graph: GraphAttributes) -> tuple[Call, ...]:
@@ -85,7 +87,7 @@ def _call(
         for p in placed
         if p.name in node.outputs and views[p.name].uid in needed
     }
-    rows, columns = arguments["input"].shape
+    _, columns = arguments["input"].shape
     if not results:
         return None
     computes_statistics = not op.is_backward or "rstd" not in arguments
@@ -102,13 +104,15 @@ def _call(
         eps=epsilon_of(node, tensors) if computes_statistics else None,
         op=op.name,
         output_dtype=types.get("output"),
+        weight_sets=node.kind.of_samples,
     )
+    x = tensors[node.uids["X"]]
     unread = {
-        result.name: _shape(result.kind, rows, columns)
+        result.name: _shape(result.kind, node, x)
         for result in op.results
         if spec.has(result) and result.name not in results
     }
-    return Call(node.name, spec, arguments, results, unread)
+    return Call(node.name, spec, arguments, results, unread, _rows_per_set(node, x))
 
 
 def _view(port: Port, node: Node, tensors: Mapping[int, TensorAttributes]) -> View:
@@ -117,7 +121,7 @@ def _view(port: Port, node: Node, tensors: Mapping[int, TensorAttributes]) -> Vi
     uid = node.uids[port.name]
     tensor = tensors[uid]
     rank, split = len(x.dim), len(x.dim) - node.normalized_dim_count
-    leading = memory_order(x.stride, range(split))
+    leading = _leading(node, x)
     normalized = memory_order(x.stride, range(split, rank))
     own = len(tensor.dim)
     assert port.kind is not None
@@ -126,21 +130,36 @@ def _view(port: Port, node: Node, tensors: Mapping[int, TensorAttributes]) -> Vi
             order: tuple[int, ...] = (*leading, *normalized)
         case Kind.ROWS:  # [N, 1, ...], [N], or [1] where there is but one row
             order = (*leading, *range(split, own))
-        case _:  # of as many dimensions as are normalized, after ones
+        case _:  # of as many dimensions as are normalized, after ones, or samples and ones
             ones = own - len(normalized)
             order = (*range(ones), *(axis - split + ones for axis in normalized))
-    shape = _shape(port.kind, math.prod(x.dim[:split]), math.prod(x.dim[split:]))
+    shape = _shape(port.kind, node, x)
     return View(uid, order, shape, is_packed(tensor.dim, tensor.stride, order))
 
 
-def _shape(kind: Kind, rows: int, columns: int) -> tuple[int, ...]:
+def _leading(node: Node, x: TensorAttributes) -> tuple[int, ...]:
+    """The dimensions of rows, in the order in which X has them in memory."""
+    return memory_order(x.stride, range(len(x.dim) - node.normalized_dim_count))
+
+
+def _rows_per_set(node: Node, x: TensorAttributes) -> int:
+    """How many neighbouring rows of X, as it lies in memory, belong to one sample."""
+    if not node.kind.of_samples:
+        return 1
+    leading = _leading(node, x)
+    return math.prod(x.dim[axis] for axis in leading[leading.index(0) + 1 :])
+
+
+def _shape(kind: Kind, node: Node, x: TensorAttributes) -> tuple[int, ...]:
     """The shape of a tensor for a module that normalizes one dimension."""
+    split = len(x.dim) - node.normalized_dim_count
+    rows, columns = math.prod(x.dim[:split]), math.prod(x.dim[split:])
     match kind:
         case Kind.CELLS:
             return (rows, columns)
         case Kind.ROWS:
             return (rows, 1)
-    return (columns,)
+    return (x.dim[0], columns) if node.kind.of_samples else (columns,)
 
 
 def _dtype(tensor: TensorAttributes) -> str:

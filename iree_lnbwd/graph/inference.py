@@ -213,21 +213,27 @@ class _Inference:
         return tensor
 
     def _normalized_dims(self, x: TensorAttributes, scale: TensorAttributes) -> int:
-        """How many of the last dimensions of X are normalized; SCALE has them, after ones."""
+        """How many of the last dimensions of X are normalized; SCALE has them, after ones.
+
+        Where each sample has its own SCALE, the number of samples comes before these.
+        """
         node, rank = self._node, len(x.dim)
         count = node.normalized_dim_count
         if not 0 <= count <= rank:
             self._fail("normalized_dim_count", f"an int from 0 to {rank}", count)
-        if node.kind.pads_scale and (len(scale.dim) != rank or scale.dim[0] != 1):
-            self._fail("SCALE", f"{rank} dimensions, as X, of which the first is 1", scale.dim)
+        samples = x.dim[0] if node.kind.of_samples else 1
+        if node.kind.pads_scale and (len(scale.dim) != rank or scale.dim[0] != samples):
+            first = f"{rank} dimensions, as X, of which the first is {samples}"
+            self._fail("SCALE", first, scale.dim)
+        sizes = (1, *scale.dim[1:]) if node.kind.of_samples else scale.dim
         if not count and len(scale.dim) < rank:
             count = len(scale.dim)
         elif not count:
             last = len(scale.dim) - 1
-            ones = next((axis for axis, size in enumerate(scale.dim) if size != 1), last)
+            ones = next((axis for axis, size in enumerate(sizes) if size != 1), last)
             count = len(scale.dim) - ones
         ones = max(0, len(scale.dim) - count)
-        if scale.dim[ones:] != x.dim[max(0, rank - count) :] or set(scale.dim[:ones]) - {1}:
+        if sizes[ones:] != x.dim[max(0, rank - count) :] or set(sizes[:ones]) - {1}:
             last_of_x = f"the last {node.normalized_dim_count or 'few'} dimensions of X, {x.dim}"
             self._fail("SCALE", f"{last_of_x}, alone or after ones", scale.dim)
         return count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from iree_lnbwd.errors import plain
@@ -80,6 +80,7 @@ class NodeKind:
         outputs: The ports that it writes, in hipDNN's order.
         least_rank: How many dimensions X must have.
         pads_scale: Whether SCALE and statistics have as many dimensions as X.
+        of_samples: Whether each place in the first dimension of X has a SCALE of its own.
     """
 
     name: str
@@ -89,6 +90,7 @@ class NodeKind:
     outputs: tuple[Port, ...]
     least_rank: int = 1
     pads_scale: bool = False
+    of_samples: bool = False
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -124,6 +126,22 @@ LAYERNORM_BACKWARD = NodeKind(
     (_DY, _X, _SCALE, _MEAN, _INV_VARIANCE, Port("EPSILON", None, "eps", required=False)),
     (_DX, _DSCALE, _DBIAS),
 )
+ADALAYERNORM = replace(
+    LAYERNORM,
+    name="AdaLayernormAttributes",
+    method="adalayernorm",
+    least_rank=2,
+    pads_scale=True,
+    of_samples=True,
+)
+ADALAYERNORM_BACKWARD = replace(
+    LAYERNORM_BACKWARD,
+    name="AdaLayernormBackwardAttributes",
+    method="adalayernorm_backward",
+    least_rank=2,
+    pads_scale=True,
+    of_samples=True,
+)
 RMSNORM = NodeKind(
     "RMSNormAttributes",
     "rmsnorm",
@@ -143,7 +161,13 @@ RMSNORM_BACKWARD = NodeKind(
     pads_scale=True,
 )
 KINDS: Mapping[str, NodeKind] = MappingProxyType(
-    {kind.name: kind for kind in (LAYERNORM, LAYERNORM_BACKWARD, RMSNORM, RMSNORM_BACKWARD)}
+    {
+        kind.name: kind
+        for kind in (
+            *(LAYERNORM, LAYERNORM_BACKWARD, RMSNORM, RMSNORM_BACKWARD),
+            *(ADALAYERNORM, ADALAYERNORM_BACKWARD),
+        )
+    }
 )
 
 

@@ -122,6 +122,7 @@ def _run(
             copied.append((view, out[result.name]))
     if call.spec.has_bias and BIAS.name not in given:  # its type counts: that of its gradient
         given[BIAS.name] = out[GRAD_BIAS.name]
+    given["rows_per_set"] = call.rows_per_set
     module(**given, out=results_of(call.spec.family, out))
     for view, array in copied:
         target = arrays.reordered(bound[view.uid], view.order)
