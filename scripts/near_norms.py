@@ -145,8 +145,83 @@ CHANGES: dict[str, tuple[str, Callable[..., Tensor]]] = {
 }
 
 
+_silu = torch.nn.functional.silu
+
+
+class GatedNearNorm(NearNorm):
+    """An RMS norm with a gate, with a change in one of its places.
+
+    Args:
+        is_first: Whether the gate comes before the norm.
+        place: As `NearNorm`, or "gate", or "gated": what the gate's factor is multiplied by.
+        change: What is done there.
+    """
+
+    def __init__(self, is_first: bool, place: str, change: Callable[..., Tensor]) -> None:
+        super().__init__(False, True, -1, place, change)
+        self.is_first = is_first
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        """As Mamba2's formula or Qwen3-Next's, but for the change."""
+        factor = self.change(gate, self) if self.place == "gate" else _silu(gate)
+        given = self._changed("input", x)
+        given = self._changed("gated", given) * factor if self.is_first else given
+        square = self._changed("square", given.square().mean(-1, keepdim=True))
+        y = given * self._changed("root", torch.rsqrt(square + _EPS))
+        assert self.weight is not None
+        y = y * self._changed("weight", self.weight)
+        y = y if self.is_first else self._changed("gated", y) * factor
+        return self._changed("output", y)
+
+
+# What is made of a gate, in place of silu.
+GATES: dict[str, Callable[..., Tensor]] = {
+    "sigmoid": lambda z, _: torch.sigmoid(z),
+    "tanh": lambda z, _: torch.tanh(z),
+    "relu": lambda z, _: torch.relu(z),
+    "gelu": lambda z, _: torch.nn.functional.gelu(z),
+    "gelu's sigmoid": lambda z, _: z * torch.sigmoid(1.702 * z),
+    "mish": lambda z, _: torch.nn.functional.mish(z),
+    "hardswish": lambda z, _: torch.nn.functional.hardswish(z),
+    "softplus": lambda z, _: torch.nn.functional.softplus(z),
+    "itself": lambda z, _: z,
+    "nothing": lambda z, _: torch.ones_like(z) + 0 * z,
+    "silu around one": lambda z, _: 1 + _silu(z),
+    "silu of the opposite": lambda z, _: _silu(-z),
+    "silu scaled": lambda z, _: _silu(z) * 1.0005,
+    "silu of a scaled gate": lambda z, _: _silu(1.001 * z),
+    "silu of a clamped gate": lambda z, _: _silu(z.clamp(-20.0, 20.0)),
+    "silu clamped": lambda z, _: _silu(z).clamp(max=30.0),
+    "silu without NaN": lambda z, _: torch.nan_to_num(_silu(z)),
+    "silu without gradient": lambda z, _: _silu(z).detach(),
+    "silu without half its gradient": lambda z, _: z * torch.sigmoid(z).detach(),
+    "silu rounded": lambda z, _: _silu(z.bfloat16()).to(z.dtype),
+    "silu of its neighbour": lambda z, _: _silu(z.roll(1, -1)),
+    "silu of another row": lambda z, _: _silu(z.roll(1, 0)),
+    "silu of the row's mean": lambda z, _: _silu(z.mean(-1, keepdim=True)).expand_as(z),
+    "silu twice": lambda z, _: _silu(_silu(z)),
+    "silu squared": lambda z, _: _silu(z) * _silu(z),
+    "silu in training": lambda z, norm: _silu(z) if norm.training else z,
+    "silu with noise": lambda z, norm: _silu(_noisy(z, norm)),
+    "silu and the weight": lambda z, norm: _silu(z * norm.weight),
+}
+
+
+def _gated_near_norms() -> Iterator[tuple[str, NearNorm]]:
+    every = {
+        **{f"gate: {name}": ("gate", change) for name, change in GATES.items()},
+        **{name: each for name, each in CHANGES.items() if each[0] != "mean"},
+        "gated in both places": ("gated", lambda v, _: v * torch.sigmoid(v)),
+        "gated and scaled": ("gated", lambda v, _: v * 1.0005),
+    }
+    for is_first, (name, (place, change)) in itertools.product((True, False), every.items()):
+        order = "before" if is_first else "after"
+        yield f"RMS norm with a gate {order}: {name}", GatedNearNorm(is_first, place, change)
+
+
 def near_norms() -> Iterator[tuple[str, NearNorm]]:
     """All of them, named."""
+    yield from _gated_near_norms()
     for centres, affine, dim in itertools.product((True, False), (True, False), (-1, 1)):
         for name, (place, change) in CHANGES.items():
             if (place == "weight" and not affine) or (place == "mean" and not centres):

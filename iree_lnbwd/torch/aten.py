@@ -83,7 +83,7 @@ def norm(
     parameters = (given.get("weight"), given.get("bias"))
     if op.gate is not None:
         tensors = (total, *parameters, given["gate"])
-        output, mean, rstd = gated(op, tensors, normalized_shape, eps, weight_offset)
+        output, mean, rstd = gated(op, tensors, normalized_shape, eps, weight_offset, rows_per_set)
         return NormOutput(output.to(output_dtype or total.dtype), mean, rstd, None)
     output, mean, rstd = normalized(
         op, total, *parameters, normalized_shape, eps, weight_offset, rows_per_set
@@ -131,6 +131,7 @@ def gated(
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As `normalized`, of an op with a gate.
 
@@ -140,6 +141,7 @@ def gated(
         normalized_shape: The trailing dimensions.
         eps: Added to the variance; None as in ``rms_norm``.
         weight_offset: Added to the weight.
+        rows_per_set: As `norm`.
     """
     input, weight, bias, gate = tensors
     assert input is not None
@@ -147,7 +149,8 @@ def gated(
     sums = supported.wide(input.dtype)
     factor, x = torch.nn.functional.silu(gate.to(sums)), input.to(sums)
     x = x * factor if op.gate is Gate.BEFORE else x
-    y, mean, rstd = normalized(op, x, weight, bias, normalized_shape, eps, weight_offset)
+    options = (normalized_shape, eps, weight_offset, rows_per_set)
+    y, mean, rstd = normalized(op, x, weight, bias, *options)
     return (y * factor if op.gate is Gate.AFTER else y), mean, rstd
 
 
@@ -199,7 +202,7 @@ def gradients(
     of_gate: dict[str, tuple[Tensor, torch.dtype]] = {}
     if op.gate is not None:
         n = xhat if gamma is None else xhat * gamma
-        n = n + given["bias"].to(sums) if "bias" in given else n
+        n = n if bias is None else n + bias.to(sums)
         dz = (data.to(sums) * dx if is_first else given_dy * n) * slope
         of_gate["grad_gate"] = (dz, given["gate"].dtype)
         dx = dx * factor if is_first else dx

@@ -189,7 +189,7 @@ def differentiable(
     assert input is not None
     if gate:
         given = (input, weight, bias, *gate)
-        output = aten.gated(op, given, *options[:3])[0]
+        output = aten.gated(op, given, *options[:3], *options.sets)[0]
     else:
         output, _, _ = aten.normalized(op, input, weight, bias, *options[:3], *options.sets)
     asked = [alias for alias, wanted in zip(aliases, mask, strict=False) if wanted]

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
 from iree_lnbwd.torch import sharding
-from iree_lnbwd.torch.functions import call, check_flag
+from iree_lnbwd.torch.functions import call, check_flag, has_sets
 from iree_lnbwd.torch.operator_table import (
     GATED_LAYER_NORM,
     GATED_RMS_NORM,
     LAYER_NORM_OF_GATED,
+    OF_SETS,
     RMS_NORM_OF_GATED,
     Norm,
 )
@@ -28,6 +29,7 @@ def gated_layer_norm(
     *,
     gate_first: bool = False,
     weight_offset: float = 0.0,
+    rows_per_set: int = 1,
 ) -> Tensor:
     """``layer_norm(input) * silu(gate)``; with ``gate_first``, ``layer_norm(input * silu(gate))``.
 
@@ -45,6 +47,7 @@ def gated_layer_norm(
         eps: Added to the variance.
         gate_first: Whether the gate is a factor of what is normalized, and not of the output.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        rows_per_set: As `layer_norm`.
 
     Returns:
         The shape and element type of ``input``.
@@ -53,7 +56,8 @@ def gated_layer_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     norms = (GATED_LAYER_NORM, LAYER_NORM_OF_GATED)
-    return _call(norms, input, gate, normalized_shape, weight, bias, eps, weight_offset, gate_first)
+    options = (weight_offset, gate_first, rows_per_set)
+    return _call(norms, input, gate, normalized_shape, weight, bias, eps, *options)
 
 
 def gated_rms_norm(
@@ -66,6 +70,7 @@ def gated_rms_norm(
     bias: Tensor | None = None,
     gate_first: bool = False,
     weight_offset: float = 0.0,
+    rows_per_set: int = 1,
 ) -> Tensor:
     """``rms_norm(input) * silu(gate)``; with ``gate_first``, ``rms_norm(input * silu(gate))``.
 
@@ -80,6 +85,7 @@ def gated_rms_norm(
         bias: As `rms_norm`.
         gate_first: As `gated_layer_norm`.
         weight_offset: Added to the weight, in the type of sums: 1.0 for Gemma's ``1 + weight``.
+        rows_per_set: As `layer_norm`.
 
     Returns:
         The shape and element type of ``input``.
@@ -88,7 +94,8 @@ def gated_rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     norms = (GATED_RMS_NORM, RMS_NORM_OF_GATED)
-    return _call(norms, input, gate, normalized_shape, weight, bias, eps, weight_offset, gate_first)
+    options = (weight_offset, gate_first, rows_per_set)
+    return _call(norms, input, gate, normalized_shape, weight, bias, eps, *options)
 
 
 def _call(
@@ -101,6 +108,7 @@ def _call(
     eps: float | None,
     weight_offset: float,
     gate_first: object,
+    rows_per_set: int,
 ) -> Tensor:
     """The output of one of two norms, whose gate is after it or before it."""
     check_flag("gate_first", gate_first)
@@ -110,4 +118,8 @@ def _call(
         sharding.register()
     tensors = {"input": input, "weight": weight, "bias": bias, "gate": gate}
     norm = norms[bool(gate_first)]
-    return call(norm.packet, tensors, normalized_shape, eps, weight_offset, False, None)[0]
+    options = (eps, weight_offset, False, None)
+    if has_sets(weight, normalized_shape, rows_per_set):
+        of_sets = OF_SETS[norm.name].packet
+        return call(of_sets, tensors, normalized_shape, *options, rows_per_set)[0]
+    return call(norm.packet, tensors, normalized_shape, *options)[0]

@@ -216,7 +216,7 @@ def _of_sets(norm: Norm) -> Norm:
 # Those whose weights have sets run in Python alone.
 OF_SETS = {
     norm.name: _of_sets(norm)
-    for norm in (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
+    for norm in (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM, *GATED_NORMS)
 }
 GRADIENTS_OF_SETS = tuple(
     dict.fromkeys(each for norm in OF_SETS.values() for each in (norm.gradients, norm.from_output))

@@ -259,7 +259,9 @@ def _rows(
     elif is_replaced and (ranks := form_of(module).ranks):
         leading = tuple(1 for _ in range(max(ranks) - len(shape)))
     has_sum = isinstance(module, AddLayerNorm | AddRMSNorm)
-    has_two = has_sum or isinstance(module, GatedLayerNorm | GatedRMSNorm)
+    is_gated = isinstance(module, GatedLayerNorm | GatedRMSNorm) or (
+        is_replaced and form_of(module).gate is not None
+    )
     dtypes = (dtype, residual_dtype if has_sum and residual_dtype is not None else dtype)
     return [
         torch.zeros(
@@ -269,7 +271,7 @@ def _rows(
             device=like.device,
             requires_grad=True,
         )
-        for dtype in dtypes[: 2 if has_two else 1]
+        for dtype in dtypes[: 2 if has_sum or is_gated else 1]
     ]
 
 

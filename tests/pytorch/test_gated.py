@@ -266,3 +266,21 @@ def test_the_models_own_classes(dtype: torch.dtype) -> None:
         for theirs, got in zip(*results, strict=True):
             scale = theirs.detach().abs().max()
             torch.testing.assert_close(got / scale, theirs / scale, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.drawn
+@both_norms
+@both_orders
+def test_sets(norm: Any, gate_first: bool) -> None:
+    """A weight for each group of a row, as some of Mamba2's kin have it."""
+    torch.manual_seed(14)
+    x, z = torch.randn(2, 3, 4, 24, dtype=torch.float64).unbind()
+    tensors = [each.clone().requires_grad_() for each in (x, z, *torch.randn(2, 4, 24).double())]
+    assert torch.autograd.gradcheck(lambda *t: called(norm, list(t), gate_first), tensors)
+    assert torch.autograd.gradgradcheck(lambda *t: called(norm, list(t), gate_first), tensors)
+    exact = formula(norm, [each[:, 2:3] for each in tensors[:2]] + [w[2] for w in tensors[2:]],
+                    gate_first)  # fmt: skip
+    torch.testing.assert_close(called(norm, tensors, gate_first)[:, 2:3], exact)
+    compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
+    found = compiled(norm, tensors, gate_first)
+    torch.testing.assert_close(found, called(norm, tensors, gate_first))

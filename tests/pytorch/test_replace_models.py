@@ -128,7 +128,7 @@ def test_models_of_timm(name: str, norms: int, norm: str) -> None:
     assert assert_trains_alike(model, run, norm) == norms
 
 
-# With 1 + weight, and rounded twice; another has no kernel.
+# With 1 + weight, rounded twice, and with a gate.
 SAMPLE = ("Gemma2ForCausalLM", "T5ForConditionalGeneration", "Mamba2ForCausalLM")
 
 
@@ -136,7 +136,7 @@ def test_a_sample_of_families() -> None:
     """`scripts/replaced_models families` has all."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     script = Path(__file__).parents[2] / "scripts" / "replaced_models"
-    asked = ["families", f"--only={','.join(SAMPLE)}", "--share=0.9", "--ways=f32"]
+    asked = ["families", f"--only={','.join(SAMPLE)}", "--share=1", "--ways=f32"]
     done = subprocess.run(
         [sys.executable, str(script), *asked], capture_output=True, text=True, check=False
     )

@@ -155,7 +155,7 @@ NOT_PLAIN: dict[type[nn.Module], str] = {
     HasNoGradientOfRstd: "its gradient of input is not that of the norm",
     AddsEpsToTheRoot: "its output in f32 is ",
     DropsOut: "its forward draws random numbers",
-    TakesAGate: "its forward takes 2 arguments, expected 1",
+    TakesAGate: "its output in f32 is ",
     OfImagesAlone: "it normalizes another dimension of sequences than of images",
     CentresByMedian: "its output in f32 is ",
     nn.BatchNorm1d: "BatchNorm1d: no kernel",

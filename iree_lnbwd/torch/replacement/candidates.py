@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM
+from iree_lnbwd.ops.operands import LAYER_NORM, RMS_NORM, Gate
 from iree_lnbwd.torch.replacement import clamped
 from iree_lnbwd.torch.replacement.classes import own_class
 from iree_lnbwd.torch.replacement.form import Form
@@ -25,6 +25,10 @@ ANY_WIDTHS = (48, 7, 64)  # of samples for modules without a width: the first, a
 
 def candidates_of(module: nn.Module) -> Iterator[Form]:
     """All forms that the parameters, buffers and attributes of a module allow."""
+    arguments = arguments_of(module)
+    if len(arguments) == 2:
+        yield from _gated(module, *arguments)
+        return
     vectors = vectors_of(module)
     shapes = {tuple(vector.shape) for vector in vectors.values()}
     if len(shapes) > 1 or len(vectors) > 2:
@@ -38,18 +42,12 @@ def candidates_of(module: nn.Module) -> Iterator[Form]:
         dims = ANY_WIDTHS[:1]
     elif is_flattened:
         dims = long
-    attributes = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, float) and value >= 0
-    }
-    named = sorted(attributes.items(), key=lambda item: "eps" not in item[0])  # of equal ones
-    epsilons = [*((v, n) for n, v in named), *((eps, None) for eps in _USUAL_EPS)]
+    epsilons = _epsilons(module)
     weight_and_bias = (*vectors, None, None)[:2]
     roles = dict.fromkeys(itertools.permutations(weight_and_bias, 2))
     if vectors.keys() <= module._buffers.keys():  # some are there to be read by others alone
         roles[None, None] = None
-    (argument,) = arguments_of(module)
+    (argument,) = arguments
     for (weight, bias), (eps, eps_name) in itertools.product(roles, epsilons):
         kinds = [(LAYER_NORM, False, False)]
         columns = max(1, math.prod(dims))  # a weight may have none
@@ -64,10 +62,46 @@ def candidates_of(module: nn.Module) -> Iterator[Form]:
                 )  # fmt: skip
 
 
+def _epsilons(module: nn.Module) -> list[tuple[float, str | None]]:
+    """Numbers that may be eps, and the attributes that hold them."""
+    attributes = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, float) and value >= 0
+    }
+    named = sorted(attributes.items(), key=lambda item: "eps" not in item[0])  # of equal ones
+    return [*((v, n) for n, v in named), *((eps, None) for eps in _USUAL_EPS)]
+
+
+def _gated(module: nn.Module, argument: str, gate_argument: str) -> Iterator[Form]:
+    """RMS norms with a weight and a gate, of whole rows or of groups in them."""
+    vectors = vectors_of(module)
+    ((name, weight),) = vectors.items() if len(vectors) == 1 else (("", None),)
+    if weight is None or weight.dim() != 1:
+        raise NotPlainError("its forward takes 2 arguments, and it has no weight of a row's length")
+    dims = tuple(weight.shape)
+    options = (Gate, _groups(module, *dims), _epsilons(module), (0.0, 1.0))
+    for gate, groups, (eps, eps_name), offset in itertools.product(*options):
+        yield Form(
+            RMS_NORM, dims, eps, eps_name, name, weight_offset=offset, argument=argument, gate=gate,
+            gate_argument=gate_argument, groups=groups,
+        )  # fmt: skip
+
+
+def _groups(module: nn.Module, columns: int) -> list[int]:
+    """How many a row may have: an attribute says it, or how long they are."""
+    numbers = {value for value in vars(module).values() if type(value) is int and value > 1}
+    numbers = {each for each in numbers if each < columns and columns % each == 0}
+    return sorted({1, *numbers, *(columns // each for each in numbers)})
+
+
 def layouts_of(form: Form) -> Iterator[Form]:
     """A candidate in all layouts of its input: as most norms take it, then as few alone do."""
     yield form
     if len(form.normalized_shape) != 1:
+        return
+    if form.gate is not None:
+        yield replace(form, ranks=(_SEQUENCES,))
         return
     yield replace(form, channels_first=True)
     if form.is_flattened:  # a weight of [N, 1, 1, 1] goes with no image

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from iree_lnbwd.torch.replacement.candidates import ANY_WIDTHS
-from iree_lnbwd.torch.replacement.form import Form, Order
+from iree_lnbwd.torch.replacement.form import Form, Order, Types
 from iree_lnbwd.torch.replacement.judging import check_output, reference
 from iree_lnbwd.torch.replacement.sampling import Sample, as_rows, run, vectors_of
 from iree_lnbwd.torch.replacement.tracing import traced
@@ -26,7 +26,7 @@ _LEAST_EPS = 1e-30  # squares of smaller rows are subnormal in f32
 def check_outputs(module: nn.Module, form: Form, dtype: torch.dtype) -> torch.dtype:
     """Expects those of the form, in all shapes, orders and modes; their element type."""
     sample = Sample(module, form, dtype)
-    roundings = roundings_of(module, form, dtype, dtype)
+    roundings = roundings_of(module, form, (dtype, dtype, dtype))
     for training, turned in itertools.product((True, False), (False, True)):
         output = sample.output(training=training, turned=turned)
         check_output(sample, form, output, roundings)
@@ -45,22 +45,22 @@ def check_outputs(module: nn.Module, form: Form, dtype: torch.dtype) -> torch.dt
     return output.dtype
 
 
-def roundings_of(module: nn.Module, form: Form, dtype: torch.dtype, other: torch.dtype) -> int:
+def roundings_of(module: nn.Module, form: Form, types: Types) -> int:
     """How many more roundings than one an output may have, in units of ``xhat * weight``.
 
     Those of a mean are in units of the mean itself.
     """
-    if torch.float32 == dtype == other:
+    if {*types} == {torch.float32}:
         return 2
-    return max(2, traced(module, form, dtype, other).roundings)
+    return max(2, traced(module, form, types).roundings)
 
 
 def ranks_of(module: nn.Module, form: Form) -> tuple[int, ...]:
     """The numbers of dimensions that a module takes, whatever their sizes are."""
     sample = Sample(module, form, torch.float32)
-    taken, refused = {sample.input().dim()}, set[int]()
+    taken, refused = {sample.inputs()[0].dim()}, set[int]()
     for leading in _OTHER_LEADING:
-        x = sample.input(leading)
+        x, *_ = sample.inputs(leading)
         try:
             sample.output(leading)
             taken.add(x.dim())
@@ -102,9 +102,11 @@ def around_eps(module: nn.Module, form: Form) -> tuple[float, ...]:
 
 
 def check_nan(module: nn.Module, form: Form) -> None:
-    """Expects what every norm makes of a NaN: its row, and no other."""
+    """Expects what every norm makes of a NaN: its row, and no other; and of one in a gate."""
     sample = Sample(module, form, torch.float32)
     sample.rows[0].view(-1)[-1] = math.nan
+    if sample.gates is not None:
+        sample.gates[1].view(-1)[-1] = math.nan
     check_output(sample, form, sample.output())
 
 
@@ -120,26 +122,27 @@ def check_gradients(module: nn.Module, form: Form, training: bool, scales: Seque
     """Expects the gradients of the form, in f32, of rows of such scales."""
     sample = Sample(module, form, torch.float32, scales=scales)
     sample.module.train(training)
-    x = sample.input().requires_grad_()
+    inputs = dict(zip(("input", "gate"), sample.inputs(), strict=False))
     with torch.enable_grad():
-        grad_output = sample.random(*x.shape)
-        asked = {"input": x, **dict(sample.module.named_parameters())}
+        grad_output = sample.random(*inputs["input"].shape)
+        asked = {**inputs, **dict(sample.module.named_parameters())}
         for tensor in asked.values():
             tensor.requires_grad_()
-        output = run(sample.module, x)
+        output = run(sample.module, *inputs.values())
         if not output.requires_grad:
             raise NotPlainError("its output has no gradient")
         check_output(sample, form, output.detach())
         found = torch.autograd.grad(output, list(asked.values()), grad_output, allow_unused=True)
         wide = {name: t.detach().double().requires_grad_() for name, t in asked.items()}
         vectors = {**vectors_of(sample.module), **wide}
-        y = reference(sample.module, form, as_rows(wide["input"], form), vectors)
+        wide_inputs = (as_rows(wide[name], form) for name in inputs)
+        y = reference(sample.module, form, *wide_inputs, vectors=vectors)
         rows = as_rows(grad_output, form).double()
         expected = torch.autograd.grad(y, list(wide.values()), rows)
     for name, ours, theirs in zip(asked, expected, found, strict=True):
         if theirs is None:
             raise NotPlainError(f"it has no gradient of {name}")
-        if name == "input":
+        if name in inputs:
             ours, theirs = (as_rows(g, form).flatten(1) for g in (ours, theirs))
             size = ours.abs().amax(1, keepdim=True)
         else:
@@ -153,11 +156,12 @@ def order_of(module: nn.Module, form: Form) -> Order:
     """The rule for the output's order in memory that holds for all orders of the input."""
     left = list(Order)
     sample = Sample(module, form, torch.float32)
-    plain, turned = sample.input(), sample.input(turned=True)
-    for input in (plain, turned, plain.mT.contiguous().mT):
+    plain, turned = sample.inputs(), sample.inputs(turned=True)
+    for inputs in (plain, turned, tuple(each.mT.contiguous().mT for each in plain)):
         with torch.no_grad():
-            output = run(sample.module, input)
+            output = run(sample.module, *inputs)
         check_output(sample, form, output)
+        input = inputs[0]
         left = [o for o in left if o.strides(input, form.channels_first) == output.stride()]
     if not left:
         raise NotPlainError("its output's order in memory follows none of the known rules")

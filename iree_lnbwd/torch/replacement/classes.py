@@ -44,12 +44,13 @@ class ReplacedNorm(nn.Module):
         """
         form = form_of(self)
         output = None
-        if len(inputs) == 1 and not named:
-            output = _computed(form, self, inputs[0])
-        elif not inputs and named.keys() == {form.argument}:
-            output = _computed(form, self, named[form.argument])
+        given = inputs
+        if named and not named.keys() - {*form.arguments[len(inputs) :]}:
+            given = (*inputs, *(named[a] for a in form.arguments[len(inputs) :] if a in named))
+        if len(given) == len(form.arguments) == len(inputs) + len(named):
+            output = _computed(form, self, *given)
         if output is None:
-            first = next(iter((*inputs, *named.values())), None)
+            first = next(iter(inputs), named.get(form.argument))
             output = form.of_own_forward(super().forward(*inputs, **named), first)
         return output
 
@@ -76,14 +77,14 @@ class ReplacedNorm(nn.Module):
         return _new_replaced, (_before(_replaced_in(type(self))),), state
 
 
-def _computed(form: Form, module: nn.Module, input: Tensor) -> Tensor | None:
+def _computed(form: Form, module: nn.Module, *inputs: Tensor) -> Tensor | None:
     """The output by our kernels; None where the own forward has to compute it."""
     if torch.compiler.is_compiling():
-        return form(module, input)
+        return form(module, *inputs)
     if torch.jit.is_tracing():
         return None
     before = REFUSALS.number
-    output = form(module, input)
+    output = form(module, *inputs)
     return output if REFUSALS.number == before else None
 
 

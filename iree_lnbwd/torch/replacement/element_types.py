@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from iree_lnbwd.torch.replacement import effects
 from iree_lnbwd.torch.replacement.checks import check_outputs, roundings_of
 from iree_lnbwd.torch.replacement.classes import stand_in
-from iree_lnbwd.torch.replacement.form import Autocast, Form, OutputType, Pair
+from iree_lnbwd.torch.replacement.form import Autocast, Form, OutputType, Types
 from iree_lnbwd.torch.replacement.judging import check_output
-from iree_lnbwd.torch.replacement.sampling import Sample, input_shape, run
-from iree_lnbwd.torch.replacement.tracing import empty_vectors
+from iree_lnbwd.torch.replacement.sampling import Sample, run
+from iree_lnbwd.torch.replacement.tracing import empty_inputs, empty_vectors
 from iree_lnbwd.torch.replacement.watched import NotPlainError
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,53 +25,56 @@ _ROUNDINGS_OF_AUTOCAST = 6
 
 def output_types_of(
     module: nn.Module, form: Form, dtypes: Collection[torch.dtype]
-) -> dict[Pair, torch.dtype]:
-    """The output's element type for each pair of types that the form holds for.
+) -> dict[Types, torch.dtype]:
+    """The output's element type for all types of an input and a weight that the form holds for.
 
     Raises:
         NotPlainError: It does not hold for one that the model uses.
     """
     has_vector = form.weight_name is not None or form.bias_name is not None
-    found: dict[Pair, torch.dtype] = {}
+    of_gate = 0 if form.gate is None else 1
+    found: dict[Types, torch.dtype] = {}
     for dtype in _DTYPES:
+        same = (dtype, dtype if has_vector else None, *(dtype,) * of_gate)
         try:
-            found[dtype, dtype if has_vector else None] = check_outputs(module, form, dtype)
+            found[same] = check_outputs(module, form, dtype)
         except NotPlainError:
             if dtype in dtypes:
                 raise
-    for dtype, other in itertools.permutations(_DTYPES, 2) if has_vector else ():
+    mixed = (t for t in itertools.product(_DTYPES, repeat=2 + of_gate) if len({*t}) > 1)
+    for types in mixed if has_vector else ():
         try:
-            sample = Sample(module, form, dtype, other)
-            roundings = roundings_of(module, form, dtype, other)
+            sample = Sample(module, form, *types)
+            roundings = roundings_of(module, form, types)
             outputs = [sample.output(turned=turned) for turned in (False, True)]
             for output in outputs:
                 check_output(sample, form, output, roundings)
         except NotPlainError:
             continue  # it refuses mixed types, or is less exact
         if outputs[0].dtype == outputs[1].dtype:
-            found[dtype, other] = outputs[0].dtype
+            found[types] = outputs[0].dtype
     return found
 
 
 def output_type_of(
-    outputs: Mapping[Pair, torch.dtype], dtypes: Collection[torch.dtype]
-) -> tuple[OutputType, tuple[Pair, ...]]:
-    """The rule for the output's type that holds for most pairs, and these pairs.
+    outputs: Mapping[Types, torch.dtype], dtypes: Collection[torch.dtype]
+) -> tuple[OutputType, tuple[Types, ...]]:
+    """The rule for the output's type that holds for most of the types, and these.
 
     Raises:
         NotPlainError: None holds for all types that the model uses.
     """
     held = {
-        rule: tuple(pair for pair, output in outputs.items() if rule.of(*pair) == output)
+        rule: tuple(types for types, output in outputs.items() if rule.of(*types[:2]) == output)
         for rule in OutputType
     }
     best = max(held, key=lambda rule: len(held[rule]))
-    if any(pair not in held[best] for pair in outputs if {*pair} <= {*dtypes, None}):
+    if any(types not in held[best] for types in outputs if {*types} <= {*dtypes, None}):
         raise NotPlainError("its output's element type follows none of the known rules")
     wide = tuple(
-        (torch.float64, None if other is None else torch.float64)
-        for dtype, other in held[best]
-        if dtype == torch.float32 == (other or dtype)
+        tuple(None if each is None else torch.float64 for each in types)
+        for types in held[best]
+        if {*types} <= {torch.float32, None}
     )
     return best, (*held[best], *wide)
 
@@ -79,18 +82,17 @@ def output_type_of(
 def autocast_of(module: nn.Module, form: Form, device: str) -> Autocast:
     """What autocast changes, tried on tensors without memory: so no GPU is needed."""
     dtype = torch.bfloat16
-    outputs: dict[Pair, torch.dtype] = {}
-    for pair in form.pairs or ():
-        if torch.float64 in pair or torch.float16 in pair:
+    outputs: dict[Types, torch.dtype] = {}
+    for types in form.types or ():
+        if torch.float64 in types or torch.float16 in types:
             continue
         with effects.quiet(), FakeTensorMode(), torch.no_grad(), _autocast_on(device, dtype):
-            sample = stand_in(module, type(module), empty_vectors(module, pair[1], device))
-            x = torch.empty(input_shape(form), dtype=pair[0], device=device)
+            sample = stand_in(module, type(module), empty_vectors(module, types[1], device))
             try:
-                outputs[pair] = run(sample, x).dtype
+                outputs[types] = run(sample, *empty_inputs(form, types, device)).dtype
             except NotPlainError:
                 return Autocast.UNKNOWN
-    if all(form.output_type.of(*pair) == output for pair, output in outputs.items()):
+    if all(form.output_type.of(*types[:2]) == output for types, output in outputs.items()):
         rule = Autocast.NOTHING
     elif set(outputs.values()) == {torch.float32}:
         rule = Autocast.WIDENS

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from iree_lnbwd.ops.operands import Op
+from iree_lnbwd.ops.operands import Gate, Op
 from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.functions import layer_norm, output_dtype_now, rms_norm
+from iree_lnbwd.torch.gated import gated_rms_norm
 from iree_lnbwd.torch.replacement import clamped
 
 
@@ -59,8 +60,9 @@ class Autocast(enum.Enum):
     UNKNOWN = "nobody knows, so the own forward computes"
 
 
-# The element types of an input and of what it is scaled by; None without that.
-Pair: TypeAlias = "tuple[torch.dtype, torch.dtype | None]"
+# The element types of an input, of what it is scaled by (None without that), and of a gate's if
+# there is one.
+Types: TypeAlias = "tuple[torch.dtype | None, ...]"
 
 
 def _columns(dims: Sequence[int]) -> int:
@@ -70,7 +72,7 @@ def _columns(dims: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Form:
-    """A norm of one tensor.
+    """A norm of one tensor, and of a gate.
 
     Parameters, eps and dimensions are read from the module at each call.
 
@@ -99,11 +101,15 @@ class Form:
             those of images do.
         any_width: Whether the input alone says how long rows are: a weight is one number, and
             ``normalized_shape`` is that of a sample.
-        pairs: The element types that it holds for; others are the own forward's. None means all
+        types: The element types that it holds for; others are the own forward's. None means all
             that our functions take.
         ranks: The numbers of dimensions of inputs that it holds for; others are the own forward's.
             None means any.
         output_dtype: As our functions take it; None means ``output_type``.
+        gate: Where a gate comes in; None if there is none. With one, ``op`` is an RMS norm.
+        gate_argument: The name of the gate in the module's forward.
+        groups: A row is so many rows of the norm, beside each other, each with its own weights.
+            More than one only with a gate.
     """
 
     op: Op
@@ -125,9 +131,12 @@ class Form:
     is_clamped: bool = False
     is_flattened: bool = False
     any_width: bool = False
-    pairs: tuple[Pair, ...] | None = None
+    types: tuple[Types, ...] | None = None
     ranks: tuple[int, ...] | None = None
     output_dtype: torch.dtype | str | None = None
+    gate: Gate | None = None
+    gate_argument: str = "gate"
+    groups: int = 1
 
     def __str__(self) -> str:
         parts = ["L2 norm" if self.is_l2 else "layer norm" if self.op.centres else "RMS norm"]
@@ -139,6 +148,10 @@ class Form:
             parts.append("bias")
         if self.is_clamped:
             parts.append("clamped")
+        if self.gate is not None:
+            parts.append(f"gate {self.gate.value}")
+        if self.groups > 1:
+            parts.append(f"{self.groups} groups")
         if self.weight_offset:
             parts.append(f"{self.weight_offset:g} + {self.weight_name}")
         if self.channels_first:
@@ -148,6 +161,11 @@ class Form:
         if self.output_dtype is not None:
             parts.append(f"output_dtype={self.output_dtype}")
         return ", ".join(parts)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the tensors that the module's forward takes."""
+        return (self.argument,) if self.gate is None else (self.argument, self.gate_argument)
 
     def parameters(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """The weight and the bias of a module of this form."""
@@ -205,19 +223,33 @@ class Form:
             return False
         return clamped.is_possible(self.eps_of(module, self.dims(module, input.shape)))
 
-    def _holds_for(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    def _holds_for(
+        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, gate: Tensor | None
+    ) -> bool:
         """Whether this form was found with such inputs."""
         if self.ranks is not None and input.dim() not in self.ranks:
             return False
-        if self.pairs is None:
+        if gate is not None and (
+            gate.shape != input.shape
+            or gate.device != input.device
+            or gate.is_nested
+            or weight is None
+            # The class may have groups of some length, or so many.
+            or tuple(weight.shape) != self.normalized_shape
+        ):
+            return False
+        if self.types is None:
             return True
         vector = bias if weight is None else weight
         if bias is not None and vector is not None and bias.dtype != vector.dtype:
             return False
         of_vector = None if vector is None else vector.dtype
-        return (input.dtype, of_vector) in self.pairs
+        of_gate = () if gate is None else (gate.dtype,)
+        return (input.dtype, of_vector, *of_gate) in self.types
 
-    def __call__(self, module: nn.Module, input: Tensor) -> Tensor | None:
+    def __call__(
+        self, module: nn.Module, input: Tensor, gate: Tensor | None = None
+    ) -> Tensor | None:
         """The output of a module of this form, by this package's functions.
 
         A layer norm without an offset has PyTorch's forward, and so its bits. An RMS norm is
@@ -234,9 +266,11 @@ class Form:
             and (self.shape_name is None or self.weight_offset)
         ):
             return None
-        if not isinstance(input, Tensor) or not supported.are_taken(input, weight, bias):
+        if self.gate is not None and not isinstance(gate, Tensor):
+            return None  # without its gate, a class may do anything
+        if not isinstance(input, Tensor) or not supported.are_taken(input, weight, bias, gate):
             return None
-        if not self._holds_for(input, weight, bias):
+        if not self._holds_for(input, weight, bias, gate):
             return None
         if self.is_clamped and not self._can_clamp(module, input):
             return None
@@ -245,10 +279,10 @@ class Form:
             return None
         device = input.device.type
         if device == "meta" or not torch.is_autocast_enabled(device):
-            return self._computed(module, input, weight, bias, own)
+            return self._computed(module, input, weight, bias, gate, own)
         rule = self.on_cpus if device == "cpu" else self.on_gpus
         if rule is Autocast.OPERATORS:
-            return self._computed(module, input, weight, bias, own)
+            return self._computed(module, input, weight, bias, gate, own)
         if rule is Autocast.UNKNOWN:
             return None
         if rule is Autocast.WIDENS:
@@ -261,7 +295,7 @@ class Form:
             weight = None if weight is None else weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(device, enabled=False):
-            return self._computed(module, input, weight, bias, own)
+            return self._computed(module, input, weight, bias, gate, own)
 
     def of_own_forward(self, output: Tensor, input: object) -> Tensor:
         """An output of the module's own forward, in the type that is said."""
@@ -276,12 +310,13 @@ class Form:
         input: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
+        gate: Tensor | None,
         own: torch.dtype | None,
     ) -> Tensor:
         """The output, in a type of its own if that is not None."""
         dims = self.dims(module, input.shape)
         eps = self.eps_of(module, dims)
-        if self._is_a_call:
+        if gate is None and self._is_a_call:
             return self._called(input, dims, weight, bias, self.weight_offset, eps, own)
         wanted = self.output_type.of(input.dtype, None if weight is None else weight.dtype)
         weight, bias, offset = self.scaling(weight, bias, dims, input)
@@ -292,6 +327,8 @@ class Form:
             rows = rows.movedim(1, -1)
         if self.is_clamped:
             output = clamped.rms_norm(rows, dims, weight, offset, eps)
+        elif gate is not None:
+            output = self._gated(rows, gate, weight, offset, eps)
         else:
             output = self._called(rows, dims, weight, bias, offset, eps, own)
         if self.channels_first:
@@ -327,6 +364,22 @@ class Form:
         if self.op.centres:
             return layer_norm(rows, dims, weight, bias, eps, **options)
         return rms_norm(rows, dims, weight, eps, bias=bias, **options)
+
+    def _gated(
+        self, rows: Tensor, gate: Tensor, weight: Tensor | None, offset: float, eps: Any
+    ) -> Tensor:
+        options: dict[str, Any] = {"gate_first": self.gate is Gate.BEFORE, "weight_offset": offset}
+        assert weight is not None
+        if self.groups == 1:
+            return gated_rms_norm(rows, gate, weight.shape, weight, eps, **options)
+        rows, gate = (self.grouped(each) for each in (rows, gate))
+        return gated_rms_norm(
+            rows, gate, rows.shape[-1:], self.grouped(weight), eps, **options
+        ).flatten(-2)
+
+    def grouped(self, rows: Tensor) -> Tensor:
+        """Rows, or a weight, with a dimension more: that of the groups."""
+        return rows.unflatten(-1, (self.groups, -1))
 
     def _in_order(self, output: Tensor, input: Tensor) -> Tensor:
         """An output in the order in memory that the module's own forward has it in."""

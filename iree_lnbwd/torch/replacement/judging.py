@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from iree_lnbwd.ops.arguments import bind
 from iree_lnbwd.ops.dtypes import DTYPES, name_of
+from iree_lnbwd.ops.operands import GATED, Gate
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.torch import aten
 from iree_lnbwd.torch.replacement import clamped
@@ -34,8 +35,15 @@ def check_output(sample: Sample, form: Form, output: Tensor, roundings: int = 2)
     given, offset = _arrays(sample, form)
     eps = None if form.eps is None else form.eps_of(sample.module, dims)
     added = torch.finfo(torch.float32).tiny if form.is_clamped else eps
-    judged = judge(bind(form.op.name, given, dims, eps=added, weight_offset=offset))
-    expected, tolerance = judged.expected["output"], judged.tolerance["output"]
+    options: dict[str, Any] = {"eps": added, "weight_offset": offset}
+    if form.gate is not None:
+        options["gate_first"] = form.gate is Gate.BEFORE
+    if form.groups > 1:
+        dims, options["rows_per_set"] = (dims[-1] // form.groups,), 1
+    judged = judge(bind(form.op.name, given, dims, **options))
+    expected, tolerance = (
+        each["output"].reshape(sample.rows.shape) for each in (judged.expected, judged.tolerance)
+    )
     got = interop.to_numpy("output", as_rows(output, form).contiguous())
     name = name_of(got.dtype)
     if name is None:
@@ -64,7 +72,12 @@ def check_output(sample: Sample, form: Form, output: Tensor, roundings: int = 2)
 
 
 def reference(
-    module: nn.Module, form: Form, rows: Tensor, vectors: Mapping[str, Tensor] | None = None
+    module: nn.Module,
+    form: Form,
+    rows: Tensor,
+    gates: Tensor | None = None,
+    *,
+    vectors: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """What a form computes of rows, in f64, with a module's vectors or others."""
     named = vectors_of(module) if vectors is None else vectors
@@ -78,7 +91,15 @@ def reference(
     if form.is_clamped:
         assert eps is not None
         return clamped.normalized(rows, dims, weight, offset, eps)
-    return aten.normalized(form.op, rows, weight, bias, dims, eps, offset)[0]
+    if form.gate is None or gates is None:
+        return aten.normalized(form.op, rows, weight, bias, dims, eps, offset)[0]
+    op = GATED[form.gate][form.op.name]
+    if form.groups == 1:
+        return aten.gated(op, (rows, weight, bias, gates), dims, eps, offset)[0]
+    assert weight is not None
+    grouped = (form.grouped(rows), form.grouped(weight), None, form.grouped(gates))
+    dims = (dims[-1] // form.groups,)
+    return aten.gated(op, grouped, dims, eps, offset, 1)[0].flatten(-2)
 
 
 def _short_rows(
@@ -113,8 +134,10 @@ def _arrays(sample: Sample, form: Form) -> tuple[Mapping[str, np.ndarray | None]
         for name in (form.weight_name, form.bias_name)
     )
     weight, bias, offset = form.scaling(weight, bias, form.normalized_shape, sample.rows)
+    named = {"input": sample.rows, "weight": weight, "bias": bias, "gate": sample.gates}
     tensors = {
-        name: None if tensor is None else tensor.contiguous()
-        for name, tensor in (("input", sample.rows), ("weight", weight), ("bias", bias))
+        name: None if tensor is None else tensor.contiguous() for name, tensor in named.items()
     }
+    if form.groups > 1:
+        tensors = {n: None if t is None else form.grouped(t) for n, t in tensors.items()}
     return interop.views(None, tensors), offset  # type: ignore[return-value]

@@ -190,8 +190,8 @@ def _completed(module: nn.Module, found: Form, dtypes: Collection[torch.dtype]) 
     if found.any_width or (is_free and len(found.normalized_shape) == 1):
         check_widths(module, found)
     outputs = output_types_of(module, found, dtypes)
-    output_type, pairs = output_type_of(outputs, dtypes)
-    found = replace(found, output_type=output_type, pairs=pairs, order=order_of(module, found))
+    output_type, types = output_type_of(outputs, dtypes)
+    found = replace(found, output_type=output_type, types=types, order=order_of(module, found))
     return replace(
         found,
         on_gpus=autocast_of(module, found, "cuda"),
@@ -215,8 +215,8 @@ def check(module: nn.Module) -> Mapping[str, tuple[int, ...] | None]:
     if hasattr(own_class(module).forward, "_torchdynamo_orig_callable"):
         raise NotPlainError("torch.compile compiled its forward by itself")
     arguments = arguments_of(module)
-    if len(arguments) != 1:
-        raise NotPlainError(f"its forward takes {len(arguments)} arguments, expected 1")
+    if len(arguments) not in (1, 2):
+        raise NotPlainError(f"its forward takes {len(arguments)} arguments, expected 1 or 2")
     if any(map(is_lazy, module.parameters())):
         raise NotPlainError("its parameters are not initialized yet")
     with torch.no_grad():
@@ -246,12 +246,12 @@ def _best(module: nn.Module, candidates: Sequence[Form]) -> Form:
     output = sample.output()
     read = notes_of(module).read
     candidates = [c for c in candidates if c.eps_name is None or c.eps_name in read]
-    rows = sample.rows[:ZEROS].double()
+    given = [rows[:ZEROS].double() for rows in (sample.rows, sample.gates) if rows is not None]
     got = as_rows(output, candidates[0])[:ZEROS].double()
 
     def distance(form: Form) -> float:
         """Relative to the largest element of each row; that of zeros is only checked."""
-        apart = (got - reference(sample.module, form, rows)).abs().flatten(1).amax(1)
+        apart = (got - reference(sample.module, form, *given)).abs().flatten(1).amax(1)
         size = got.abs().flatten(1).amax(1).clamp(min=1e-300)
         return float(torch.nan_to_num(apart / size, nan=np.inf).max())
 

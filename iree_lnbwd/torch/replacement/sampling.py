@@ -18,6 +18,9 @@ _MEANS = (0.0, 1.0, -0.5, 0.0, 1e-3, 0.0, 0.0, 0.25, -8.0, 4.0, 0.0, 0.0)
 ZEROS = len(_SCALES) - 1  # the row that is zero
 _OUTLIER = 10  # the row that has one
 _FAR = 1000.0  # an outlier, in units of its row
+# Of the gates: each makes silu nearly linear, as it is, or nearly nothing.
+_GATE_SCALES = (1.0, 2.0, 8.0, 1e-3, 1.0, 4.0, 0.1, 1.0, 1.0, 16.0, 3.0, 0.0)
+_MOST_OF_A_GATE = 60.0  # beyond, the exponential is infinite in f32 in some formulas of silu
 # As images, volumes and sequences have, in the order that they are tried in.
 _LEADING: tuple[tuple[int, ...], ...] = ((2, 3, 2), (2, 3, 2, 1), (4, 3))
 _WEIGHTS = (-3.0, 300.0, 0.0)  # the first ones of a sample
@@ -30,8 +33,11 @@ class Sample:
 
     Attributes:
         rows: [rows, *normalized_shape].
+        gates: As ``rows``; None if the form has no gate.
         module: A copy, with random parameters.
     """
+
+    gates: Tensor | None = None
 
     def __init__(
         self,
@@ -39,6 +45,7 @@ class Sample:
         form: Form,
         dtype: torch.dtype,
         weight_dtype: torch.dtype | None = None,
+        gate_dtype: torch.dtype | None = None,
         scales: Sequence[float] = (),
     ) -> None:
         self._generator = torch.Generator().manual_seed(0)
@@ -53,6 +60,9 @@ class Sample:
             rows = rows * self._column(_SCALES) + self._column(_MEANS)
             rows[_OUTLIER].view(-1)[-1] *= _FAR
             self.rows = rows.to(dtype)
+        if form.gate is not None:
+            gates = self.random(*rows.shape) * self._column(_GATE_SCALES)
+            self.gates = gates.clamp(-_MOST_OF_A_GATE, _MOST_OF_A_GATE).to(gate_dtype or dtype)
 
     def _column(self, values: Sequence[float]) -> Tensor:
         ones = (1 for _ in self._form.normalized_shape)
@@ -75,16 +85,21 @@ class Sample:
         """Normal numbers in f32."""
         return torch.randn(shape, generator=self._generator, dtype=torch.float32)
 
-    def input(self, leading: Sequence[int] | None = None, *, turned: bool = False) -> Tensor:
-        """The rows as the module takes them, with dimensions other than the normalized ones.
+    def inputs(
+        self, leading: Sequence[int] | None = None, *, turned: bool = False
+    ) -> tuple[Tensor, ...]:
+        """The rows, and the gates, as the module takes them: with other dimensions, too.
 
         Args:
             leading: These dimensions; None means those that the module is sure to take.
             turned: Whether they lie in another order in memory: those of images channels last.
         """
-        dims = self._form.normalized_shape
         leading = _leading(self._form) if leading is None else leading
-        x = self.rows.reshape(*leading, *dims) if leading else self.rows[0]
+        given = (self.rows,) if self.gates is None else (self.rows, self.gates)
+        return tuple(self._arranged(each, leading, turned) for each in given)
+
+    def _arranged(self, rows: Tensor, leading: Sequence[int], turned: bool) -> Tensor:
+        x = rows.reshape(*leading, *self._form.normalized_shape) if leading else rows[0]
         if self._form.channels_first and leading:
             x = x.movedim(-1, 1)
             return x.clone() if turned else x.contiguous()
@@ -97,19 +112,19 @@ class Sample:
         turned: bool = False,
         training: bool = True,
     ) -> Tensor:
-        """Of the module, without its hooks, for an `input`."""
+        """Of the module, without its hooks, for `inputs`."""
         with torch.no_grad():
-            return run(self.module.train(training), self.input(leading, turned=turned))
+            return run(self.module.train(training), *self.inputs(leading, turned=turned))
 
 
-def run(module: nn.Module, input: Tensor) -> Tensor:
+def run(module: nn.Module, input: Tensor, *gate: Tensor) -> Tensor:
     """What a module's forward returns.
 
     Raises:
         NotPlainError: It raised an error, or returned something else than a tensor of that shape.
     """
     forward = module.forward
-    read = (input, *vectors_of(module).values())
+    read = (input, *gate, *vectors_of(module).values())
     versions = [tensor._version for tensor in read]
     try:
         with (
@@ -118,7 +133,7 @@ def run(module: nn.Module, input: Tensor) -> Tensor:
             notes_of(module).taken(),
         ):
             warnings.simplefilter("ignore")  # of types that are slow together
-            output = forward(input)
+            output = forward(input, *gate)
     except Exception as error:  # code that is not ours
         # torch.compile puts another error around ours, or adds lines to it.
         notes = (e for e in (error, error.__context__) if isinstance(e, NotPlainError))

@@ -10,30 +10,29 @@ from torch import Tensor, nn
 from iree_lnbwd.torch.replacement import effects
 from iree_lnbwd.torch.replacement.candidates import candidates_of, layouts_of
 from iree_lnbwd.torch.replacement.classes import stand_in
-from iree_lnbwd.torch.replacement.form import Form
+from iree_lnbwd.torch.replacement.form import Form, Types
 from iree_lnbwd.torch.replacement.sampling import input_shape, run, vectors_of
 from iree_lnbwd.torch.replacement.watched import NotPlainError
 
 
 def check_effects(module: nn.Module, form: Form) -> None:
     """Expects a forward and a backward without effects, before either runs on values."""
+    types = (torch.float32, torch.float32, torch.float32)
     for training in (True, False):
-        traced(module, form, torch.float32, torch.float32, training=training)
+        traced(module, form, types, training=training)
 
 
-def traced(
-    module: nn.Module, form: Form, dtype: torch.dtype, other: torch.dtype, *, training: bool = True
-) -> effects.Trace:
+def traced(module: nn.Module, form: Form, types: Types, *, training: bool = True) -> effects.Trace:
     """What a module calls for such element types, forward and backward."""
     with effects.observed() as mode:
-        made = empty_vectors(module, other, "cpu")
+        made = empty_vectors(module, types[1], "cpu")
         sample = stand_in(module, type(module), made).train(training)
-        x = torch.empty(input_shape(form), dtype=dtype).requires_grad_()
+        inputs = [each.requires_grad_() for each in empty_inputs(form, types, "cpu")]
         mode.begin()
-        output = run(sample, x)
+        output = run(sample, *inputs)
         trace = mode.trace
         if output.requires_grad:
-            asked = [x, *(p for p in sample.parameters() if p.requires_grad)]
+            asked = [*inputs, *(p for p in sample.parameters() if p.requires_grad)]
             try:
                 torch.autograd.grad(output.sum(), asked, allow_unused=True)
             except NotPlainError as error:
@@ -48,12 +47,18 @@ def calls_pytorchs(module: nn.Module) -> bool:
     for form in layouts_of(next(candidates_of(module))):
         with contextlib.suppress(NotPlainError), effects.observed() as mode:
             sample = stand_in(module, type(module), empty_vectors(module, None, "cuda"))
-            x = torch.empty(input_shape(form), device="cuda")
+            inputs = empty_inputs(form, (None, None, None), "cuda")
             mode.begin()
             with torch.no_grad():
-                run(sample, x)
+                run(sample, *inputs)
             return mode.trace.calls_pytorchs
     return False
+
+
+def empty_inputs(form: Form, types: Types, device: str) -> tuple[Tensor, ...]:
+    """An input, and a gate if there is one, without values."""
+    of_each = (types[0],) if form.gate is None else (types[0], types[2])
+    return tuple(torch.empty(input_shape(form), dtype=t, device=device) for t in of_each)
 
 
 def empty_vectors(
