@@ -52,6 +52,7 @@ _JUDGE = (
     "test_judge_family::test_the_sum_is_rounded_to_the_type_of_sums_first",
     "test_judge_family::test_blocks_of_rows_change_nothing",
     "test_judge_family::test_inf_and_nan_stay_in_their_rows",
+    "test_judge_family::test_no_rows",
     "test_judge_family::test_each_partial_sum_is_rounded",
     "test_judge_family::test_sums_that_are_not_finite_are_those_of_additions",
 )

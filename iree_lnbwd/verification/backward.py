@@ -25,8 +25,7 @@ def gradients(call: BoundCall) -> dict[str, Judged]:
     summed = call.rows if call.sets is None else call.sets.most_rows(call.rows)
     arithmetic = Arithmetic.of(call.spec, summed)
     u, step, column_u = arithmetic.u, arithmetic.step, arithmetic.column_u
-    dx, dx_off = np.empty((2, call.rows, columns))
-    dz, dz_off = np.empty((2, *(dx.shape if call.spec.gate is not None else (0, 0))))
+    dx, dx_off, dz, dz_off = np.empty((4, call.rows, columns))
     dgamma, dgamma_off, dbeta, dbeta_off = (CallSums(call, columns) for _ in range(4))
     for block in blocks(call.rows, columns):
         gamma = Gamma.of(call, block, arithmetic)
