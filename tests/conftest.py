@@ -76,18 +76,18 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)  # of what -k leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draws the cases of the tests with the marker drawn: an eighth of each, and at least two."""
+    """Draws cases with the marker drawn: of those of each file an eighth, and at least two."""
     again = getattr(config.option, "lf", False)  # absent without pytest's cache
     if config.option.every_case or again:
         return
     rng = random.Random(config.option.case_seed)
-    tests: dict[tuple[str, bool], list[pytest.Item]] = {}
+    files: dict[tuple[Path, bool], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("drawn"):
             for_gpus = item.get_closest_marker("gpu") is not None  # they may all be skipped
-            tests.setdefault((item.nodeid.partition("[")[0], for_gpus), []).append(item)
+            files.setdefault((item.path, for_gpus), []).append(item)
     left_out: set[pytest.Item] = set()
-    for cases in tests.values():
+    for cases in files.values():
         left_out.update(rng.sample(cases, max(0, min(len(cases) * 7 // 8, len(cases) - 2))))
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

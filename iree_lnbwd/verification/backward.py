@@ -14,7 +14,7 @@ from iree_lnbwd.verification.sums import CallSums
 
 
 def gradients(call: BoundCall) -> dict[str, Judged]:
-    """The gradients that a call asks for, by ATen's name, as [M, N], [N] or [G, N].
+    """The gradients that a call asks for, by ATen's name, as [M, N], [1, N] or [G, N].
 
     The tolerance covers both orders of dx's products: ``rstd`` last, and on GPUs ``rstd`` first,
     where ``rstd / N`` may itself be subnormal. It covers ``grad_residual`` added to the rest, and

@@ -54,6 +54,5 @@ class CallSums:
 
     @property
     def total(self) -> F64:
-        """The sums over all blocks: [N], or [G, N]."""
-        totals = [sums.total for sums in self._sums]
-        return totals[0] if self._set_of_rows is None else np.stack(totals)
+        """The sums over all blocks: [1, N], or [G, N]."""
+        return np.stack([sums.total for sums in self._sums])

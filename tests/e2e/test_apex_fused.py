@@ -22,6 +22,7 @@ BATCHES = (16, 512)
 EPS = 1e-5  # of apex's modules
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("op", "dtype", "weight_dtype"),
     [

@@ -76,6 +76,7 @@ def emulated(spec: NormSpec, vmfb: bytes, rows: int, wrong: str = "") -> list[np
     ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", SPECS)
 def test_an_argument_that_does_not_fit_is_named(name: str) -> None:
     spec = SPECS[name]
@@ -100,6 +101,7 @@ def test_an_argument_that_does_not_fit_is_named(name: str) -> None:
                 call(*(good | {wrong: bad}).values())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_an_argument_that_does_not_fit_is_named_on_a_gpu(target: str) -> None:
     vmfb, _ = built(BACKWARD, find_target(target))

@@ -62,6 +62,7 @@ def facts(said: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
 
+@pytest.mark.drawn
 def test_ours_alone_where_pytorch_cannot_be_imported(tmp_path: Path) -> None:
     words = ("--normalized-shape=40,4x10", "--rows=3", "--dtype=bf16", "--residual")
     ended = run(*words, **without_torch(tmp_path))

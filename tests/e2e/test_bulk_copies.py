@@ -128,6 +128,7 @@ def test_results_are_right(spec: NormSpec, how: OnePass) -> None:
     assert_right_in_emulation(vmfb, spec, 1, 13, adversarial=5)
 
 
+@pytest.mark.drawn
 def test_what_is_chosen_for_wide_odd_rows() -> None:
     """As many clusters as run at once, or a few less: each one's rows begin at the same place."""
     spec = NormSpec((70001,), "bf16", op=LAYER)
@@ -140,6 +141,7 @@ def test_what_is_chosen_for_wide_odd_rows() -> None:
     assert_right_in_emulation(vmfb, spec, 2, adversarial=7)
 
 
+@pytest.mark.drawn
 def test_no_access_ends_behind_a_residual() -> None:
     """A row's last chunk has 3 of 4 columns, always in the last lane: LLVM would read all 4."""
     spec = NormSpec((255,), "f32", op=LAYER, residual_dtype="f32")

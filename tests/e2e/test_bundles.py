@@ -81,6 +81,7 @@ def main(*words: str | Path) -> int:
 # --- calls -----------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 def test_calls_are_answered_by_the_members(made: Path, no_cache: Path) -> None:
     norms, given = lnbwd.Bundle(made), arguments()
     assert_backward_right(norms.layer_norm_backward(**given), given)
@@ -202,6 +203,7 @@ def test_what_is_missing_is_added_by_the_command_that_the_error_has(copy: Path) 
 # --- making ----------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 def test_an_interruption_loses_nothing_that_was_compiled(
     made: Path, no_cache: Path, tmp_path: Path
 ) -> None:

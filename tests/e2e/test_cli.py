@@ -171,6 +171,7 @@ def test_compile_defaults_to_this_cpu_this_folder_and_f32(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("options", "spec"),
     [
@@ -235,6 +236,7 @@ def test_printed_command_and_ir_make_the_same_module(
     assert (tmp_path / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("target", "most_lines"), [("sm_90", 900), ("gfx942", 600), ("generic", 300)]
 )
@@ -432,6 +434,7 @@ def write_cases(path: Path, cases: dict[str, Arguments]) -> None:
     )
 
 
+@pytest.mark.drawn
 def test_verify_on_tensors_of_ones_own(tmp_path: Path) -> None:
     rng = random_generator()
     specs = {
@@ -885,6 +888,7 @@ def test_run_interrupted_while_a_pipe_is_full(module: Path, tmp_path: Path) -> N
 # --- inspect ---------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("manifest", ["manifest", "no manifest"])
 def test_inspect(manifest: str, tmp_path: Path) -> None:
     spec = NormSpec((1000,), "bf16", weight_dtype="f32")
@@ -1036,6 +1040,7 @@ def test_a_closed_standard_output(words: list[str], module: Path, tmp_path: Path
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("to", ["2>&-", "2>/dev/full", "<&- 2>&-"])
 def test_standard_error_that_takes_nothing(to: str, module: Path, tmp_path: Path) -> None:
     """The exit status is the same, and nothing that was for it goes elsewhere."""

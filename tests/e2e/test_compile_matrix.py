@@ -138,6 +138,7 @@ FETCHES = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("how", "copies"), FETCHES.values(), ids=FETCHES)
 def test_what_a_schedule_does_without_is_not_in_the_code(how: OnePass, copies: int) -> None:
     vmfb, _ = compiler.build(NormSpec((256,), "bf16"), find_target("sm_90"), schedule=how)

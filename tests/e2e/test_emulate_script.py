@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from iree_lnbwd import NormSpec, compile
 from iree_lnbwd.ops import npz
@@ -27,6 +28,7 @@ def _run(*arguments: object, package_in: Path | None = None) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.drawn
 def test_evidence(tmp_path: Path) -> None:
     output = tmp_path / "evidence.csv"
     run = _run(
@@ -50,6 +52,7 @@ def test_evidence(tmp_path: Path) -> None:
     assert module.fingerprint == fingerprint.of(vmfb, source="it")
 
 
+@pytest.mark.drawn
 def test_comparison(tmp_path: Path) -> None:
     made = compile(NormSpec((64,), "bf16"), "sm_90", tmp_path / "modules")
     vmfb, _ = artifact.read(made.path)
@@ -76,6 +79,7 @@ def test_comparison(tmp_path: Path) -> None:
     assert "grad_weight of 5 rows: 1 of 64 elements differ, by 1 steps at most" in run.stdout
 
 
+@pytest.mark.drawn
 def test_stale_evidence(tmp_path: Path) -> None:
     """Of the checkout none is; that of other code is named."""
     package = tmp_path / "iree_lnbwd"

@@ -199,6 +199,7 @@ BROKEN_FEW: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("what", BROKEN_FEW)
 def test_broken_code_for_few_rows_is_caught(what: str, target: str) -> None:

@@ -84,6 +84,7 @@ def _damaged(executable: bytes, target: str, rng: np.random.Generator) -> bytes:
     return executable[:begin] + bytes(code) + executable[end:]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 def test_code_that_is_damaged(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes of it is an error of ours, in one line; or nothing, where it is not run."""

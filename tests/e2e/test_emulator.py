@@ -61,6 +61,7 @@ def test_small_odd_and_wide(columns: int, dtype: str) -> None:
     _check(NormSpec((columns,), dtype), "sm_90", 3)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
 @pytest.mark.parametrize(
     "how",

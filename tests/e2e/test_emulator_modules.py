@@ -52,6 +52,7 @@ func.func @f(%b: tensor<?x9xf32>, %a: tensor<9xf32>, %c: tensor<?xi32>)
 }"""
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 def test_several_results(target: str) -> None:
     """Also of nothing: what has no elements is given, and comes back."""
@@ -203,6 +204,7 @@ func.func @f(%a: tensor<128xi32>) -> (tensor<128xi32>, tensor<128xi32>, tensor<1
 }"""
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 def test_counts_of_bits(target: str) -> None:
     module = load(COUNTS, target)
@@ -269,6 +271,7 @@ func.func @f(%a: tensor<128x512xf32>) -> tensor<128x512xf32> {
 }"""
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 def test_scratch(target: str) -> None:
     module = load(TURNED, target)

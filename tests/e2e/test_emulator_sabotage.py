@@ -84,20 +84,24 @@ class TestSabotage:
         for verdict in _verdicts(form, r"^\tbar\.sync.*$", lambda _: ""):
             assert "race in shared memory" in verdict
 
+    @pytest.mark.drawn
     def test_shuffles_of_the_wrong_distance(self, form: str) -> None:
         pattern = r"^(\tshfl\.sync\.bfly\.b32 .*, )(\d+)(, 31, -1;)$"
         for verdict in _verdicts(form, pattern, lambda m: f"{m[1]}{int(m[2]) // 2 or 16}{m[3]}"):
             assert verdict == "missed"
 
+    @pytest.mark.drawn
     def test_shuffles_of_the_wrong_mask(self, form: str) -> None:
         pattern = r"^(\tshfl\.sync\.bfly\.b32 .*, 31, )-1;$"
         for verdict in _verdicts(form, pattern, lambda m: f"{m[1]}65535;"):
             assert "does not name the thread itself" in verdict
 
+    @pytest.mark.drawn
     def test_dropped_stores_to_shared_memory(self, form: str) -> None:
         for verdict in _verdicts(form, r"^\tst\.shared.*$", lambda _: ""):
             assert verdict == "missed" or "shared memory" in verdict
 
+    @pytest.mark.drawn
     def test_dropped_stores_to_global_memory(self, form: str) -> None:
         # Of values, that is: no launch takes the stores of zeros, which only keep the compiler from
         # assuming that what it reads is constant.

@@ -810,6 +810,7 @@ def test_damaged_entry_is_compiled_again(damage: str, empty_cache: Path) -> None
     assert {path: path.read_bytes() for path in (vmfb, manifest)} == whole
 
 
+@pytest.mark.drawn
 def test_different_specs_and_targets_have_different_entries(empty_cache: Path) -> None:
     for spec in (SPEC, NormSpec((9,))):
         for name in ("generic", "host"):
@@ -904,6 +905,7 @@ def python_with(packages: Path, script: str, **env: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.drawn
 def test_everything_but_compiling_works_without_the_compiler(
     runtime_only: Path, generic: Artifact, tmp_path: Path
 ) -> None:
@@ -932,6 +934,7 @@ def test_everything_but_compiling_works_without_the_compiler(
         assert missing.stderr.count("\n") == 1
 
 
+@pytest.mark.drawn
 def test_a_bundle_of_the_family_is_verified_without_the_compiler(
     runtime_only: Path, tmp_path: Path
 ) -> None:
@@ -953,6 +956,7 @@ def test_a_bundle_of_the_family_is_verified_without_the_compiler(
     assert re.search(rf"passed: (\d+) of \1 results .* {len(cases)} cases", verified.stdout)
 
 
+@pytest.mark.drawn
 def test_modules_put_into_the_cache_need_no_compiler(runtime_only: Path, tmp_path: Path) -> None:
     """What `compile` writes into the folder itself is found by the function, where it fits."""
     call = "print(lnbwd.layer_norm_backward(x, x, 8, mean, rstd).grad_bias.tolist())\n"

@@ -206,6 +206,7 @@ def ran(spec: NormSpec, target: str | None, arrays: Mapping[str, Any]) -> Any:
     return op.run(call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("op", OPS)
 def test_rows_have_the_same_bits_whatever_else_is_in_the_call(op: str) -> None:
     """Results of a row depend on that row alone."""
@@ -224,6 +225,7 @@ def test_rows_have_the_same_bits_whatever_else_is_in_the_call(op: str) -> None:
                 assert getattr(one, name).tobytes() == getattr(many, name)[row].tobytes()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("op", FORWARDS)
 def test_few_rows_have_the_bits_of_many_on_gpus(op: str, target: str) -> None:
@@ -241,6 +243,7 @@ def test_few_rows_have_the_bits_of_many_on_gpus(op: str, target: str) -> None:
             assert result.tobytes() == getattr(many, name)[:3].tobytes()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("op", OPS)
 def test_a_module_takes_the_functions_arguments(op: str, tmp_path: Path) -> None:
     """Also into storage of the caller's, and from the command line."""
@@ -345,6 +348,7 @@ def test_bad_arguments_are_named(
         getattr(lnbwd, op)(**(arguments_of(call) | wrong))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "op", [op for op in OPS.values() if op.is_backward], ids=lambda op: op.name
 )

@@ -125,6 +125,7 @@ def test_options(spec: NormSpec, target: str) -> None:
         check(spec, target, rows, MOST)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [5, MOST + 1])
 def test_fixed_rows_take_one_form(rows: int, target: str) -> None:
@@ -153,6 +154,7 @@ def test_other_tiles(few: FewRows, target: str) -> None:
         assert [launch.kernel for launch in op.launches] == ["few_rows"]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["bf16", "f64"])
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942"])
 def test_parts_as_many_as_a_row_of_the_text_has_threads(target: str, dtype: str) -> None:
@@ -167,6 +169,7 @@ def test_parts_as_many_as_a_row_of_the_text_has_threads(target: str, dtype: str)
         assert_matches_reference(op.run(arguments.call()), arguments)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "target", [t for t in targets() if t.backend != "cpu"], ids=lambda target: target.name
 )

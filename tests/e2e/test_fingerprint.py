@@ -39,6 +39,7 @@ def module(text: str, target: str) -> bytes:
     return built(text, target)
 
 
+@pytest.mark.drawn
 def test_comments_leave_it_as_it_is(text: str, target: str, module: bytes) -> None:
     commented = "// One more line.\n" + re.sub(
         r"^( *)(%\w+ = arith\.mulf)", r"\1// Two more lines,\n\n\1\2", text, flags=re.MULTILINE
@@ -49,6 +50,7 @@ def test_comments_leave_it_as_it_is(text: str, target: str, module: bytes) -> No
     assert fingerprint.of(other, source="it") == fingerprint.of(module, source="it")
 
 
+@pytest.mark.drawn
 def test_checks_of_arguments_and_names_leave_it_as_it_is(
     text: str, target: str, module: bytes
 ) -> None:

@@ -39,6 +39,7 @@ def arguments(op: str, columns: int = 8) -> dict[str, Any]:
 # --- right results ---------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 @every_op
 def test_it_is_the_derivative_of_its_forward(op: str) -> None:
     """By finite differences of the forward, with a weight offset of 1."""
@@ -62,6 +63,7 @@ def test_it_is_the_derivative_of_its_forward(op: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.drawn
 @every_op
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_zero_weights_leave_all_gradients_finite(op: str, dtype: str) -> None:
@@ -106,6 +108,7 @@ def test_a_module_takes_the_functions_arguments(op: str, tmp_path: Path) -> None
         assert array.tobytes() == getattr(results, name).tobytes()
 
 
+@pytest.mark.drawn
 @every_op
 def test_files_and_random_rows_are_verified(
     op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -135,6 +138,7 @@ def test_modules_for_gpus_are_right(op: str, target: str, columns: int, rows: in
         assert_right(emulated.run(call), call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("value", [LEAST_WEIGHT / 3, np.inf])
 @every_op
 def test_a_row_that_is_read_twice_is_divided_once(op: str, value: float) -> None:
@@ -218,6 +222,7 @@ def test_a_mean_or_another_bias_is_named() -> None:
         lnbwd.layer_norm_backward(**(good | {"bias": np.zeros(7, np.float32)}))
 
 
+@pytest.mark.drawn
 @every_op
 def test_modules_name_what_they_do_not_take(op: str, tmp_path: Path) -> None:
     columns = 24

@@ -64,6 +64,7 @@ OFTEN = {
 }
 
 
+@pytest.mark.drawn
 def test_every_public_argument_is_tried_good_and_bad() -> None:
     """A new argument that no case draws fails here."""
     kinds = fuzz_cases.KINDS["cpu"]
@@ -163,6 +164,7 @@ class Forgetful(WeakValueDictionary[Any, Any]):
         super().__setitem__(self._without(key), value)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("left_out", ["eps", "weight_offset", "output_mask"])
 def test_an_option_that_is_left_out_of_a_kind_of_call_is_found(
     left_out: str, monkeypatch: pytest.MonkeyPatch

@@ -169,6 +169,7 @@ def test_two_passes_are_right_in_both_orders(target: str, columns: int, dtype: s
         assert_right_in_emulation(built(spec, gpu, how)[0], spec, 5, adversarial=12)
 
 
+@pytest.mark.drawn
 @both_orders
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_sigmoid_of_any_size(dtype: Any, gate_first: bool) -> None:
@@ -191,6 +192,7 @@ def test_a_sigmoid_of_any_size(dtype: Any, gate_first: bool) -> None:
     assert np.isfinite(output[0, 3])
 
 
+@pytest.mark.drawn
 @both_orders
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_gradients_are_finite_differences(norm: str, gate_first: bool) -> None:
@@ -213,6 +215,7 @@ def test_gradients_are_finite_differences(norm: str, gate_first: bool) -> None:
         np.testing.assert_allclose(getattr(grads, f"grad_{name}"), expected, 1e-5, 1e-7)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_a_gate_first_is_the_norm_of_a_product(norm: str) -> None:
     """In f64, as the product is rounded; and after, the product of the norm."""
@@ -318,6 +321,7 @@ def test_a_spec_says_its_gate_by_one_field() -> None:
         assert call.spec == spec
 
 
+@pytest.mark.drawn
 @both_orders
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_a_gate_goes_with_sets_of_weights_and_another_type_of_output(

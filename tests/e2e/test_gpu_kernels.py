@@ -81,6 +81,7 @@ def test_two_passes_for_any_mask(mask: tuple[bool, bool, bool], target: str) -> 
     assert "columns" in kernels(op)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_spans_that_rows_do_not_fill(target: str) -> None:
     spec = NormSpec((96,))
@@ -91,6 +92,7 @@ def test_spans_that_rows_do_not_fill(target: str) -> None:
         assert_matches_reference(op.run(arguments.call()), arguments)
 
 
+@pytest.mark.drawn
 def test_two_passes_over_many_equal_rows() -> None:
     """One walker adds them all: from the first to the last it would be off by their number."""
     rng, rows = random_generator(), 2000

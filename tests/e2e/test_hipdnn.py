@@ -254,6 +254,7 @@ def test_rmsnorm(name: str) -> None:
     assert_golden("rmsnorm", given, golden)
 
 
+@pytest.mark.drawn
 def test_rmsnorm_with_a_bias() -> None:
     """Its optional input: added after the scale, of any type and any order in memory."""
     scale, bias = 2 * ones(1, 4, 1, 1), np.arange(4.0).reshape(1, 4, 1, 1)
@@ -324,6 +325,7 @@ RMS_BACKWARDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", RMS_BACKWARDS)
 def test_rmsnorm_backward(name: str) -> None:
     given, golden = RMS_BACKWARDS[name]

@@ -26,6 +26,7 @@ def lines_by_length(output: str) -> dict[str, list[str]]:
     return {w[0]: w[1:] for w in words if w and re.fullmatch(r"\d+x\d+", w[0])}
 
 
+@pytest.mark.drawn
 def test_driver_line_verifies_and_times_every_length_of_composable_kernel() -> None:
     done = layernorm2d_bwd("1", "2", "1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -114,6 +115,7 @@ def test_a_wrong_answer_fails(tmp_path: Path) -> None:
     assert lines_by_length(done.stdout)["64x33"][-1] == "FAILED"
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -23,6 +23,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 EPS = 1e-6
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("shape", "dtype", "offset"),
     [

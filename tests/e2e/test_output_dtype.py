@@ -76,6 +76,7 @@ def test_any_number_of_rows_and_every_width(op: str, dtype: str, output: str, co
         assert found.output.dtype == DTYPES[output].numpy
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("residual", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("op", FORWARDS)
 def test_the_output_is_that_of_f32_rounded_once_and_all_else_stays(op: str, residual: str) -> None:

@@ -158,6 +158,7 @@ def test_links_lead_somewhere_outside_of_the_repository(unpacked: Path) -> None:
         assert not path or (REPOSITORY / path).exists(), link
 
 
+@pytest.mark.drawn
 def test_compiles_what_the_checkout_does(unpacked: Path, tmp_path: Path) -> None:
     here = lnbwd.compile(NormSpec((8,)), "generic", tmp_path / "here")
     script = (

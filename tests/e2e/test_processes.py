@@ -102,6 +102,7 @@ workers = [threading.Thread(target=work) for _ in range(3)]
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("how", ["uses the op", "loads another", "ends"])
 def test_a_child_of_fork_while_other_threads_are_in_calls(how: str) -> None:
     """They hold locks that nobody gives back in the child."""

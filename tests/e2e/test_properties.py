@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
@@ -100,6 +101,7 @@ def eighths(arguments: Arguments, seed: int) -> Array:
     return (numerators / 8).astype(arguments.grad_output.dtype)
 
 
+@pytest.mark.drawn
 @settings(fresh, max_examples=200)
 @given(arguments_of(some_specs), seeds, st.integers(-3, 3))
 def test_scaling_grad_output_by_a_power_of_two_scales_the_gradients_exactly(
@@ -164,6 +166,7 @@ eps_free_specs = st.sampled_from(
 )
 
 
+@pytest.mark.drawn
 @settings(fresh, max_examples=200)
 @given(arguments_of(eps_free_specs))
 def test_grad_input_is_orthogonal_to_ones_and_to_xhat(arguments: Arguments) -> None:

@@ -88,6 +88,7 @@ def test_opinfo_samples_with_statistics_recomputed(
     assert_matches_reference(arguments.backward(), arguments)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("recompute", [False, True], ids=["given", "recomputed"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_eps_below_minus_the_variance_gives_nan(dtype: str, recompute: bool) -> None:

@@ -46,6 +46,7 @@ def test_rmsnorm_forward_backward(columns: int, dtype: str, weight_dtype: str | 
         trained("rms_norm", columns, given, {"grad_output": dy}, eps=EPS)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "dtype", "bias_dtype", "past"),
     [(192, "bf16", "f32", False), (1128, "f32", "f32", True), (32768, "f16", "f16", False)],
@@ -62,6 +63,7 @@ def test_rmsnorm_with_bias(columns: int, dtype: str, bias_dtype: str, past: bool
         assert grads.grad_bias.dtype == bias.dtype
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "dtype", "weight_dtype"), [(1024, "bf16", "f32"), (32768, "f32", "bf16")]
 )
@@ -167,6 +169,7 @@ def test_rmsnorm_input_validation(
         lnbwd.rms_norm(np.ones((32, 1024), np.float16), 1024, weight)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "dtype", "has_bias"),
     [

@@ -70,6 +70,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.suffix or path.name for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.drawn
 def test_each_module_is_compiled_once(tmp_path: Path) -> None:
     cache = tmp_path / "new" / "cache"
     ranks = run(WORK, RANKS, IREE_LNBWD_CACHE=str(cache))
@@ -102,6 +103,7 @@ iree_compile.run = counted
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_that_never_gives_its_lock_back(how: signal.Signals, tmp_path: Path) -> None:
     """A killed process holds none; one that was stopped is not waited for without end."""
@@ -125,6 +127,7 @@ def test_one_that_never_gives_its_lock_back(how: signal.Signals, tmp_path: Path)
     assert files_of(tmp_path / "cache") == [".json", ".json", ".vmfb", ".vmfb"]
 
 
+@pytest.mark.drawn
 @MOUNTS
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -157,6 +160,7 @@ print(json.dumps(ranks.run({script!r}, 3, IREE_LNBWD_CACHE={str(place)!r})))
         assert warnings
 
 
+@pytest.mark.drawn
 def test_without_a_home(tmp_path: Path) -> None:
     for rank in run(WORK, 2, IREE_LNBWD_CACHE="", XDG_CACHE_HOME="", HOME=""):
         assert rank.said == 2

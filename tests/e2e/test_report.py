@@ -33,6 +33,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, folder: Path, *each: tuple[str, ...])
     monkeypatch.setattr(report, "_SECONDS", 5.0)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("words", "status", "how"),
     [

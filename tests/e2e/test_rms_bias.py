@@ -90,6 +90,7 @@ def test_adding_a_bias_adds_it_and_changes_no_other_gradient(columns: int, dtype
     np.testing.assert_allclose(grads.grad_bias.astype(np.float64), summed, rounding, 4 * rounding)
 
 
+@pytest.mark.drawn
 def test_what_is_not_finite_and_what_is_zero_stays_in_its_column() -> None:
     bias = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 1e38, 1.0], np.float32)
     x = np.zeros((2, 8), np.float32)
@@ -140,6 +141,7 @@ def test_what_does_not_fit_is_refused(changed: Any, error: type[Exception], said
         iree_lnbwd.rms_norm_backward(ONES, ONES, 8, **given)
 
 
+@pytest.mark.drawn
 def test_a_module_takes_a_bias_if_it_was_compiled_for_one() -> None:
     for op in (RMS_NORM.name, RMS_NORM_BACKWARD.name):
         for has_bias in (False, True):

@@ -119,6 +119,7 @@ def test_many_equal_rows(mask: tuple[bool, bool, bool]) -> None:
     assert_matches_reference(arguments.backward_by(op_for(spec, "generic")), arguments)
 
 
+@pytest.mark.drawn
 @every_target
 def test_millions_of_equal_rows_of_one_column(target: str) -> None:
     spec = NormSpec((1,), output_mask=(False, True, True))
@@ -182,6 +183,7 @@ def test_rows_that_leave_the_cache(columns: int, dtype: str, target: str) -> Non
     assert_matches_reference(arguments.backward_by(op_for(spec, target)), arguments)
 
 
+@pytest.mark.drawn
 @every_target
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_same_bits_on_any_number_of_threads(dtype: str, target: str) -> None:

@@ -124,6 +124,7 @@ def test_one_row(eps: float | None, dtype: str) -> None:
     np.testing.assert_array_equal(f64(gradients.grad_bias), f64(arguments.grad_output)[0])
 
 
+@pytest.mark.drawn
 @given_or_recomputed
 @every_dtype
 def test_one_column_has_nothing_to_normalize(eps: float | None, dtype: str) -> None:
@@ -269,6 +270,7 @@ def test_trailing_ones_of_statistics_do_not_matter(
     assert_same_bits(replace(bare, rstd=rstd).backward(), bare.backward())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5, 0.5, 100.0])
 def test_eps_of_recomputed_statistics(eps: float) -> None:
     spec = NormSpec((N,), "f64", eps=eps)

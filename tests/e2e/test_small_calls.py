@@ -51,6 +51,7 @@ def misaligned(array: Array) -> Array:
     return there
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("change", [np.asarray, read_only, elsewhere, misaligned])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_of_irees_runtime(

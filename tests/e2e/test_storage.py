@@ -174,6 +174,7 @@ def test_overlapping_storage_is_refused(result: str, other: str, part: str, colu
 EVERY: list[Op] = [*OPS.values(), *FROM_OUTPUT.values()]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("op", EVERY, ids=lambda op: op.name + "_from_output" * op.from_output)
 def test_results_share_memory_with_nothing_that_is_read(op: Op) -> None:
     """Of every norm with a residual: each result, with each array, and with each other result."""

@@ -312,6 +312,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     modules.forget([spec for spec, where in modules.in_use() if where == uri], uri)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_value_of_an_option_has_its_own_results(option: str, driver: EmulatedDriver) -> None:
     """By the functions, whose calls are of a kind: with the statistics recomputed."""

@@ -286,6 +286,7 @@ def oddly_installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)  # hundreds of megabytes
 
 
+@pytest.mark.drawn
 def test_a_compiler_whose_path_a_shell_takes_apart(
     oddly_installed: Path, digests: str, tmp_path: Path
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_compiler_whose_path_a_shell_takes_apart(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.drawn
 def test_variables_that_would_change_the_module(digests: str, tmp_path: Path) -> None:
     variables = {
         "IREE_LLVM_EMBEDDED_LINKER_PATH": "touch owned;",
@@ -394,6 +396,7 @@ def test_a_cache_without_room_costs_a_warning(tmp_path: Path) -> None:
 # --- the process -----------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 def test_in_a_folder_that_is_gone(digests: str, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     shell = f'cd {tmp_path}/gone && rmdir ../gone && exec "$@"'
@@ -402,6 +405,7 @@ def test_in_a_folder_that_is_gone(digests: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.vmfb"))) == 1
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("path", ["PATH=", ""])
 def test_without_an_environment(path: str, digests: str) -> None:
     given = f"{path} PYTHONPATH={shlex.quote(os.environ.get('PYTHONPATH', ''))}"
@@ -426,6 +430,7 @@ threading.Thread(target=wait, daemon=True).start()
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("children", CHILDREN)
 def test_where_we_cannot_wait_for_children(children: str, digests: str) -> None:
     assert succeeded(python(CHILDREN[children] + COMPILE)) == digests

@@ -37,6 +37,7 @@ def run(body: str, *, openmp: str = "", flags: str = "") -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+@pytest.mark.drawn
 @TWO
 @pytest.mark.parametrize(
     ("openmp", "count"),
@@ -114,6 +115,7 @@ def computed() -> tuple[Norm, Arguments]:
     return loaded(spec, HOST), random_arguments(random_generator(), spec, (1400,))
 
 
+@pytest.mark.drawn
 def test_any_number_of_threads_gives_the_same_bits_and_few_are_kept(
     computed: tuple[Norm, Arguments], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from iree_lnbwd import schedules
 from iree_lnbwd.hardware.products import find_product
 from iree_lnbwd.hardware.targets import find_target
@@ -23,6 +25,7 @@ def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.drawn
 def test_modules_for_a_product(tmp_path: Path) -> None:
     done = _run("build", "--product=l40s", "--columns=768", "--sample=1", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -42,6 +45,7 @@ def test_modules_for_a_product(tmp_path: Path) -> None:
         assert how.workgroups % 142 == 0 or how.workgroups % 128 == 0
 
 
+@pytest.mark.drawn
 def test_what_is_chosen_defends_its_place(tmp_path: Path) -> None:
     done = _run("build", "--product=h200", "--columns=1024", "--sample=0", tmp_path)
     assert done.returncode == 0, done.stderr

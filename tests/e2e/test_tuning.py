@@ -107,6 +107,7 @@ Path("made.json").write_text(json.dumps(list(map(schedule_to_dict, made))))
 """
 
 
+@pytest.mark.drawn
 def test_the_next_process_takes_the_winner(
     gpu: EmulatedDriver,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,6 +186,7 @@ def sabotage(victim: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "build", build)
 
 
+@pytest.mark.drawn
 def test_a_wrong_candidate_is_reported_and_not_kept(
     gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_compiler_that_fails_is_an_error(
     assert tuned_folder.kept(_raise) == ()
 
 
+@pytest.mark.drawn
 def test_an_interruption_keeps_what_is_done(
     gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def test_functions_and_calls_of_modules(spec: NormSpec) -> None:
         assert_right(module(**given_of(call), rows_per_set=sets.rows_per_set), call)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("from_output", [False, True])
 @pytest.mark.parametrize("op", ["layer_norm_backward", "rms_norm_backward"])
 def test_every_mask(op: str, from_output: bool) -> None:
@@ -148,6 +149,7 @@ def test_sets_without_rows_have_gradients_of_zero() -> None:
         assert sums[:2].any(axis=1).all()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("columns", [8, 257, 1000])
 def test_bits_of_a_row_do_not_depend_on_its_set(op: str, columns: int) -> None:

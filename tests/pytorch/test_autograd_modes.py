@@ -47,6 +47,7 @@ def by_pytorch(form: Form, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     return (output, total) if form.takes_residual else (output,)
 
 
+@pytest.mark.drawn
 @every_form
 def test_forward_mode(form: Form) -> None:
     tensors = random_tensors(form, (5,), (COLUMNS,))
@@ -60,6 +61,7 @@ def test_forward_mode(form: Form) -> None:
     form(tensors, (COLUMNS,))  # afterwards, all is as it was
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize("strategy", ["forward-mode", "reverse-mode"])
 def test_vectorized_jacobians(form: Form, strategy: str) -> None:
@@ -112,6 +114,7 @@ def test_jagged_tensors(form: Form) -> None:
         assert torch.equal(ours, theirs[name]), name
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore")  # raised inside PyTorch, which cannot hash such tensors
 @every_form
 def test_jagged_tensors_compiled(form: Form) -> None:
@@ -157,6 +160,7 @@ def test_jagged_tensors_that_do_not_fit() -> None:
 
 
 # Of PyTorch's own look at the tensors of a graph.
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.usefixtures("fresh_dynamo")
 @every_form

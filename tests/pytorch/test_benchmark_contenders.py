@@ -14,6 +14,7 @@ from iree_lnbwd.benchmark.cells import Cell
 from iree_lnbwd.ops.operands import OPS
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("has_residual", [False, True])
 @pytest.mark.parametrize("op", OPS)
 def test_ours_and_eager_compute_the_same(op: str, has_residual: bool) -> None:

@@ -106,6 +106,7 @@ def test_coarse_statistics_count_as_they_are() -> None:
     assert_right(LayerNormGrads(*found), exact)
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask: tuple[bool, bool, bool], device: str) -> None:

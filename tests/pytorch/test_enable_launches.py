@@ -155,6 +155,7 @@ def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
     return [tensors.get(argument.name) for argument in spec.family.arguments]
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: spec.name)
 def test_a_known_call_of_atens_is_launched(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +198,7 @@ def operator_of(spec: NormSpec) -> tuple[Norm | Gradients, tuple[Any, ...]]:
     return norm, ([COLUMNS], spec.eps, spec.weight_offset, False, output_dtype)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("spec", OWN_CASES, ids=lambda spec: spec.name)
 def test_a_known_call_of_ours_is_launched(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     call = random_call(spec, ROWS, random_generator())
@@ -224,6 +226,7 @@ def other(spec: NormSpec) -> NormSpec:
     return changed if spec.eps is None else replace(changed, eps=2 * spec.eps)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("spec", OWN_CASES, ids=lambda spec: spec.name)
 def test_a_call_with_other_options_is_of_another_kind(
     spec: NormSpec, monkeypatch: pytest.MonkeyPatch

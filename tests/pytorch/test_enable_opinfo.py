@@ -47,6 +47,7 @@ def of_tuple(found: Any) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.drawn
 @every_sample
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_forward_and_backward(sample: Sample, dtype: str, device: str) -> None:
@@ -66,6 +67,7 @@ def test_forward_and_backward(sample: Sample, dtype: str, device: str) -> None:
     assert_ours(sample, device)
 
 
+@pytest.mark.drawn
 @with_numbers
 def test_derivatives_of_all_orders(sample: Sample, device: str) -> None:
     """Against finite differences, in reverse and forward mode, batched and not."""
@@ -107,6 +109,7 @@ def test_batches_of_samples(sample: Sample, device: str) -> None:
         assert_ours(sample, device)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if s.name in (NATIVE, RMS_NORM)], ids=str)
 def test_opcheck_of_the_operators(sample: Sample, device: str) -> None:
     """PyTorch's own, as their schemas, fake tensors and AOTAutograd see them."""

@@ -46,6 +46,7 @@ def test_a_layer_norm_takes_what_pytorchs_does(eps: float) -> None:
     torch.testing.assert_close(layer_norm(x, COLUMNS, eps=eps), expected, equal_nan=True)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("eps", [1e-50, 1e39, 0.0, -1e-3, None])
 def test_sums_of_f64_hold_more(eps: float | None) -> None:
     x = rows(torch.float64)

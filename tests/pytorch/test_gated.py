@@ -60,6 +60,7 @@ TYPES = {
 }
 
 
+@pytest.mark.drawn
 @both_norms
 @both_orders
 @pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
@@ -82,6 +83,7 @@ def test_values_and_gradients(norm: Any, gate_first: bool, types: Any) -> None:
         assert (gradient.dtype, gradient.shape) == (tensor.dtype, tensor.shape)
 
 
+@pytest.mark.drawn
 @both_norms
 @both_orders
 def test_each_gradient_alone(norm: Any, gate_first: bool) -> None:
@@ -96,6 +98,7 @@ def test_each_gradient_alone(norm: Any, gate_first: bool) -> None:
         torch.testing.assert_close(fixed[place].grad, expected)
 
 
+@pytest.mark.drawn
 @both_norms
 @both_orders
 def test_gradients_of_gradients(norm: Any, gate_first: bool) -> None:
@@ -121,6 +124,7 @@ def test_transforms(norm: Any, gate_first: bool) -> None:
             torch.testing.assert_close(got[i], expected)
 
 
+@pytest.mark.drawn
 @both_orders
 @both_norms
 def test_compiled_as_the_first_call(norm: Any, gate_first: bool) -> None:
@@ -137,6 +141,7 @@ def test_compiled_as_the_first_call(norm: Any, gate_first: bool) -> None:
         torch.testing.assert_close(got, other)
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore")  # raised inside PyTorch, by the imports of its compiler
 @pytest.mark.parametrize("cls", [lnbwd.GatedLayerNorm, lnbwd.GatedRMSNorm])
 def test_compiled_by_inductor_and_exported(cls: Any) -> None:
@@ -151,6 +156,7 @@ def test_compiled_by_inductor_and_exported(cls: Any) -> None:
     torch.testing.assert_close(exported(x, z), expected)
 
 
+@pytest.mark.drawn
 @every_norm
 def test_operators_keep_pytorchs_rules(norm: Norm) -> None:
     x, z, weight, bias = made(*TYPES["f32"], rows=(4,), width=16)

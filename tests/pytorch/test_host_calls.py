@@ -163,6 +163,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.drawn
 def test_500_modules_leave_nothing_behind() -> None:
     """C++ keeps the code of the calls that it knows, and no other."""
     spec = NormSpec((24,), op="rms_norm", eps=1e-6)
@@ -222,6 +223,7 @@ assert call() == first
 """
 
 
+@pytest.mark.drawn
 def test_a_child_of_fork_whose_parent_used_threads() -> None:
     """ATen's own layer norm hangs there."""
     run(
@@ -245,6 +247,7 @@ assert call() == first
     )
 
 
+@pytest.mark.drawn
 def test_a_child_of_fork_where_the_operators_are_loaded_first() -> None:
     """The parent used ATen's threads, and has imported us."""
     script = """
@@ -271,6 +274,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
+@pytest.mark.drawn
 def test_threads_keep_their_rules_of_numbers() -> None:
     """Those of PyTorch's pool, too: what flushes subnormal numbers goes on, and what does not."""
     run(
@@ -291,6 +295,7 @@ for flush in (False, True):
     )
 
 
+@pytest.mark.drawn
 def test_threads_call_at_once() -> None:
     """While the calls are forgotten, which then come to Python again."""
     run(

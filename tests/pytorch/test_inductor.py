@@ -113,6 +113,7 @@ def test_additions_go_into_backwards_and_forwards_to_inductor(
     assert_close(found, eager, wide)
 
 
+@pytest.mark.drawn
 def test_switched_off_it_changes_nothing() -> None:
     ours.use_inductor_pass(False)
     model = model_of(ours.RMSNorm)
@@ -122,6 +123,7 @@ def test_switched_off_it_changes_nothing() -> None:
         ours.use_inductor_pass(1)  # type: ignore[arg-type]
 
 
+@pytest.mark.drawn
 def test_a_widened_gradient_is_taken_as_it_was() -> None:
     norm, linear = ours.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH).bfloat16()
 
@@ -169,6 +171,7 @@ class Other(CustomGraphPass):  # type: ignore[misc]
         return "somebody else's"
 
 
+@pytest.mark.drawn
 def test_another_pass_runs_before_ours_or_is_named() -> None:
     importlib.import_module("torch._inductor.compile_fx")  # the pass is placed with it
     other, model = Other(), model_of(ours.RMSNorm)
@@ -189,6 +192,7 @@ def test_another_pass_runs_before_ours_or_is_named() -> None:
     assert "were in the place of iree-lnbwd's" in str(ours.status().inductor)
 
 
+@pytest.mark.drawn
 def test_a_graph_without_norms_of_ours_stays_as_it_is() -> None:
     model = model_of(nn.LayerNorm)
     assert folded(lambda: gradients(model, torch.compile(model), torch.float32)) == Folded()
@@ -215,6 +219,7 @@ def test_enable_keeps_pytorchs_backwards_whole() -> None:
     assert folded(lambda: gradients(model, torch.compile(model), torch.float32)) == Folded()
 
 
+@pytest.mark.drawn
 def test_other_threads_compile_with_it() -> None:
     model, counts = model_of(ours.RMSNorm), []
 
@@ -228,6 +233,7 @@ def test_other_threads_compile_with_it() -> None:
     assert counts == [Folded(3, 2, 0)]
 
 
+@pytest.mark.drawn
 def test_a_backward_may_be_compiled_in_another_thread() -> None:
     model = model_of(ours.RMSNorm)
     x = torch.randn(3, WIDTH)
@@ -307,6 +313,7 @@ def test_gradients_of_several_uses_are_added_in_the_kernel(
     assert_close(found, eager, wide)
 
 
+@pytest.mark.drawn
 def test_what_inductor_computes_itself_stays_in_its_sums() -> None:
     norm = ours.RMSNorm(WIDTH)
 
@@ -323,6 +330,7 @@ def test_what_inductor_computes_itself_stays_in_its_sums() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("norm", [ours.LayerNorm, ours.RMSNorm])
 def test_backwards_of_narrow_rows_become_inductors(norm: Callable[[int], nn.Module]) -> None:
     model = Attending(norm(64), 64, 2, torch.float64)

@@ -92,6 +92,7 @@ def kept_and_gradients(
         return sorted(kept, key=str), list(torch.autograd.grad(loss, list(model.parameters())))
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 @pytest.mark.parametrize(("autocast", "dynamic"), [(True, None), (False, None), (True, True)])
 def test_narrow_rows_keep_what_the_model_s_own_norms_keep(
@@ -114,6 +115,7 @@ def test_narrow_rows_keep_what_the_model_s_own_norms_keep(
         assert (mine - theirs).abs().max() <= bound
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_another_pass_over_joint_graphs_goes_on() -> None:
     seen: list[object] = []

@@ -50,6 +50,7 @@ def test_gradients(
     assert_right(operands.gradients(output), operands.arguments)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("dtype", "weight_dtype", "bias_dtype"),
     [

@@ -104,6 +104,7 @@ def name_of(change: Change) -> str:
     return change.__name__
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
 @pytest.mark.parametrize("statistics", ["given", "recomputed"])

@@ -73,6 +73,7 @@ def test_gradients(form: Form, dtype: str, without: tuple[str, ...], device: str
     )
 
 
+@pytest.mark.drawn
 @every_form
 def test_gradcheck(form: Form) -> None:
     tensors = random_tensors(form, (3,), (2, 3), "f64")
@@ -116,6 +117,7 @@ def test_bytes_that_a_model_saves(kind: Any, device: str) -> None:
     assert found[0] - found[1] == of_input + of_mean
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpointing(form: Form, reentrant: bool, device: str) -> None:

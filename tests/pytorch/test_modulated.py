@@ -53,6 +53,7 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert off < 8 * torch.finfo(dtype).eps, off
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("rms", [False, True])
 @pytest.mark.parametrize("memory_efficient", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -84,6 +85,7 @@ def test_sums_with_a_residual(rms: bool) -> None:
         assert_close(gradient, of_reference.double(), torch.float32)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("rms", [False, True])
 @pytest.mark.parametrize("has_shift", [False, True])
 @pytest.mark.parametrize("keeps_dimensions", [False, True])
@@ -103,6 +105,7 @@ def test_modulated(rms: bool, has_shift: bool, keeps_dimensions: bool) -> None:
         assert_close(gradient, of_reference.double(), torch.float32)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic: bool) -> None:
     """As the first use of a process, and with other numbers of rows."""
@@ -122,6 +125,7 @@ def test_compiled(dynamic: bool) -> None:
             assert_close(gradient, of_reference.double(), torch.float32)
 
 
+@pytest.mark.drawn
 def test_gradients_are_differentiable() -> None:
     """By PyTorch's formula, as those of one weight."""
     x, weight, bias = leaves(torch.float64, (4, 6), 2)

@@ -63,6 +63,7 @@ CALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.drawn
 def test_without_a_compiler_they_stay_in_python(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     environment = {
@@ -125,6 +126,7 @@ def test_they_are_built_once(built: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("size", [0, 1000, -1])
 def test_a_damaged_library_is_not_loaded(size: int, built: Path, tmp_path: Path) -> None:
     shutil.copytree(built, tmp_path / "cache")

@@ -215,6 +215,7 @@ def test_a_half_backward_does_not_recompute_our_statistics(device: str) -> None:
 # --- norms of sums --------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 @fused_forms
 @pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")])
 def test_a_fused_forward_has_the_bits_of_an_addition_and_a_norm(

@@ -143,6 +143,7 @@ def test_a_bias_that_does_not_fit_is_refused(bias: Tensor, error: Any, said: str
         rms_norm(torch.ones(2, COLUMNS), COLUMNS, bias=bias)
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")
@@ -227,6 +228,7 @@ class BeforeTheWeight(Biased):
         return (x + self.offset) * self.scale
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("cls", [Biased, BiasAlone, OfL2])
 def test_a_class_that_adds_a_bias_is_replaced(cls: type[nn.Module]) -> None:
     own, model = cls(), nn.Sequential(cls())

@@ -99,6 +99,7 @@ def _assert_output_right(form: Form, tensors: Any, outputs: tuple[Tensor, ...], 
     assert_right(NormOutput(*(to_array(found.get(name)) for name in NormOutput._fields)), call)
 
 
+@pytest.mark.drawn
 @every_form
 def test_it_is_the_f32_output_rounded_once(form: Form) -> None:
     tensors = random_tensors(form, (30,), (24,))
@@ -112,6 +113,7 @@ def test_it_is_the_f32_output_rounded_once(form: Form) -> None:
         torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.drawn
 @every_form
 def test_gradients_of_gradients(form: Form) -> None:
     tensors = random_tensors(form, (3,), (4,))
@@ -159,6 +161,7 @@ def test_a_module_has_the_option(cls: Any, output: Any) -> None:
     assert torch.load(buffer, weights_only=False).output_dtype == output
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("cls", MODULES)
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float64])
 def test_autocasts_type_is_that_of_autocast_where_it_is_on(cls: Any, dtype: torch.dtype) -> None:
@@ -215,6 +218,7 @@ class Block(nn.Module):  # type: ignore[misc]
         return x + self.linear(self.norm(x)).float()
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("output_dtype", [BF16, "autocast"])

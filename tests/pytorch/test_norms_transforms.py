@@ -59,6 +59,7 @@ def test_opcheck(norm: Any, device: str) -> None:
         torch.library.opcheck(norm.operator, (*given, [24], EPS, *options))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("gradients", GRADIENTS, ids=lambda one: one.name)
 @pytest.mark.parametrize("options", [True, False], ids=["options", "plain"])
 def test_opcheck_of_a_backward(gradients: Gradients, options: bool, device: str) -> None:
@@ -102,6 +103,7 @@ def test_gradients_of_gradients_are_pytorchs() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.drawn
 @every_form
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_an_input_that_depends_on_the_weight(form: Form, create_graph: bool) -> None:

@@ -201,6 +201,7 @@ def test_plain_norms(cls: type[nn.Module], dtype: torch.dtype) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=bound)
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
 @pytest.mark.parametrize("cls", PLAIN)
 def test_element_types_are_what_they_were(cls: type[nn.Module]) -> None:
@@ -425,6 +426,7 @@ def test_a_model_on_the_meta_device() -> None:
     torch.testing.assert_close(model(x), expected)
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")
 def test_compiled_models_keep_the_operators_whole() -> None:
@@ -452,6 +454,7 @@ def test_compiled_models_keep_the_operators_whole() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.drawn
 def test_many_classes_are_compiled_each_by_itself() -> None:
     """As where graphs break in front of norms; all classes have a limit of their own."""
     torch._dynamo.reset()

@@ -281,6 +281,7 @@ def test_what_takes_one_number_of_dimensions(cls: type[nn.Module]) -> None:
         assert mine == theirs if isinstance(mine, str) else torch.equal(mine, theirs)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("cls", [WithoutWeight, L2, OneWeight, UnreadBuffer])
 def test_the_input_says_how_long_its_rows_are(cls: type[nn.Module]) -> None:
     own = made(cls)

@@ -193,6 +193,7 @@ def outcome(norm: nn.Module, x: Tensor) -> tuple[Any, ...]:
     return output.dtype, output.stride(), output
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("index", range(3))
 def test_element_types_that_ours_do_not_take(index: int) -> None:
     """Results and errors are those of the own class, to the bit."""
@@ -309,6 +310,7 @@ def test_orders_in_memory_of_rows() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "mode",
     [
@@ -408,6 +410,7 @@ def test_parameters_of_no_width(held: int) -> None:
     assert_alike(norm(x), Norm.forward(norm[0], x))
 
 
+@pytest.mark.drawn
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
 def test_norms_that_fsdp1_shards(tmp_path: Path) -> None:
     """Two processes replace the same norms, both ways, and train as they did."""

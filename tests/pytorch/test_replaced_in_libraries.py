@@ -285,6 +285,7 @@ model(x).sum().backward()
 """
 
 
+@pytest.mark.drawn
 def test_saved_for_another_process(tmp_path: Path) -> None:
     """Which has replaced nothing, and has not imported this package."""
     norms = nn.Sequential(nn.LayerNorm(COLUMNS), nn.RMSNorm(COLUMNS, eps=1e-6))

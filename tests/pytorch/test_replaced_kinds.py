@@ -143,6 +143,7 @@ PAIRS: dict[str, tuple[Norm, Norm]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("order", [1, -1])
 def test_each_module_is_what_it_was(name: str, order: int) -> None:
@@ -433,6 +434,7 @@ def with_columns(norm: nn.Module, columns: int) -> nn.Module:
     return norm
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("cls", "compiled"),
     [

@@ -35,6 +35,7 @@ def in_two_processes(script: str, device: str) -> str:
     return run(SCRIPTS / script, "run", f"--device={device}", "--processes=2")
 
 
+@pytest.mark.drawn
 @distributed
 def test_distributed_gradients_equal_those_of_one_process(device: str, can_enable: bool) -> None:
     said = in_two_processes("verify_distributed", device)
@@ -45,6 +46,7 @@ def test_distributed_gradients_equal_those_of_one_process(device: str, can_enabl
             assert said.count(f": {model} {way}: {verdict}") == 2
 
 
+@pytest.mark.drawn
 @distributed
 def test_tensor_parallel_gradients_equal_those_of_one_process(
     device: str, can_enable: bool
@@ -58,6 +60,7 @@ def test_tensor_parallel_gradients_equal_those_of_one_process(
         assert said.count(f": {way}: 31 tensors equal to one process's\n") == 2
 
 
+@pytest.mark.drawn
 @distributed
 def test_norms_of_dtensors_equal_those_of_one_process(device: str, can_enable: bool) -> None:
     """PyTorch's own cases of them."""
@@ -81,6 +84,7 @@ def losses_of(path: Path) -> dict[str, list[float]]:
     return losses
 
 
+@pytest.mark.drawn
 def test_training(tmp_path: Path, device: str, can_enable: bool) -> None:
     path = tmp_path / "out.csv"
     names = ("PyTorch", "iree-lnbwd", "iree-lnbwd enable()")[: 3 if can_enable else 2]
@@ -96,6 +100,7 @@ def test_training(tmp_path: Path, device: str, can_enable: bool) -> None:
         assert of_one[2] < of_one[0]
 
 
+@pytest.mark.drawn
 def test_training_of_a_llama_with_modules_compiled_before(tmp_path: Path) -> None:
     names = ("PyTorch", "iree-lnbwd", "iree-lnbwd fused", "iree-lnbwd memory-efficient")
     what = ("--preset=small-llama", f"--contenders={','.join(names)}")
@@ -152,6 +157,7 @@ def test_training_without_its_baseline_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.drawn
 def test_soak(device: str) -> None:
     said = run(SCRIPTS / "soak", f"--device={device}", "--calls=150", "--rounds=4")
     assert said.splitlines()[-1] == "passed"
@@ -164,6 +170,7 @@ def test_soak_of_enable(device: str, can_enable: bool) -> None:
     assert said.splitlines()[-1] == "passed"
 
 
+@pytest.mark.drawn
 def test_benchmark_of_autograd(tmp_path: Path, device: str) -> None:
     path = tmp_path / "out.csv"
     few = ("--shapes", "8x32", "--calls=2", "--rounds=1")
@@ -178,6 +185,7 @@ def test_benchmark_of_autograd(tmp_path: Path, device: str) -> None:
     assert all(0 < float(row["host_us"]) <= float(row["total_us"]) for row in rows)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("clock", ["perf_counter", "thread_time"])
 def test_benchmark_of_the_cpu(tmp_path: Path, clock: str) -> None:
     path = tmp_path / "out.csv"

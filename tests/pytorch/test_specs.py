@@ -30,6 +30,7 @@ def loaded(columns: int) -> set[NormSpec]:
     return {spec for spec, _ in modules.in_use() if columns in spec.normalized_shape}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_warmup_loads_what_specs_says(dtype: torch.dtype) -> None:
     columns = int(random_generator().integers(20000, 21000))  # which no other test has loaded
@@ -113,6 +114,7 @@ def empty():
 """
 
 
+@pytest.mark.drawn
 def test_a_bundle_of_a_model(tmp_path: Path) -> None:
     """It has what `specs` says of the model with its norms replaced."""
     (tmp_path / "model.py").write_text(MODEL)

@@ -118,6 +118,7 @@ def test_losses_of_a_model(tmp_path: Path) -> None:
     assert image.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.drawn
 def test_a_contender_that_fails_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "timm").mkdir()
     (tmp_path / "timm" / "__init__.py").write_text("raise ImportError('no timm')\n")
@@ -138,6 +139,7 @@ def test_a_contender_that_is_late_is_left_out(tmp_path: Path) -> None:
     assert rows_of(path) == []
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -40,6 +40,7 @@ def bits(gradients: LayerNormGrads) -> LayerNormGrads:
 # --- autograd --------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("has_weight", "bias"), [(True, True), (False, False)])
 def test_opcheck_of_the_forward(has_weight: bool, bias: bool, dtype: str, device: str) -> None:
@@ -51,6 +52,7 @@ def test_opcheck_of_the_forward(has_weight: bool, bias: bool, dtype: str, device
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("given", [True, False], ids=["statistics", "recomputed"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_opcheck_of_the_backward(mask: tuple[bool, bool, bool], given: bool, device: str) -> None:
@@ -64,6 +66,7 @@ def test_opcheck_of_the_backward(mask: tuple[bool, bool, bool], given: bool, dev
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("has_weight", "bias"), [(True, True), (True, False), (False, False)])
 def test_gradcheck(has_weight: bool, bias: bool) -> None:
     spec = NormSpec((2, 3), "f64", has_weight=has_weight)
@@ -210,6 +213,7 @@ def test_compiled_for_any_number_of_rows() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("dtype", ["bf16", "f64"])
 def test_compiled_in_other_types(dtype: str) -> None:

@@ -50,6 +50,7 @@ class Norms(nn.Module):
         return fourth(third(x), residual)  # type: ignore[no-any-return]
 
 
+@pytest.mark.drawn
 def test_warmup_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
     """Whether or not the last sum is used; and nothing is compiled twice."""
     columns = int(random_generator().integers(6000, 7000))  # which no other test has loaded
@@ -142,6 +143,7 @@ def trained(model: nn.Module, columns: int) -> None:
     torch.autograd.backward(model(x).square().sum())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_warmup_where_autograd_is_off(
     mode: Callable[[], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture

@@ -343,6 +343,7 @@ def test_an_absent_device_is_an_error() -> None:
 # --- the command -----------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 def test_the_words_for_a_spec_mean_that_spec() -> None:
     """Of every third spec that is verified, and one of each option."""
     more = (

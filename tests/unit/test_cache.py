@@ -100,6 +100,7 @@ def test_what_is_not_what_would_be_compiled_now_is_compiled_again(
     assert cache.Entry(SPEC, TARGET).kept == built
 
 
+@pytest.mark.drawn
 def test_without_a_compiler_a_module_for_an_older_gpu_is_better_than_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ CASES = (
 )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("spec", "target"), CASES, ids=lambda case: str(case)[:40])
 def test_a_sample(spec: NormSpec, target: str) -> None:
     found, product = find_target(target), standing_for(target)
@@ -58,6 +59,7 @@ def test_the_seed_decides() -> None:
     assert candidates.sample(spec, SM_90, H200, chosen, 1, 0) == (chosen,)
 
 
+@pytest.mark.drawn
 def test_clusters_may_await_sums_later() -> None:
     """With as many clusters as run at once, or less, whose rows begin at one place each."""
     spec = NormSpec((37_001,), "bf16")
@@ -74,6 +76,7 @@ def test_clusters_may_await_sums_later() -> None:
     assert not any(one.defers for one in candidates.one_pass(spec, find_target("sm_80"), H200))
 
 
+@pytest.mark.drawn
 def test_rows_may_be_copied_in_bulk_where_there_are_such_copies() -> None:
     """In place, by any access: single elements too, since a copy may begin anywhere."""
     spec = NormSpec((95_535,), "bf16")
@@ -83,6 +86,7 @@ def test_rows_may_be_copied_in_bulk_where_there_are_such_copies() -> None:
     assert not any(one.bulk for one in candidates.one_pass(spec, find_target("sm_80"), H200))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("columns", "fetches"),
     [

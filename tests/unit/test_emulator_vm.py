@@ -183,6 +183,7 @@ def test_loops_and_calls(program: Program, machine: Machine) -> None:
         assert program.call("loop", n, 3) == (total & (1 << 64) - 1, count)
 
 
+@pytest.mark.drawn
 def test_a_program_that_does_not_end(program: Program) -> None:
     with pytest.raises(VmError, match="the host program does not end: 262144 steps were made"):
         program.call("forever", 2)

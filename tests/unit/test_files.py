@@ -284,6 +284,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.drawn
 def test_interrupted_at_any_time_nothing_is_left_over(tmp_path: Path) -> None:
     for round_ in range(12):
         writer = subprocess.Popen(

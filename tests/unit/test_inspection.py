@@ -30,6 +30,7 @@ def dumped(folder: Path, ending: str) -> str:
     return "\n".join(path.read_text() for path in sorted(folder.glob(f"*{ending}")))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx1100"])
 def test_rocm_kernels_are_those_of_the_assembly(name: str, tmp_path: Path) -> None:
     """The assembler's metadata is YAML in the .rocmasm and MessagePack in the module."""
@@ -67,6 +68,7 @@ def test_cuda_kernels_are_those_of_the_ptx(name: str, tmp_path: Path) -> None:
     assert sorted((k.name, k.threads) for k in found) == sorted(zip(entries, threads, strict=True))
 
 
+@pytest.mark.drawn
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on PATH")
 def test_ptxas_says_what_cuda_kernels_need() -> None:
     for kernel in inspection.kernels(built(find_target("sm_90")), find_target("sm_90")):
@@ -104,6 +106,7 @@ def test_what_ptx_declares_itself_only_ptxas_can_tell(monkeypatch: pytest.Monkey
     assert all(k.shared_bytes is None for k in inspection.kernels(vmfb, find_target("sm_90")))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["host", "generic"])
 def test_cpu_kernels_have_names_alone(name: str) -> None:
     """Those of ir/*row_blocks.mlir, or those that IREE makes of whole tensors."""

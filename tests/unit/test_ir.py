@@ -42,6 +42,7 @@ def entry_of(text: str) -> str:
     return text[text.index("util.func public @layer_norm_backward(") :]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.mlir")), ids=lambda path: path.name)
 def test_files_parse_as_they_stand(path: Path) -> None:
     parsed = compile_file(str(path), extra_args=["--compile-to=input"])

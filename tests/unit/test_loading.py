@@ -30,6 +30,7 @@ def load(
     assert runtime.load(made.path, "cuda").target == target
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("target", "capability"),
     [("sm_90", (9, 0)), ("sm_86", (8, 7)), ("sm_100", (10, 1)), ("sm_121", (12, 1))],

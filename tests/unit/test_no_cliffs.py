@@ -104,6 +104,7 @@ def test_there_are_sweeps() -> None:
         assert min(cell.columns for cell in cells) <= 64
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("op", "dtype", "kind"), cases("measured"))
 def test_no_cliff_where_it_was_measured(op: str, dtype: str, kind: str) -> None:
     for cell, found in known().items():
