@@ -15,8 +15,12 @@ from iree_lnbwd import NormSpec
 from iree_lnbwd.ops.arguments import (
     Array,
     BoundCall,
+    GatedNormGrads,
     GpuArray,
+    LayerNormGrads,
+    NormOutput,
     Options,
+    RMSNormGrads,
     bind,
     bind_arrays,
     check_options,
@@ -24,14 +28,17 @@ from iree_lnbwd.ops.arguments import (
     named_gradients,
     results_of,
     results_type,
+    variant_of,
 )
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
+    GATED,
     GRAD_OUTPUT,
     LAYER_NORM_BACKWARD,
     MORE_GRAD_OUTPUTS,
     MOST_GRAD_OUTPUTS,
     OPS,
+    Gate,
     Op,
     names,
 )
@@ -648,10 +655,146 @@ def test_gradients_of_an_output_have_no_gap_and_one_type(
     assert str(raised.value) == said
 
 
+# --- sets of weights, gates, types of outputs -----------------------------------------------
+
+SETS = {"input": np.ones((6, 2, 4), np.float32), "weight": np.ones((3, 2, 4), np.float32)}
+
+
 def test_sets_of_weights_are_bound() -> None:
-    x, weight = np.ones((6, 2, 4), np.float32), np.ones((3, 2, 4), np.float32)
-    call = bind("rms_norm", {"input": x, "weight": weight}, (2, 4), eps=1e-5, rows_per_set=2)
-    assert call.sets is not None
-    assert (call.sets.number, call.sets.rows_per_set) == (3, 2)
-    with pytest.raises(ValueError, match=r"^rows_per_set: "):
-        bind("rms_norm", {"input": x, "weight": weight}, (2, 4), eps=1e-5, rows_per_set=0)
+    call = bind("rms_norm", SETS, (2, 4), eps=1e-5, rows_per_set=2)
+    assert call.sets == (3, 2)
+    assert call.arrays["weight"].shape == (3, 8)
+    assert spec_of(call).weight_sets
+    assert bind("rms_norm", SETS, (2, 4), eps=1e-5, rows_per_set=9).sets == (3, 6)  # M rows
+    grad = {**SETS, "grad_output": SETS["input"]}
+    backward = bind("rms_norm_backward", grad, (2, 4), rows_per_set=2)
+    family = spec_of(backward).family
+    shapes = {r.name: backward.shape_of(family.named(r.name)) for r in spec_of(backward).results}
+    assert shapes == {"grad_input": (6, 2, 4), "grad_weight": (3, 2, 4)}
+
+
+def test_one_set_is_no_dimension_of_the_weight() -> None:
+    plain = {"input": SETS["input"], "weight": np.ones((2, 4), np.float32)}
+    for rows_per_set in (None, 1):
+        call = bind("rms_norm", plain, (2, 4), eps=1e-5, rows_per_set=rows_per_set)
+        assert call.sets is None
+        assert not spec_of(call).weight_sets
+
+
+@pytest.mark.parametrize(
+    ("arrays", "rows_per_set", "said"),
+    [
+        ({}, 0, "rows_per_set: expected an int >= 1, got 0"),
+        ({}, "2", "rows_per_set: expected an int, got str"),
+        ({}, None, "weight: expected shape (2, 4), got (3, 2, 4)"),
+        (
+            {"weight": np.ones((2, 4), np.float32)},
+            2,
+            "rows_per_set: expected 1 where weight has no sets, and is not (G, 2, 4), got 2 and "
+            "weight (2, 4)",
+        ),
+        (
+            {"weight": None},
+            2,
+            "rows_per_set: expected 1 where weight has no sets, and is not (G, 2, 4), got 2 and "
+            "weight None",
+        ),
+        (
+            {"weight": np.ones((0, 2, 4), np.float32)},
+            1,
+            f"weight: expected from 1 to {MOST_ROWS} sets, got shape (0, 2, 4)",
+        ),
+        (
+            {"weight": GpuArray((MOST_ROWS + 1, 2, 4), np.dtype("f4"), "cuda://0", True)},
+            1,
+            f"weight: expected from 1 to {MOST_ROWS} sets, got shape ({MOST_ROWS + 1}, 2, 4)",
+        ),
+        (
+            {"bias": np.ones((2, 4), np.float32)},
+            1,
+            "bias: expected shape (3, 2, 4), that of weight, got (2, 4)",
+        ),
+        (
+            {"weight": None, "bias": np.ones((3, 2, 4), np.float32)},
+            1,
+            "bias: expected shape (2, 4) without a weight, got (3, 2, 4)",
+        ),
+        (
+            {"weight": np.ones((2, 4), np.float32), "bias": np.ones((3, 2, 4), np.float32)},
+            1,
+            "bias: expected shape (2, 4), that of weight, got (3, 2, 4)",
+        ),
+        (
+            {"weight": np.ones((2, 4), np.float32), "bias": np.ones(4, np.float32)},
+            1,
+            "bias: expected shape (2, 4), got (4,)",
+        ),
+        (
+            {"weight": np.ones((3, 4, 2), np.float32)},
+            1,
+            "weight: expected shape (2, 4), got (3, 4, 2)",
+        ),
+    ],
+)
+def test_sets_that_do_not_fit(arrays: dict[str, Any], rows_per_set: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        bind("layer_norm", SETS | arrays, (2, 4), eps=1e-5, rows_per_set=rows_per_set)
+    assert str(raised.value) == said
+
+
+GATED_CALL = {name: np.ones((3, 4), np.float32) for name in ("grad_output", "input", "gate")}
+
+
+@pytest.mark.parametrize(("gate_first", "gate"), [(False, "after"), (True, "before")])
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_a_gate_is_in_the_spec(op: Op, gate_first: bool, gate: str) -> None:
+    call = bind(op.name, GATED_CALL, 4, gate_first=gate_first)
+    spec = spec_of(call)
+    assert (spec.gate, spec.gate_dtype, spec.family.name) == (gate, None, op.name)
+    assert call.arrays["gate"].shape == (3, 4)
+    usual = LayerNormGrads if op.centres else RMSNormGrads
+    assert results_type(spec.family) is (GatedNormGrads if op.is_backward else NormOutput)
+    assert results_type(op) is (usual if op.is_backward else NormOutput)
+    half = GATED_CALL | {"gate": GATED_CALL["gate"].astype(np.float16)}
+    assert spec_of(bind(op.name, half, 4)).gate_dtype == "f16"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "gate_first", "said"),
+    [
+        ({}, 1, "gate_first: expected a bool, got 1"),
+        ({}, None, "gate_first: expected a bool, got None"),
+        ({"gate": None}, None, "gate_first: expected a bool, got None"),
+        ({"gate": None}, True, "gate_first: expected False without a gate, got True"),
+        ({"residual": 1}, False, "residual: expected None beside gate, got one"),
+        ({"grad_residual": 1}, True, "grad_residual: expected None beside gate, got one"),
+        ({"output": 1}, False, "output: expected None beside gate, got one"),
+        (
+            {MORE_GRAD_OUTPUTS[0].name: 1},
+            False,
+            "grad_output: expected one array beside gate, got more",
+        ),
+        ({"gate": np.ones((3, 5), np.float32)}, False, "gate: expected shape (3, 4), got (3, 5)"),
+    ],
+)
+def test_what_does_not_go_with_a_gate(arrays: dict[str, Any], gate_first: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        bind("layer_norm_backward", GATED_CALL | arrays, 4, gate_first=gate_first)
+    assert str(raised.value) == said
+
+
+def test_without_a_gate_there_is_none_to_come_first() -> None:
+    op = OPS["layer_norm"]
+    assert variant_of(op, GATED_CALL | {"gate": None}) is op
+    assert variant_of(op, {}, False) is op
+    assert variant_of(op, GATED_CALL) is GATED[Gate.AFTER][op.name]
+
+
+def test_the_type_of_an_output() -> None:
+    x = {"input": np.ones((3, 4), np.float32)}
+    assert spec_of(bind("rms_norm", x, 4, output_dtype="bf16")).output_dtype == "bf16"
+    assert spec_of(bind("rms_norm", x, 4)).output_dtype is None
+    options = check_options(OPS["rms_norm"], 4, eps=1e-5, output_dtype=ml_dtypes.bfloat16)
+    assert options.output_dtype == "bf16"
+    with pytest.raises((TypeError, ValueError), match=r"^output_dtype: expected .* got "):
+        check_options(OPS["rms_norm"], 4, eps=1e-5, output_dtype="i8")
