@@ -21,6 +21,7 @@ from iree_lnbwd.ops.arguments import (
     NormOutput,
     Options,
     RMSNormGrads,
+    asked_of,
     bind,
     bind_arrays,
     check_options,
@@ -788,6 +789,15 @@ def test_without_a_gate_there_is_none_to_come_first() -> None:
     assert variant_of(op, GATED_CALL | {"gate": None}) is op
     assert variant_of(op, {}, False) is op
     assert variant_of(op, GATED_CALL) is GATED[Gate.AFTER][op.name]
+
+
+def test_what_nobody_mentions_is_not_there() -> None:
+    assert RMSNormGrads(1, 2).grad_bias is None
+    assert BoundCall(None, (), {}, has_bias=False).sets is None
+    op = OPS["rms_norm_backward"]
+    asked = asked_of(op, (True, True), has_weight=True, has_bias=True)
+    assert asked == (True, True, False)
+    assert all(isinstance(each, bool) for each in asked)
 
 
 def test_the_type_of_an_output() -> None:
