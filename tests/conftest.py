@@ -22,6 +22,7 @@ from iree_lnbwd import DeviceError, runtime
 from iree_lnbwd.hardware.devices import DeviceUri
 
 CACHE_VARIABLE = "LNBWD_TEST_CACHE"
+_ONE_IN = 16  # costly cases of a file that a run takes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So a shell starts what runs in the background; what the tests interrupt would inherit it.
@@ -50,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-case",
         action="store_true",
-        help="run every case of the tests with the marker drawn, of which a run takes an eighth",
+        help="run every case of the tests with the marker drawn, of which a run takes a few",
     )
     parser.addoption(
         "--case-seed", type=int, help="the seed by which those cases are drawn (default: a new one)"
@@ -71,12 +72,12 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     seed = f"--case-seed={config.option.case_seed}"
-    return None if config.option.every_case else f"an eighth of the costly cases, by {seed}"
+    return None if config.option.every_case else f"one in {_ONE_IN} costly cases, by {seed}"
 
 
 @pytest.hookimpl(trylast=True)  # of what -k leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draws cases with the marker drawn: of those of each file an eighth, and at least two."""
+    """Draws cases with the marker drawn: of those of each file one in `_ONE_IN`, and at least two."""
     again = getattr(config.option, "lf", False)  # absent without pytest's cache
     if config.option.every_case or again:
         return
@@ -88,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             files.setdefault((item.path, for_gpus), []).append(item)
     left_out: set[pytest.Item] = set()
     for cases in files.values():
-        left_out.update(rng.sample(cases, max(0, min(len(cases) * 7 // 8, len(cases) - 2))))
+        left_out.update(rng.sample(cases, max(0, min(len(cases) - len(cases) // _ONE_IN, len(cases) - 2))))
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
