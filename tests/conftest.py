@@ -77,7 +77,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)  # of what -k leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draws cases with the marker drawn: of those of each file one in `_ONE_IN`, and at least two."""
+    """Draws cases with the marker drawn: one in `_ONE_IN` of each file, and at least two."""
     again = getattr(config.option, "lf", False)  # absent without pytest's cache
     if config.option.every_case or again:
         return
@@ -89,7 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             files.setdefault((item.path, for_gpus), []).append(item)
     left_out: set[pytest.Item] = set()
     for cases in files.values():
-        left_out.update(rng.sample(cases, max(0, min(len(cases) - len(cases) // _ONE_IN, len(cases) - 2))))
+        taken = min(len(cases), max(2, len(cases) // _ONE_IN))
+        left_out.update(rng.sample(cases, len(cases) - taken))
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
