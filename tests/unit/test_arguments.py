@@ -674,6 +674,13 @@ def test_sets_of_weights_are_bound() -> None:
     assert shapes == {"grad_input": (6, 2, 4), "grad_weight": (3, 2, 4)}
 
 
+@pytest.mark.parametrize("number", [1, MOST_ROWS])
+def test_the_fewest_and_the_most_sets(number: int) -> None:
+    x, weight = (GpuArray((n, 4), np.dtype("f4"), "cuda://0", True) for n in (6, number))
+    call = bind("rms_norm", {"input": x, "weight": weight}, 4, eps=1e-5, rows_per_set=1)
+    assert call.sets == (number, 1)
+
+
 def test_one_set_is_no_dimension_of_the_weight() -> None:
     plain = {"input": SETS["input"], "weight": np.ones((2, 4), np.float32)}
     for rows_per_set in (None, 1):
