@@ -81,10 +81,12 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %mean: !acc_m, %rstd: !acc_
 
   // dgamma = sum_M(dn * xhat),  dbeta = sum_M(dn)
   %dn_xhat = stablehlo.multiply %dn, %xhat : !acc_mn
-  %dgamma_acc = stablehlo.reduce(%dn_xhat init: %zero) applies stablehlo.add across dimensions = [0]
-      : (!acc_mn, !scalar) -> !acc_n
-  %dbeta_acc = stablehlo.reduce(%dn init: %zero) applies stablehlo.add across dimensions = [0]
-      : (!acc_mn, !scalar) -> !acc_n
+  %dgamma_acc = stablehlo.reduce(%dn_xhat init: %zero) applies stablehlo.add across dimensions = [0]  // without sets
+      : (!acc_mn, !scalar) -> !acc_n  // without sets
+  // with sets: %dgamma_acc = stablehlo.convert %dn_xhat : !acc_mn
+  %dbeta_acc = stablehlo.reduce(%dn init: %zero) applies stablehlo.add across dimensions = [0]  // without sets
+      : (!acc_mn, !scalar) -> !acc_n  // without sets
+  // with sets: %dbeta_acc = stablehlo.convert %dn : !acc_mn
   %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
   %dbeta = stablehlo.convert %dbeta_acc : (!acc_n) -> !beta_n
   return %dx, %dgamma, %dbeta, %dz : !x_mn, !gamma_n, !beta_n, !z_mn

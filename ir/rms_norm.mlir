@@ -33,7 +33,8 @@
 
 #mn = affine_map<(m, n) -> (m, n)>
 #m  = affine_map<(m, n) -> (m)>
-#n  = affine_map<(m, n) -> (n)>
+#n  = affine_map<(m, n) -> (n)>  // without sets
+// with sets: #n  = affine_map<(m, n) -> (m, n)>
 #id = affine_map<(m) -> (m)>
 
 func.func private @algorithm(%x: !x_mn, %residual: !residual_mn, %gamma: !gamma_n, %beta: !beta_n)

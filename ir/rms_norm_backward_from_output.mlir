@@ -41,10 +41,12 @@
 
 #mn = affine_map<(m, n) -> (m, n)>
 #m  = affine_map<(m, n) -> (m)>
-#n  = affine_map<(m, n) -> (n)>
+#n  = affine_map<(m, n) -> (n)>  // without sets
+// with sets: #n  = affine_map<(m, n) -> (m, n)>
 // Column sums: IREE wants a reduction's parallel dimensions first.
 #nm_mn = affine_map<(n, m) -> (m, n)>
-#nm_n  = affine_map<(n, m) -> (n)>
+#nm_n  = affine_map<(n, m) -> (n)>  // without sets
+// with sets: #nm_n  = affine_map<(n, m) -> (m, n)>
 #id = affine_map<(n) -> (n)>
 
 func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %beta: !beta_n,
@@ -73,7 +75,8 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   %dra = linalg.copy ins(%dresidual : !residual_mn) outs(%empty_mn : !acc_mn) -> !acc_mn
 
   // The weight, and g'.
-  %ga, %divisor = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel"]}
+  %ga, %divisor = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel"]}  // without sets
+  // with sets: %ga, %divisor = linalg.generic {indexing_maps = [#mn, #mn, #mn], iterator_types = ["parallel", "parallel"]}
       ins(%gamma_acc : !acc_n) outs(%empty_n, %empty_n : !acc_n, !acc_n) {
   ^bb0(%gamma_: !acc, %unused_g: !acc, %unused_divisor: !acc):
     %g = arith.addf %gamma_, %offset : !acc
@@ -123,7 +126,8 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
   // Column sums: dgamma and dbeta, in !acc.
   %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
   %dgamma_acc, %dbeta_acc = linalg.generic {
-      indexing_maps = [#nm_mn, #nm_mn, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}
+      indexing_maps = [#nm_mn, #nm_mn, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}  // without sets
+      // with sets: indexing_maps = [#nm_mn, #nm_mn, #nm_n, #nm_n], iterator_types = ["parallel", "parallel"]}
       ins(%dya, %xhat : !acc_mn, !acc_mn) outs(%zeros_n, %zeros_n : !acc_n, !acc_n) {
   ^bb0(%dy_: !acc, %xhat_: !acc, %dg_: !acc, %db_: !acc):
     %dg = arith.mulf %dy_, %xhat_ : !acc

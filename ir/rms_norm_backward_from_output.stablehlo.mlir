@@ -80,10 +80,12 @@ func.func private @algorithm(%dy: !dy_mn, %y: !x_mn, %rstd: !acc_m, %gamma: !gam
 
   // dgamma = sum_M(dy * xhat),  dbeta = sum_M(dy)
   %dy_xhat = stablehlo.multiply %dy_acc, %xhat : !acc_mn
-  %dgamma_acc = stablehlo.reduce(%dy_xhat init: %zero) applies stablehlo.add across dimensions = [0]
-      : (!acc_mn, !scalar) -> !acc_n
-  %dbeta_acc = stablehlo.reduce(%dy_acc init: %zero) applies stablehlo.add across dimensions = [0]
-      : (!acc_mn, !scalar) -> !acc_n
+  %dgamma_acc = stablehlo.reduce(%dy_xhat init: %zero) applies stablehlo.add across dimensions = [0]  // without sets
+      : (!acc_mn, !scalar) -> !acc_n  // without sets
+  // with sets: %dgamma_acc = stablehlo.convert %dy_xhat : !acc_mn
+  %dbeta_acc = stablehlo.reduce(%dy_acc init: %zero) applies stablehlo.add across dimensions = [0]  // without sets
+      : (!acc_mn, !scalar) -> !acc_n  // without sets
+  // with sets: %dbeta_acc = stablehlo.convert %dy_acc : !acc_mn
   %dgamma = stablehlo.convert %dgamma_acc : (!acc_n) -> !gamma_n
   %dbeta = stablehlo.convert %dbeta_acc : (!acc_n) -> !beta_n
   return %dx, %dgamma, %dbeta : !x_mn, !gamma_n, !beta_n

@@ -38,11 +38,13 @@
 
 #mn = affine_map<(m, n) -> (m, n)>
 #m  = affine_map<(m, n) -> (m)>
-#n  = affine_map<(m, n) -> (n)>
+#n  = affine_map<(m, n) -> (n)>  // without sets
+// with sets: #n  = affine_map<(m, n) -> (m, n)>
 // Column sums: IREE wants a reduction's parallel dimensions first.
 #nm_mn = affine_map<(n, m) -> (m, n)>
 #nm_m  = affine_map<(n, m) -> (m)>
-#nm_n  = affine_map<(n, m) -> (n)>
+#nm_n  = affine_map<(n, m) -> (n)>  // without sets
+// with sets: #nm_n  = affine_map<(n, m) -> (m, n)>
 #id = affine_map<(m) -> (m)>
 
 func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gamma_n, %beta: !beta_n, %z: !z_mn)
@@ -89,7 +91,8 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
   } -> (!acc_mn, !acc_mn, !acc_mn, !acc_mn)
 
   // The weight.
-  %ga = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+  %ga = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}  // without sets
+  // with sets: %ga = linalg.generic {indexing_maps = [#mn, #mn], iterator_types = ["parallel", "parallel"]}
       ins(%gamma_acc : !acc_n) outs(%empty_n : !acc_n) {
   ^bb0(%gamma_: !acc, %unused: !acc):
     %g = arith.addf %gamma_, %offset : !acc
@@ -140,7 +143,8 @@ func.func private @algorithm(%dy: !dy_mn, %x: !x_mn, %rstd: !acc_m, %gamma: !gam
   // Column sums: dgamma and dbeta, in !acc.
   %zeros_n = linalg.fill ins(%zero : !acc) outs(%empty_n : !acc_n) -> !acc_n
   %dgamma_acc, %dbeta_acc = linalg.generic {
-      indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}
+      indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_n, #nm_n], iterator_types = ["parallel", "reduction"]}  // without sets
+      // with sets: indexing_maps = [#nm_mn, #nm_mn, #nm_m, #nm_n, #nm_n], iterator_types = ["parallel", "parallel"]}
       ins(%dya, %xa, %rstd : !acc_mn, !acc_mn, !acc_m)
       outs(%zeros_n, %zeros_n : !acc_n, !acc_n) {
   ^bb0(%dy_: !acc, %x_: !acc, %rstd_: !acc, %dg_: !acc, %db_: !acc):

@@ -117,8 +117,8 @@ def build_oracle(spec: NormSpec, target: Target) -> bytes:
     """
     if spec.rows is None:
         raise ValueError("rows: expected a fixed number for StableHLO, got None")
-    name = ir.oracle(spec)
-    text = _module({name: read_ir(name)}, spec, target, WholeTensors())
+    texts = {name: read_ir(name) for name in ir.oracle(spec)}
+    text = _module(texts, spec, target, WholeTensors())
     return iree_compile.run(text, "stablehlo", flags(target), f"{spec.name}, StableHLO")
 
 
@@ -139,8 +139,6 @@ def source_text(spec: NormSpec, target: Target, *, schedule: Schedule | None = N
         raise ValueError(
             f"schedule: illegal for {spec.name} on {target.name}: {why}; got {shown(schedule)}"
         )
-    if spec.weight_sets and isinstance(schedule, WholeTensors):
-        raise ValueError(f"schedule: illegal for {spec.name}: whole tensors have one weight")
     texts = {name: read_ir(name) for name in ir.sources(spec, target, schedule)}
     return _module(texts, spec, target, schedule)
 

@@ -290,6 +290,8 @@ def _calls(spec: NormSpec) -> list[str]:
     if family.gate is not None:  # always after the weight, though only its type may count
         inputs = tuple(ADDED_BIAS if row is BIAS else row for row in family.arguments)
         has_beta = True
+    if spec.weight_sets:
+        return [*lines, *_calls_of_rows(spec, inputs)]
     if has_beta and not spec.has(ADDED_BIAS):
         lines.append(f"%{ADDED_BIAS.symbol} = arith.constant dense<0.0> : {ADDED_BIAS.alias}")
     results = ", ".join(f"%{result.symbol}" for result in family.results)
@@ -299,6 +301,49 @@ def _calls(spec: NormSpec) -> list[str]:
     lines.append(f"{results} = func.call @algorithm({read})\n      : ({types}) -> ({computed})")
     values = {result.name: f"%{result.symbol}" for result in _results(spec)}
     return [*lines, *_return(spec, values)]
+
+
+def _calls_of_rows(spec: NormSpec, inputs: Sequence[Operand]) -> list[str]:
+    """The call of an algorithm that sees a weight for each row, between those that are about sets.
+
+    Args:
+        spec: With sets.
+        inputs: What the algorithm takes.
+    """
+    symbols: dict[Operand, str] = {}
+    lines: list[str] = []
+    for given in inputs:
+        symbols[given] = f"%{_stand_in(spec, given)}"
+        if spec.kind_of(given) is not Kind.SETS:
+            continue
+        symbols[given] = rows = f"%{given.symbol}_of_rows"
+        if spec.has(given):
+            call = f"@{given.symbol}_of_rows(%{given.symbol}, %m, %rows_per_set)"
+            takes = f"({given.alias}, index, index)"
+        else:
+            call, takes = "@no_beta_of_rows(%m)", "(index)"
+        lines.append(f"{rows} = func.call {call} : {takes} -> !acc_mn")
+    results = spec.family.results
+    computed = {
+        result: f"%{result.symbol}" + ("_of_rows" if spec.kind_of(result) is Kind.SETS else "")
+        for result in results
+    }
+    types = [
+        ", ".join("!acc_mn" if spec.kind_of(o) is Kind.SETS else o.alias for o in operands)
+        for operands in (inputs, results)
+    ]
+    lines.append(
+        f"{', '.join(computed.values())} = func.call @algorithm({', '.join(symbols.values())})\n"
+        f"      : ({types[0]}) -> ({types[1]})"
+    )
+    for result in _results(spec):
+        if spec.kind_of(result) is Kind.SETS:
+            name = f"{result.symbol}_of_sets"
+            lines.append(
+                f"%{result.symbol} = func.call @{name}({computed[result]}, %g, %rows_per_set)\n"
+                f"      : (!acc_mn, index, index) -> {result.alias}"
+            )
+    return [*lines, *_return(spec, {result.name: f"%{result.symbol}" for result in results})]
 
 
 def _stand_in(spec: NormSpec, given: Operand) -> str:

@@ -78,10 +78,20 @@ _FILES: Mapping[type[Form], tuple[str, ...]] = {
     Forward: (FORWARD,),
 }
 
+_STABLEHLO = ".stablehlo.mlir"
+SETS_OF_ROWS = "sets_of_rows"  # the stem of the files beside an algorithm on whole tensors
+# With sets, such an algorithm has a weight for each row, in the type of sums.
+_OF_EACH_ROW = (
+    (re.compile(r"!(?:acc|gamma|beta)_n\b"), "!acc_mn"),
+    (re.compile(r"tensor\.empty\(\) : !acc_mn"), "tensor.empty(%rows) : !acc_mn"),
+    (re.compile(r"dims = \[1\] : \(!acc_mn\)"), "dims = [0, 1] : (!acc_mn)"),
+)
+
 _HEADER = re.compile(
     r"// What a NormSpec (?:and a Schedule )?decides?\..*?// End of what is replaced\.\n",
     re.DOTALL,
 )
+_END_OF_HEADER = "// End of what is replaced.\n"
 # Lines for specs whose weight has sets, and lines for the others.
 _WITH_SETS = re.compile(r"^( *)// with sets: (.*\n)", re.MULTILINE)
 _WITHOUT_SETS = re.compile(r"^(.*?) *// without sets\n", re.MULTILINE)
@@ -117,7 +127,7 @@ _PAIRS_OF_BF16 = re.compile(r"vector<\d*[02468]xbf16>")
 def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ...]:
     """The files of ``ir/`` that `module` takes, in its order."""
     if isinstance(schedule, WholeTensors):
-        return (f"{_stem(spec)}.mlir",)
+        return _of_whole_tensors(spec, ".mlir")
     if isinstance(schedule, RowBlocks):
         names = [ROW_BLOCKS] if spec.family.is_backward else []
         statistics = FORWARD_ROW_BLOCKS
@@ -152,9 +162,15 @@ def _library(texts: Mapping[str, str], kernel: str) -> dict[str, linking.Functio
     )
 
 
-def oracle(spec: NormSpec) -> str:
-    """The file of ``ir/`` with the op in StableHLO."""
-    return f"{_stem(spec)}.stablehlo.mlir"
+def oracle(spec: NormSpec) -> tuple[str, ...]:
+    """The files of ``ir/`` with the op in StableHLO."""
+    return _of_whole_tensors(spec, _STABLEHLO)
+
+
+def _of_whole_tensors(spec: NormSpec, ending: str) -> tuple[str, ...]:
+    """The files with the op on whole tensors."""
+    stems = (_stem(spec), *([SETS_OF_ROWS] if spec.weight_sets else []))
+    return tuple(stem + ending for stem in stems)
 
 
 def _stem(spec: NormSpec) -> str:
@@ -195,6 +211,9 @@ def module(
         texts = {name: _OF_OUTPUT.sub(r"\1x", text) for name, text in texts.items()}
     texts = {name: _with_or_without_sets(text, spec) for name, text in texts.items()}
     aliases = _spec_aliases(typed)
+    if spec.weight_sets and isinstance(schedule, WholeTensors):
+        aliases |= _sets_of_rows_aliases(typed)
+        texts = {name: _with_a_weight_of_each_row(name, text) for name, text in texts.items()}
     plans = launches(spec, target, schedule)
     has_gate = spec.gate is not None
     texts = {name: passages.chosen(text, has_gate=has_gate) for name, text in texts.items()}
@@ -235,6 +254,16 @@ def _with_or_without_sets(text: str, spec: NormSpec) -> str:
     """A file without the lines that are for specs of the other kind."""
     with_sets, without = (r"\1\2", "") if spec.weight_sets else ("", r"\1\n")
     return _WITHOUT_SETS.sub(without, _WITH_SETS.sub(with_sets, text))
+
+
+def _with_a_weight_of_each_row(name: str, text: str) -> str:
+    """An algorithm on whole tensors whose parameters, and their gradients, are M x N."""
+    if name.startswith(SETS_OF_ROWS):
+        return text
+    header, mark, body = text.rpartition(_END_OF_HEADER)
+    for found, instead in _OF_EACH_ROW:
+        body = found.sub(instead, body)
+    return header + mark + body
 
 
 def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, ...]) -> str:
@@ -361,6 +390,24 @@ def _sets_aliases(spec: NormSpec) -> dict[str, str]:
             f"#{e.value}_bytes": f"{spec.columns * itemsize(spec, e)} : index"
             for e in (*elements, Element.ACC)
         },
+    }
+
+
+def _sets_of_rows_aliases(spec: NormSpec) -> dict[str, str]:
+    """What spreads sets to rows, and sums rows up to sets, beside an algorithm on whole tensors."""
+    m, n = "?" if spec.rows is None else spec.rows, spec.columns
+    return {
+        "!acc_sets": f"tensor<?x{n}x!acc>",
+        "!gamma_mn": f"tensor<{m}x{n}x!gamma>",
+        "!beta_mn": f"tensor<{m}x{n}x!beta>",
+        "!acc_mmn": f"tensor<{m}x{m}x{n}x!acc>",
+        "!set_m": f"tensor<{m}xi64>",
+        "!set_mm": f"tensor<{m}x{m}xi64>",
+        "!lanes_n": f"tensor<{m}x{n}xi1>",
+        "!lanes_mm": f"tensor<{m}x{m}xi1>",
+        "!lanes_mmn": f"tensor<{m}x{m}x{n}xi1>",
+        "#one_set": f"array<i64: 1, {n}>",
+        "#columns": f"{n} : index",
     }
 
 

@@ -10,17 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_right, assert_same_bits, built, normal, random_generator
+from support import (
+    assert_all_forms_right,
+    assert_right,
+    assert_same_bits,
+    built,
+    normal,
+    random_generator,
+)
 from test_family import spec_of
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec, reference, runtime
+from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import Array, BoundCall, bind
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import OPS, Kind
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.runtime import Norm
+from iree_lnbwd.schedules import WholeTensors
 from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.vmfb.counts import count_of
@@ -52,6 +61,14 @@ def specs() -> Iterator[NormSpec]:
 
 
 SPECS = list(specs())
+OF_ALL_FORMS = [
+    *(spec for spec in SPECS if spec.columns < 300),
+    *(
+        spec_of(op, 40, dtype, weight_sets=True, gate=gate)
+        for op in OPS
+        for gate, dtype in (("after", "bf16"), ("before", "f32"))
+    ),
+]
 by_name = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 
 
@@ -94,6 +111,27 @@ def function_of(call: BoundCall) -> Any:
 
 
 @pytest.mark.drawn
+@pytest.mark.drawn
+@pytest.mark.parametrize("spec", OF_ALL_FORMS, ids=lambda spec: spec.name)
+def test_product_whole_tensors_and_oracle_agree_with_the_reference(spec: NormSpec) -> None:
+    assert_all_forms_right(spec)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("op", OPS)
+def test_whole_tensors_of_any_number_of_sets(op: str) -> None:
+    """More sets than rows, too, and no rows."""
+    spec, host = spec_of(op, 24, "f32", weight_sets=True), find_target("host")
+    rng = random_generator()
+    oracle = compiler.build_oracle(replace(spec, rows=7), host)
+    whole = compiler.build(spec, host, schedule=WholeTensors("asked for"))[0]
+    for module, counts in ((whole, (0, 7)), (oracle, (7,))):
+        norm = runtime.load_built(module)
+        for rows, sets in itertools.product(counts, (Sets(1, 9), Sets(3, 2), Sets(40, 3))):
+            call = matrix.random_call(norm.spec, rows, rng, sets)
+            assert_right(norm.run(call), call)
+
+
 @by_name
 def test_one_module_serves_all_sets(spec: NormSpec) -> None:
     """Whatever the numbers of rows, of sets and of a set's rows; some sets have none."""
