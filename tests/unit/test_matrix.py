@@ -15,7 +15,16 @@ from iree_lnbwd import NormSpec, schedules
 from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import BoundCall
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op
+from iree_lnbwd.ops.operands import (
+    FROM_OUTPUT,
+    GATED,
+    MORE_GRAD_OUTPUTS,
+    OPS,
+    Gate,
+    Op,
+    names,
+)
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.schedules import FewRows, OnePass
 from iree_lnbwd.verification import evidence, matrix
@@ -134,6 +143,96 @@ def test_the_output_of_a_norm_without_a_weight_is_xhat(op: str) -> None:
     spec = NormSpec((64,), "f64", op=op, from_output=True, has_weight=False, has_bias=False)
     output = matrix.random_call(spec, 3, random_generator()).arrays["output"]
     np.testing.assert_allclose((output**2).mean(axis=1), 1, rtol=1e-4)
+
+
+def test_random_sets_are_three_of_two_rows() -> None:
+    """Unless others are given; an output is made by the set of its row."""
+    options: dict[str, Any] = {"weight_sets": True, "weight_offset": 0.75}
+    for op in EVERY:
+        has_bias = op.takes_bias or op.usual_bias
+        spec = spec_of(op, dtype="f64", has_bias=has_bias, output_mask=(), **options)
+        spec = replace(spec, normalized_shape=(2, 3))
+        call = matrix.random_call(spec, 7, np.random.default_rng(7))
+        assert (call.spec, call.sets) == (spec, (3, 2)), spec.name
+        assert matrix.random_call(spec, 7, random_generator(), Sets(2, 1)).sets == (2, 1)
+        rng = np.random.default_rng(7)
+        x, weight = rng.standard_normal((7, 6)) * 2 + 0.5, rng.standard_normal((3, 6))
+        np.testing.assert_allclose(call.arrays["weight"], weight + 0.25)
+        if op.is_backward:
+            rng.standard_normal((7, 6))
+        bias = rng.standard_normal((3, 6)) if spec.has_bias else np.zeros((3, 6))
+        if op.from_output:
+            mean = x.mean(axis=1, keepdims=True) if op.centres else 0.0
+            xhat = (x - mean) * call.arrays["rstd"][:, None]
+            of_rows = [0, 0, 1, 1, 2, 2, 0]
+            output = xhat * (weight[of_rows] + 1) + bias[of_rows]
+            np.testing.assert_allclose(call.arrays["output"], output)
+            hard = matrix.adversarial_call(spec, rng).arrays["weight"].reshape(-1) + 0.75
+            assert (np.abs(hard[::3]) <= 3 * LEAST_WEIGHT).all()
+
+
+def test_a_bias_that_counts_by_its_type_alone_is_there() -> None:
+    spec = NormSpec((6,), op="rms_norm_backward", has_bias=True, bias_dtype="bf16")
+    assert matrix.random_call(spec, 3, random_generator()).spec == spec
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_more_gradients_come_after_the_first(count: int) -> None:
+    for op in (op for op in EVERY if op.is_backward):
+        spec = spec_of(op, grad_outputs=count)
+        call = matrix.random_call(spec, 5, np.random.default_rng(7))
+        assert call.spec == spec
+        rng = np.random.default_rng(7)
+        rng.standard_normal((5, 6)), rng.standard_normal(6)
+        for name in ("grad_output", *names(MORE_GRAD_OUTPUTS)[: count - 1]):
+            np.testing.assert_allclose(call.arrays[name], rng.standard_normal((5, 6)), rtol=1e-6)
+
+
+every_gated_op = pytest.mark.parametrize(
+    "op",
+    [*GATED[Gate.AFTER].values(), *GATED[Gate.BEFORE].values()],
+    ids=lambda op: f"{op.name}_{op.gate.value}",
+)
+
+
+@every_gated_op
+def test_random_gates_come_after_the_rows(op: Op) -> None:
+    assert op.gate is not None
+    spec = spec_of(op, dtype="bf16", gate=op.gate.value, gate_dtype="f32", output_mask=())
+    call = matrix.random_call(spec, 5, np.random.default_rng(7))
+    assert call.spec == spec
+    rng = np.random.default_rng(7)
+    x = (rng.standard_normal((5, 6)) * 2 + 0.5).astype(DTYPES["bf16"].numpy).astype(np.float64)
+    z = (2 * rng.standard_normal((5, 6))).astype(np.float32)
+    np.testing.assert_array_equal(call.arrays["gate"], z)
+    if op.is_backward:
+        wide = z.astype(np.float64)
+        data = x * wide / (1 + np.exp(-wide)) if op.gate is Gate.BEFORE else x
+        mean = data.mean(axis=1, keepdims=True) if op.centres else 0.0
+        rstd = (((data - mean) ** 2).mean(axis=1) + EPS[op.centres]) ** -0.5
+        np.testing.assert_allclose(call.arrays["rstd"], rstd, rtol=1e-6)
+
+
+@every_gated_op
+def test_hard_gates_are_extreme(op: Op) -> None:
+    """Each in rows of its own, so that the others are judged; the first are as what is added."""
+    assert op.gate is not None
+    spec = spec_of(op, columns=5, gate=op.gate.value, output_mask=())
+    z = matrix.adversarial_call(spec, np.random.default_rng(7)).arrays["gate"]
+    rng = np.random.default_rng(7)
+    drawn = (rng.standard_normal((37, 5)), 2 * rng.standard_normal((37, 5)))[1]
+    assert (z[0] == -0.5).all()
+    assert not z[2].any()
+    assert (z[5] == -100).all()
+    assert (z[6] == -6e4).all()
+    assert (z[7] == 6e4).all()
+    assert (z[8, ::2] == -85).all()
+    np.testing.assert_allclose(z[8, 1::2], drawn[8, 1::2], rtol=1e-6)
+    places = [[9, 0], [35, 4], [36, 0]]
+    assert np.argwhere(~np.isfinite(z)).tolist() == places
+    assert (z[9, 0], z[36, 0]) == (np.inf, -np.inf)
+    rest = [1, 3, 4, *range(10, 35)]
+    np.testing.assert_allclose(z[rest], drawn[rest], rtol=1e-6)
 
 
 # --- hard rows ----------------------------------------------------------------------------------
