@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,6 +59,13 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def by_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled for tests that any module would pass."""
+    monkeypatch.setattr(jax_native, "platforms", lambda *_: ())
+    jax.clear_caches()
+
+
 @pytest.mark.drawn
 @pytest.mark.parametrize("rows", [7, 12])
 @pytest.mark.parametrize("spec", [*SETS, *GATED], ids=lambda spec: spec.name)
@@ -108,19 +114,21 @@ def formula(x: Any, weight: Any, bias: Any, rows_per_set: int, gate: Any, first:
 def test_other_options_of_the_same_arrays(by: str) -> None:
     """Each is a call of its own: nothing is left out where calls are known by what they are."""
     x, weight, bias = given((12,), 3)
-    jitted = jax.jit(
+    norm = jax.jit(
         lnbwd.layer_norm, static_argnums=1, static_argnames=("rows_per_set", "gate_first")
     )
-    for norm in (lnbwd.layer_norm, jitted):
-        for rows, gate, first in itertools.product((1, 2, 5), (None, x[::-1]), (False, True)):
-            if gate is None and first:
-                continue
-            options: Any = {"rows_per_set": rows, "gate": gate, "gate_first": first}
-            found = norm(x, COLUMNS, weight, bias, **options)
-            expected = formula(x, weight, bias, rows, gate, first)
-            np.testing.assert_allclose(found, expected, atol=1e-5)
-        few = norm(x, COLUMNS, weight[:2], bias[:2], rows_per_set=2)
-        np.testing.assert_allclose(few, formula(x, weight[:2], bias[:2], 2, None, False), atol=1e-5)
+    z = x[::-1]
+    for sets, rows, gate, first in (
+        (3, 1, None, False),
+        (3, 2, None, False),
+        (2, 2, None, False),
+        (2, 2, z, False),
+        (2, 2, z, True),
+    ):
+        options: Any = {"rows_per_set": rows, "gate": gate, "gate_first": first}
+        found = norm(x, COLUMNS, weight[:sets], bias[:sets], **options)
+        expected = formula(x, weight[:sets], bias[:sets], rows, gate, first)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def loss(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
@@ -129,17 +137,19 @@ def loss(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
     return sum((each**power).sum() for power, each in zip((1, 2, 3), used, strict=True))
 
 
-@pytest.mark.drawn
-@pytest.mark.parametrize("gate_first", [False, True])
-@pytest.mark.parametrize("rows_per_set", [1, 2])
-def test_gradients_of_gradients(rows_per_set: int, gate_first: bool) -> None:
+@pytest.mark.parametrize(("rows_per_set", "gate_first"), [(1, False), (2, True)])
+def test_gradients_of_gradients(rows_per_set: int, gate_first: bool, by_xla: None) -> None:
     """Against differences, in f64."""
-    options = {"rows_per_set": rows_per_set, "gate_first": gate_first}
+    options: Any = {"rows_per_set": rows_per_set, "gate_first": gate_first}
     rng = random_generator()
     with jax.enable_x64(True):
         at = [jnp.asarray(array, float) for array in given((5,), 3)]
         along = [jnp.asarray(rng.standard_normal(array.shape)) for array in at]
-        of = functools.partial(loss, **options)
+
+        def of(x: Any, weight: Any, bias: Any) -> Any:
+            norm = lnbwd.rms_norm(x, COLUMNS, weight, bias=bias, gate=2 * x, **options)
+            return (norm**3).sum()
+
         gradient = jax.grad(of, (0, 1, 2))
 
         def projected(*arrays: Any) -> Any:
@@ -155,7 +165,7 @@ def test_gradients_of_gradients(rows_per_set: int, gate_first: bool) -> None:
             np.testing.assert_allclose(total, slope, rtol=1e-6)
 
 
-def test_a_use_that_nothing_reads(by: str) -> None:
+def test_a_use_that_nothing_reads(by_xla: None) -> None:
     x, weight, bias = given((6,))
 
     def of(uses: int) -> Any:
@@ -163,7 +173,7 @@ def test_a_use_that_nothing_reads(by: str) -> None:
             used = lnbwd.layer_norm(arrays[0], COLUMNS, *arrays[1:], uses=uses)
             return (used[0] ** 3 + used[-1]).sum() if uses > 1 else (used**3 + used).sum()
 
-        return jax.grad(total, (0, 1, 2))(x, weight, bias)
+        return jax.jit(jax.grad(total, (0, 1, 2)))(x, weight, bias)
 
     for mine, other in zip(of(4), of(1), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
@@ -198,35 +208,50 @@ def test_exported_with_any_number_of_rows() -> None:
     x, weight, bias = given((7,), 3)
     like = [jax.ShapeDtypeStruct((rows, COLUMNS), x.dtype)]
     like += [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (weight, bias)]
-    step = jax.jit(jax.grad(functools.partial(loss, rows_per_set=2), (0, 1, 2)))
+
+    def of(x: Any, weight: Any, bias: Any) -> Any:
+        return (lnbwd.layer_norm(x, COLUMNS, weight, bias, rows_per_set=2) ** 3).sum()
+
+    step = jax.jit(jax.grad(of, (0, 1, 2)))
     exported = jax.export.export(step)(*like)
     for mine, other in zip(exported.call(x, weight, bias), step(x, weight, bias), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
 
 
-def test_strict_promotion() -> None:
+def test_strict_promotion(by_xla: None) -> None:
     x, weight, bias = (jnp.asarray(each, jnp.bfloat16) for each in given((7,), 3))
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        step = jax.grad(lambda *arrays: loss(*arrays, rows_per_set=2).astype(np.float32))
+        step = jax.jit(jax.grad(lambda *a: loss(*a, rows_per_set=2).astype(np.float32)))
         assert step(x, weight, bias).dtype == jnp.bfloat16
 
 
-def test_modulated_and_gated_are_the_norms() -> None:
+def test_modulated_and_gated_are_the_norms(by_xla: None) -> None:
     x, scale, shift = given((2, 5), 2)
-    found = lnbwd.modulated_layer_norm(x, COLUMNS, scale, shift[:, None])
-    plain = lnbwd.layer_norm(x, COLUMNS)
-    np.testing.assert_allclose(found, plain * (1 + scale[:, None]) + shift[:, None], atol=1e-5)
-    found = lnbwd.modulated_rms_norm(x, COLUMNS, scale, eps=0.1)
-    plain = lnbwd.rms_norm(x, COLUMNS, eps=0.1)
-    np.testing.assert_allclose(found, plain * (1 + scale[:, None]), atol=1e-5)
-    for mine, other in (
-        (lnbwd.gated_layer_norm, lnbwd.layer_norm),
-        (lnbwd.gated_rms_norm, lnbwd.rms_norm),
-    ):
-        for first in (False, True):
-            found = mine(x, 2 * x, COLUMNS, scale[0], gate_first=first, weight_offset=1.0)
-            options: Any = {"gate": 2 * x, "gate_first": first, "weight_offset": 1.0}
-            np.testing.assert_array_equal(found, other(x, COLUMNS, scale[0], **options))
+
+    def both(x: Any, scale: Any, shift: Any) -> Any:
+        """Of each pair, which are to be equal."""
+        factor = 1 + scale[:, None]
+        pairs = []
+        found = lnbwd.modulated_layer_norm(x, COLUMNS, scale, shift[:, None])
+        pairs.append((found, lnbwd.layer_norm(x, COLUMNS) * factor + shift[:, None]))
+        found = lnbwd.modulated_rms_norm(x, COLUMNS, scale, eps=0.1)
+        pairs.append((found, lnbwd.rms_norm(x, COLUMNS, eps=0.1) * factor))
+        for mine, other in (
+            (lnbwd.gated_layer_norm, lnbwd.layer_norm),
+            (lnbwd.gated_rms_norm, lnbwd.rms_norm),
+        ):
+            options: Any = {"gate_first": mine is lnbwd.gated_rms_norm, "weight_offset": 1.0}
+            found = mine(x, 2 * x, COLUMNS, scale[0], **options)
+            pairs.append((found, other(x, COLUMNS, scale[0], gate=2 * x, **options)))
+        return pairs
+
+    for found, expected in jax.jit(both)(x, scale, shift):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_gated_norms_have_a_gate() -> None:
+    with pytest.raises(TypeError, match="gate: expected a JAX or NumPy array, got NoneType"):
+        lnbwd.gated_rms_norm(np.ones((2, 4), np.float32), None, 4)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
@@ -236,9 +261,8 @@ def test_no_samples_and_no_rows(shape: tuple[int, int]) -> None:
     def total(*arrays: Any) -> Any:
         return lnbwd.modulated_layer_norm(arrays[0], COLUMNS, *arrays[1:]).sum()
 
-    for array, gradient in zip(
-        (x, scale, shift), jax.grad(total, (0, 1, 2))(x, scale, shift), strict=True
-    ):
+    gradients = jax.jit(jax.grad(total, (0, 1, 2)))(x, scale, shift)
+    for array, gradient in zip((x, scale, shift), gradients, strict=True):
         np.testing.assert_array_equal(gradient, np.zeros_like(array))
 
 
