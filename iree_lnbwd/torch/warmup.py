@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from iree_lnbwd.torch.modules import (
 from iree_lnbwd.torch.override_warmup import InPlace
 from iree_lnbwd.torch.replacement import shards
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of, own_class, stand_in
+from iree_lnbwd.torch.replacement.modulated import ReplacedWrapper, modulated
 
 _PLAIN: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
 
@@ -173,6 +174,9 @@ def _warm_up(
         return next(empty, torch.empty(0, device=like.device))
 
     rows = [_rows(norm, first, dtype, residual_dtype) for norm in norms]
+    for norm, inputs in _modulated(model, like, dtype):
+        norms.append(norm)
+        rows.append(inputs)
     for inputs in rows:
         if tune and not inputs[0].is_cuda:
             raise ValueError(
@@ -186,11 +190,45 @@ def _warm_up(
             _run_once(norm.module, inputs)
 
 
+class _Modulated(nn.Module):
+    """What a replaced wrapper makes of its norm."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, input: Tensor, factor: Tensor, *shift: Tensor) -> Tensor:
+        """A row for each."""
+        return modulated(self.norm, input, factor, *shift)
+
+
+def _modulated(
+    model: nn.Module, like: _Like, dtype: torch.dtype | None
+) -> Iterator[tuple[_Norm, list[Tensor]]]:
+    """What the replaced wrappers of a model call, and a row of zeros for each input."""
+    for wrapper in model.modules():
+        if not isinstance(wrapper, ReplacedWrapper):
+            continue
+        modulation: Any = form_of(wrapper)
+        for name, has_shift in modulation.norms.items():
+            norm = getattr(wrapper, name)
+            if not isinstance(norm, ReplacedNorm) or (shape := _shape(norm)) is None:
+                continue
+            made = stand_in(norm, own_class(norm), _parameters(norm, shape, like))
+            floating = (p for p in wrapper.parameters() if p.is_floating_point())
+            factor = like.zeros(next(floating, torch.empty(0)), (1, 1, *shape))
+            row = factor if dtype is None else factor.to(dtype)
+            rows = [row, factor, factor][: 2 + has_shift]
+            yield _Norm(_Modulated(made), shape), [r.clone().requires_grad_() for r in rows]
+
+
 def _class_of(module: nn.Module) -> type[nn.Module] | None:
     """The class whose forward makes a module's calls; None of what is to be left alone.
 
     A subclass of PyTorch's may do more around the call, and take an input of another shape.
     """
+    if isinstance(module, ReplacedWrapper):
+        return None
     if isinstance(module, (*NORMS, ReplacedNorm)):
         return own_class(module)
     if not overrides.status().enabled:

@@ -23,6 +23,7 @@ from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.replacement import constants
 from iree_lnbwd.torch.replacement.form import Form
 
+OWN_FORWARD = "_iree_lnbwd_own_forward"  # an attribute of a replaced module's class
 _FORM = "_iree_lnbwd_form"  # the attribute of a module; it is copied and pickled with it
 # Attributes of a module that hold its own forward: accelerate puts its hooks around it.
 _FORWARDS = ("forward", "_old_forward")
@@ -74,7 +75,8 @@ class ReplacedNorm(nn.Module):
         """By the module's own class: pickle finds no class that was made in a running process."""
         get_state = getattr(self, "__getstate__", None)  # Python 3.10 has none by default
         state = vars(self) if get_state is None else get_state()
-        return _new_replaced, (_before(_replaced_in(type(self))),), state
+        base, own = _replaced_in(type(self)).__bases__
+        return _new_replaced, (own, base), state
 
 
 def _computed(form: Form, module: nn.Module, *inputs: Tensor) -> Tensor | None:
@@ -94,14 +96,19 @@ def form_of(module: nn.Module) -> Form:
     return form
 
 
-def replace(module: nn.Module, form: Form) -> None:
+def replace(module: nn.Module, form: Any, base: type[ReplacedNorm] = ReplacedNorm) -> None:
     """Makes a module compute its form by our functions.
+
+    Args:
+        module: It.
+        form: What is known of it: a `Form`, unless the base takes something else.
+        base: What is ours of its class.
 
     Raises:
         TypeError: Its class cannot have a subclass.
     """
     own = own_class(module)
-    replaced = _replaced(own)
+    replaced = _replaced(own, base)
     rebased = _rebased(type(module), own, replaced)
     setattr(module, _FORM, form)
     module.__class__ = rebased
@@ -200,12 +207,12 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
     return (*module._parameters, *parametrized)
 
 
-def _replaced(own: type[nn.Module]) -> type[nn.Module]:
+def _replaced(own: type[nn.Module], base: type[ReplacedNorm]) -> type[nn.Module]:
     """The class of replaced modules of a class; it lives as long as it has any.
 
     Its module is that of the class: so torch.fx takes PyTorch's norms for what they are.
     """
-    bases = (ReplacedNorm, own)
+    bases = (base, own)
     there = (cls for cls in own.__subclasses__() if cls.__bases__ == bases)
     if (found := next(there, None)) is not None:
         return found
@@ -213,6 +220,7 @@ def _replaced(own: type[nn.Module]) -> type[nn.Module]:
         "__doc__": own.__doc__,
         "__module__": own.__module__,
         "forward": _forward_in_place_of(own.forward),
+        OWN_FORWARD: staticmethod(own.forward),
     }
     return type(f"Iree{own.__name__}", bases, content)
 
@@ -260,8 +268,13 @@ def _restore_for_a_change(module: nn.Module, name: str) -> None:
 
 def _replaced_in(cls: type) -> type[nn.Module]:
     """The class that `_replaced` made, of those that a class derives from."""
-    (replaced,) = (c for c in cls.__mro__ if c.__bases__[:1] == (ReplacedNorm,))
+    (replaced,) = (c for c in cls.__mro__ if len(c.__bases__) == 2 and _is_base(c.__bases__[0]))
     return replaced
+
+
+def _is_base(cls: type) -> bool:
+    """Whether a class is what is ours of those of replaced modules."""
+    return cls is ReplacedNorm or cls.__bases__ == (ReplacedNorm,)
 
 
 def _before(replaced: type) -> type[nn.Module]:
@@ -270,9 +283,9 @@ def _before(replaced: type) -> type[nn.Module]:
     return own
 
 
-def _new_replaced(own: type) -> nn.Module:
+def _new_replaced(own: type, base: type[ReplacedNorm] = ReplacedNorm) -> nn.Module:
     """An empty module, for pickle and copy."""
-    module: nn.Module = object.__new__(_replaced(own))
+    module: nn.Module = object.__new__(_replaced(own, base))
     return module
 
 

@@ -223,7 +223,7 @@ class Form:
             return False
         return clamped.is_possible(self.eps_of(module, self.dims(module, input.shape)))
 
-    def _holds_for(
+    def holds_for(
         self, input: Tensor, weight: Tensor | None, bias: Tensor | None, gate: Tensor | None
     ) -> bool:
         """Whether this form was found with such inputs."""
@@ -270,7 +270,7 @@ class Form:
             return None  # without its gate, a class may do anything
         if not isinstance(input, Tensor) or not supported.are_taken(input, weight, bias, gate):
             return None
-        if not self._holds_for(input, weight, bias, gate):
+        if not self.holds_for(input, weight, bias, gate):
             return None
         if self.is_clamped and not self._can_clamp(module, input):
             return None

@@ -21,8 +21,10 @@ from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.modules import NORMS, check_model
 from iree_lnbwd.torch.replacement import classes, probe
 from iree_lnbwd.torch.replacement.form import Form
+from iree_lnbwd.torch.replacement.modulated import ReplacedWrapper
 from iree_lnbwd.torch.replacement.report import Entry, Report
 from iree_lnbwd.torch.replacement.watched import NotPlainError
+from iree_lnbwd.torch.replacement.wrappers import modulation_of
 
 # Of PyTorch's own, and by their names of others'.
 _WITHOUT_KERNEL = (
@@ -60,6 +62,10 @@ def replace_norms(
     take parameters apart. Parameters, eps and dimensions are read at each call; if another
     attribute that a tried module's forward reads changes, the module is what it was before.
 
+    A module that multiplies what such a norm in it returns by a factor for each sample, and adds a
+    shift, does so by one kernel: AdaLN of diffusion transformers. It runs its own forward, and the
+    norm's output is computed where it is used: see ``iree_lnbwd.torch.replacement.modulated``.
+
     Layer norms have PyTorch's forward, and this package's backward. Of RMS norms, both directions
     are this package's, and are rounded once, after the weight. The element type of the output is
     what it was, under autocast too, and so is its order in memory. What this package's functions do
@@ -94,7 +100,8 @@ def replace_norms(
         if module not in of_weights:  # such a module's input is a parameter
             names.setdefault(module, []).append(name)
     found: dict[_Kind, list[probe.Outcome]] = {}
-    entries, replaced = [], []
+    entries: dict[nn.Module, Entry] = {}
+    forms: dict[nn.Module, Form] = {}
     for module, its_names in names.items():
         own = classes.own_class(module)
         outcome = _outcome(module, own, asked, used, found)
@@ -103,11 +110,24 @@ def replace_norms(
         form = None if outcome.form is None else replace(outcome.form, output_dtype=output_dtype)
         norm, reason = (None, outcome.reason) if form is None else (str(form), None)
         by_enable = outcome.calls_pytorchs
-        entries.append(Entry(tuple(its_names), type(module).__name__, norm, reason, by_enable))
+        entries[module] = Entry(tuple(its_names), type(module).__name__, norm, reason, by_enable)
         if form is not None:
             classes.replace(module, form)
-            replaced.append(weakref.ref(module))
-    return Report(tuple(entries), tuple(replaced))
+            forms[module] = form
+    for module, its_names in names.items():
+        own = classes.own_class(module)
+        if module in forms or _is_pytorchs(own) or _why_not(module, own, asked) is not None:
+            continue
+        if (modulation := modulation_of(module, forms)) is not None:
+            entries[module] = Entry(
+                tuple(its_names), type(module).__name__, str(modulation), None, is_wrapper=True
+            )
+            classes.replace(module, modulation, ReplacedWrapper)
+    listed = [module for module in names if module in entries]
+    return Report(
+        tuple(entries[module] for module in listed),
+        tuple(weakref.ref(module) for module in listed if entries[module].norm is not None),
+    )
 
 
 def _checked_classes(only: object) -> tuple[type[nn.Module], ...]:

@@ -14,7 +14,7 @@ from iree_lnbwd.torch.replacement import classes
 
 @dataclass(frozen=True)
 class Entry:
-    """A norm of the model.
+    """A norm of the model, or a wrapper of one.
 
     Attributes:
         names: Of the module in the model; several if it is shared, "" for the model itself.
@@ -22,6 +22,8 @@ class Entry:
         norm: What it computes, by our functions from now on; None if it was not replaced.
         reason: Why it was not replaced; None if it was.
         by_enable: Whether it calls PyTorch's own norms, whose backwards ``enable`` takes on GPUs.
+        is_wrapper: Whether it scales what a norm in it returns, by one kernel from now on. That
+            norm has an entry of its own.
     """
 
     names: tuple[str, ...]
@@ -29,6 +31,7 @@ class Entry:
     norm: str | None
     reason: str | None
     by_enable: bool = False
+    is_wrapper: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,12 @@ class Report:
             (str(len(names)), class_name, norm or f"kept: {reason}", _listed(names))
             for (class_name, norm, reason), names in groups.items()
         ]
-        count = len(self.entries)
-        by_enable = sum(entry.by_enable for entry in self.entries)
+        norms = [entry for entry in self.entries if not entry.is_wrapper]
+        replaced = sum(entry.norm is not None for entry in norms)
+        by_enable = sum(entry.by_enable for entry in norms)
         return "\n".join(
             (
-                f"{len(self.replaced)} of {counted(count, 'norm')} replaced; "
+                f"{replaced} of {counted(len(norms), 'norm')} replaced; "
                 f"without that, enable() reaches {by_enable} on a GPU",
                 *(_table(("norms", "class", "by iree-lnbwd", "modules"), rows) if rows else ()),
                 "undo() of this report gives the modules their own classes back",

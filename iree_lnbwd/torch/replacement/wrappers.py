@@ -1,0 +1,100 @@
+"""Which modules scale what their norms return: told by tracing their forwards."""
+
+from __future__ import annotations
+
+import dis
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from iree_lnbwd.torch.replacement import effects
+from iree_lnbwd.torch.replacement.classes import own_class
+from iree_lnbwd.torch.replacement.form import Form
+from iree_lnbwd.torch.replacement.modulated import Modulation, is_simple
+
+_PRODUCTS = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
+_IN_PLACE = frozenset(name for name in vars(operator) if name.startswith("i") and "_" not in name)
+_SUMS = (operator.add, torch.add, "add")
+
+
+class _Tracer(fx.Tracer):
+    """It does not look into modules."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def modulation_of(module: nn.Module, forms: Mapping[nn.Module, Form]) -> Modulation | None:
+    """What a wrapper does to its norms; None if it is none.
+
+    Args:
+        module: Any.
+        forms: The norms that are replaced, and what they compute.
+    """
+    children = {name: each for name, each in module.named_children() if each in forms}
+    if not any(is_simple(forms[each]) for each in children.values()):
+        return None
+    forward = own_class(module).forward
+    code = getattr(forward, "__code__", None)
+    if code is None or forward.__closure__ or hasattr(forward, "_torchdynamo_orig_callable"):
+        return None  # ``super()`` would see that its forward gets a `View`, others may
+    if any(map(_changes_in_place, dis.get_instructions(code))):
+        return None
+    graph = _traced(module)
+    if graph is None:
+        return None
+    norms: dict[str, bool] = {}
+    for name, norm in children.items():
+        calls = [node for node in graph.nodes if node.op == "call_module" and node.target == name]
+        uses = [use for call in calls for use in call.users]
+        if not uses or not is_simple(forms[norm]) or not _are(uses, _PRODUCTS):
+            continue
+        norms[name] = all(use.users and _are(use.users, _SUMS) for use in uses)
+    if not norms:
+        return None
+    return Modulation(norms, forms[children[next(iter(norms))]].op.centres)
+
+
+def _are(nodes: Iterable[fx.Node], targets: tuple[Any, ...]) -> bool:
+    return all(n.op in ("call_function", "call_method") and n.target in targets for n in nodes)
+
+
+def _traced(module: nn.Module) -> fx.Graph | None:
+    """Its forward, without values; None if that has effects, or decides by values."""
+    copied: nn.Module = object.__new__(type(module))  # what it sets, it sets there
+    vars(copied).update({
+        name: value.copy() if isinstance(value, (dict, list, set)) else value
+        for name, value in vars(module).items()
+    })  # fmt: skip
+    try:
+        with torch.device("cpu"), effects.observed() as mode:
+            mode.begin()
+            graph = _Tracer().trace(copied)
+    except Exception:  # code that is not ours
+        return None
+    return None if any(_node_changes_in_place(node) for node in graph.nodes) else graph
+
+
+def _changes_in_place(instruction: dis.Instruction) -> bool:
+    """Whether a forward may change its input before a norm's output is used; it counts anywhere."""
+    name, argument = instruction.opname, instruction.argrepr
+    return (
+        name.startswith(("INPLACE_", "STORE_SUBSCR", "STORE_SLICE"))
+        or (name == "BINARY_OP" and argument.endswith("="))
+        or (name in ("LOAD_ATTR", "LOAD_METHOD") and _is_in_place(str(instruction.argval)))
+    )
+
+
+def _node_changes_in_place(node: fx.Node) -> bool:
+    """As `_changes_in_place`, of what the forward calls, too."""
+    if node.op == "call_method":
+        return _is_in_place(str(node.target))
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and (name == "setitem" or name in _IN_PLACE)
+
+
+def _is_in_place(method: str) -> bool:
+    return method.endswith("_") and not method.endswith("__")
