@@ -115,8 +115,10 @@ def replace_norms(
             classes.replace(module, form)
             forms[module] = form
     for module, its_names in names.items():
+        if module in forms or not any(child in forms for child in module.children()):
+            continue
         own = classes.own_class(module)
-        if module in forms or _is_pytorchs(own) or _why_not(module, own, asked) is not None:
+        if _is_pytorchs(own) or _why_not(module, own, asked) is not None:
             continue
         if (modulation := modulation_of(module, forms)) is not None:
             entries[module] = Entry(
