@@ -68,7 +68,7 @@ def layer_norm(
             sample. 1 without sets. It cannot be traced.
         uses: How many times to return the output, from 1 to 4: once for each of its uses, whose
             gradients are then added in the backward's kernel, in that order. Each sum is rounded to
-            the output's type if ``input`` has it, too, and else to that of sums.
+            the output's type if what is normalized has it, too, and else to that of sums.
         gate: As ``input``, of any element type that mixes with it: z, of which ``silu(z)`` is a
             factor of the output. The whole formula is computed in the type of sums, and rounded
             once. Neither ``uses`` nor ``memory_efficient`` goes with it. None means none.
