@@ -51,7 +51,7 @@ def gradients_difference(call: BoundCall, output_off: F64) -> Mapping[str, F64]:
         output_off: ``d``: [M, N].
 
     Returns:
-        Bounds by ATen's name, as [M, N], [N] or [G, N], of all gradients that the op has.
+        Bounds by ATen's name, as [M, N], [1, N] or [G, N], of all gradients that the op has.
     """
     assert call.spec is not None
     have = {name: array.astype(np.float64) for name, array in call.arrays.items()}

@@ -195,8 +195,8 @@ def test_the_bounds_element_by_element(op: str, has_weight: bool) -> None:
         mean_off = sum(abs(dy[j] * g[j]) * xhat_off[j] for j in range(7)) / 7
         dx = [mean_hx * xhat_off[j] + (abs(xhat[j]) + xhat_off[j]) * mean_off for j in range(7)]
         np.testing.assert_allclose(bounds["grad_input"][i], rstd * np.array(dx), rtol=1e-9)
-    np.testing.assert_allclose(bounds["grad_weight"], of_weight, rtol=1e-9)
-    np.testing.assert_array_equal(bounds["grad_bias"], np.zeros(7))
+    np.testing.assert_allclose(bounds["grad_weight"], [of_weight], rtol=1e-9)
+    np.testing.assert_array_equal(bounds["grad_bias"], np.zeros((1, 7)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
