@@ -236,6 +236,10 @@ class OtherUses(AdaLN):
             case "changed":
                 changes(x)
                 return y * factor
+            case "factor changed":
+                scaled = y * factor
+                changes(factor)
+                return scaled + factor
             case "of the columns":
                 return y * factor[0, 0] + factor[:1, 0]
             case "squared":
@@ -258,17 +262,18 @@ def test_whatever_else_is_asked_of_the_norm(what: str, monkeypatch: pytest.Monke
     torch.testing.assert_close(ours(x, emb), own(x, emb))
 
 
-def test_an_input_that_is_changed_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["changed", "factor changed"])
+def test_what_is_changed_in_between(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a wrapper is kept; if it does so later, that is an error, and no wrong value."""
-    monkeypatch.setattr(OtherUses, "what", "changed")
+    monkeypatch.setattr(OtherUses, "what", what)
     kept = OtherUses()
     replace_norms(kept)
     assert not isinstance(kept, ReplacedNorm)
     monkeypatch.setattr(OtherUses, "what", "of the columns")
     later = OtherUses()
     replace_norms(later)
-    monkeypatch.setattr(OtherUses, "what", "changed")
-    with pytest.raises(RuntimeError, match="expected an input that does not change before"):
+    monkeypatch.setattr(OtherUses, "what", what)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="that do not change before"):
         later(*inputs())
 
 
@@ -352,7 +357,34 @@ class AddsInPlace(AdaLN):
         return y * 2.0 + emb
 
 
-@pytest.mark.parametrize("cls", [Super, Draws, Decides, Plain, AddsInPlace])
+class Out(AdaLN):
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        y = self.norm(x)
+        torch.add(x, 1, out=x)
+        return y * 2.0 + emb
+
+
+class InPlace(AdaLN):
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        y = self.norm(x)
+        nn.functional.relu(x, True)
+        return y * 2.0 + emb
+
+
+class InPlaceModule(AdaLN):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        y = self.norm(x)
+        self.relu(x)
+        return y * 2.0 + emb
+
+
+@pytest.mark.parametrize(
+    "cls", [Super, Draws, Decides, Plain, AddsInPlace, Out, InPlace, InPlaceModule]
+)
 def test_what_is_no_wrapper(cls: type[AdaLN]) -> None:
     module, state = cls(), torch.random.get_rng_state()
     assert len(replace_norms(module).replaced) == 1

@@ -99,13 +99,11 @@ class _State(NamedTuple):
     """What decides how a norm is computed, beside the norm and its input.
 
     Attributes:
-        version: Of the input; None where that is not told.
         has_gradients: Whether they are recorded.
         is_inference: Whether tensors are made for inference alone.
         autocast: Its element type, and whether it is on.
     """
 
-    version: int | None
     has_gradients: bool
     is_inference: bool
     autocast: tuple[torch.dtype | None, bool]
@@ -116,11 +114,17 @@ def _state(input: Tensor) -> _State:
     is_eager = not torch.compiler.is_compiling()
     is_on = device != "meta" and torch.is_autocast_enabled(device)
     return _State(
-        input._version if is_eager and not input.is_inference() else None,
         torch.is_grad_enabled(),
         is_eager and torch.is_inference_mode_enabled(),
         (torch.get_autocast_dtype(device) if is_on else None, is_on),
     )
+
+
+def _version(tensor: Tensor | None) -> int | None:
+    """It grows with each change in place; None where that is not told."""
+    if tensor is None or torch.compiler.is_compiling() or tensor.is_inference():
+        return None
+    return tensor._version
 
 
 def _may_be_left_out(norm: nn.Module) -> bool:
@@ -153,6 +157,7 @@ class Deferred:
     ) -> None:
         self.norm, self.input, self.has_shift, self.factor = norm, input, has_shift, factor
         self.state = state
+        self._versions = (_version(input), _version(factor))
         self._value: Tensor | None = None
 
     def value(self) -> Tensor:
@@ -194,15 +199,14 @@ class Deferred:
         """Whether PyTorch's state is as it was.
 
         Raises:
-            RuntimeError: The input is not as it was.
+            RuntimeError: The input or the factor is not as it was.
         """
-        now = _state(self.input)
-        if now.version != self.state.version:
+        if (_version(self.input), _version(self.factor)) != self._versions:
             raise RuntimeError(
-                f"{type(self.norm).__name__}: expected an input that does not change before the "
-                "norm's output is used, got one that was changed in place"
+                f"{type(self.norm).__name__}: expected an input, and a factor of the output, that "
+                "do not change before the norm's output is used, got one that was changed in place"
             )
-        return now == self.state
+        return _state(self.input) == self.state
 
     @classmethod
     def __torch_function__(

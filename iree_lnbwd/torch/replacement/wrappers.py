@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -75,7 +76,7 @@ def _traced(module: nn.Module) -> fx.Graph | None:
             graph = _Tracer().trace(copied)
     except Exception:  # code that is not ours
         return None
-    return None if any(_node_changes_in_place(node) for node in graph.nodes) else graph
+    return None if any(_node_changes_in_place(module, node) for node in graph.nodes) else graph
 
 
 def _changes_in_place(instruction: dis.Instruction) -> bool:
@@ -88,12 +89,21 @@ def _changes_in_place(instruction: dis.Instruction) -> bool:
     )
 
 
-def _node_changes_in_place(node: fx.Node) -> bool:
+def _node_changes_in_place(module: nn.Module, node: fx.Node) -> bool:
     """As `_changes_in_place`, of what the forward calls, too."""
     if node.op == "call_method":
         return _is_in_place(str(node.target))
+    if node.op == "call_module":
+        return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
+    if node.op != "call_function" or not callable(node.target):
+        return False
     name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and (name == "setitem" or name in _IN_PLACE)
+    try:
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    except (TypeError, ValueError):  # one of C++'s
+        given = node.kwargs
+    is_asked = given.get("out") is not None or bool(given.get("inplace"))
+    return is_asked or name == "setitem" or name in _IN_PLACE or _is_in_place(name)
 
 
 def _is_in_place(method: str) -> bool:
