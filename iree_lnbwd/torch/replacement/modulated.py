@@ -124,7 +124,8 @@ def _version(tensor: Tensor | None) -> int | None:
     """It grows with each change in place; None where that is not told."""
     if tensor is None or torch.compiler.is_compiling() or tensor.is_inference():
         return None
-    return tensor._version
+    version: int = tensor._version
+    return version
 
 
 def _may_be_left_out(norm: nn.Module) -> bool:
