@@ -28,6 +28,7 @@ CLUSTER = replace(READ, cluster=2)
 DEFERS = replace(CLUSTER, ahead=2, slots=3, rereads=True, defers=True)
 SHARED = OnePass(workgroups=4, groups=8, warps=1, vector=4, subgroup_rows=4)
 NARROW = NormSpec((64,), "bf16")
+GATED = NormSpec((4096,), "bf16", gate="after")
 FEW = FewRows(rows=132, warps=16, tile=32, tile_vector=2)
 TWO = TwoPass(workgroups=66, warps=8, vector=8, chunks=1, rows=4)
 FORWARD = Forward(rows=1, threads=256, vector=8, chunks=2, in_registers=True)
@@ -307,6 +308,26 @@ BORDERS: dict[str, Border] = {
         {"rereads": True},
         {"rereads": True, "ahead": 1},
         "a row that is loaded twice is not loaded ahead",
+    ),
+    **{
+        f"sums that are received later, and {what}": Border(
+            DEFERS,
+            {"defers": False},
+            {},
+            "of other gradients of the output, and of a gate, only the next row is there",
+            spec,
+        )
+        for what, spec in (("two gradients", replace(SPEC, grad_outputs=2)), ("a gate", GATED))
+    },
+    "a gate of rows that are loaded twice": Border(
+        READ,
+        {},
+        {"rereads": True},
+        "a gate is in registers, which have no room beside the sums of so wide a row",
+        GATED,
+    ),
+    "sets of weights": Border(
+        READ, {}, {}, "it has one weight, and the spec has sets", replace(SPEC, weight_sets=True)
     ),
     "a weight that is copied": Border(
         READ, {}, {"stages_weight": True}, "the weight is copied with the first row"
@@ -592,6 +613,23 @@ BORDERS: dict[str, Border] = {
         "only a narrow row of one tensor, in registers, is kept narrow",
         replace(OF_FORWARD, dtype="f32"),
     ),
+    "a narrow row of a product": Border(
+        FORWARD,
+        {},
+        {"packs": True},
+        "only a narrow row of one tensor, in registers, is kept narrow",
+        replace(OF_FORWARD, gate="before"),
+    ),
+    **{
+        f"a gate {gate} a shared row": Border(
+            replace(FORWARD, in_registers=False),
+            {},
+            {"in_shared_memory": True},
+            "a gated row is not kept in shared memory",
+            replace(OF_FORWARD, gate=gate),
+        )
+        for gate in ("before", "after")
+    },
     "several rows": Border(
         replace(FORWARD, in_registers=False),
         {"rows": 1},
