@@ -59,6 +59,17 @@ def test_what_a_host_asks_for_fixed_rows() -> None:
     assert len(fingerprint.of(vmfb, source="it")) == len(digest(b""))
 
 
+def test_what_a_host_asks_for_with_sets_of_weights() -> None:
+    """Three sets of two rows each; one row has no more than its own set's."""
+    spec = NormSpec((64,), "f32", op="rms_norm", eps=1e-5, weight_sets=True)
+    vmfb, _ = built(spec, find_target("sm_90"))
+    asked = host_calls.asked(vmfb, describe(vmfb, source="it"))
+    for key, ((_, _, constants, given),) in asked.items():
+        rows = int(key)
+        assert constants == [rows, 3, min(rows, 2)]
+        assert given[1] == ["argument weight", 0, 3 * 256]
+
+
 def test_a_module_without_a_plan_has_a_fingerprint() -> None:
     """IREE's device runs it; the host program tells what."""
     vmfb, _ = built(NormSpec((8,)), find_target("sm_90"), WholeTensors("asked for"))
