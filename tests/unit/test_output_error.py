@@ -165,23 +165,34 @@ def test_a_wrong_formula_is_beyond_the_bound(op: str) -> None:
 
 
 @every_op
-@pytest.mark.parametrize("has_weight", [True, False])
-def test_the_bounds_element_by_element(op: str, has_weight: bool) -> None:
+@pytest.mark.parametrize(
+    ("has_weight", "sets"), [(True, 1), (False, 1), (True, 3)], ids=["weight", "none", "sets"]
+)
+def test_the_bounds_element_by_element(op: str, has_weight: bool, sets: int) -> None:
     """Each from the formulas at the head of the module; with weights of either sign, and small."""
     rng = random_generator()
-    spec = NormSpec((7,), "f64", op=op, has_weight=has_weight, weight_offset=0.5 * has_weight)
-    call = matrix.random_call(spec, 5, rng)
+    spec = NormSpec(
+        *((7,), "f64"),
+        op=op,
+        has_weight=has_weight,
+        weight_offset=0.5 * has_weight,
+        weight_sets=sets > 1,
+    )
+    call = matrix.random_call(spec, 5, rng)  # of two rows a set
     have = {name: array.tolist() for name, array in call.arrays.items()}
-    g = [1.0] * 7
+    of_sets = [[1.0] * 7] * sets
     if has_weight:
-        weight = np.array([-0.5, -0.5 + 3e-6, -0.5 - 3e-6, 1.0, -2.0, 0.25, -0.75])
-        call = on_values(call, weight=weight)
-        g = [w + 0.5 for w in weight.tolist()]
+        first = np.array([-0.5, -0.5 + 3e-6, -0.5 - 3e-6, 1.0, -2.0, 0.25, -0.75])
+        weight = np.array([first + number for number in range(sets)])
+        call = on_values(call, weight=weight if sets > 1 else first)
+        of_sets = (weight + 0.5).tolist()
     off = np.abs(rng.standard_normal((5, 7))) * 1e-3
     bounds = gradients_difference(call, off)
     assert bounds.keys() == {"grad_input", "grad_weight", "grad_bias"}
-    of_weight = [0.0] * 7
+    of_weight = [[0.0] * 7 for _ in range(sets)]
     for i in range(5):
+        number = i // 2 % sets
+        g = of_sets[number]
         rstd = have["rstd"][i]
         mean = have["mean"][i] if "mean" in have else 0.0
         dy, xhat = have["grad_output"][i], [(x - mean) * rstd for x in have["input"][i]]
@@ -190,13 +201,13 @@ def test_the_bounds_element_by_element(op: str, has_weight: bool) -> None:
             by = g[j] if abs(g[j]) >= LEAST_WEIGHT else math.copysign(LEAST_WEIGHT, g[j])
             lost = abs(xhat[j] * (1 - g[j] / by))
             xhat_off.append(off[i, j] / abs(by) + lost)
-            of_weight[j] += abs(dy[j]) * xhat_off[j]
+            of_weight[number][j] += abs(dy[j]) * xhat_off[j]
         mean_hx = abs(sum(dy[j] * g[j] * xhat[j] for j in range(7)) / 7)
         mean_off = sum(abs(dy[j] * g[j]) * xhat_off[j] for j in range(7)) / 7
         dx = [mean_hx * xhat_off[j] + (abs(xhat[j]) + xhat_off[j]) * mean_off for j in range(7)]
         np.testing.assert_allclose(bounds["grad_input"][i], rstd * np.array(dx), rtol=1e-9)
-    np.testing.assert_allclose(bounds["grad_weight"], [of_weight], rtol=1e-9)
-    np.testing.assert_array_equal(bounds["grad_bias"], np.zeros((1, 7)))
+    np.testing.assert_allclose(bounds["grad_weight"], of_weight, rtol=1e-9)
+    np.testing.assert_array_equal(bounds["grad_bias"], np.zeros((sets, 7)), strict=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -269,3 +269,12 @@ def test_the_explanation_is_about_the_tables_columns() -> None:
 def test_a_long_name_of_a_case_is_cut() -> None:
     assert verify.shown_case("x" * 120) == "x" * 120
     assert verify.shown_case("x" * 121) == "x" * 90 + "..." + "x" * 30
+
+
+def test_the_types_of_a_row_of_the_table() -> None:
+    """Of input, of output or its gradient, and of weight; one where they are the same."""
+    forward = NormSpec((4,), "f32", op="rms_norm", eps=1e-5, output_dtype="bf16")
+    assert verify._types(forward) == "f32/bf16/f32"
+    assert verify._types(NormSpec((4,), "bf16", weight_dtype="f32")) == "bf16/bf16/f32"
+    assert verify._types(NormSpec((4,), "f32", grad_output_dtype="f16")) == "f32/f16/f32"
+    assert verify._types(NormSpec((4,), "f32")) == "f32"
