@@ -10,8 +10,8 @@ import jax
 
 from iree_lnbwd.jax import formulas
 from iree_lnbwd.jax import native as jax_native
-from iree_lnbwd.jax.custom_call import rows_of
 from iree_lnbwd.jax.partitions import partitioned
+from iree_lnbwd.jax.rows_of_sets import rows_of
 from iree_lnbwd.ops.operands import Kind, names
 from iree_lnbwd.ops.spec import NormSpec
 
@@ -40,7 +40,7 @@ def function(spec: NormSpec, rows_per_set: int | None = None) -> Callable[..., A
         if rows_per_set is not None and not alone:
             weight, _ = given["weight"]
             cells, has_batch = next(iter(given.values()))  # every op's first has M rows
-            of_one = rows_of(spec, cells.shape[1:] if has_batch else cells.shape)
+            of_one = rows_of(cells.shape[1:] if has_batch else cells.shape, spec.normalized_shape)
             alone = of_one % (weight.shape[0] * rows_per_set) != 0
         if alone or has_sums:
             axes = tuple(0 if batch else None for batch in are_batched)
@@ -67,10 +67,11 @@ def function(spec: NormSpec, rows_per_set: int | None = None) -> Callable[..., A
 def _placed(spec: NormSpec, rows_per_set: int | None, *arrays: jax.Array) -> Arrays:
     """By the module on its platforms, and by XLA on all others."""
     by_xla = functools.partial(formulas.compute, spec, rows_per_set=rows_per_set)
-    sizes = (rows_of(spec, arrays[0].shape), *(array.shape[0] for array in arrays if array.ndim))
+    rows = rows_of(arrays[0].shape, spec.normalized_shape)
+    sizes = (rows, *(array.shape[0] for array in arrays if array.ndim))
     # not the symbols of shapes that `jax.export` leaves open
     are_known = all(isinstance(size, int) for size in sizes)
-    ours = jax_native.platforms(spec, sizes[0]) if are_known else ()
+    ours = jax_native.platforms(spec, rows) if are_known else ()
     if not ours:
         return by_xla(*arrays)
     branches = dict.fromkeys(ours, partitioned(spec, rows_per_set))

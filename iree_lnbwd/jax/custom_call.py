@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from iree_lnbwd.jax import formulas
 from iree_lnbwd.jax import native as jax_native
+from iree_lnbwd.jax.rows_of_sets import rows_of
 from iree_lnbwd.ops.operands import WEIGHT, names
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
@@ -18,7 +17,7 @@ from iree_lnbwd.ops.spec import NormSpec
 
 def launched(spec: NormSpec, rows_per_set: int | None, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """By XLA's custom call; there is at least one row."""
-    rows = rows_of(spec, arrays[0].shape)
+    rows = rows_of(arrays[0].shape, spec.normalized_shape)
     sets = None
     if rows_per_set is not None:
         weight = arrays[names(spec.inputs).index(WEIGHT.name)]
@@ -36,8 +35,3 @@ def launched(spec: NormSpec, rows_per_set: int | None, *arrays: jax.Array) -> tu
     call = jax.ffi.ffi_call(jax_native.TARGET, jax.eval_shape(computed, *arrays))
     results = call(*arrays, spec=jax_native.text_of(spec, sets), rows=np.int64(rows))
     return tuple(results[: len(spec.results)])
-
-
-def rows_of(spec: NormSpec, shape: Sequence[int]) -> int:
-    """The rows of cells; a symbol where `jax.export` leaves a dimension open."""
-    return math.prod(shape[: len(shape) - len(spec.normalized_shape)])

@@ -24,7 +24,7 @@ def spread(sets: jax.Array, shape: Sequence[Any], rows_per_set: int) -> jax.Arra
         Of that shape.
     """
     number, *dims = sets.shape
-    rows = _rows(shape, dims)
+    rows = rows_of(shape, dims)
     if (rounds := _whole_rounds(rows, number, rows_per_set)) is None:
         return sets[_set_of(rows, number, rows_per_set)].reshape(shape)
     each = jnp.expand_dims(sets, (0, 2))
@@ -43,14 +43,15 @@ def summed(cells: jax.Array, shape: Sequence[Any], rows_per_set: int) -> jax.Arr
         Of that shape, with zeros in sets without rows.
     """
     number, *dims = shape
-    rows = _rows(cells.shape, dims)
+    rows = rows_of(cells.shape, dims)
     if (rounds := _whole_rounds(rows, number, rows_per_set)) is None:
         zeros = jnp.zeros(tuple(shape), cells.dtype)
         return zeros.at[_set_of(rows, number, rows_per_set)].add(cells.reshape(rows, *dims))
     return cells.reshape(rounds, number, rows_per_set, *dims).sum((0, 2))
 
 
-def _rows(shape: Sequence[Any], dims: Sequence[Any]) -> Any:
+def rows_of(shape: Sequence[Any], dims: Sequence[Any]) -> Any:
+    """M of cells of a shape that ends in dims; a symbol where `jax.export` leaves one open."""
     return math.prod(shape[: len(shape) - len(dims)])
 
 
