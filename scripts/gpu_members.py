@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_lnbwd import NormSpec, runtime
 from iree_lnbwd.ops.arguments import DEFAULT_EPS
@@ -16,7 +16,9 @@ from iree_lnbwd.ops.operands import (
     OPS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
+    Gate,
 )
+from iree_lnbwd.ops.sets import Sets
 
 if TYPE_CHECKING:  # PyTorch is only there where they are timed
     from torch import Tensor
@@ -25,7 +27,9 @@ if TYPE_CHECKING:  # PyTorch is only there where they are timed
 
 EPS = DEFAULT_EPS
 _ROTATED_BYTES = 400_000_000  # several times the L2 cache of any GPU
-_MOST_SETS = 16
+_MOST_BUFFERS = 16
+TOKENS = 1024  # of a sample of a DiT of 512 x 512 pixels
+HEADS = 32
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,18 @@ class Member:
         op: A name of `operands.OPS`.
         has_residual: Whether a forward adds a residual, or a backward its gradient.
         from_output: Whether a backward takes the forward's output in place of its input.
+        gate: Where a gate comes in, if there is one.
+        tokens: Rows of a sample, where each sample has a scale and a shift.
+        heads: Neighbouring rows of a token, where each has a weight of its own.
     """
 
     name: str
     op: str
     has_residual: bool = False
     from_output: bool = False
+    gate: Gate | None = None
+    tokens: int | None = None
+    heads: int | None = None
 
     @property
     def centres(self) -> bool:
@@ -55,6 +65,11 @@ class Member:
         return OPS[self.op].is_backward
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it has one weight and no gate."""
+        return not (self.gate or self.tokens or self.heads)
+
+    @property
     def streams_of_ceiling(self) -> int:
         """Tensors of rows that the ceiling moves: a copy has two, an addition of two has three."""
         return 3 if self.is_backward else 2
@@ -63,10 +78,26 @@ class Member:
     def streams(self) -> int:
         """Tensors of rows that it has to move.
 
-        A residual is read and its sum is written; in a backward, its gradient is read.
+        A residual is read and its sum is written; in a backward, its gradient is read. A gate is
+        read; in a backward, its gradient is written.
         """
-        more = 1 if self.is_backward else 2
-        return self.streams_of_ceiling + (more if self.has_residual else 0)
+        of_residual, of_gate = (1, 2) if self.is_backward else (2, 1)
+        return (
+            self.streams_of_ceiling
+            + (of_residual if self.has_residual else 0)
+            + (of_gate if self.gate else 0)
+        )
+
+    def sets(self, rows: int) -> Sets | None:
+        """The sets of weights of so many rows; None where there is one weight."""
+        if self.tokens:
+            return Sets(max(1, rows // self.tokens), self.tokens)
+        return Sets(self.heads, 1) if self.heads else None
+
+    def whole_rows(self, rows: int) -> int:
+        """At most so many rows: whole samples, or whole tokens."""
+        unit = self.tokens or self.heads or 1
+        return max(1, rows // unit) * unit
 
     def spec(self, columns: int, dtype: str) -> NormSpec:
         """Of one element type for all tensors."""
@@ -78,6 +109,9 @@ class Member:
             residual_dtype=dtype if self.has_residual else None,
             from_output=self.from_output,
             has_bias=True if self.from_output and self.centres else None,
+            gate=self.gate.value if self.gate else None,
+            weight_sets=bool(self.tokens or self.heads),
+            weight_offset=1.0 if self.tokens else 0.0,
         )
 
 
@@ -94,6 +128,14 @@ MEMBERS = {
         Member("add_rms_norm_backward", RMS_NORM_BACKWARD.name, has_residual=True),
         Member("layer_norm_from_output", LAYER_NORM_BACKWARD.name, from_output=True),
         Member("rms_norm_from_output", RMS_NORM_BACKWARD.name, from_output=True),
+        Member("modulated_layer_norm", LAYER_NORM.name, tokens=TOKENS),
+        Member("head_rms_norm", RMS_NORM.name, heads=HEADS),
+        Member("gated_rms_norm", RMS_NORM.name, gate=Gate.AFTER),
+        Member("gated_first_rms_norm", RMS_NORM.name, gate=Gate.BEFORE),
+        Member("modulated_layer_norm_backward", LAYER_NORM_BACKWARD.name, tokens=TOKENS),
+        Member("head_rms_norm_backward", RMS_NORM_BACKWARD.name, heads=HEADS),
+        Member("gated_rms_norm_backward", RMS_NORM_BACKWARD.name, gate=Gate.AFTER),
+        Member("gated_first_rms_norm_backward", RMS_NORM_BACKWARD.name, gate=Gate.BEFORE),
     )
 }
 
@@ -103,17 +145,18 @@ class Buffers:
     """One set of tensors on the GPU: what any of the norms takes, and storage for ceilings.
 
     Shapes: x, dy, residual, y, filled [M, N]; mean, rstd [M], f32, or f64 for f64 data;
-    gamma, beta [N].
+    gamma, beta [N], or [G, N] where there are sets of weights; z [M, N].
 
     Attributes:
         x: What is normalized, or what was.
         dy: The gradient that reached the output.
         residual: What a forward adds to x; or the gradient of that sum.
-        y: The output, of layer normalization or of RMS normalization.
+        y: The output, which a backward takes.
         mean: Of each row of x.
         rstd: Of the same normalization.
         gamma: The weight.
         beta: The bias.
+        z: The gate.
         filled: What the ceiling writes.
     """
 
@@ -125,13 +168,14 @@ class Buffers:
     rstd: Tensor
     gamma: Tensor
     beta: Tensor
+    z: Tensor
     filled: Tensor
 
 
 def buffers(member: Member, rows: int, columns: int, dtype: str) -> list[Buffers]:
     """As many sets of random tensors as it takes to exceed the L2 cache."""
     each = member.streams * rows * columns * DTYPES[dtype].numpy.itemsize
-    count = max(1, min(_MOST_SETS, -(-_ROTATED_BYTES // each)))
+    count = max(1, min(_MOST_BUFFERS, -(-_ROTATED_BYTES // each)))
     return [_random(member, rows, columns, dtype) for _ in range(count)]
 
 
@@ -144,13 +188,20 @@ def _random(member: Member, rows: int, columns: int, dtype: str) -> Buffers:
         return torch.randn(*shape, device="cuda").to(BY_NAME[dtype])
 
     x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(BY_NAME[dtype])
-    gamma, beta, wide = normal(columns), normal(columns), x if dtype == "f64" else x.float()
+    sets = member.sets(rows)
+    weights = (sets.number, columns) if sets else (columns,)
+    gamma, beta, z = normal(*weights), normal(*weights), normal(rows, columns)
+    wide = x if dtype == "f64" else x.float()
+    if member.gate is Gate.BEFORE:
+        wide = wide * torch.nn.functional.silu(z.to(wide.dtype))
     mean = wide.mean(1)
     centred = wide - mean[:, None] if member.centres else wide
     rstd = torch.rsqrt(centred.square().mean(1) + EPS)
-    y = centred * rstd[:, None] * gamma + (beta if member.centres else 0)
+    y = centred * rstd[:, None]
+    if member.from_output:
+        y = y * gamma + (beta if member.centres else 0)
     dy, residual = normal(rows, columns), normal(rows, columns)
-    return Buffers(x, dy, residual, y.to(x.dtype), mean, rstd, gamma, beta, torch.empty_like(x))
+    return Buffers(x, dy, residual, y.to(x.dtype), mean, rstd, gamma, beta, z, torch.empty_like(x))
 
 
 def ceiling(member: Member, sets: Sequence[Buffers]) -> Contender:
@@ -169,15 +220,22 @@ def ceiling(member: Member, sets: Sequence[Buffers]) -> Contender:
 def ours(member: Member, path: Path, sets: Sequence[Buffers]) -> Contender:
     """A compiled module, with new arrays for the results in each call."""
     module = runtime.load(path, "cuda")
+    weights = member.sets(len(sets[0].x))
+
+    def options(s: Buffers) -> dict[str, Any]:
+        return {
+            "gate": s.z if member.gate else None,
+            "rows_per_set": weights.rows_per_set if weights else 1,
+        }
 
     def call(i: int) -> object:
         s = sets[i % len(sets)]
         residual = s.residual if member.has_residual else None
         if member.op == LAYER_NORM.name:
-            return module(s.x, s.gamma, s.beta, residual=residual)
+            return module(s.x, s.gamma, s.beta, residual=residual, **options(s))
         if member.op == RMS_NORM.name:
-            return module(s.x, s.gamma, residual=residual)
-        data = {"output": s.y} if member.from_output else {"input": s.x}
+            return module(s.x, s.gamma, residual=residual, **options(s))
+        data = {"output": s.y} if member.from_output else {"input": s.x} | options(s)
         if member.op == RMS_NORM_BACKWARD.name:
             return module(s.dy, rstd=s.rstd, weight=s.gamma, grad_residual=residual, **data)
         mean = None if member.from_output else s.mean

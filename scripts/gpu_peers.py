@@ -10,10 +10,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from gpu_formulas import formula
 from gpu_members import EPS, Buffers, Member
 from torch import Tensor
 
 from iree_lnbwd.benchmark.gpu_times import Contender
+from iree_lnbwd.ops.operands import Gate
 
 Call = Callable[[Buffers], object]
 Peer = Callable[[Member, Sequence[Buffers]], Call | None]  # None if it has no such norm
@@ -25,6 +27,8 @@ def contenders(
     """The peers that have such a norm, by name; those that fail are told."""
     found: dict[str, Contender] = {}
     for name in names:
+        if not member.is_plain and name not in _OF_ANY_MEMBER:
+            continue
         try:
             call = PEERS[name](member, sets)
             if call is None:
@@ -77,6 +81,8 @@ def _eager(member: Member, sets: Sequence[Buffers]) -> Call | None:
 
     if member.from_output:
         return None
+    if not member.is_plain:
+        return formula(member, len(sets[0].x))
     return backward if member.is_backward else forward
 
 
@@ -212,6 +218,45 @@ def _quack(member: Member, sets: Sequence[Buffers]) -> Call | None:
     )
 
 
+def _fla(member: Member, _sets: Sequence[Buffers]) -> Call | None:
+    """Gates alone: after the norm by one module of it, before the norm by another."""
+    from fla.modules.norm import fused_norm_gate, layernorm_gated
+
+    if member.gate is None:
+        return None
+    is_rms = not member.centres
+
+    def after(s: Buffers) -> object:
+        beta = None if is_rms else s.beta
+        return fused_norm_gate.layer_norm_gated_fwd(
+            s.x, s.z, s.gamma, beta, "swish", EPS, is_rms_norm=is_rms
+        )
+
+    def after_backward(s: Buffers) -> object:
+        beta, mean = (None, None) if is_rms else (s.beta, s.mean)
+        return fused_norm_gate.layer_norm_gated_bwd(
+            *(s.dy, s.x, s.z, s.gamma, beta, "swish", EPS, mean, s.rstd), is_rms_norm=is_rms
+        )
+
+    def before(s: Buffers) -> object:
+        beta = None if is_rms else s.beta
+        return layernorm_gated.layer_norm_fwd(
+            s.x, s.gamma, beta, EPS, s.z, norm_before_gate=False, is_rms_norm=is_rms
+        )
+
+    def before_backward(s: Buffers) -> object:
+        beta, mean = (None, None) if is_rms else (s.beta, s.mean)
+        return layernorm_gated.layer_norm_bwd(
+            *(s.dy, s.x, s.gamma, beta, EPS, mean, s.rstd, s.z),
+            norm_before_gate=False,
+            is_rms_norm=is_rms,
+        )
+
+    if member.gate is Gate.AFTER:
+        return after_backward if member.is_backward else after
+    return before_backward if member.is_backward else before
+
+
 PEERS: Mapping[str, Peer] = {
     "eager": _eager,
     "compile": _compiled,
@@ -219,7 +264,9 @@ PEERS: Mapping[str, Peer] = {
     "flash-attn": _flash_attn,
     "cudnn": _cudnn,
     "quack": _quack,
+    "fla": _fla,
 }
+_OF_ANY_MEMBER = ("eager", "compile", "fla")  # the others have neither sets of weights nor gates
 PACKAGES = {  # the version of each goes to the CSV
     "torch": "torch",
     "triton": "triton",
@@ -227,4 +274,5 @@ PACKAGES = {  # the version of each goes to the CSV
     "flash_attn": "flash-attn",
     "cudnn_frontend": "nvidia-cudnn-frontend",
     "quack_kernels": "quack-kernels",
+    "fla_core": "fla-core",
 }

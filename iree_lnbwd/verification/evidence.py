@@ -117,11 +117,15 @@ def of_any(target: Target) -> str:
 
 def of_target(name: str) -> str:
     """A summary of the runs for a GPU target, in words."""
-    said = [
-        f"{len(record.passed)} of {len(record.passed | record.missed)} modules {_how(record)}"
-        for record in records()
-        if record.target == name
-    ]
+    ran: dict[str, list[Record]] = {}
+    for record in records():
+        if record.target == name:
+            ran.setdefault(_how(record), []).append(record)
+    said = []
+    for how, runs in ran.items():
+        passed = sum(len(run.passed) for run in runs)
+        modules = sum(len(run.passed | run.missed) for run in runs)
+        said.append(f"{passed} of {modules} modules {how}")
     return "; ".join(said) or "compiled only, never run"
 
 

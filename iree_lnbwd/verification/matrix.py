@@ -126,8 +126,17 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
             yield of((4096,), dtype, residual_dtype=dtype, output_mask=alone)
 
 
+def operand_specs() -> Iterator[NormSpec]:
+    """Specs with operands that `specs` leaves out. The emulator's records need not have them."""
+    yield from several_gradients()
+    yield from typed_outputs()
+    yield from weight_sets()
+    yield from biased_rms_norms()
+    yield from gated()
+
+
 def several_gradients() -> Iterator[NormSpec]:
-    """Backwards of several gradients of the output. No record has them yet."""
+    """Backwards of several gradients of the output."""
     for op in OPS.values():
         if op.is_backward:
             yield from _several_gradients(op)
@@ -156,7 +165,7 @@ def _several_gradients(op: Op) -> Iterator[NormSpec]:
 
 
 def typed_outputs() -> Iterator[NormSpec]:
-    """Forwards whose output has another type than the input. No record has them yet."""
+    """Forwards whose output has another type than the input."""
     for op in (LAYER_NORM, RMS_NORM):
         of = _spec_of(op)
         for width in _FAMILY_WIDTHS:
@@ -173,7 +182,7 @@ def typed_outputs() -> Iterator[NormSpec]:
 
 
 def weight_sets() -> Iterator[NormSpec]:
-    """Norms whose weight has sets, of every op. No record has them yet."""
+    """Norms whose weight has sets, of every op."""
     for op in (*OPS.values(), *FROM_OUTPUT.values()):
         of = functools.partial(_spec_of(op), weight_sets=True)
         for width in _FAMILY_WIDTHS:
@@ -190,13 +199,13 @@ def weight_sets() -> Iterator[NormSpec]:
 
 
 def biased_rms_norms() -> Iterator[NormSpec]:
-    """RMS norms with a bias, of every op. No record has them yet."""
+    """RMS norms with a bias, of every op."""
     for op in (RMS_NORM, RMS_NORM_BACKWARD, FROM_OUTPUT[RMS_NORM_BACKWARD.name]):
         yield from _biased(op)
 
 
 def gated() -> Iterator[NormSpec]:
-    """Norms with a gate, after and before, of every op. No record has them yet."""
+    """Norms with a gate, after and before, of every op."""
     for op in (*GATED[Gate.AFTER].values(), *GATED[Gate.BEFORE].values()):
         yield from _gated(op)
 
@@ -213,8 +222,6 @@ def _gated(op: Op) -> Iterator[NormSpec]:
         yield of((width,), "f32", gate_dtype="bf16", weight_dtype="bf16")
         yield of((width,), "bf16", has_weight=False)
         yield of((width,), "bf16", weight_offset=1.0, has_bias=op.takes_bias)
-    yield of((16384,), "bf16")
-    yield of((65536,), "f32")
     if not op.is_backward:
         return
     for gradient in op.masked:

@@ -382,18 +382,7 @@ RIGHT = {
     "rstd first": Way(rstd_first=True),
     "as on GPUs": Way(fused=True, rstd_first=True, by_reciprocal=True),
 }
-NARROW = [
-    spec
-    for spec in (
-        *matrix.specs(),
-        *matrix.several_gradients(),
-        *matrix.biased_rms_norms(),
-        *matrix.typed_outputs(),
-        *matrix.weight_sets(),
-        *matrix.gated(),
-    )
-    if spec.columns <= 4096
-]
+NARROW = [spec for spec in (*matrix.specs(), *matrix.operand_specs()) if spec.columns <= 4096]
 WIDE = [
     NormSpec((16384,), dtype, op=op.name, eps=EPS)
     for op in OPS.values()
