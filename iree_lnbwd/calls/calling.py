@@ -9,6 +9,7 @@ from iree_lnbwd.calls.modules import MODULES, Modules
 from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.ops.arguments import Options, Results, bind_arrays, results_of
 from iree_lnbwd.ops.operands import RSTD, names
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.gpu_module import KnownCall
@@ -22,10 +23,12 @@ class HostCall(NamedTuple):
     Attributes:
         norm: The module that computes it.
         rows: M, at least 1.
+        sets: Those of the weight, where it has some.
     """
 
     norm: Norm
     rows: int
+    sets: Sets | None = None
 
 
 def call(
@@ -55,7 +58,7 @@ def call(
         if bound.spec is None:
             return results_of(op, {}), None
         norm = load(bound.spec, uri or _HOST)
-        known_here = HostCall(norm, bound.rows) if bound.rows else None
+        known_here = HostCall(norm, bound.rows, bound.sets) if bound.rows else None
         return interop.from_numpy(norm.run(bound), like=data), known_here
     kind = framework.signature(arguments, given)
     # Where the statistics are given, eps is no option: calls with any are of one kind.

@@ -26,13 +26,13 @@
 namespace iree_lnbwd {
 
 constexpr size_t kMostArguments = 10;  // of an op
-constexpr size_t kMostMasked = 3;     // gradients that a mask chooses among
+constexpr size_t kMostMasked = 4;      // gradients that a mask chooses among
 
 // An operand of an op: a row of the table in operands.py, whose words these are.
 struct Operand {
   std::string name;
   enum class Extent { cells, rows, columns } extent;
-  enum class Element { dy, x, acc, gamma, beta, residual } element;
+  enum class Element { dy, x, acc, gamma, beta, residual, gate } element;
   bool is_read;         // by kernels; of the others only the element type counts
   bool is_masked;       // a mask chooses it
   bool needs_bias;      // it is there where a bias is
@@ -46,7 +46,7 @@ struct Op {
   std::vector<Operand> results;
   size_t data;  // the argument that decides the shape, the device and the type
   // Other arguments; -1 where the op has none.
-  int weight = -1, bias = -1, rstd = -1, residual = -1;
+  int weight = -1, bias = -1, rstd = -1, residual = -1, gate = -1;
 };
 
 // In the order in which Python describes them. They never change afterwards.
@@ -68,12 +68,16 @@ struct Kind {
   std::optional<double> eps;                 // as the caller gave it, where it counts
   double weight_offset;
   std::optional<at::ScalarType> output_type;  // of a forward, where it is said
+  // The sets of a weight, and neighbouring rows that take one of them; 0 where there are no sets.
+  int64_t sets;
+  int64_t rows_per_set;
 
   bool operator==(const Kind& other) const {
     return op == other.op && device == other.device && rows == other.rows &&
            columns == other.columns && types == other.types && mask == other.mask &&
            eps == other.eps && weight_offset == other.weight_offset &&
-           output_type == other.output_type;
+           output_type == other.output_type && sets == other.sets &&
+           rows_per_set == other.rows_per_set;
   }
 };
 
@@ -81,10 +85,11 @@ struct HashOfKind {
   size_t operator()(const Kind& kind) const {
     const std::string_view types(reinterpret_cast<const char*>(kind.types.data()),
                                  kind.types.size());
-    const auto& [first, second, third] = kind.mask;
-    return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns,
-                         std::hash<std::string_view>{}(types), first, second, third, kind.eps,
-                         kind.weight_offset, kind.output_type);
+    const std::string_view mask(reinterpret_cast<const char*>(kind.mask.data()), kind.mask.size());
+    const std::hash<std::string_view> of_bytes;
+    return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns, of_bytes(types),
+                         of_bytes(mask), kind.eps, kind.weight_offset, kind.output_type, kind.sets,
+                         kind.rows_per_set);
   }
 };
 

@@ -62,7 +62,8 @@ Operand operand_of(const std::string& row) {
                                     {"acc", Element::acc},
                                     {"gamma", Element::gamma},
                                     {"beta", Element::beta},
-                                    {"residual", Element::residual}}),
+                                    {"residual", Element::residual},
+                                    {"z", Element::gate}}),
           access == "READ",
           when == "ASKED_FOR" || when == "ASKED_FOR_WITH_BIAS",
           when == "ASKED_FOR_WITH_BIAS",
@@ -85,9 +86,12 @@ int64_t describe_op(std::string name, bool is_backward, const std::string& data,
     if (operand.element == Operand::Element::gamma) op->weight = at;
     if (operand.element == Operand::Element::beta) op->bias = at;
     if (operand.element == Operand::Element::residual) op->residual = at;
+    if (operand.element == Operand::Element::gate) op->gate = at;
     if (operand.name == "rstd") op->rstd = at;
   }
   for (const auto& row : results) op->results.push_back(operand_of(row));
+  TORCH_CHECK(op->results.size() <= iree_lnbwd::kMostMasked, op->name, ": expected at most ",
+              iree_lnbwd::kMostMasked, " results, got ", op->results.size());
   ops().push_back(std::move(op));
   return static_cast<int64_t>(ops().size()) - 1;
 }
@@ -102,21 +106,19 @@ const Op& op_of(int64_t number) {
 void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
               at::IntArrayRef normalized_shape, const c10::List<bool>& mask,
               std::optional<double> eps, double weight_offset,
-              std::optional<at::ScalarType> output_dtype, at::IntArrayRef driver, int64_t ones,
-              int64_t scratch_bytes, at::IntArrayRef scratch, at::IntArrayRef launches,
-              at::IntArrayRef graph) {
+              std::optional<at::ScalarType> output_dtype, std::optional<int64_t> rows_per_set,
+              at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
+              at::IntArrayRef launches, at::IntArrayRef graph) {
   const Op& described = op_of(op);
   TORCH_CHECK(tensors.size() == described.arguments.size(), "tensors: expected ",
               described.arguments.size(), " of ", described.name, ", got ", tensors.size());
-  TORCH_CHECK(mask.size() <= iree_lnbwd::kMostMasked, "mask: expected at most ",
-              iree_lnbwd::kMostMasked, " gradients, got ", mask.size());
   std::vector<std::optional<Tensor>> kept(tensors.begin(), tensors.end());
   Given given = {};
   for (size_t i = 0; i < kept.size(); ++i) given[i] = iree_lnbwd::pointer_to(kept[i]);
   TORCH_CHECK(given[described.data] != nullptr, "tensors: expected ",
               described.arguments[described.data].name, " among them, got none");
-  Options options = {normalized_shape, {}, eps, weight_offset, output_dtype};
-  std::copy(mask.begin(), mask.end(), options.mask.begin());
+  const Options options = {normalized_shape, mask_of(described, mask), eps, weight_offset,
+                           output_dtype,     rows_per_set};
   const auto numbers = [](at::IntArrayRef given) {
     return iree_lnbwd::Numbers{given.data(), given.size()};
   };
@@ -162,12 +164,13 @@ class Norm {
  public:
   Norm(const std::string& name, const Op& op, const std::string& gradients, const Op& gradients_op,
        const std::string& from_output, const Op& from_output_op, bool takes_residual,
-       bool own_forward)
+       bool own_forward, bool takes_sets)
       : op(op),
         gradients_op(gradients_op),
         from_output_op(from_output_op),
         takes_residual(takes_residual),
         own_forward(own_forward),
+        takes_sets(takes_sets),
         itself(name),
         checked(name + "_checked"),
         by_aten(name + "_by_aten"),
@@ -191,6 +194,7 @@ class Norm {
   const Op& from_output_op;
   const bool takes_residual;
   const bool own_forward;  // or PyTorch's
+  const bool takes_sets;
   size_t taken = 0;        // of the op's arguments
   // Places among the results; the output is the first. -1 where there is none.
   int mean, rstd, residual_output;
@@ -204,8 +208,8 @@ class Norm {
 };
 
 // By number. Each is there before its kernels are, and never changes afterwards.
-std::array<std::unique_ptr<const Norm>, 16>& norms() {
-  static std::array<std::unique_ptr<const Norm>, 16> all;
+std::array<std::unique_ptr<const Norm>, 32>& norms() {
+  static std::array<std::unique_ptr<const Norm>, 32> all;
   return all;
 }
 
@@ -223,9 +227,11 @@ struct Taken {
   double weight_offset = 0;
   bool memory_efficient = false;
   std::optional<at::ScalarType> output_type;
+  IValue rows_per_set;  // None where no weight has sets
   size_t count;
 
-  Taken(const Norm& norm, const Stack& stack) : count(norm.taken + (norm.own_forward ? 5 : 2)) {
+  Taken(const Norm& norm, const Stack& stack)
+      : count(norm.taken + (norm.own_forward ? 5 : 2) + norm.takes_sets) {
     const IValue* next = stack.data() + stack.size() - count;
     for (size_t i = 0; i < norm.op.arguments.size(); ++i) {
       if (norm.takes(norm.op.arguments[i])) tensors[i] = pointer_to(*next++);
@@ -235,8 +241,9 @@ struct Taken {
     if (norm.own_forward) {
       weight_offset = (next++)->toDouble();
       memory_efficient = (next++)->toBool();
-      output_type = next->toOptional<at::ScalarType>();
+      output_type = (next++)->toOptional<at::ScalarType>();
     }
+    if (norm.takes_sets) rows_per_set = *next;
   }
 };
 
@@ -247,6 +254,11 @@ c10::DimVector integers_of(const IValue& value) {
     found.push_back(each.guard_int(__FILE__, __LINE__));
   }
   return found;
+}
+
+std::optional<int64_t> integer_of(const IValue& value) {
+  if (value.isNone()) return std::nullopt;
+  return value.isInt() ? value.toInt() : value.toSymInt().guard_int(__FILE__, __LINE__);
 }
 
 // PyTorch's own takes one element type only on GPUs; Python widens, or refuses, the others.
@@ -286,7 +298,12 @@ class Forward final : public c10::OperatorKernel {
     if (!norm_.own_forward) return forward_by_pytorch(norm_, taken, stack);
     const auto dims = integers_of(taken.normalized_shape);
     auto results = known(norm_.op, taken.tensors,
-                         {dims, {}, taken.eps, taken.weight_offset, taken.output_type});
+                         {dims,
+                          {},
+                          taken.eps,
+                          taken.weight_offset,
+                          taken.output_type,
+                          integer_of(taken.rows_per_set)});
     if (!results) return norm_.checked.call(stack);
     torch::jit::drop(*stack, taken.count);
     for (size_t i = 0; i < results->size(); ++i) {
@@ -301,25 +318,23 @@ class Forward final : public c10::OperatorKernel {
 // A backward, without autograd.
 class Gradients final : public c10::OperatorKernel {
  public:
-  Gradients(const std::string& name, const Op& op)
-      : op_(op),
-        checked_(name + "_checked"),
-        least_(std::count_if(op.results.begin(), op.results.end(),
-                             [](const Operand& result) { return !result.needs_bias; })) {}
+  Gradients(const std::string& name, const Op& op, bool takes_sets)
+      : op_(op), checked_(name + "_checked"), takes_sets_(takes_sets) {}
 
   void operator()(const OperatorHandle&, DispatchKeySet, Stack* stack) {
-    const size_t tensors = op_.arguments.size(), taken = tensors + 4;
+    const size_t tensors = op_.arguments.size(), taken = tensors + 4 + takes_sets_;
     const IValue* values = stack->data() + stack->size() - taken;
     Given given = {};
     for (size_t i = 0; i < tensors; ++i) given[i] = pointer_to(values[i]);
     const IValue* options = values + tensors;
     const auto dims = integers_of(options[0]);
-    iree_lnbwd::Mask mask = {};
-    const auto asked = options[1].toBoolList();
-    TORCH_CHECK(asked.size() >= least_ && asked.size() <= op_.results.size(),
-                "output_mask: expected ", op_.results.size(), " bools, got ", asked.size());
-    std::copy(asked.begin(), asked.end(), mask.begin());
-    auto results = known(op_, given, {dims, mask, double_of(options[2]), options[3].toDouble()});
+    auto results = known(op_, given,
+                         {dims,
+                          mask_of(op_, options[1].toBoolList()),
+                          double_of(options[2]),
+                          options[3].toDouble(),
+                          std::nullopt,
+                          takes_sets_ ? integer_of(options[4]) : std::nullopt});
     if (!results) return checked_.call(stack);
     torch::jit::drop(*stack, taken);
     for (auto& result : *results) stack->emplace_back(std::move(result));
@@ -328,7 +343,7 @@ class Gradients final : public c10::OperatorKernel {
  private:
   const Op& op_;
   Named checked_;
-  const size_t least_;  // bools of a mask: that of a bias may be missing
+  const bool takes_sets_;
 };
 
 IValue value_of(const Tensor& tensor) { return tensor.defined() ? IValue(tensor) : IValue(); }
@@ -346,7 +361,15 @@ void without_autograd(const Norm& norm, const Taken& taken, Stack* stack) {
 // What a backward knows of its call, beside the tensors: one entry of autograd's, for each costs.
 struct Kept {
   static constexpr const char* kName = "call";
-  enum Place : size_t { norm, normalized, eps, weight_offset, memory_efficient, types };
+  enum Place : size_t {
+    norm,
+    normalized,
+    eps,
+    weight_offset,
+    memory_efficient,
+    rows_per_set,
+    types
+  };
 
   static IValue of(int64_t norm, const Taken& taken, size_t arguments) {
     c10::impl::GenericList all(c10::AnyType::get());
@@ -356,6 +379,7 @@ struct Kept {
     all.push_back(taken.eps);
     all.push_back(taken.weight_offset);
     all.push_back(taken.memory_efficient);
+    all.push_back(taken.rows_per_set);
     for (size_t i = 0; i < arguments; ++i) {  // of gradients, too; -1: not there
       const Tensor* tensor = taken.tensors[i];
       all.push_back(tensor ? static_cast<int64_t>(tensor->scalar_type()) : int64_t{-1});
@@ -385,6 +409,8 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       if (taken.tensors[i]) given[i] = &there[next++];
     }
     const auto memory_efficient = taken.memory_efficient;
+    TORCH_CHECK_VALUE(!memory_efficient || &norm.from_output_op != &norm.gradients_op,
+                      "memory_efficient: expected False of a norm with a gate, got True");
     ctx->saved_data[Kept::kName] = Kept::of(number, taken, op.arguments.size());
     without_autograd(norm, taken, stack);
     const auto result = [&](int at) { return at < 0 ? Tensor() : (*stack)[at].toTensor(); };
@@ -400,7 +426,8 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       mean = rstd = Tensor();
     }
     const auto argument = [&](int at) { return at < 0 || !given[at] ? Tensor() : *given[at]; };
-    ctx->save_for_backward({data, mean, rstd, argument(op.weight), argument(op.bias)});
+    ctx->save_for_backward(
+        {data, mean, rstd, argument(op.weight), argument(op.bias), argument(op.gate)});
     return norm.takes_residual ? variable_list{output, residual_output} : variable_list{output};
   }
 
@@ -414,9 +441,9 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
     for (size_t i = 0, edge = 0; i < arguments; ++i) {  // only what is there has an edge
       needs[i] = types[i].toInt() >= 0 && ctx->needs_input_grad(edge++);
     }
-    const bool needs_dx = needs[op.data] || needs[op.residual];  // they have one gradient
-    const Tensor dresidual =
-        norm.takes_residual && needs_dx ? grads[1] : Tensor();
+    const bool of_sum = norm.takes_residual;
+    const bool needs_dx = needs[op.data] || (of_sum && needs[op.residual]);  // one gradient
+    const Tensor dresidual = of_sum && needs_dx ? grads[1] : Tensor();
 
     variable_list found(arguments);
     found[op.data] = dresidual;
@@ -425,7 +452,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       needed[op.data] = needs_dx;
       compute(ctx, kept, norm, dy, dresidual, needed, &found);
     }
-    found[op.residual] = found[op.data];
+    if (of_sum) found[op.residual] = found[op.data];
 
     variable_list returned;
     returned.reserve(kOthers + arguments);
@@ -440,13 +467,28 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
   }
 
  private:
+  // The place of what a gradient is of, among a forward's arguments.
+  static size_t argument_of(const Op& op, Operand::Element element) {
+    switch (element) {
+      case Operand::Element::gamma:
+        return op.weight;
+      case Operand::Element::beta:
+        return op.bias;
+      case Operand::Element::gate:
+        return op.gate;
+      default:
+        return op.data;
+    }
+  }
+
   // The gradients of the op's arguments that are needed, by the norm's backward.
   static void compute(AutogradContext* ctx, at::ArrayRef<IValue> kept, const Norm& norm,
                       const Tensor& dy, const Tensor& dresidual, const Needs& needed,
                       variable_list* found) {
     const auto saved = ctx->get_saved_variables();
     const bool memory_efficient = kept[Kept::memory_efficient].toBool();
-    const IValue &eps = kept[Kept::eps], &weight_offset = kept[Kept::weight_offset];
+    const IValue &eps = kept[Kept::eps], &weight_offset = kept[Kept::weight_offset],
+                 &rows_per_set = kept[Kept::rows_per_set];
     const Op& used = memory_efficient ? norm.from_output_op : norm.gradients_op;
     const auto sizes = saved[0].sym_sizes();
     const IValue dims(sizes.slice(sizes.size() - kept[Kept::normalized].toInt()));
@@ -456,17 +498,25 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
     c10::List<bool> mask;
     mask.reserve(iree_lnbwd::kMostMasked);
     for (const Operand& gradient : used.results) {
-      places.push_back(gradient.element == Operand::Element::gamma  ? norm.op.weight
-                       : gradient.element == Operand::Element::beta ? norm.op.bias
-                                                                    : norm.op.data);
+      places.push_back(argument_of(norm.op, gradient.element));
       mask.push_back(needed[places.back()]);
     }
     if (at::GradMode::is_enabled()) {
       TORCH_CHECK(!memory_efficient,
                   "memory_efficient: expected a backward that is not differentiated itself, got "
                   "create_graph=True; the input was not saved");
-      Stack stack = {norm.mean >= 0,     dy,   value_of(dresidual), saved[0], value_of(saved[3]),
-                     value_of(saved[4]), dims, eps,  weight_offset,       mask};
+      Stack stack = {kept[Kept::norm],
+                     dy,
+                     value_of(dresidual),
+                     saved[0],
+                     value_of(saved[3]),
+                     value_of(saved[4]),
+                     value_of(saved[5]),
+                     dims,
+                     eps,
+                     weight_offset,
+                     rows_per_set,
+                     mask};
       norm.differentiable.call(&stack);
       auto computed = stack.back().toTensorVector();
       auto next = computed.begin();
@@ -477,7 +527,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
     }
     Stack stack;
     const Tensor none;
-    stack.reserve(used.arguments.size() + 4);
+    stack.reserve(used.arguments.size() + 5);
     for (size_t i = 0; i < used.arguments.size(); ++i) {
       const Operand& argument = used.arguments[i];
       const auto& value = [&]() -> const Tensor& {
@@ -492,6 +542,8 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
             return saved[4];
           case Operand::Element::residual:
             return dresidual;
+          case Operand::Element::gate:
+            return saved[5];
           default:
             return saved[0];
         }
@@ -499,6 +551,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       stack.push_back(value_of(value));
     }
     torch::jit::push(stack, dims, mask, eps, weight_offset);
+    if (norm.takes_sets) stack.push_back(rows_per_set);
     {
       // Without autograd's fallback for operators that it has no formula of.
       const at::AutoDispatchBelowADInplaceOrView below;
@@ -585,18 +638,19 @@ void put_in_place(const std::string& name, std::initializer_list<DispatchKey> ke
   }
 }
 
-void register_gradients(const std::string& name, int64_t op) {
-  put_in_place<Gradients>(name, {DispatchKey::CPU, DispatchKey::CUDA}, name, op_of(op));
+void register_gradients(const std::string& name, int64_t op, bool takes_sets) {
+  put_in_place<Gradients>(name, {DispatchKey::CPU, DispatchKey::CUDA}, name, op_of(op),
+                          takes_sets);
 }
 
 void register_norm(int64_t number, const std::string& name, int64_t op, const std::string& gradients,
                    int64_t gradients_op, const std::string& from_output, int64_t from_output_op,
-                   bool takes_residual, bool own_forward, bool autocast) {
+                   bool takes_residual, bool own_forward, bool takes_sets, bool autocast) {
   TORCH_CHECK(number >= 0 && number < static_cast<int64_t>(norms().size()) && !norms()[number],
               "number: expected one below ", norms().size(), " that is free, got ", number);
   norms()[number] =
       std::make_unique<const Norm>(name, op_of(op), gradients, op_of(gradients_op), from_output,
-                                   op_of(from_output_op), takes_residual, own_forward);
+                                   op_of(from_output_op), takes_residual, own_forward, takes_sets);
   const Norm& norm = *norms()[number];
   put_in_place<Forward>(name, {DispatchKey::CPU, DispatchKey::CUDA}, norm);
   put_in_place<WithAutograd>(name, {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}, number);
@@ -609,16 +663,16 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
   library.def("describe_op(str name, bool is_backward, str data, str[] arguments, str[] results) "
               "-> int",
               describe_op);
-  library.def("register_gradients(str name, int op) -> ()", register_gradients);
+  library.def("register_gradients(str name, int op, bool takes_sets) -> ()", register_gradients);
   library.def(
       "register_norm(int number, str name, int op, str gradients, int gradients_op, "
       "str from_output, int from_output_op, bool takes_residual, bool own_forward, "
-      "bool autocast) -> ()",
+      "bool takes_sets, bool autocast) -> ()",
       register_norm);
   library.def(
       "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "
-      "float weight_offset, ScalarType? output_dtype, int[] driver, int ones, int scratch_bytes, "
-      "int[] scratch, int[] launches, int[] graph) -> ()",
+      "float weight_offset, ScalarType? output_dtype, int? rows_per_set, int[] driver, int ones, "
+      "int scratch_bytes, int[] scratch, int[] launches, int[] graph) -> ()",
       remember);
   library.def("forget() -> ()", forget);
   library.def("tell_of_fork() -> ()", tell_of_fork);

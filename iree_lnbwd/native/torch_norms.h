@@ -38,7 +38,28 @@ struct Options {
   std::optional<double> eps;  // None as in rms_norm
   double weight_offset;
   std::optional<at::ScalarType> output_type = std::nullopt;  // of forwards; None means the input's
+  std::optional<int64_t> rows_per_set = std::nullopt;        // None where no weight has sets
 };
+
+// A caller's mask, as the op's results that it chooses among; the bool of a bias may be missing.
+template <class Bools>
+Mask mask_of(const Op& op, const Bools& said) {
+  size_t all = 0, of_bias = 0;
+  for (const Operand& result : op.results) {
+    all += result.is_masked;
+    of_bias += result.is_masked && result.needs_bias;
+  }
+  TORCH_CHECK(said.size() == all || said.size() == all - of_bias, "output_mask: expected ", all,
+              " bools, got ", said.size());
+  Mask mask = {};
+  size_t next = 0, at = 0;
+  for (const Operand& result : op.results) {
+    if (!result.is_masked) continue;
+    if (said.size() == all || !result.needs_bias) mask[at] = said[next++];
+    ++at;
+  }
+  return mask;
+}
 
 // Python copies what is not, and refuses what has no memory (any more).
 inline bool is_usable(const Tensor& tensor) {
@@ -82,6 +103,12 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
   }
   const auto leading = sizes.slice(0, sizes.size() - dims.size());
   const int64_t columns = c10::multiply_integers(dims);
+  auto parameters = dims;  // the shape of weight and bias
+  if (options.rows_per_set) {
+    if (!given[op.weight]) return std::nullopt;
+    parameters = given[op.weight]->sizes();
+    if (parameters.size() != dims.size() + 1 || parameters.slice(1) != dims) return std::nullopt;
+  }
   const bool eps_counts = !op.is_backward || op.rstd < 0 || !given[op.rstd];
   Kind kind = {&op,
                data.device(),
@@ -91,7 +118,9 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
                {},
                eps_counts ? options.eps : std::nullopt,
                options.weight_offset,
-               options.output_type};
+               options.output_type,
+               options.rows_per_set ? parameters.front() : 0,
+               options.rows_per_set.value_or(0)};
   kind.types.fill(Kind::kAbsent);
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     if (!given[i]) continue;
@@ -108,7 +137,7 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
                 tensor.scalar_type() == wide(data.scalar_type());
         break;
       case Operand::Extent::columns:
-        fits &= tensor.sizes() == dims;
+        fits &= tensor.sizes() == parameters;
         break;
     }
     if (!fits) return std::nullopt;
@@ -158,6 +187,8 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
         return type_or(op.bias, type_or(op.weight, of_data));
       case Operand::Element::residual:
         return type_or(op.residual, of_data);
+      case Operand::Element::gate:
+        return type_or(op.gate, of_data);
       default:
         return of_data;
     }
@@ -170,7 +201,8 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
       case Operand::Extent::cells:
         return empty(data.sizes(), type, kind->device);
       case Operand::Extent::columns:
-        return empty(options.normalized_shape, type, kind->device);
+        return empty(kind->sets ? given[op.weight]->sizes() : options.normalized_shape, type,
+                     kind->device);
       default: {  // a dimension of 1 for each that was normalized, as PyTorch has it
         c10::DimVector sizes(data.sizes());
         std::fill(sizes.end() - options.normalized_shape.size(), sizes.end(), 1);

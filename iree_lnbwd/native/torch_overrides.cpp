@@ -150,7 +150,7 @@ LayerNormGradients layer_norm_backward(DispatchKeySet keys, const Tensor& grad_o
     return launched<Op::layer_norm_backward, 3>(
         {&grad_output, &input, pointer_to(wide_mean), pointer_to(wide_rstd), pointer_to(weight),
          pointer_to(bias), nullptr},
-        {dims, mask, std::nullopt, 0});
+        {dims, {dx, dgamma, dbeta}, std::nullopt, 0});
   };
   return run<Op::layer_norm_backward, LayerNormGradients, decltype(known), const Tensor&,
              const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&,

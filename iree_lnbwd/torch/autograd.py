@@ -57,6 +57,8 @@ class NormFunction(torch.autograd.Function):
         ctx: Any, norm: Norm, options: Options, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         """The results, and what the backward needs."""
+        if options.memory_efficient and norm.from_output is norm.gradients:
+            raise ValueError("memory_efficient: expected False of a norm with a gate, got True")
         given = dict(zip(norm.all_arguments, tensors, strict=True))
         results = _forward(norm, options, tensors)
         data = results.residual_output if norm.takes_residual else given["input"]

@@ -35,8 +35,7 @@ def gated_layer_norm(
 
     Both directions are this package's, one kernel each. The whole formula is computed in f32 (f64
     for f64) and rounded once, at the end. Under ``torch.autocast`` the tensors keep the types that
-    they are given. Compilation, ``create_graph=True`` and ``torch.func``: as `layer_norm`. The
-    operators are in Python; those of the other norms are in C++.
+    they are given. Compilation, ``create_graph=True`` and ``torch.func``: as `layer_norm`.
 
     Args:
         input: As `layer_norm`.

@@ -34,16 +34,15 @@ from iree_lnbwd.native.calls import NativeCall, native_call, native_host_call
 from iree_lnbwd.native.libraries import NativeLibrary
 from iree_lnbwd.native.sources import TORCH
 from iree_lnbwd.ops.arguments import Options
-from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op, Operand, names
+from iree_lnbwd.ops.operands import VARIANTS, Op, Operand, names
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.torch import supported
-from iree_lnbwd.torch.operator_table import AUTOCAST, GRADIENTS, NORMS
+from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, ALL_NORMS, AUTOCAST
 
-_ALL_OPS = (*OPS.values(), *FROM_OUTPUT.values())
-_NUMBERS = {op: number for number, op in enumerate(_ALL_OPS)}
+_NUMBERS = {op: number for number, op in enumerate(VARIANTS)}
 # The names of a call's pointers in C++, before those of its scratch.
-_POINTERS = {op: names((*op.inputs, *op.results)) for op in _ALL_OPS}
+_POINTERS = {op: names((*op.inputs, *op.results)) for op in VARIANTS}
 _KINDS_KEPT = 4096
 _PROCESS = os.getpid()  # a child of fork has none of the threads
 
@@ -199,15 +198,16 @@ def _put_in_place() -> None:
         rows = ([*map(_row, operands)] for operands in (op.arguments, op.results))
         described = ours.describe_op(op.name, op.is_backward, op.data.name, *rows)
         assert described == number
-    for gradients in GRADIENTS:
-        ours.register_gradients(gradients.name, number_of(gradients.op))
-    for number, norm in enumerate(NORMS):
+    for gradients in ALL_GRADIENTS:
+        ours.register_gradients(gradients.name, number_of(gradients.op), gradients.takes_sets)
+    for number, norm in enumerate(ALL_NORMS):
         each = (norm, norm.gradients, norm.from_output)
         ours.register_norm(
             number,
             *(word for one in each for word in (one.name, number_of(one.op))),
             norm.takes_residual,
             norm.own_forward,
+            norm.takes_sets,
             norm in AUTOCAST,
         )
 
@@ -274,16 +274,16 @@ def remember(
         _remembered.add(key)
         if (call := _numbers(known, _POINTERS[options.op])) is None:
             return
-        op, normalized_shape, mask, weight_offset, eps, output = options[:6]
+        op, normalized_shape, mask, weight_offset, eps, output, rows_per_set = options
         output_dtype = None if output is None else supported.BY_NAME[output]
-        given = (tensors, normalized_shape, mask, eps, weight_offset, output_dtype)
+        given = (tensors, normalized_shape, mask, eps, weight_offset, output_dtype, rows_per_set)
         torch.ops.iree_lnbwd.remember(number_of(op), *given, **call._asdict())
 
 
 def _numbers(known: KnownCall | HostCall, pointers: Sequence[str]) -> NativeCall | None:
     """What C++ launches; None where IREE's device runs it."""
     if isinstance(known, HostCall):
-        on_host = known.norm.on_host(known.rows)
+        on_host = known.norm.on_host(known.rows, known.sets)
         return None if on_host is None else native_host_call(on_host, pointers)
     _modules.add(known.module)
     on_gpu = known.sequence

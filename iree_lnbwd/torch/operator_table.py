@@ -193,7 +193,6 @@ GATED_LAYER_NORM = _gated("gated_layer_norm", LAYER_NORM, Gate.AFTER)
 GATED_RMS_NORM = _gated("gated_rms_norm", RMS_NORM, Gate.AFTER)
 LAYER_NORM_OF_GATED = _gated("layer_norm_of_gated", LAYER_NORM, Gate.BEFORE)
 RMS_NORM_OF_GATED = _gated("rms_norm_of_gated", RMS_NORM, Gate.BEFORE)
-# In Python alone.
 GATED_NORMS = (GATED_LAYER_NORM, GATED_RMS_NORM, LAYER_NORM_OF_GATED, RMS_NORM_OF_GATED)
 NORMS = (PYTORCHS_LAYER_NORM, OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
 
@@ -213,13 +212,13 @@ def _of_sets(norm: Norm) -> Norm:
     )
 
 
-# Those whose weights have sets run in Python alone.
 OF_SETS = {
     norm.name: _of_sets(norm)
     for norm in (OWN_LAYER_NORM, OWN_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM, *GATED_NORMS)
 }
-GRADIENTS_OF_SETS = tuple(
-    dict.fromkeys(each for norm in OF_SETS.values() for each in (norm.gradients, norm.from_output))
+ALL_NORMS = (*NORMS, *GATED_NORMS, *OF_SETS.values())
+ALL_GRADIENTS = tuple(
+    dict.fromkeys(each for norm in ALL_NORMS for each in (norm.gradients, norm.from_output))
 )
 
 # As the installed PyTorch's own norms: under autocast in f32 on GPUs, if it has a rule for them,

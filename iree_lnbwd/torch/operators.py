@@ -15,16 +15,13 @@ from iree_lnbwd.torch import aten, tensor_calls
 from iree_lnbwd.torch.autograd import NormFunction, Options, differentiable
 from iree_lnbwd.torch.inductor import switch
 from iree_lnbwd.torch.operator_table import (
+    ALL_GRADIENTS,
+    ALL_NORMS,
     AUTOCAST,
     BY_ATEN,
     CHECKED,
     DIFFERENTIABLE,
-    GATED_NORMS,
-    GRADIENTS,
-    GRADIENTS_OF_SETS,
     NAMESPACE,
-    NORMS,
-    OF_SETS,
     Gradients,
     Norm,
 )
@@ -97,38 +94,39 @@ def _register_gradients(gradients: Gradients) -> None:
         _library.impl(name, run, "CompositeExplicitAutograd")
 
 
-for _norm in (*NORMS, *OF_SETS.values(), *GATED_NORMS):
+for _norm in ALL_NORMS:
     _register(_norm)
-_of_gates = (norm.gradients for norm in GATED_NORMS)
-for _gradients in (*GRADIENTS, *GRADIENTS_OF_SETS, *_of_gates):
+for _gradients in ALL_GRADIENTS:
     _register_gradients(_gradients)
 
 # C++ calls it for gradients that are to be differentiated again.
 _library.define(
-    f"{DIFFERENTIABLE}(bool centres, Tensor grad_output, Tensor? grad_residual, Tensor input, "
-    "Tensor? weight, Tensor? bias, SymInt[] normalized_shape, float? eps, float weight_offset, "
-    "bool[3] mask) -> Tensor[]"
+    f"{DIFFERENTIABLE}(int norm, Tensor grad_output, Tensor? grad_residual, Tensor input, "
+    "Tensor? weight, Tensor? bias, Tensor? gate, SymInt[] normalized_shape, float? eps, "
+    "float weight_offset, SymInt? rows_per_set, bool[] mask) -> Tensor[]"
 )
 
 
 def _differentiable(
-    centres: bool,
+    number: int,
     grad_output: Tensor,
     grad_residual: Tensor | None,
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    gate: Tensor | None,
     normalized_shape: Sequence[int],
     eps: float | None,
     weight_offset: float,
+    rows_per_set: int | None,
     mask: Sequence[bool],
 ) -> list[Tensor]:
     """The gradients that the mask asks for."""
-    norm = next(norm for norm in NORMS if norm.op.centres == centres)
-    options = Options(normalized_shape, eps, weight_offset)
-    found = differentiable(
-        norm.op, options, grad_output, grad_residual, (input, weight, bias), mask
-    )
+    norm = ALL_NORMS[number]
+    options = Options(normalized_shape, eps, weight_offset, rows_per_set=rows_per_set)
+    there = {"input": input, "weight": weight, "bias": bias, "gate": gate}
+    operands = tuple(there[name] for name in norm.gradients.differentiated)
+    found = differentiable(norm.op, options, grad_output, grad_residual, operands, mask)
     return [gradient for gradient in found if gradient is not None]
 
 

@@ -171,10 +171,8 @@ def _call(
 ) -> tuple[Results, KnownCall | HostCall | None]:
     """A call; C++ is told of it, and launches the next of its kind itself."""
     results, known = calling.call(tensors, options, modules=modules or _MODULES)
-    if options.rows_per_set is not None:  # which C++ does not know of
-        return results, known
     # Without a compiler, IREE's runtime computes calls on the CPU, and nothing has to be said.
-    needs_cpp = options.op.gate is None and (isinstance(known, KnownCall) or native.can_be_had())
+    needs_cpp = isinstance(known, KnownCall) or native.can_be_had()
     if known is not None and needs_cpp and native.load():
         native.remember(tensors, options, known)
     return results, known

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from iree_lnbwd.errors import CompileError, shown
 from iree_lnbwd.ops.spec import NormSpec
@@ -23,12 +24,22 @@ from iree_lnbwd.torch.modules import (
     GatedRMSNorm,
     check_model,
 )
+from iree_lnbwd.torch.operator_table import (
+    ALL_GRADIENTS,
+    ALL_NORMS,
+    CHECKED,
+    Gradients,
+    Norm,
+    operator,
+)
 from iree_lnbwd.torch.override_warmup import InPlace
 from iree_lnbwd.torch.replacement import shards
 from iree_lnbwd.torch.replacement.classes import ReplacedNorm, form_of, own_class, stand_in
 from iree_lnbwd.torch.replacement.modulated import ReplacedWrapper, modulated
 
 _PLAIN: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm)
+_OURS: tuple[Norm | Gradients, ...] = (*ALL_NORMS, *ALL_GRADIENTS)
+_CHECKED = {each.operator: operator(each.name + CHECKED) for each in _OURS}
 
 
 def warmup(
@@ -109,10 +120,24 @@ def specs(
     """
     check_model(model)
     on_cpu = _Like(weight_dtype, "cpu")
-    with torch.inference_mode(False), torch.enable_grad(), REFUSALS.asked() as asked:
+    with torch.inference_mode(False), torch.enable_grad(), REFUSALS.asked() as asked, _Checked():
         _warm_up(model, dtype, residual_dtype, on_cpu, tune=False, plain=False)
     both = ((spec, replace(spec, eps=None) if spec.family.is_backward else spec) for spec in asked)
     return tuple(dict.fromkeys(itertools.chain.from_iterable(both)))
+
+
+class _Checked(TorchDispatchMode):
+    """Within it, every call comes to Python: C++ asks for no module of a call that it knows."""
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        arguments: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The results, of our operators by Python."""
+        return _CHECKED.get(function, function)(*arguments, **(named or {}))
 
 
 class _Like(NamedTuple):

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from native_driver import NativeDriver
 from support import assert_right, built, random_generator, without_few_rows
-from torch_support import TORCH_DTYPES, to_array, to_tensor
+from torch_support import operator_of, taken, tensors_of, to_array
 
 import iree_lnbwd.torch as lnbwd
 from iree_lnbwd import NormSpec, runtime
@@ -25,19 +25,20 @@ from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import BoundCall, Options, results_of
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import (
+    FROM_OUTPUT,
+    GATED,
     LAYER_NORM_BACKWARD,
     OPS,
     RMS_NORM,
     RMS_NORM_BACKWARD,
-    Operand,
+    Kind,
     When,
-    names,
 )
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.runtime import gpu_module
 from iree_lnbwd.runtime.gpu_module import KnownCall
 from iree_lnbwd.runtime.stream_module import LaunchSequence
 from iree_lnbwd.torch import native, overrides, overrides_in_python
-from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS, Gradients, Norm
 from iree_lnbwd.torch.override_places import PLACES
 from iree_lnbwd.verification.matrix import random_call
 
@@ -115,15 +116,31 @@ def own_cases() -> Iterator[NormSpec]:
                 yield NormSpec((COLUMNS,), op=op.name, has_bias=True, **options)
 
 
-OWN_CASES = [*CASES, *own_cases()]
+def cases_of_sets_and_gates() -> Iterator[NormSpec]:
+    gated = (op for of_gate in GATED.values() for op in of_gate.values())
+    for op in (*OPS.values(), *FROM_OUTPUT.values(), *gated):
+        options: dict[str, Any] = {"op": op.name, "from_output": op.from_output}
+        options |= {} if op.is_backward else {"eps": EPS}
+        if op.gate is not None:
+            options["gate"] = op.gate.value
+            yield NormSpec((COLUMNS,), gate_dtype="bf16", **options)
+            yield NormSpec((COLUMNS,), has_weight=False, **options)
+        yield NormSpec((COLUMNS,), weight_sets=True, weight_offset=1.0, **options)
+        yield NormSpec((COLUMNS,), "bf16", weight_sets=True, has_bias=op.takes_bias, **options)
+
+
+OWN_CASES = [*CASES, *own_cases(), *cases_of_sets_and_gates()]
+CASES_OF_SETS = [spec for spec in OWN_CASES if spec.weight_sets]
 
 
 def learned(
-    spec: NormSpec, given: Sequence[Any], monkeypatch: pytest.MonkeyPatch
+    spec: NormSpec, call: BoundCall, given: Sequence[Any], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[NativeDriver, LaunchSequence]:
     """C++ is told of the calls of a spec, one of which has these tensors; what they launch."""
+    sets = call.sets
     sizes = {
         row.name: math.prod(filter(None, row.kind.shape(ROWS, COLUMNS)))
+        * (sets.number if sets and row.kind is Kind.COLUMNS else 1)
         * DTYPES[spec.element_type(row.element)].numpy.itemsize
         for row in (*spec.family.inputs, *spec.family.results)
     }
@@ -132,27 +149,18 @@ def learned(
     target = find_target("sm_90")
     vmfb, _ = built(spec, target, without_few_rows(spec, target))
     module = runtime.load_built(vmfb, "cuda")._gpu
-    sequence = module.sequence(ROWS)
+    sequence = module.sequence(ROWS, sets)
     assert sequence is not None
     driver.knows(sequence, sizes)
-    known = KnownCall(module, ROWS, 0, tuple, (), (), (), sequence)
-    op = spec.family if spec.output_dtype is None else OPS[spec.op]
+    known = KnownCall(module, ROWS, 0, tuple, (), (), (), sequence, sets)
+    operator, _ = operator_of(spec, sets, EPS)
     options = Options(
-        *(op, (COLUMNS,), spec.output_mask, spec.weight_offset, spec.eps, spec.output_dtype)
+        *(operator.op, (COLUMNS,), spec.output_mask, spec.weight_offset, spec.eps),
+        output_dtype=spec.output_dtype,
+        rows_per_set=sets.rows_per_set if sets else None,
     )
     native.remember(given, options, known)
     return driver, sequence
-
-
-def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
-    """In the order of the op's table; the statistics with the dimension that PyTorch's have."""
-    tensors = {name: to_tensor(array, "cpu") for name, array in call.arrays.items()}
-    for name in names(spec.family.statistics):
-        if name in tensors:
-            tensors[name] = tensors[name].view(ROWS, 1)
-    if spec.output_mask[2:] == (True,):
-        tensors.setdefault("bias", torch.ones(COLUMNS, dtype=TORCH_DTYPES[spec.beta_dtype]))
-    return [tensors.get(argument.name) for argument in spec.family.arguments]
 
 
 @pytest.mark.drawn
@@ -161,7 +169,7 @@ def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
 def test_a_known_call_of_atens_is_launched(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     call = random_call(spec, ROWS, random_generator())
     tensors = tensors_of(spec, call)
-    driver, sequence = learned(spec, tensors, monkeypatch)
+    driver, sequence = learned(spec, call, tensors, monkeypatch)
     lnbwd.enable(forwards=True)
     operator = getattr(torch.ops.aten, overrides_in_python.ATENS[spec.family]).default
     data = 2 if spec.family.is_backward else 1  # ATen has the dimensions behind it
@@ -181,49 +189,44 @@ def test_a_known_call_of_atens_is_launched(spec: NormSpec, monkeypatch: pytest.M
     assert counts == [(None, 1)]
 
 
-def operator_of(spec: NormSpec) -> tuple[Norm | Gradients, tuple[Any, ...]]:
-    """The operator that computes a spec, and its options."""
-    op = spec.family if spec.output_dtype is None else OPS[spec.op]
-    if op.is_backward:
-        found = next(each for each in GRADIENTS if each.op is op)
-        eps = EPS if spec.eps is None else spec.eps  # which it has no use for
-        return found, ([COLUMNS], spec.output_mask, eps, spec.weight_offset)
-    has_residual = spec.has(op.named("residual"))
-    norm = next(
-        each
-        for each in NORMS
-        if (each.op, each.takes_residual, each.own_forward) == (op, has_residual, True)
-    )
-    output_dtype = None if spec.output_dtype is None else TORCH_DTYPES[spec.output_dtype]
-    return norm, ([COLUMNS], spec.eps, spec.weight_offset, False, output_dtype)
-
-
 @pytest.mark.drawn
 @pytest.mark.parametrize("spec", OWN_CASES, ids=lambda spec: spec.name)
 def test_a_known_call_of_ours_is_launched(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     call = random_call(spec, ROWS, random_generator())
     given = tensors_of(spec, call)
-    driver, sequence = learned(spec, given, monkeypatch)
-    operator, options = operator_of(spec)
-    taken = [t for t, o in zip(given, spec.family.arguments, strict=True) if takes(operator, o)]
+    driver, sequence = learned(spec, call, given, monkeypatch)
+    operator, options = operator_of(spec, call.sets, EPS)
     for count in (1, 2):
-        ours = operator.operator(*taken, *options)
+        ours = operator.operator(*taken(operator, given), *options)
         assert not driver.errors
         assert len(driver.launches) == count * len(sequence.launches)
         found = dict(zip(operator.results, map(to_array, ours), strict=True))
         assert_right(results_of(spec.family, found), call)
 
 
-def takes(operator: Norm | Gradients, argument: Operand) -> bool:
-    return argument.name in names(operator.op.arguments) and (
-        isinstance(operator, Gradients) or argument in operator.arguments
-    )
-
-
 def other(spec: NormSpec) -> NormSpec:
     """With another value of each option."""
     changed = replace(spec, weight_offset=0.5 if spec.has_weight else 0.0)
     return changed if spec.eps is None else replace(changed, eps=2 * spec.eps)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("spec", CASES_OF_SETS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("sets", [Sets(1, 1), Sets(2, 1), Sets(3, 1), Sets(2, 2), Sets(7, 1)])
+def test_other_sets_are_launched_with_other_numbers(
+    spec: NormSpec, sets: Sets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls with all of them are known at once; some sets have no row."""
+    known = [random_call(spec, ROWS, random_generator(), each) for each in (sets, Sets(3, 2))]
+    of = [(call, tensors_of(spec, call)) for call in known]
+    launched = [learned(spec, *each, monkeypatch) for each in of]
+    for (call, given), (driver, sequence) in zip(of, launched, strict=True):
+        operator, options = operator_of(spec, call.sets, EPS)
+        ours = operator.operator(*taken(operator, given), *options)
+        assert not driver.errors
+        assert len(driver.launches) == len(sequence.launches)
+        found = dict(zip(operator.results, map(to_array, ours), strict=True))
+        assert_right(results_of(spec.family, found), call)
 
 
 @pytest.mark.drawn
@@ -236,11 +239,11 @@ def test_a_call_with_other_options_is_of_another_kind(
         pytest.skip("it has none")
     call = random_call(spec, ROWS, random_generator())
     given = tensors_of(spec, call)
-    driver, _ = learned(spec, given, monkeypatch)
-    operator, options = operator_of(other(spec))
-    taken = [t for t, o in zip(given, spec.family.arguments, strict=True) if takes(operator, o)]
+    driver, _ = learned(spec, call, given, monkeypatch)
+    sets = call.sets and Sets(call.sets.number, 1)
+    operator, options = operator_of(other(spec), sets, EPS)
     monkeypatch.undo()  # the CPU's modules compute it
-    ours = operator.operator(*taken, *options)
+    ours = operator.operator(*taken(operator, given), *options)
     assert not driver.launches
     found = dict(zip(operator.results, map(to_array, ours), strict=True))
-    assert_right(results_of(spec.family, found), call._replace(spec=other(spec)))
+    assert_right(results_of(spec.family, found), call._replace(spec=other(spec), sets=sets))

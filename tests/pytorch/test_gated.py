@@ -238,6 +238,14 @@ def test_modules(gate_first: bool) -> None:
         lnbwd.gated_rms_norm(x, z[0], 16)
 
 
+@every_norm
+def test_operators_do_not_keep_the_output_alone(norm: Norm) -> None:
+    """It does not tell the input of a norm with a gate."""
+    x, z = torch.randn(2, 3, 16, requires_grad=True).unbind()
+    with pytest.raises(ValueError, match=r"^memory_efficient: expected False of a norm with a"):
+        norm.operator(x, None, None, z, [16], EPS, 0.0, True, None)
+
+
 def test_warming_up_leaves_nothing_to_compile() -> None:
     module = lnbwd.GatedRMSNorm(67)
     lnbwd.warmup(module)

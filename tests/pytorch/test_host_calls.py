@@ -15,17 +15,17 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 from support import built, random_generator
-from torch_support import TORCH_DTYPES, to_array, to_tensor
+from torch_support import TORCH_DTYPES, operator_of, taken, tensors_of, to_array
 
 from iree_lnbwd import NormSpec, runtime
 from iree_lnbwd.calls import calling, modules
 from iree_lnbwd.calls.calling import HostCall
 from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
 from iree_lnbwd.hardware.targets import find_target
-from iree_lnbwd.ops.arguments import BoundCall, Options
-from iree_lnbwd.ops.operands import OPS, names
+from iree_lnbwd.ops.arguments import Options
+from iree_lnbwd.ops.operands import FROM_OUTPUT, GATED, OPS, Op
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.torch import native
-from iree_lnbwd.torch.operator_table import GRADIENTS, NORMS
 from iree_lnbwd.verification import matrix
 
 HOST = DeviceUri.parse(DEFAULT_DEVICE)
@@ -68,38 +68,50 @@ def cases() -> Iterator[NormSpec]:
                 mask = (True, False, True)
                 yield NormSpec((COLUMNS,), has_bias=True, output_mask=mask, **of)
                 yield NormSpec((COLUMNS,), has_bias=True, from_output=True, **of)
+    for op in (*OPS.values(), *FROM_OUTPUT.values()):
+        yield from cases_of_sets(op)
+    for op in (op for of_gate in GATED.values() for op in of_gate.values()):
+        yield from cases_of_a_gate(op)
 
 
-def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
-    """In the order of the op's table."""
-    tensors = {name: to_tensor(array.copy(), "cpu") for name, array in call.arrays.items()}
-    for name in names(spec.family.statistics):
-        if name in tensors:
-            tensors[name] = tensors[name].view(-1, 1)
-    if spec.output_mask[2:] == (True,):
-        tensors.setdefault("bias", torch.ones(COLUMNS, dtype=TORCH_DTYPES[spec.beta_dtype]))
-    return [tensors.get(argument.name) for argument in spec.family.arguments]
+def cases_of_sets(op: Op) -> Iterator[NormSpec]:
+    of: dict[str, Any] = {"op": op.name, "weight_sets": True, "from_output": op.from_output}
+    of |= {} if op.is_backward else {"eps": 1e-3}
+    for dtype in TORCH_DTYPES:
+        yield NormSpec((COLUMNS,), dtype, **of)
+    yield NormSpec((COLUMNS,), "bf16", weight_dtype="f32", residual_dtype="f32", **of)
+    yield NormSpec((COLUMNS,), weight_offset=1.0, has_bias=op.takes_bias, **of)
+    if not op.is_backward:
+        yield NormSpec((COLUMNS,), output_dtype="bf16", residual_dtype="f16", **of)
+    elif not op.from_output:
+        for mask in itertools.product((True, False), repeat=len(op.gradients)):
+            if any(mask):
+                yield NormSpec((COLUMNS,), has_bias=op.takes_bias, output_mask=mask, **of)
 
 
-def results(spec: NormSpec, given: Sequence[Any]) -> dict[str, bytes]:
-    """By the operator that computes a spec."""
-    op = spec.family if spec.output_dtype is None else OPS[spec.op]
+def cases_of_a_gate(op: Op) -> Iterator[NormSpec]:
+    assert op.gate is not None
+    of: dict[str, Any] = {"op": op.name, "gate": op.gate.value}
+    of |= {} if op.is_backward else {"eps": 1e-3}
+    for dtype in TORCH_DTYPES:
+        yield NormSpec((COLUMNS,), dtype, **of)
+    yield NormSpec((COLUMNS,), has_weight=False, **of)
+    yield NormSpec((COLUMNS,), "bf16", gate_dtype="f32", weight_offset=1.0, **of)
+    yield NormSpec((COLUMNS,), gate_dtype="f16", weight_sets=True, has_bias=op.takes_bias, **of)
     if op.is_backward:
-        gradients = next(each for each in GRADIENTS if each.op is op)
-        options = (list(spec.output_mask), 1e-3 if spec.eps is None else spec.eps)
-        computed = gradients.operator(*given, [COLUMNS], *options, spec.weight_offset)
-        return bits(gradients.results, computed)
-    has_residual = spec.residual_dtype is not None
-    norm = next(
-        each
-        for each in NORMS
-        if (each.op, each.takes_residual, each.own_forward) == (op, has_residual, True)
-    )
-    taken = [t for t, of in zip(given, op.arguments, strict=True) if of in norm.arguments]
-    output_dtype = None if spec.output_dtype is None else TORCH_DTYPES[spec.output_dtype]
-    others = (spec.eps, spec.weight_offset, False, output_dtype)
-    computed = norm.operator(*taken, [COLUMNS], *others)
-    return bits(norm.results, computed)
+        yield NormSpec((COLUMNS,), "bf16", **of | {"eps": 1e-3})
+        for has_bias in {False, op.takes_bias}:
+            masks = itertools.product(
+                (True, False), repeat=len(op.gradients_with(has_bias=has_bias))
+            )
+            for mask in filter(any, masks):
+                yield NormSpec((COLUMNS,), has_bias=has_bias, output_mask=mask, **of)
+
+
+def results(spec: NormSpec, given: list[Any], sets: Sets | None) -> dict[str, bytes]:
+    """By the operator that computes a spec."""
+    operator, options = operator_of(spec, sets, 1e-3)
+    return bits(operator.results, operator.operator(*taken(operator, given), *options))
 
 
 def bits(of: Sequence[str], tensors: Sequence[Any]) -> dict[str, bytes]:
@@ -123,15 +135,19 @@ def test_the_bits_of_irees_runtime_on_any_number_of_threads(
         given = tensors_of(spec, call)
         norm = modules.loaded(spec, HOST)
         arrays = [array for array in norm.run(call) if array is not None]
-        flat = [array.reshape(r.dims(rows)) for array, r in zip(arrays, spec.results, strict=True)]
-        norm._iree().run([call.arrays[name] for name in norm._read], flat)
+        flat = [
+            array.reshape(r.dims(rows, call.sets))
+            for array, r in zip(arrays, spec.results, strict=True)
+        ]
+        numbers = [call.sets.rows_per_set] if call.sets else []
+        norm._iree().run([call.arrays[name] for name in norm._read], flat, numbers)
         expected = {r.name: array.tobytes() for r, array in zip(spec.results, flat, strict=True)}
-        assert results(spec, given) == expected  # Python's, if no test had such a call
+        assert results(spec, given, call.sets) == expected  # Python's, if no test had such a call
         with monkeypatch.context() as patch:
             patch.setattr(calling, "call", reaches_python)
             for threads in THREADS:
                 torch.set_num_threads(threads)
-                assert results(spec, given) == expected, (rows, threads)
+                assert results(spec, given, call.sets) == expected, (rows, threads)
 
 
 def test_memory_that_begins_anywhere_is_used_where_it_lies(

@@ -21,6 +21,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from iree_lnbwd.torch import native
+from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, ALL_NORMS, NAMESPACE
 from iree_lnbwd.vmfb import artifact
 
 pytestmark = pytest.mark.builds
@@ -54,6 +55,7 @@ CALL: dict[str, Any] = {
     "eps": 1.0,
     "weight_offset": 0.0,
     "output_dtype": None,
+    "rows_per_set": None,
     "driver": [0] * 5,
     "ones": 0,
     "scratch_bytes": 0,
@@ -163,10 +165,10 @@ def test_a_library_that_others_can_have_planted_is_not_loaded(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op": 6}, "op: expected the number of an op that was described, got 6"),
+        ({"op": 99}, "op: expected the number of an op that was described, got 99"),
         ({"tensors": [torch.ones(1, 1)]}, "tensors: expected 4 of layer_norm, got 1"),
         ({"tensors": [None] * 4}, "tensors: expected input among them, got none"),
-        ({"mask": [True] * 4}, "mask: expected at most 3 gradients, got 4"),
+        ({"mask": [True] * 4}, "output_mask: expected 0 bools, got 4"),
         ({"driver": [0] * 4}, "driver: expected 5 addresses, got 4"),
         ({"graph": [1, 2]}, "driver: expected 8 addresses, got 5"),
         ({"launches": [0] * 9}, "launches: expected more than 9 numbers"),
@@ -191,6 +193,29 @@ def test_calls_are_checked(
         torch.ops.iree_lnbwd.remember(**{**CALL, **change})
 
 
+def test_no_operator_is_left_in_python(request: pytest.FixtureRequest) -> None:
+    """Each has kernels of C++ for the CPU and for GPUs, and each norm a node of autograd's."""
+    if not request.config.getoption("--cpp-operators"):
+        pytest.skip("for --cpp-operators")
+    norms, gradients = ({each.name for each in table} for table in (ALL_NORMS, ALL_GRADIENTS))
+    there = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in (*norms, *gradients):
+        keys = ["CPU", "CUDA", *(["AutogradCPU", "AutogradCUDA"] if name in norms else [])]
+        assert all(there(f"{NAMESPACE}::{name}", key) for key in keys), name
+    public = {
+        name
+        for name, *suffix in (s.name.partition("::")[2].partition("_checked") for s in schemas())
+        if any(suffix)
+    }
+    assert public == norms | gradients
+
+
+def schemas() -> list[torch.FunctionSchema]:
+    """Of our namespace."""
+    every = torch._C._jit_get_all_schemas()
+    return [schema for schema in every if schema.name.startswith(f"{NAMESPACE}::")]
+
+
 ERROR = """
 import logging
 logging.basicConfig(format="%(message)s")
@@ -198,7 +223,7 @@ import torch
 from iree_lnbwd.torch import native
 assert native.load()
 try:
-    torch.ops.iree_lnbwd.register_gradients("nothing", 6)
+    torch.ops.iree_lnbwd.register_gradients("nothing", 99, False)
 except RuntimeError as error:
     print(str(error).splitlines()[0])
 """
@@ -221,5 +246,5 @@ def test_a_static_cpp_library_stays_apart(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    expected = "op: expected the number of an op that was described, got 6\n"
+    expected = "op: expected the number of an op that was described, got 99\n"
     assert ended.stdout == expected, ended.stderr

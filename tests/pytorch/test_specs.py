@@ -19,7 +19,7 @@ from iree_lnbwd import cli
 from iree_lnbwd.bundles.container import BundleFile
 from iree_lnbwd.calls import modules
 from iree_lnbwd.ops.spec import NormSpec
-from iree_lnbwd.torch import AddRMSNorm, enabled, replace_norms, specs, warmup
+from iree_lnbwd.torch import AddRMSNorm, GatedRMSNorm, enabled, replace_norms, specs, warmup
 
 
 def norms(columns: int) -> nn.Sequential:
@@ -45,6 +45,17 @@ def test_warmup_loads_what_specs_says(dtype: torch.dtype) -> None:
     assert bool(on_gpus - loaded(columns)) == (dtype == torch.bfloat16)
     assert set(said) == loaded(columns) | on_gpus
     assert len(said) == len(set(said))
+
+
+def test_specs_of_calls_that_are_known() -> None:
+    """C++ launches them without asking for a module."""
+    model = nn.Sequential(norms(43), GatedRMSNorm(43))
+    replace_norms(model)
+    said = specs(model)
+    for _ in range(2):
+        warmup(model)
+    assert specs(model) == said
+    assert len(said) == 7
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

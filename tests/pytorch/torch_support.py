@@ -12,8 +12,11 @@ from support import Arguments, assert_matches_reference, random_arguments, rando
 from torch import Tensor
 
 from iree_lnbwd import LayerNormGrads, NormSpec
-from iree_lnbwd.ops.arguments import Array
+from iree_lnbwd.ops.arguments import Array, BoundCall
+from iree_lnbwd.ops.operands import GRAD_BIAS, VARIANTS, names
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.torch import layer_norm
+from iree_lnbwd.torch.operator_table import ALL_GRADIENTS, ALL_NORMS, Gradients, Norm
 
 TORCH_DTYPES = {
     "f32": torch.float32,
@@ -38,6 +41,51 @@ def to_array(tensor: Tensor | None) -> Any:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
+
+
+def tensors_of(spec: NormSpec, call: BoundCall) -> list[Any]:
+    """In the order of the op's table; the statistics with the dimension that PyTorch's have."""
+    tensors = {name: to_tensor(array.copy(), "cpu") for name, array in call.arrays.items()}
+    for name in names(spec.family.statistics):
+        if name in tensors:
+            tensors[name] = tensors[name].view(-1, 1)
+    if spec.has(GRAD_BIAS) and not spec.family.reads_bias:  # its type counts
+        shape = call.shape_of(spec.family.named(GRAD_BIAS.name))
+        tensors.setdefault("bias", torch.ones(shape, dtype=TORCH_DTYPES[spec.beta_dtype]))
+    return [tensors.get(argument.name) for argument in spec.family.arguments]
+
+
+def operator_of(spec: NormSpec, sets: Sets | None, eps: float) -> tuple[Norm | Gradients, Any]:
+    """The operator that computes a spec, and its options.
+
+    Args:
+        spec: What it computes.
+        sets: Those of the weight, where it has some.
+        eps: Of a backward that has no use for it.
+    """
+    told_apart = (spec.op, spec.from_output, spec.family.gate)
+    op = next(op for op in VARIANTS if (op.name, op.from_output, op.gate) == told_apart)
+    dims, of_sets = [spec.columns], () if sets is None else (sets.rows_per_set,)
+    if op.is_backward:
+        of_op = (each for each in ALL_GRADIENTS if (each.op, each.takes_sets) == (op, bool(sets)))
+        given_eps = eps if spec.eps is None else spec.eps
+        return next(of_op), (dims, spec.output_mask, given_eps, spec.weight_offset, *of_sets)
+    asked = (op, spec.residual_dtype is not None, True, bool(sets))
+    norm = next(
+        each
+        for each in ALL_NORMS
+        if (each.op, each.takes_residual, each.own_forward, each.takes_sets) == asked
+    )
+    output_dtype = None if spec.output_dtype is None else TORCH_DTYPES[spec.output_dtype]
+    return norm, (dims, spec.eps, spec.weight_offset, False, output_dtype, *of_sets)
+
+
+def taken(operator: Norm | Gradients, tensors: list[Any]) -> list[Any]:
+    """What an operator takes of the arguments of its op."""
+    of = operator.arguments
+    own = of if isinstance(operator, Gradients) else names(of)  # type: ignore[arg-type]
+    every = zip(operator.op.arguments, tensors, strict=True)
+    return [tensor for argument, tensor in every if argument.name in own]
 
 
 @dataclass(frozen=True, eq=False)
