@@ -3,8 +3,8 @@
 //
 // Python decides, and checks. It describes the ops and the norms, sees the first call of each kind
 // (device, element types, shape, options) and tells `remember` what that call launches; later ones
-// launch it from here, on PyTorch's current stream. Whatever is unusual (strides, a misaligned
-// address) goes to Python each time.
+// launch it from here, on PyTorch's current stream. What is strided is copied. Whatever is unusual
+// (memory that was freed, misaligned elements) goes to Python each time.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,10 +1,12 @@
-// The norms as known calls: whether one can be launched as it stands, and its results.
+// The norms as known calls: whether one can be launched, and its results.
 //
 // An answer of nullopt means that somebody else has to run the call: Python, or PyTorch's kernel.
 
 #pragma once
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/SymIntArrayRef.h>
 
@@ -61,22 +63,34 @@ Mask mask_of(const Op& op, const Bools& said) {
   return mask;
 }
 
-// Python copies what is not, and refuses what has no memory (any more).
+inline int64_t address(const Tensor& tensor) {
+  return reinterpret_cast<int64_t>(tensor.const_data_ptr());
+}
+
+// Whether the elements are there (still), and lie as their type wants it. Python refuses others.
+inline bool is_there(const Tensor& tensor) {
+  const int64_t size = tensor.itemsize(), begin = tensor.storage_offset();
+  const size_t bytes =
+      tensor.is_contiguous()
+          ? (begin + tensor.numel()) * size
+          : at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), size, begin);
+  return address(tensor) && address(tensor) % size == 0 && tensor.storage().nbytes() >= bytes;
+}
+
+// Whether kernels can use it where it lies.
 inline bool is_usable(const Tensor& tensor) {
-  const size_t bytes = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
-  const int64_t alignment = tensor.is_cpu() ? tensor.itemsize() : kAccessBytes;
-  return tensor.is_contiguous() && tensor.const_data_ptr() != nullptr &&
-         tensor.storage().nbytes() >= bytes &&
-         reinterpret_cast<int64_t>(tensor.const_data_ptr()) % alignment == 0;
+  return tensor.is_contiguous() && (tensor.is_cpu() || address(tensor) % kAccessBytes == 0);
+}
+
+// One that kernels can use, for a call alone.
+inline Tensor copy_of(const Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView without_autograd;
+  return tensor.clone(at::MemoryFormat::Contiguous);
 }
 
 // The type of a row's statistics, and of sums.
 inline at::ScalarType wide(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
-}
-
-inline int64_t address(const Tensor& tensor) {
-  return reinterpret_cast<int64_t>(tensor.const_data_ptr());
 }
 
 // There is nothing left to dispatch on.
@@ -91,8 +105,7 @@ inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, at::Device devic
       at::kStrided, device, std::nullopt, std::nullopt);
 }
 
-// What is known of a call from its arguments, if they belong together. What kernels read need not
-// be usable as it stands.
+// What is known of a call from its arguments, if they belong together.
 inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Options& options) {
   const Tensor& data = *given[op.data];
   const auto sizes = data.sizes();
@@ -155,10 +168,13 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
   return kind;
 }
 
-// Launches a call, if it is known and its arguments can be used where they lie.
+// Launches a call, if it is known.
 inline std::optional<Results> known(const Op& op, const Given& given, const Options& options) {
   for (size_t i = 0; i < op.arguments.size(); ++i) {
-    if (given[i] && op.arguments[i].is_read && !is_usable(*given[i])) return std::nullopt;
+    if (!given[i] || !op.arguments[i].is_read) continue;
+    if (!is_there(*given[i])) return std::nullopt;
+    // PyTorch may copy on threads that a child of fork has not.
+    if (!is_usable(*given[i]) && is_forked()) return std::nullopt;
   }
   const auto kind = kind_of(op, given, options);
   if (!kind) return std::nullopt;
@@ -166,8 +182,13 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
   if (!call) return std::nullopt;
 
   c10::SmallVector<int64_t, 16> pointers;
+  c10::SmallVector<Tensor, 2> copies;
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     if (!op.arguments[i].is_read) continue;
+    if (given[i] && !is_usable(*given[i])) {
+      pointers.push_back(address(copies.emplace_back(copy_of(*given[i]))));
+      continue;
+    }
     const int64_t absent = static_cast<int>(i) == op.weight ? call->ones : 0;
     pointers.push_back(given[i] ? address(*given[i]) : absent);
   }

@@ -129,7 +129,9 @@ Tensor widened(const Tensor& statistic) {
   const auto type = statistic.scalar_type();
   if (!at::isReducedFloatingType(type) || !statistic.is_cpu()) return statistic;
   const bool is_usual = type == at::kHalf || type == at::kBFloat16;
-  if (!is_usual || !iree_lnbwd::is_usable(statistic)) return statistic.to(at::kFloat);
+  if (!is_usual || !iree_lnbwd::is_there(statistic) || !iree_lnbwd::is_usable(statistic)) {
+    return statistic.to(at::kFloat);
+  }
   // Without the dispatcher, which takes longer than a few rows do.
   const Tensor wide = iree_lnbwd::empty(statistic.sizes(), at::kFloat, statistic.device());
   type == at::kHalf ? widen<at::Half>(statistic, wide) : widen<at::BFloat16>(statistic, wide);

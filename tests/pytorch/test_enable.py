@@ -382,7 +382,7 @@ def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(overrides_in_python, "_compute", interrupted)
-    x = torch.ones(4, 10, requires_grad=True)
+    x = torch.ones(4, 13, requires_grad=True)  # a call that no other test has made known
     with lnbwd.enabled(), pytest.raises(KeyboardInterrupt):
         normalized(x).sum().backward()
 

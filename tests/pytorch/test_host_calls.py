@@ -25,7 +25,7 @@ from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import Options
 from iree_lnbwd.ops.operands import FROM_OUTPUT, GATED, OPS, Op
 from iree_lnbwd.ops.sets import Sets
-from iree_lnbwd.torch import native
+from iree_lnbwd.torch import modulated_layer_norm, native
 from iree_lnbwd.verification import matrix
 
 HOST = DeviceUri.parse(DEFAULT_DEVICE)
@@ -153,7 +153,7 @@ def test_the_bits_of_irees_runtime_on_any_number_of_threads(
 def test_memory_that_begins_anywhere_is_used_where_it_lies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Elements are aligned, rows need not be; what is strided goes to Python, which copies it."""
+    """Elements are aligned, rows need not be; what is strided is copied."""
     operator = torch.ops.iree_lnbwd.rms_norm.default
     x = torch.randn(7, 33)
     expected, _ = operator(x.clone(), None, None, [33], 1e-6, 0.0, False, None)
@@ -162,11 +162,35 @@ def test_memory_that_begins_anywhere_is_used_where_it_lies(
     for offset in (1, 2, 3, 5):
         there = room[offset : offset + x.numel()].view(7, 33).copy_(x)
         assert torch.equal(operator(there, None, None, [33], 1e-6, 0.0, False, None)[0], expected)
-    wide = torch.zeros(7, 66)[:, ::2].copy_(x)
+    for wide in (torch.zeros(7, 66)[:, ::2], torch.zeros(33, 7).T, torch.zeros(7, 40)[:, 3:36]):
+        assert torch.equal(
+            operator(wide.copy_(x), None, None, [33], 1e-6, 0.0, False, None)[0], expected
+        )
+    wide.untyped_storage().resize_(4)
     with pytest.raises(AssertionError, match="came to Python"):
         operator(wide, None, None, [33], 1e-6, 0.0, False, None)
     monkeypatch.undo()
-    assert torch.equal(operator(wide, None, None, [33], 1e-6, 0.0, False, None)[0], expected)
+    with pytest.raises(ValueError, match="input: expected a tensor with 1104 bytes of storage"):
+        operator(wide, None, None, [33], 1e-6, 0.0, False, None)
+
+
+def test_a_modulation_is_used_as_a_linear_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scale and shift as parts of one tensor, and a gradient that is one number for all."""
+    torch.manual_seed(0)
+    x, both = torch.randn(3, 5, 24), torch.randn(3, 3 * 24)
+
+    def step(copies: bool) -> list[torch.Tensor]:
+        leaves = [each.clone().requires_grad_() for each in (x, both)]
+        scale, shift, _ = leaves[1].chunk(3, dim=1)
+        if copies:
+            scale, shift = scale.contiguous(), shift.contiguous()
+        output = modulated_layer_norm(leaves[0], 24, scale, shift)
+        return [output.detach(), *torch.autograd.grad(output.sum(), leaves)]
+
+    expected = step(copies=True)
+    monkeypatch.setattr(calling, "call", reaches_python)
+    for found, same in zip(step(copies=False), expected, strict=True):
+        assert torch.equal(found, same)
 
 
 def libraries() -> int:
@@ -259,6 +283,29 @@ for _ in range(3):
 assert call() == first
 assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
 assert call() == first
+"""
+    )
+
+
+@pytest.mark.drawn
+def test_a_child_of_fork_copies_what_is_strided_on_its_own_thread() -> None:
+    """PyTorch's copy hangs there."""
+    run(
+        """
+ours, wide = torch.ops.iree_lnbwd.rms_norm.default, x.repeat_interleave(2, 1)[:, ::2]
+
+def of(x):
+    return ours(x, weight, None, [512], 1e-6, 0.0, False, None)[0].numpy().tobytes()
+
+expected = of(x)
+assert of(wide) == expected
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    calling.call = in_python
+    assert of(wide) == expected
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
 """
     )
 
