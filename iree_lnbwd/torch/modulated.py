@@ -97,4 +97,9 @@ def _of_samples(
             raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     there = {name: tensor.shape for name, tensor in tensors.items() if tensor is not None}
     flat, rows = of_samples(there.pop("input"), normalized_shape, there)
-    return scale.reshape(flat), None if shift is None else shift.reshape(flat), rows
+    return _of_shape(scale, flat), None if shift is None else _of_shape(shift, flat), rows
+
+
+def _of_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """One that has it gets no node of autograd's, which the host would take time for."""
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
