@@ -443,14 +443,16 @@ def _names(text: str) -> list[str]:
 
 
 def _jump(text: str, registers: _Registers) -> str:
-    """The block that is jumped to; its arguments are set, all at once."""
+    """The block that is jumped to; its arguments are set, one after the other.
+
+    As IREE's runtime sets them: where two are swapped, the compiler names a third register first.
+    """
     match = _JUMP.match(text)
     if match is None:
         raise VmError(f"unknown jump: {text}")
-    moves = [pair.split("->") for pair in match[2].split(", ") if pair]
-    values = [registers.get(source) for source, _ in moves]
-    for (_, destination), value in zip(moves, values, strict=True):
-        registers.set(destination, value)
+    for pair in match[2].split(", ") if match[2] else ():
+        source, destination = pair.split("->")
+        registers.set(destination, registers.get(source))
     return match[1]
 
 

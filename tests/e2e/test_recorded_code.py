@@ -70,6 +70,14 @@ def test_what_a_host_asks_for_with_sets_of_weights() -> None:
         assert given[1] == ["argument weight", 0, 3 * 256]
 
 
+def test_a_host_program_that_swaps_results() -> None:
+    """As that of a gate's gradient: a third register has one of them while the others are set."""
+    spec = NormSpec((64,), "f32", op="rms_norm_backward", gate="after")
+    vmfb, _ = built(spec, find_target("sm_90"))
+    asked = host_calls.asked(vmfb, describe(vmfb, source="it"))
+    assert [launches[0][0] for launches in asked.values()] == ["few_rows"] * 4 + ["rows"] * 2
+
+
 def test_a_module_without_a_plan_has_a_fingerprint() -> None:
     """IREE's device runs it; the host program tells what."""
     vmfb, _ = built(NormSpec((8,)), find_target("sm_90"), WholeTensors("asked for"))
