@@ -126,6 +126,7 @@ hal.executable.source private @normalize {
     func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
     func.func private @silu_of_z(!forward_chunk) -> (!forward_chunk, !forward_chunk)
     func.func private @gated_output(!forward_chunk, !forward_chunk) -> !forward_chunk
+    func.func private @settled_of_residual(!forward_residual) -> !forward_residual
     // End of the gate.
 
     func.func @normalize() attributes {translation_info = #forward_kernel, nvvm.minctasm = #forward_resident} {
@@ -322,7 +323,9 @@ hal.executable.source private @normalize {
               %z_read = vector.load %residual[%row, %at_in] : !residual_rows, !forward_residual
               scf.yield %z_read : !forward_residual
             }
-            %za = func.call @widen_of_residual(%z_k) : (!forward_residual) -> !forward_chunk
+            // Not before the row's sums: until then it is narrow.
+            %z_here = func.call @settled_of_residual(%z_k) : (!forward_residual) -> !forward_residual
+            %za = func.call @widen_of_residual(%z_here) : (!forward_residual) -> !forward_chunk
             %silu, %slope = func.call @silu_of_z(%za) : (!forward_chunk) -> (!forward_chunk, !forward_chunk)
             %ya_gated = func.call @gated_output(%ya, %silu) : (!forward_chunk, !forward_chunk) -> !forward_chunk
             // End of the gate.

@@ -275,7 +275,12 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
         crashes = target.backend == "rocm" and types[0] == "vector<1xf64>"
         return "away_from_zero_by_reciprocal" if crashes else function
     if function == "exp_minus":
-        return f"{function}_in_f64" if spec.acc_dtype == "f64" else function
+        if spec.acc_dtype == "f64":
+            return f"{function}_in_f64"
+        if target.backend == "cpu":
+            return function
+        is_short = spec.element_type(Element.GATE) != spec.acc_dtype
+        return f"{function}_of_16_bits" if is_short else f"{function}_by_power"
     if function == "reciprocal":
         on_gpu = target.backend != "cpu" and spec.acc_dtype == "f32"
         return "reciprocal_on_gpu" if on_gpu else function

@@ -10,10 +10,15 @@ from iree_lnbwd.ops.arguments import BoundCall
 from iree_lnbwd.ops.operands import GATE
 from iree_lnbwd.verification.row_block import F64, Arithmetic
 
-# Of exp(-|z|): the rest of the division by ln 2, a polynomial, and a power of 2.
+# Of exp(-|z|): the rest of the division by ln 2, a polynomial, and a power of 2. On a GPU it is 3
+# of its power of 2 (2^-22.5 by NVIDIA's PTX ISA, ``ex2.approx``; AMD's are within 2), and a sum.
 _EXP_ROUNDINGS = 4
-# Of a sigmoid: the exponential, a sum, its inverse (a GPU's is within two), and a product.
-_SIGMOID_ROUNDINGS = _EXP_ROUNDINGS + 1 + 2 + 1
+# Of a gate of 16 bits on a GPU: its power of 2, and 2 |z| of the exponent, a product with 1 / ln 2,
+# which is rounded.
+_POWER_ROUNDINGS = 3
+_BYTES_BY_POWER = 2  # an element of such a gate
+# Of a sigmoid beside its exponential: a sum, its inverse (a GPU's is within two), and a product.
+_SIGMOID_ROUNDINGS = 1 + 2 + 1
 # A sigmoid beyond is so small that z times it is less than the step of any type of sums.
 _LARGEST = {"f32": 110.0, "f64": 760.0}
 
@@ -45,19 +50,26 @@ class Silu:
         if GATE.name not in call.arrays:
             return None
         z = call.arrays[GATE.name][block].astype(np.float64)
-        u, step = arithmetic.u, arithmetic.step
+        u = arithmetic.u
         e = np.exp(-np.abs(z))
         sigmoid, other = (np.where((z < 0) == below, e, 1.0) / (1 + e) for below in (True, False))
         silu = z * sigmoid
-        # The exponential may be subnormal. Its error is multiplied by z, as far as it is not zero.
         size = np.minimum(np.abs(z), _LARGEST[arithmetic.accumulator.name])
-        relative = _SIGMOID_ROUNDINGS * u
-        off = (relative + u) * np.abs(silu) + (size + 1) * 2 * step
+        exp_roundings: F64 | float = _EXP_ROUNDINGS
+        if call.arrays[GATE.name].dtype.itemsize == _BYTES_BY_POWER:
+            # A sigmoid is off by as much of its exponential as the other sigmoid is large.
+            exp_roundings = np.maximum(exp_roundings, (2 * size + _POWER_ROUNDINGS) * other)
+        # The exponential may be subnormal, and flushed by GPUs. Its error is multiplied by z, as
+        # far as it is not zero.
+        normal = arithmetic.accumulator.smallest_normal
+        least = np.where(e < 2 * normal, normal, arithmetic.step)
+        relative = (exp_roundings + _SIGMOID_ROUNDINGS) * u
+        off = (relative + u) * np.abs(silu) + (size + 1) * 2 * least
         slope = sigmoid + silu * other
         slope_off = (
             (relative + u) * sigmoid
             + (2 * relative + 3 * u) * np.abs(silu * other)
-            + (2 * size + 4) * 2 * step
+            + (2 * size + 4) * 2 * least
         )
         return cls(silu, off, slope, slope_off, arithmetic)
 

@@ -9,6 +9,7 @@ parts of the sums that are compared in `test_bounds_are_the_sums_of_their_terms`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from support import random_generator
 from iree_lnbwd import NormSpec
 from iree_lnbwd.ops.arguments import Array, BoundCall
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import OPS, Gate
+from iree_lnbwd.ops.operands import OPS, Element, Gate
 from iree_lnbwd.ops.spec import LEAST_WEIGHT
 from iree_lnbwd.reference import F64, compare, judge
 from iree_lnbwd.verification import matrix
@@ -45,6 +46,8 @@ TERMS = {
     "a column's products": "2: dy * xhat, and one more where it is added",
     "y's roundings": "of the product with the weight, and of the sum with the bias",
     "a sigmoid's roundings": "8: 4 of the exponential, of a sum, 2 of its inverse, of a product",
+    "a sigmoid by a power of 2": "2 |z| + 3 of the exponential, in place of the 4",
+    "a flushed exponential": "GPUs may flush a power of 2 that is subnormal",
     "a gate's products": "of z with its sigmoid, of that with another factor, and the slope's sum",
     "the residual's roundings": "of the sum, or of what is added to it before: twice the residual",
     "the division by a weight": "2, and of the product with the inverse; of the bias one more",
@@ -110,12 +113,19 @@ class Derivation:
         z = self.wide["gate"]
         sigmoid, other = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
         self.silu, self.slope = z * sigmoid, sigmoid + z * sigmoid * other
-        own = self.roundings("a sigmoid's roundings", 8)
+        own: Any = self.roundings("a sigmoid's roundings", 8)
         product = self.roundings("a gate's products", 1)
         # an exponential that is subnormal, times z, until the product is below any step
+        normal = self.acc.smallest_normal
+        flushed = np.where(np.exp(-np.abs(z)) < 2 * normal, normal, 0.0)
+        least = self.step * (flushed == 0) + self.part("a flushed exponential", flushed)
         size = np.minimum(np.abs(z), {"f32": 110, "f64": 760}[self.acc.name])
-        self.silu_off = (own + product) * np.abs(self.silu) + 2 * (size + 1) * self.step
-        self.slope_off = (own + product) * sigmoid + 2 * (2 * size + 4) * self.step
+        if self.spec.element_type(Element.GATE) in ("bf16", "f16"):
+            # of the exponential's error, the sigmoid has the part that the other sigmoid is
+            more = np.maximum((2 * size + 3) * other - 4, 0)
+            own = own + more * self.roundings("a sigmoid by a power of 2", 1)
+        self.silu_off = (own + product) * np.abs(self.silu) + 2 * (size + 1) * least
+        self.slope_off = (own + product) * sigmoid + 2 * (2 * size + 4) * least
         self.slope_off += (2 * own + 3 * product) * np.abs(self.silu * other)
 
     def product(self, one: F64, one_off: F64, other: F64, other_off: Any = 0) -> tuple[F64, F64]:
@@ -338,7 +348,12 @@ def options() -> list[NormSpec]:
         found += [
             replace(plain, gate=gate.value, output_mask=(), **others)
             for gate in Gate
-            for others in ({}, {"dtype": "f64", "weight_offset": 0.1}, {"eps": 1e-3})
+            for others in (
+                {},
+                {"dtype": "f64", "weight_offset": 0.1},
+                {"eps": 1e-3},
+                {"gate_dtype": "bf16"},
+            )
         ]
     return found
 
@@ -623,6 +638,15 @@ def a_subnormal_gate() -> BoundCall:
     return on(call, weight=1.0, grad_output=1e3, input=1.0, rstd=1.0, gate=1e-44)
 
 
+def a_flushed_gate(op: str, gate: str, size: float) -> BoundCall:
+    """Of 16 bits: exp(-90) is subnormal, and what it is times 90 is most of what can be off."""
+    others = {"output_mask": ()} if "backward" in op else {}
+    call = call_of(op, 1, 64, gate=gate, gate_dtype="bf16", eps=1e-30, **others)
+    values = {"weight": 1.0, "bias": 0.0, "grad_output": 1.0, "gate": -90.0}
+    own = {name: value for name, value in values.items() if name in call.arrays}
+    return on(call, input=size * alternating(64), **own)
+
+
 def a_narrow_result(op: str, **arrays: Any) -> BoundCall:
     call = call_of(op, 1, 4, dtype="bf16", eps=None if "backward" in op else 1e-5)
     return on(call, **arrays)
@@ -664,6 +688,15 @@ NINE_TENTHS: list[tuple[str, str, Callable[[], BoundCall]]] = [
     ("subnormal numbers", "rstd", subnormal_squares),
     ("subnormal numbers", "grad_gate", subnormal_slopes),
     ("subnormal numbers", "grad_bias", a_subnormal_gate),
+    *(
+        ("a flushed exponential", result, functools.partial(a_flushed_gate, op, gate, size))
+        for op, gate, size, results in (
+            ("layer_norm", "before", 1e20, ("output", "mean", "rstd")),
+            ("layer_norm_backward", "after", 1.0, ("grad_input", "grad_bias")),
+            ("layer_norm_backward", "before", 1e20, ("grad_weight", "grad_gate")),
+        )
+        for result in results
+    ),
     ("the result", "grad_gate", lambda: gated_call(4, dtype="bf16")),
     ("the result", "grad_input", lambda: a_narrow_result("rms_norm_backward")),
     ("the result", "grad_weight", lambda: a_narrow_result("layer_norm_backward")),
@@ -689,6 +722,8 @@ ALWAYS_SMALL: Mapping[str | tuple[str, str], str] = {
     "y's roundings": "2 at most beside the root's 4, or, where the bias is large, the result's own",
     "a sigmoid's roundings": "8 beside the 4 sqrt(M) or the root's 4, and those of its products; "
     "of a slope 16 of 19",
+    "a sigmoid by a power of 2": "140 of 156 at z = -72; below that, the flushed exponential's is "
+    "larger",
     "a gate's products": "2 beside a sigmoid's 8, or 4 beside 16",
     "the residual's roundings": "2 beside the result's own 1",
     "the division by a weight": "3 or 4 beside the 4 sqrt(M) of the column's sum, and dx's",
