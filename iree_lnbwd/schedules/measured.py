@@ -15,6 +15,7 @@ class Key(NamedTuple):
         op: Name of the backward.
         has_residual: Whether it adds ``grad_residual``.
         from_output: Whether x is the forward's output.
+        has_gate: Whether there is a gate, before or after.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
     """
@@ -22,6 +23,7 @@ class Key(NamedTuple):
     op: str
     has_residual: bool
     from_output: bool
+    has_gate: bool
     element_bytes: int
     columns: int
 
@@ -40,6 +42,7 @@ class Measurement:
         op: Name of the backward.
         has_residual: Whether it adds ``grad_residual``.
         from_output: Whether x is the forward's output.
+        has_gate: Whether there is a gate, before or after.
         element_bytes: Bytes of an element of dy or x.
         columns: N.
         rows: M of the calls that were timed; rows x columns is their number of elements.
@@ -52,6 +55,7 @@ class Measurement:
     op: str
     has_residual: bool
     from_output: bool
+    has_gate: bool
     element_bytes: int
     columns: int
     rows: int
@@ -61,7 +65,10 @@ class Measurement:
     @property
     def key(self) -> Key:
         """What it is about."""
-        return Key(self.op, self.has_residual, self.from_output, self.element_bytes, self.columns)
+        return Key(
+            *(self.op, self.has_residual, self.from_output, self.has_gate),
+            *(self.element_bytes, self.columns),
+        )
 
 
 @dataclass(frozen=True)

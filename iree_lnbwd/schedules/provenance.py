@@ -18,7 +18,7 @@ def source_of(schedule: Schedule, spec: NormSpec, target: Target) -> str:
     if isinstance(schedule, OnePass):
         product = standing_for(target.name)
         own, lender = fastest(product.name), product.schedules_from
-        for one in measured(spec, product):
+        for one in measured(spec, target, product):
             if completed(one, spec, target, product) == schedule:
                 if one in own.values():
                     return f"measured on {product.name}"
