@@ -103,6 +103,7 @@ _BACKWARDS: list[dict[str, Any]] = [
     {"eps": EPS},  # the statistics are recomputed
     {"from_output": True},
     {"from_output": True, **_RESIDUAL},
+    {"grad_outputs": 3, **_RESIDUAL},
 ]
 
 

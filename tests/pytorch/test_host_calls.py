@@ -64,6 +64,8 @@ def cases() -> Iterator[NormSpec]:
             yield NormSpec((COLUMNS,), eps=1e-3, **of)
             yield NormSpec((COLUMNS,), "bf16", from_output=True, **of)
             yield NormSpec((COLUMNS,), residual_dtype="f16", from_output=True, **of)
+            for count in (2, 3, 4):
+                yield NormSpec((COLUMNS,), "bf16", grad_outputs=count, **of)
             if not op.atens_bias:
                 mask = (True, False, True)
                 yield NormSpec((COLUMNS,), has_bias=True, output_mask=mask, **of)
