@@ -174,6 +174,11 @@ hal.executable.source private @rows {
     func.func private @store_edge(!x_lines, index, index, index, index, index, i1, !x_chunk)
     func.func private @await_last_copies()
     func.func private @store_partial_row(!thread, index, !held, !held, !dy_bytes, !acc_rows, !acc_rows)
+    // with sets: func.func private @workgroup_set(index, i32, i32) -> (index, index, index, index, i32, i32)
+    // with sets: func.func private @kth_row(!thread, i32) -> i32
+    // with sets: func.func private @set_step(!thread, i32) -> !set_step
+    // with sets: func.func private @begin_walk(!thread, i32, i32, !walk)
+    // with sets: func.func private @walk_on(!thread, !set_step, i32, i32, !walk)
     // From ir/math/.
     func.func private @dx(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
@@ -199,7 +204,7 @@ hal.executable.source private @rows {
       %t_count = arith.constant #threads
       %lanes = arith.constant #subgroup
       %groups_i32 = func.call @groups_i32() : () -> i32
-      %p_i32 = arith.constant #workgroups_i32
+      %p_i32 = arith.constant #workgroups_i32  // without sets
       %ahead_i32 = arith.constant #ahead_i32
       %in_bulk = func.call @in_bulk() : () -> i1
       %in_place = func.call @in_place() : () -> i1
@@ -232,6 +237,15 @@ hal.executable.source private @rows {
 
       %m_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(0) : i32
       %m = arith.index_castui %m_i32 : i32 to index
+      // with sets: %sets_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(1) : i32
+      // with sets: %rows_per_set_i32 = hal.interface.constant.load layout(#rows_layout) ordinal(2) : i32
+      // with sets: %set, %sets, %rows_per_set, %set_rows, %walker, %p_i32 = func.call @workgroup_set(%m, %sets_i32, %rows_per_set_i32)
+      // with sets:     : (index, i32, i32) -> (index, index, index, index, i32, i32)
+      // with sets: %set_rows_i32 = arith.index_castui %set_rows : index to i32
+      // with sets: %gamma_bytes = arith.constant #gamma_bytes
+      // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
+      // with sets: %beta_bytes = arith.constant #beta_bytes
+      // with sets: %beta_at = arith.muli %set, %beta_bytes : index
       %cells = arith.muli %m, %n : index
       %all_chunks = arith.ceildivui %cells, %v : index
       %lines = arith.select %shifted, %all_chunks, %m : index
@@ -239,9 +253,11 @@ hal.executable.source private @rows {
       %x = hal.interface.binding.subspan layout(#rows_layout) binding(1) alignment(64) offset(%c0) : !x_lines{%lines}
       %mean = hal.interface.binding.subspan layout(#rows_layout) binding(2) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#rows_layout) binding(3) alignment(64) offset(%c0) : !acc_column{%m}
-      %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row
+      %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%c0) flags(ReadOnly) : !gamma_row  // without sets
+      // with sets: %gamma = hal.interface.binding.subspan layout(#rows_layout) binding(4) alignment(64) offset(%gamma_at) flags(ReadOnly) : !gamma_row
       %dresidual = hal.interface.binding.subspan layout(#rows_layout) binding(5) alignment(64) offset(%c0) : !residual_lines{%lines}
-      %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row
+      %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%c0) flags(ReadOnly) : !beta_row  // without sets
+      // with sets: %beta = hal.interface.binding.subspan layout(#rows_layout) binding(6) alignment(64) offset(%beta_at) flags(ReadOnly) : !beta_row
       %dy2 = hal.interface.binding.subspan layout(#rows_layout) binding(7) alignment(64) offset(%c0) : !dy_lines{%lines}
       %dy3 = hal.interface.binding.subspan layout(#rows_layout) binding(8) alignment(64) offset(%c0) : !dy_lines{%lines}
       %dy4 = hal.interface.binding.subspan layout(#rows_layout) binding(9) alignment(64) offset(%c0) : !dy_lines{%lines}
@@ -292,14 +308,21 @@ hal.executable.source private @rows {
       } else {
         scf.yield %zero_i32 : i32
       }
-      %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32
-      %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32
+      %workgroup_first = arith.muli %workgroup_i32, %groups_i32 : i32  // without sets
+      // with sets: %workgroup_first = arith.muli %walker, %groups_i32 : i32
+      %subgroup_first = arith.addi %workgroup_first, %group_i32 : i32  // without sets
+      // with sets: %subgroup_k = arith.addi %workgroup_first, %group_i32 : i32
       %stride = arith.muli %p_i32, %groups_i32 : i32
       %last = arith.subi %m_i32, %one_i32 : i32
 
-      %first = arith.addi %subgroup_first, %groups_before : i32
-      %shift = func.call @row_shift(%first) : (i32) -> index  // all rows of this group begin there
-      %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift : !thread
+      %first = arith.addi %subgroup_first, %groups_before : i32  // without sets
+      // with sets: %first_k = arith.addi %subgroup_k, %groups_before : i32
+      %shift = func.call @row_shift(%first) : (i32) -> index  // all rows of this group begin there  // without sets
+      // with sets: %shift = arith.constant 0 : index
+      %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift : !thread  // without sets
+      // with sets: %thread = vector.from_elements %id, %t, %group, %lane, %warp, %copier, %rank, %part, %shift, %set, %sets, %rows_per_set, %set_rows, %m : !thread
+      // with sets: %subgroup_first = func.call @kth_row(%thread, %subgroup_k) : (!thread, i32) -> i32
+      // with sets: %first = func.call @kth_row(%thread, %first_k) : (!thread, i32) -> i32
 
       // Shared memory. Every thread reads back only the values that it has stored or copied itself, or its subgroup
       // in bulk, so no barrier is needed. The exchange is the exception.
@@ -327,6 +350,9 @@ hal.executable.source private @rows {
       // End of the gate.
       %dgamma_sums = memref.alloca() : !held
       %dbeta_sums = memref.alloca() : !held
+      // with sets: %walk = memref.alloca() : !walk
+      // with sets: %set_step = func.call @set_step(%thread, %stride) : (!thread, i32) -> !set_step
+      // with sets: func.call @begin_walk(%thread, %first_k, %stride, %walk) : (!thread, i32, i32, !walk) -> ()
 
       // The first rows are fetched before anything else but the weight; in bulk, before that, too.
       scf.if %in_bulk {
@@ -336,7 +362,8 @@ hal.executable.source private @rows {
       }
       %first_in = arith.minsi %first, %last : i32
       %first_index = arith.index_castui %first_in : i32 to index
-      func.call @fetch_first_rows(%thread, %leads, %first, %last, %stride, %cells, %dy, %x, %dy_rows, %x_rows, %mbarriers)
+      func.call @fetch_first_rows(%thread, %leads, %first, %last, %stride, %cells, %dy, %x, %dy_rows, %x_rows, %mbarriers)  // without sets
+      // with sets: func.call @fetch_first_rows(%thread, %leads, %first_k, %last, %stride, %cells, %dy, %x, %dy_rows, %x_rows, %mbarriers)
           : (!thread, i1, i32, i32, i32, index, !dy_lines, !x_lines, !dy_room, !x_room, !mbarriers) -> ()
       scf.if %in_bulk {
         func.call @begin_columns(%thread, %gamma, %beta, %weight_early, %weight, %bias, %inverse, %dgamma_sums, %dbeta_sums)
@@ -345,7 +372,8 @@ hal.executable.source private @rows {
       %mean_first = memref.load %mean[%first_index] : !acc_column
       %rstd_first = memref.load %rstd[%first_index] : !acc_column
       %mean_behind_first, %rstd_behind_first = scf.if %defers -> (!acc, !acc) {
-        %second = arith.addi %first, %stride : i32
+        %second = arith.addi %first, %stride : i32  // without sets
+        // with sets: %second = memref.load %walk[%c1] : !walk
         %second_in = arith.minsi %second, %last : i32
         %second_index = arith.index_castui %second_in : i32 to index
         %mean_of_second = memref.load %mean[%second_index] : !acc_column
@@ -394,7 +422,8 @@ hal.executable.source private @rows {
               : (!exchange, !mbarriers, index, !thread, i1, !acc, !acc) -> ()
         }
       }
-      %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride
+      %walked:8 = scf.for %subgroup_row = %subgroup_first to %m_i32 step %stride  // without sets
+      // with sets: %walked:8 = scf.for %subgroup_row = %subgroup_k to %set_rows_i32 step %stride
           iter_args(%mean_row = %mean_first, %rstd_row = %rstd_first, %mean_then = %mean_behind_first, %rstd_then = %rstd_behind_first,
           %fill = %fill_first, %buffer = %c0, %parity = %zero_i32, %parity_of_copies = %zero_i32)
           -> (!acc, !acc, !acc, !acc, index, index, i32, i32) : i32 {
@@ -402,7 +431,9 @@ hal.executable.source private @rows {
         %slot = func.call @slot_in_use(%fill) : (index) -> index
         %copies_next = func.call @parity_after(%fill_next, %parity_of_copies) : (index, i32) -> i32
 
-        %own_row = arith.addi %subgroup_row, %groups_before : i32
+        %own_row = arith.addi %subgroup_row, %groups_before : i32  // without sets
+        // with sets: %own_k = arith.addi %subgroup_row, %groups_before : i32
+        // with sets: %own_row = memref.load %walk[%c0] : !walk
         %row, %has_row = scf.if %shares_subgroup -> (i32, i1) {
           %own_row_in = arith.minsi %own_row, %last : i32
           %is_in = arith.cmpi sle, %own_row, %last : i32
@@ -412,7 +443,8 @@ hal.executable.source private @rows {
         }
 
         // Copies in place are made later: each overwrites a row whose dx is stored first.
-        %row_ahead = arith.addi %own_row, %stride_ahead : i32
+        %row_ahead = arith.addi %own_row, %stride_ahead : i32  // without sets
+        // with sets: %row_ahead = memref.load %walk[%ahead] : !walk
         %row_ahead_live = arith.cmpi sle, %row_ahead, %last : i32
         %row_ahead_in = arith.minsi %row_ahead, %last : i32
         %row_ahead_index = arith.index_castui %row_ahead_in : i32 to index
@@ -421,14 +453,17 @@ hal.executable.source private @rows {
         %where = func.call @row_begin(%row, %slot, %thread) : (i32, index, !thread) -> !begin
 
         // Statistics are loaded a whole step ahead of their use.
-        %row_next = arith.addi %own_row, %stride : i32
+        %row_next = arith.addi %own_row, %stride : i32  // without sets
+        // with sets: %row_next = memref.load %walk[%c1] : !walk
         %row_next_live = arith.cmpi sle, %row_next, %last : i32
         %row_next_in = arith.minsi %row_next, %last : i32
         %row_next_index = arith.index_castui %row_next_in : i32 to index
         %rows_ahead = vector.from_elements %row_ahead_index, %row_next_index : !rows_ahead
         %are_live = vector.from_elements %row_ahead_live, %row_next_live : !are_live
         %row_loaded = scf.if %defers -> i32 {
-          %row_then = arith.addi %row_next, %stride : i32
+          %row_then = arith.addi %row_next, %stride : i32  // without sets
+          // with sets: %c2 = arith.constant 2 : index
+          // with sets: %row_then = memref.load %walk[%c2] : !walk
           scf.yield %row_then : i32
         } else {
           scf.yield %row_next : i32
@@ -457,7 +492,8 @@ hal.executable.source private @rows {
         %statistics = vector.from_elements %mean_row, %rstd_row, %row_zero : !statistics
         %sum_h, %sum_hx = scf.if %defers -> (!acc, !acc) {
           %step_after = arith.addi %subgroup_row, %stride : i32
-          %walks_on = arith.cmpi slt, %step_after, %m_i32 : i32
+          %walks_on = arith.cmpi slt, %step_after, %m_i32 : i32  // without sets
+          // with sets: %walks_on = arith.cmpi slt, %step_after, %set_rows_i32 : i32
           scf.if %walks_on {
             %buffer_then, %parity_then = func.call @buffer_after(%buffer, %parity) : (index, i32) -> (index, i32)
             %slot_then = func.call @slot_after(%slot) : (index) -> index
@@ -616,6 +652,7 @@ hal.executable.source private @rows {
           } {llvm.loop_annotation = #unrolled}
         }
         %buffer_next, %parity_next = func.call @buffer_after(%buffer, %parity) : (index, i32) -> (index, i32)
+        // with sets: func.call @walk_on(%thread, %set_step, %own_k, %stride, %walk) : (!thread, !set_step, i32, i32, !walk) -> ()
         %mean_after = arith.select %defers, %mean_then, %mean_loaded : !acc
         %rstd_after = arith.select %defers, %rstd_then, %rstd_loaded : !acc
         %mean_behind = arith.select %defers, %mean_loaded, %mean_then : !acc

@@ -99,7 +99,11 @@ func.func private @gathered(%row: !row, %first: index, %shift: index, %from: ind
 // read them once, before the first row, and spill them. The empty instruction hides whose address this is.
 func.func private @load_again(%row: !row, %column: index) -> !narrow {
   %zero = arith.constant 0 : i32
-  %column_i64 = arith.index_castui %column : index to i64
+  %column_i64 = arith.index_castui %column : index to i64  // without sets
+  // with sets: %memory, %begin, %count, %step = memref.extract_strided_metadata %row
+  // with sets:     : !row -> memref<!element, #hal.descriptor_type<storage_buffer>>, index, index, index
+  // with sets: %column_on = arith.addi %begin, %column : index  // of a set, which begins anywhere
+  // with sets: %column_i64 = arith.index_castui %column_on : index to i64
   %base = memref.extract_aligned_pointer_as_index %row : !row -> index
   %base_i64 = arith.index_castui %base : index to i64
   %hidden = llvm.inline_asm has_side_effects "", "=r,0" %zero : (i32) -> i32

@@ -1,4 +1,5 @@
-// Which thread this is: its numbers, in one value that functions take. The compiler folds it.
+// Which thread this is: its numbers, in one value that functions take. The compiler folds it. With sets of weights,
+// set_rows.mlir reads more of them.
 
 // What a NormSpec and a Schedule decide.
 !thread = vector<9xindex>

@@ -27,6 +27,7 @@ from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import MOST_ROWS, NormSpec
 from iree_lnbwd.vmfb.counts import (
     SETS_NUMBERS,
+    WAVES,
     Count,
     OfSet,
     OfSets,
@@ -34,6 +35,7 @@ from iree_lnbwd.vmfb.counts import (
     RowCount,
     RowShare,
     Shares,
+    least_busy,
 )
 from iree_lnbwd.vmfb.launches import KERNELS, LaunchPlans, Plan, PlannedLaunch
 from iree_lnbwd.vmfb.raw_interface import storage_name
@@ -484,8 +486,7 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
                 assert not plain.more
                 lines += [
                     f"{name}_few = affine.min {_map(RowCount(plain.per))}()[%set_rows]",
-                    f"{name}_most = arith.constant {plain.most} : index",
-                    f"{name}_many = arith.ceildivui {name}_most, %g : index",
+                    *_each_set(plain.most, f"{name}_many"),
                     f"{name} = arith.minui {name}_few, {name}_many : index",
                 ]
                 of_one[plain] = name
@@ -497,6 +498,36 @@ def _of_all_sets(plan: Plan, suffix: str) -> tuple[list[str], dict[Count, str]]:
             symbols[count] = f"{of_one[plain]}_of_all"
             lines.append(f"{symbols[count]} = arith.muli {of_one[plain]}, %g : index")
     return lines, symbols
+
+
+def _each_set(at_once: int, name: str) -> list[str]:
+    """The lines that compute `of_each_set`: from the last wave on, as the first takes precedence.
+
+    Args:
+        at_once: How many run at once.
+        name: A new symbol, for how many each set has at most.
+    """
+    lines = [f"{name}_once = arith.constant {at_once} : index"]
+    found = ""
+    for waves in reversed(WAVES):
+        each, work = f"{name}_in_{waves}", f"{name}_of_{waves}"
+        lines += [
+            f"{work} = arith.constant {waves * at_once} : index",
+            f"{each} = arith.divui {work}, %g : index",
+        ]
+        if found:
+            lines += [
+                f"{work}_least = arith.constant {least_busy(waves * at_once)} : index",
+                f"{work}_busy = arith.muli {each}, %g : index",
+                f"{work}_do = arith.cmpi uge, {work}_busy, {work}_least : index",
+                f"{each}_or_more = arith.select {work}_do, {each}, {found} : index",
+            ]
+        found = f"{each}_or_more" if found else each
+    return [
+        *lines,
+        f"{name}_or_one = arith.maxui {found}, %c1 : index",
+        f"{name} = arith.minui {name}_or_one, {name}_once : index",
+    ]
 
 
 def _layout(spec: NormSpec, launch: PlannedLaunch) -> str:

@@ -66,7 +66,7 @@ MATH = (
     "math/sets.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
-PARTS = ("thread", "numbers", "columns", "weights", "residual", "row_sums")
+PARTS = ("thread", "numbers", "columns", "weights", "residual", "row_sums", "set_rows")
 FORWARD_PARTS = ("thread", "rows", "shares")  # likewise, of the forward
 _OF_FORWARD = "forward"  # the folder of its parts
 

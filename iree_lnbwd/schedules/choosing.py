@@ -117,7 +117,7 @@ def choose(spec: NormSpec, target: Target, product: Product | None = None) -> Sc
     product = product or standing_for(target.name)
     if not spec.family.is_backward:
         return choose_forward(spec, target, product)
-    for candidate in () if spec.weight_sets else alternatives(spec, target, product):
+    for candidate in alternatives(spec, target, product):
         if candidate.illegal(spec, target) is None:
             return completed(candidate, spec, target, product)
     return with_finalize(_two_pass(spec, target, product), spec, target, product)

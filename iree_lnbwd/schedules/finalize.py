@@ -21,6 +21,9 @@ _FEW = 24
 _USUAL = 8
 _THREADS = 384  # of a workgroup, at most, unless columns need more: a rule of thumb
 _MOST_COLUMNS = 128  # of a workgroup: a rule of thumb
+# Slices, rows of a thread, and columns where the weight has sets. Each set has a few partial rows,
+# of which a call decides the number; many small workgroups took long to start. By paper.
+_OF_SETS = 4, 4, 64
 _SECTOR_COLUMNS = 16  # 64 bytes of f32, two of the sectors that NVIDIA's memory is read in
 
 _Gpu = TypeVar("_Gpu", OnePass, TwoPass)
@@ -30,8 +33,13 @@ def with_finalize(schedule: _Gpu, spec: NormSpec, target: Target, product: Produ
     """A schedule whose last kernel reads all partial rows at once, if their number is a product.
 
     Then its threads wait for one step of loads only. If P has no such divisors, there are several
-    steps.
+    steps. With sets of weights, nobody knows that number before a call.
     """
+    if spec.weight_sets:
+        slices, rows, columns = _OF_SETS
+        return replace(
+            schedule, finalize_slices=slices, finalize_rows=rows, finalize_columns=columns
+        )
     count, lanes = schedule.workgroups, target.subgroup_size
     # Columns, a power of 2, that make whole sectors of memory and whole subgroups.
     least = {s: max(_SECTOR_COLUMNS, lanes // gcd(s, lanes)) for s in range(1, _MOST_SLICES + 1)}

@@ -106,7 +106,14 @@ class OnePass(OnePassMemory):
             + copies_weight * by_vector * [spec.gamma_dtype]
         ]
         rules = (
-            (spec.weight_sets, "it has one weight, and the spec has sets"),
+            (
+                spec.weight_sets and self.shifted(spec),
+                f"N is no multiple of {self.vector}, and rows of a set begin anywhere in an access",
+            ),
+            (
+                spec.weight_sets and self.few_rows is not None,
+                "few rows have one weight, and the spec has sets",
+            ),
             (
                 self.shifted(spec) and not self.slots,
                 f"N is no multiple of {self.vector}, and rows are not copied",
@@ -181,7 +188,11 @@ class OnePass(OnePassMemory):
             (self.widens_weight and not self.stages_weight, "a weight in registers is not widened"),
             (self.widens_weight and not self.ahead, "the weight is widened before the first row"),
             elements_rule(spec, self.chunks(spec, target) * self.vector),
-            stride_rule(self.workgroups * self.groups * (self.ahead + 1)),
+            stride_rule(
+                self.workgroups
+                * self.groups
+                * (self.known_rows if spec.weight_sets else self.ahead + 1)
+            ),
         )
         why = first_broken(rules)
         if why is None and self.few_rows:

@@ -9,7 +9,7 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import ADDED_BIAS, Element
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import words
-from iree_lnbwd.schedules.ir_types import private, shared, storage
+from iree_lnbwd.schedules.ir_types import bindings, private, shared, storage
 from iree_lnbwd.schedules.one_pass_numbers import LINE_BYTES, OnePassNumbers
 from iree_lnbwd.schedules.rules import RESERVED_BYTES, registers_of_thread
 
@@ -61,7 +61,13 @@ class OnePassMemory(OnePassNumbers):
         weight = shared(f"{columns}x!{'acc' if self.widens_weight else 'gamma'}")
         held = {name: private(f"{chunks}x!{name}_chunk") for name in ("gamma", "beta")}
         if self.loads_twice:
-            held = {name: storage(f"{spec.columns}x!{name}") for name in held}
+            held["gamma"] = bindings(spec)["!gamma_row"]
+            # Without a bias, nothing is there, and no set of it begins anywhere.
+            held["beta"] = (
+                bindings(spec)["!beta_row"]
+                if spec.has(ADDED_BIAS)
+                else storage(f"{spec.columns}x!beta")
+            )
         stages_bias = self.stages_bias(spec, target)
         stages_inverse = self.stages_inverse(spec, target)
         return {

@@ -19,6 +19,8 @@ _SECTOR_BYTES = 32  # that the L2 cache reads and writes together
 BULK_BYTES = 16  # that bulk copies are multiples of (PTX ISA, "cp.async.bulk")
 LINE_BYTES = 128  # that the L2 cache keeps together, and bulk copies are aligned by
 _LEGAL_TO_COPY = {"f32": 4, "f64": 2}  # elements, by the type of sums
+# Numbers of a thread (``ir/parts/thread.mlir``), and with those of its workgroup's set of weights.
+_OF_THREAD, _OF_SETS = 9, 14
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,27 @@ class OnePassNumbers:
             "!gamma_held": private(f"{chunks}x!gamma_chunk"),
             "!residual_held": private(f"{chunks}x!residual_chunk"),
             "!held": private(f"{chunks}x!chunk"),
-            "!thread": "vector<9xindex>",
+            "!thread": f"vector<{_OF_SETS if spec.weight_sets else _OF_THREAD}xindex>",
             "!begin": "vector<3xindex>",
             "!rows_ahead": "vector<2xindex>",
             "!are_live": "vector<2xi1>",
             "!pair": "vector<2x!acc>",
             "!statistics": "vector<3x!acc>",
+            **(self._walk() if spec.weight_sets else {}),
         }
+
+    def _walk(self) -> dict[str, str]:
+        """The rows that a walk over a set of them knows (``ir/parts/set_rows.mlir``)."""
+        return {
+            "#known_rows": f"{self.known_rows} : index",
+            "!walk": private(f"{self.known_rows + 2}xi32"),
+            "!set_step": "vector<3xi32>",
+        }
+
+    @property
+    def known_rows(self) -> int:
+        """Rows of a set that a walk knows: of this step and of those that it prepares."""
+        return max(self.ahead, 1) + 1
 
     def _copied(self, spec: NormSpec) -> int:
         """Elements of dy and x in one copy, or a legal number if there are no copies."""

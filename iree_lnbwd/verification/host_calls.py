@@ -17,6 +17,7 @@ from iree_lnbwd.emulator.memory import Buffer, GlobalMemory
 from iree_lnbwd.emulator.module import ELEMENT_TYPES, FORMATS
 from iree_lnbwd.emulator.vm import Program, Steps
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.verification import matrix
 from iree_lnbwd.vmfb.description import Description
 
@@ -24,12 +25,19 @@ _ROWS = (1, 5, 37, 1 << 10, 1 << 20)
 _ALIGNMENT = 256
 
 
-def asked(vmfb: bytes, described: Description) -> dict[str, list[Any]]:
+def asked(
+    vmfb: bytes, described: Description, sets: Sets = matrix.SOME_SETS
+) -> dict[str, list[Any]]:
     """What calls of several numbers of rows ask for, in order, by the number of rows.
 
     Each kernel comes with its workgroups, constants and bindings: which argument or piece of
     scratch, from where, and how many bytes. Addresses and what the host program computes for itself
     do not show.
+
+    Args:
+        vmfb: The module.
+        described: What it says of itself.
+        sets: Those of the weight, where the spec has some.
 
     Raises:
         Fault, VmError: The host program failed.
@@ -38,16 +46,16 @@ def asked(vmfb: bytes, described: Description) -> dict[str, list[Any]]:
     counts = (spec.rows,) if spec.rows is not None else _ROWS
     if spec.rows is None:
         counts = (*counts, *matrix.both_sides(spec, described.schedule))
-    return {str(rows): _of_call(vmfb, described, rows) for rows in sorted(set(counts))}
+    return {str(rows): _of_call(vmfb, described, rows, sets) for rows in sorted(set(counts))}
 
 
-def _of_call(vmfb: bytes, described: Description, rows: int) -> list[Any]:
+def _of_call(vmfb: bytes, described: Description, rows: int, given: Sets) -> list[Any]:
     ledger, steps = _Ledger(), Steps()
     format_ = FORMATS[described.target.backend]
     hal = Hal(ledger, format_, lambda *_: _Idle(), steps, ledger.note_launch)
     program = Program(vmfb, hal.imports, steps)
     views = []
-    sets = matrix.SOME_SETS.for_rows(rows) if described.spec.weight_sets else None
+    sets = given.for_rows(rows) if described.spec.weight_sets else None
     for argument in described.spec.arguments:
         dtype, shape = DTYPES[argument.dtype].numpy, argument.dims(rows, sets)
         nbytes = math.prod(shape) * dtype.itemsize

@@ -340,7 +340,8 @@ def _of_partial_rows(spec: NormSpec, target: Target, form: OnePass | TwoPass | R
     partial_rows: Plain
     if isinstance(form, OnePass):
         partial_rows = walkers = RowCount(form.groups, form.workgroups)
-        kernels.append(_launch(_ROWS, spec, walkers, form.cluster, constants=(rows,)))
+        of_all = _of_sets(spec, walkers)
+        kernels.append(_launch(_ROWS, spec, of_all, form.cluster, constants=(rows,)))
     elif isinstance(form, RowBlocks):
         share = RowShare(form.block, form.workgroups, form.least, form.share, form.most_workgroups)
         partial_rows = Shares(share)

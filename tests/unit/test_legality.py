@@ -326,8 +326,26 @@ BORDERS: dict[str, Border] = {
         "a gate is in registers, which have no room beside the sums of so wide a row",
         GATED,
     ),
-    "sets of weights": Border(
-        READ, {}, {}, "it has one weight, and the spec has sets", replace(SPEC, weight_sets=True)
+    "rows of sets": Border(
+        replace(STAGED, groups=1),
+        {"vector": 4},
+        {"vector": 8},
+        "N is no multiple of 8, and rows of a set begin anywhere in an access",
+        NormSpec((4100,), "bf16", weight_sets=True),
+    ),
+    "few rows of sets": Border(
+        READ,
+        {},
+        {"few_rows": FEW},
+        "few rows have one weight, and the spec has sets",
+        replace(SPEC, weight_sets=True),
+    ),
+    "rows of a step in a set": Border(
+        READ,
+        {"workgroups": 524287},
+        {"workgroups": 524288},
+        "steps of 1048576 rows, at most 1048575",
+        replace(SPEC, weight_sets=True),
     ),
     "a weight that is copied": Border(
         READ, {}, {"stages_weight": True}, "the weight is copied with the first row"

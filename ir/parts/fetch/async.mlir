@@ -40,6 +40,7 @@ func.func private @in_place() -> i1
 func.func private @meet(index)
 func.func private @await_copies(i32)
 func.func private @masked(!dy_chunk, !x_chunk, index, index, index) -> (!dy_chunk, !x_chunk)
+func.func private @kth_row(!thread, i32) -> i32
 // End of what is replaced.
 
 // Whether subgroups copy rows together.
@@ -95,7 +96,9 @@ func.func private @fetch_first_rows(%thread: !thread, %leads: i1, %first: i32, %
   scf.for %step = %zero_i32 to %ahead_i32 step %one_i32 : i32 {
     %slot = arith.index_castui %step : i32 to index
     %rows_on = arith.muli %step, %stride : i32
-    %row = arith.addi %first, %rows_on : i32
+    %row = arith.addi %first, %rows_on : i32  // without sets
+    // with sets: %row_k = arith.addi %first, %rows_on : i32
+    // with sets: %row = func.call @kth_row(%thread, %row_k) : (!thread, i32) -> i32
     %live = arith.cmpi sle, %row, %last : i32
     %row_in = arith.minsi %row, %last : i32
     %row_index = arith.index_castui %row_in : i32 to index

@@ -1,0 +1,146 @@
+// Which rows a workgroup walks over where the weight has sets (math/sets.mlir). It stays in one set, and counts rows as the
+// k-th of that. A row that the set does not have is M, as any row past the last one.
+//
+// From one step to the next, k grows by the same number. So the walk divides before its first step alone. It knows the rows
+// of some steps (#known_rows): of this one, and of those that are fetched ahead, or whose statistics are.
+
+// What a NormSpec and a Schedule decide.
+#known_rows = 3 : index
+#unrolled = #llvm.loop_annotation<unroll = <full = true>>
+!thread = vector<14xindex>
+!walk = memref<5xi32, #gpu.address_space<private>>  // the rows of some steps, and where the last of them is (@place_last)
+!set_step = vector<3xi32>  // from one row of the walk to the next (@set_step)
+
+func.func private @set_row(index, index, index, index) -> index
+func.func private @count_set_rows(index, index, index, index) -> index
+// End of what is replaced.
+
+// The set of a workgroup, how many sets there are, the rows of a run, and all rows of the set; then which of the set's
+// workgroups it is, and of how many.
+func.func private @workgroup_set(%m: index, %sets_i32: i32, %rows_per_set_i32: i32) -> (index, index, index, index, i32, i32) {
+  %sets = arith.index_castui %sets_i32 : i32 to index
+  %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
+  %all = hal.interface.workgroup.count[0] : index
+  %id = hal.interface.workgroup.id[0] : index
+  %all_i32 = arith.index_castui %all : index to i32
+  %id_i32 = arith.index_castui %id : index to i32
+  %walkers = arith.divui %all_i32, %sets_i32 : i32
+  %set_i32 = arith.divui %id_i32, %walkers : i32
+  %walker = arith.remui %id_i32, %walkers : i32
+  %set = arith.index_castui %set_i32 : i32 to index
+  %set_rows = func.call @count_set_rows(%m, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
+  return %set, %sets, %rows_per_set, %set_rows, %walker, %walkers : index, index, index, index, i32, i32
+}
+
+// The k-th row of the set, or M. And the same without a look whether the set has it.
+func.func private @kth_row(%thread: !thread, %k: i32) -> i32 {
+  %row = func.call @any_kth_row(%thread, %k) : (!thread, i32) -> i32
+  %known = func.call @row_or_none(%thread, %k, %row) : (!thread, i32, i32) -> i32
+  return %known : i32
+}
+
+func.func private @any_kth_row(%thread: !thread, %k: i32) -> i32 {
+  %set = vector.extract %thread[9] : index from !thread
+  %sets = vector.extract %thread[10] : index from !thread
+  %rows_per_set = vector.extract %thread[11] : index from !thread
+  %k_index = arith.index_castui %k : i32 to index
+  %row = func.call @set_row(%k_index, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
+  %row_i32 = arith.index_castui %row : index to i32
+  return %row_i32 : i32
+}
+
+func.func private @row_or_none(%thread: !thread, %k: i32, %row: i32) -> i32 {
+  %set_rows = vector.extract %thread[12] : index from !thread
+  %m = vector.extract %thread[13] : index from !thread
+  %set_rows_i32 = arith.index_castui %set_rows : index to i32
+  %m_i32 = arith.index_castui %m : index to i32
+  %is_there = arith.cmpi slt, %k, %set_rows_i32 : i32
+  %or_none = arith.select %is_there, %row, %m_i32 : i32
+  return %or_none : i32
+}
+
+// What a step of the walk adds: to the place in a run of rows; to the row; and to the row once more, where that leaves the
+// run. A row that the set does not have may wrap around.
+func.func private @set_step(%thread: !thread, %stride: i32) -> !set_step {
+  %sets = vector.extract %thread[10] : index from !thread
+  %run = func.call @run_rows(%thread) : (!thread) -> i32
+  %sets_i32 = arith.index_castui %sets : index to i32
+  %runs = arith.divui %stride, %run : i32
+  %within = arith.remui %stride, %run : i32
+  %round = arith.muli %sets_i32, %run : i32
+  %rounds = arith.muli %runs, %round : i32
+  %rows = arith.addi %rounds, %within : i32
+  %over = arith.subi %round, %run : i32
+  %step = vector.from_elements %within, %rows, %over : !set_step
+  return %step : !set_step
+}
+
+func.func private @run_rows(%thread: !thread) -> i32 {
+  %rows_per_set = vector.extract %thread[11] : index from !thread
+  %run = arith.index_castui %rows_per_set : index to i32
+  return %run : i32
+}
+
+// The rows of the first steps.
+func.func private @begin_walk(%thread: !thread, %first: i32, %stride: i32, %walk: !walk) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %known = arith.constant #known_rows
+  scf.for %step = %c0 to %known step %c1 {
+    %step_i32 = arith.index_castui %step : index to i32
+    %on = arith.muli %step_i32, %stride : i32
+    %k = arith.addi %first, %on : i32
+    %any = func.call @any_kth_row(%thread, %k) : (!thread, i32) -> i32
+    %row = func.call @row_or_none(%thread, %k, %any) : (!thread, i32, i32) -> i32
+    memref.store %row, %walk[%step] : !walk
+    %run = func.call @run_rows(%thread) : (!thread) -> i32
+    %place = arith.remui %k, %run : i32
+    func.call @place_last(%any, %place, %walk) : (i32, i32, !walk) -> ()
+  } {llvm.loop_annotation = #unrolled}
+  return
+}
+
+// The last row that is known, though the set may not have it, and its place in its run.
+func.func private @place_last(%row: i32, %place: i32, %walk: !walk) {
+  %c1 = arith.constant 1 : index
+  %known = arith.constant #known_rows
+  %behind = arith.addi %known, %c1 : index
+  memref.store %row, %walk[%known] : !walk
+  memref.store %place, %walk[%behind] : !walk
+  return
+}
+
+// The rows of the steps after this one, whose row is the k-th.
+func.func private @walk_on(%thread: !thread, %step: !set_step, %k: i32, %stride: i32, %walk: !walk) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %zero_i32 = arith.constant 0 : i32
+  %known = arith.constant #known_rows
+  %behind = arith.addi %known, %c1 : index
+  %last_known = arith.subi %known, %c1 : index
+  scf.for %which = %c0 to %last_known step %c1 {
+    %after = arith.addi %which, %c1 : index
+    %row = memref.load %walk[%after] : !walk
+    memref.store %row, %walk[%which] : !walk
+  } {llvm.loop_annotation = #unrolled}
+  %within = vector.extract %step[0] : i32 from !set_step
+  %rows = vector.extract %step[1] : i32 from !set_step
+  %over = vector.extract %step[2] : i32 from !set_step
+  %run = func.call @run_rows(%thread) : (!thread) -> i32
+  %row_last = memref.load %walk[%known] : !walk
+  %place_last = memref.load %walk[%behind] : !walk
+  %place_on = arith.addi %place_last, %within : i32
+  %row_on = arith.addi %row_last, %rows : i32
+  %leaves = arith.cmpi uge, %place_on, %run : i32
+  %less = arith.select %leaves, %run, %zero_i32 : i32
+  %more = arith.select %leaves, %over, %zero_i32 : i32
+  %place = arith.subi %place_on, %less : i32
+  %any = arith.addi %row_on, %more : i32
+  func.call @place_last(%any, %place, %walk) : (i32, i32, !walk) -> ()
+  %known_i32 = arith.index_castui %known : index to i32
+  %on = arith.muli %known_i32, %stride : i32
+  %k_last = arith.addi %k, %on : i32
+  %row_then = func.call @row_or_none(%thread, %k_last, %any) : (!thread, i32, i32) -> i32
+  memref.store %row_then, %walk[%last_known] : !walk
+  return
+}

@@ -1,0 +1,178 @@
+"""Backwards of weights with sets in one pass: each way to fetch and to share rows, in the emulator.
+
+A few workgroups walk, so that each takes many steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from support import assert_right, assert_same_bits, built, random_generator
+
+from iree_lnbwd import NormSpec
+from iree_lnbwd.hardware.targets import find_target
+from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.sets import Sets
+from iree_lnbwd.schedules import FewRows, OnePass
+from iree_lnbwd.verification import host_calls, matrix
+from iree_lnbwd.verification.emulated_norm import EmulatedNorm
+from iree_lnbwd.vmfb.counts import count_of, of_each_set
+from iree_lnbwd.vmfb.description import describe
+
+LAYER, RMS = "layer_norm_backward", "rms_norm_backward"
+READ = OnePass(workgroups=5, groups=2, warps=2, vector=8)
+COPIED = replace(READ, ahead=2, slots=3)
+BULK = replace(READ, ahead=2, slots=2, rereads=True, bulk=True)
+CLUSTER = OnePass(workgroups=5, groups=1, warps=2, vector=8, cluster=2)
+AMD = replace(READ, groups=4, warps=1)  # no group of several subgroups waits by itself
+NARROW = replace(READ, warps=1, groups=16, subgroup_rows=8)
+
+
+class Way(NamedTuple):
+    """A schedule, with what it computes and where."""
+
+    how: OnePass
+    columns: int
+    op: str = LAYER
+    dtype: str = "bf16"
+    target: str = "sm_90"
+    from_output: bool = False
+
+    @property
+    def spec(self) -> NormSpec:
+        """With sets."""
+        return NormSpec(
+            (self.columns,),
+            self.dtype,
+            op=self.op,
+            weight_sets=True,
+            from_output=self.from_output,
+        )
+
+
+WAYS = {
+    "read": Way(READ, 1000),
+    "read, AMD": Way(AMD, 1000, RMS, target="gfx942"),
+    "read, AMD's narrow subgroups": Way(AMD, 1000, target="gfx1100"),
+    "a row ahead": Way(replace(READ, ahead=1), 1000, RMS),
+    "a row ahead, AMD": Way(replace(AMD, ahead=1), 1000, target="gfx942"),
+    "twice": Way(replace(READ, rereads=True), 1000),
+    "twice, AMD": Way(replace(READ, groups=1, rereads=True), 1000, RMS, target="gfx942"),
+    "twice, with a bias": Way(replace(READ, rereads=True), 1000, from_output=True),
+    "copied": Way(COPIED, 1000),
+    "copied, sm_80": Way(COPIED, 1000, RMS, target="sm_80"),
+    "copied with the weight": Way(replace(COPIED, stages_weight=True), 1000, RMS),
+    "a weight that is widened": Way(
+        replace(COPIED, stages_weight=True, widens_weight=True, ahead=3, slots=4), 1000
+    ),
+    "copied in place": Way(replace(COPIED, ahead=2, slots=2, rereads=True), 1000),
+    "one slot": Way(replace(COPIED, ahead=1, slots=1, rereads=True), 1000, RMS),
+    "copied, f64": Way(replace(COPIED, vector=2), 200, dtype="f64"),
+    "copied, with a bias": Way(COPIED, 1000, from_output=True),
+    "in bulk": Way(BULK, 1000),
+    "in bulk, N odd": Way(replace(BULK, vector=1), 333, RMS),
+    "x later": Way(replace(BULK, x_later=True), 1000),
+    "narrow rows": Way(NARROW, 40),
+    "narrow rows, copied": Way(replace(NARROW, ahead=1, slots=2), 40, RMS),
+    "narrow rows, AMD": Way(NARROW, 40, RMS, target="gfx942"),
+    "a cluster": Way(CLUSTER, 1000),
+    "a cluster that copies": Way(replace(CLUSTER, ahead=1, slots=2), 1000, RMS),
+    "sums that are received later": Way(
+        replace(CLUSTER, ahead=2, slots=3, rereads=True, defers=True), 1000
+    ),
+    "later, and in bulk": Way(
+        replace(CLUSTER, ahead=3, slots=3, rereads=True, defers=True, bulk=True), 1000, RMS
+    ),
+}
+by_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def module_of(way: Way, spec: NormSpec) -> EmulatedNorm:
+    target = find_target(way.target)
+    assert way.how.illegal(spec, target) is None
+    return EmulatedNorm(built(spec, target, way.how)[0])
+
+
+@by_way
+def test_any_number_of_sets_and_rows(way: Way) -> None:
+    """Runs of one row, of several, and longer than M; sets without rows; more sets than walk."""
+    module, rng = module_of(way, way.spec), random_generator()
+    given = ((97, 1, 97), (80, 2, 7), (90, 3, 1), (61, 5, 20), (50, 7, 3), (23, 23, 1), (31, 9, 2))
+    for rows, number, rows_per_set in (*given, (1, 2, 1), (6, 4, 6), (0, 3, 1)):
+        call = matrix.random_call(way.spec, rows, rng, Sets(number, rows_per_set))
+        results = module.run(call)
+        assert_right(results, call)
+        if rows == 50:
+            assert_same_bits(module.run(call), results)
+    call = matrix.adversarial_call(way.spec, rng)
+    assert_right(module.run(call), call)
+
+
+@pytest.mark.drawn
+@by_way
+def test_one_set_has_the_bits_of_a_weight(way: Way) -> None:
+    rng = random_generator()
+    call = matrix.random_call(way.spec, 71, rng, Sets(1, 4))
+    plain_spec = replace(way.spec, weight_sets=False)
+    flat = {n: a[0] if n in ("weight", "bias") else a for n, a in call.arrays.items()}
+    plain = module_of(way, plain_spec).run(call._replace(spec=plain_spec, sets=None, arrays=flat))
+    ours = module_of(way, way.spec).run(call)
+    flattened = (a.reshape(b.shape) for a, b in zip(ours, plain, strict=True) if b is not None)
+    assert_same_bits(type(plain)(*flattened), plain)
+
+
+@pytest.mark.parametrize("name", ["narrow rows", "narrow rows, copied", "narrow rows, AMD"])
+def test_a_row_of_another_set_leaves_no_nan(name: str) -> None:
+    """Rows of a subgroup where the set has no more: they are not the last row of the call."""
+    way = WAYS[name]
+    call = matrix.random_call(way.spec, 30, random_generator(), Sets(3, 1))
+    for given in call.arrays.values():
+        if len(given) == call.rows:
+            given[-1] = np.nan
+    results = module_of(way, way.spec).run(call)
+    assert_right(results, call)
+    for sums in results[1:]:
+        assert sums is None or np.isfinite(sums[:2].astype(DTYPES["f64"].numpy)).all()
+
+
+def test_each_set_has_its_share_of_the_workgroups() -> None:
+    """One wave of workgroups if that leaves few without a set, and else more."""
+    for at_once, sets, each in (
+        *((132, 1, 132), (132, 2, 66), (132, 32, 4), (132, 64, 2), (132, 132, 1)),
+        *((132, 48, 5), (132, 100, 5), (132, 140, 7), (132, 256, 1), (132, 9999, 1)),
+        *((264, 32, 8), (5, 3, 3), (5, 6, 3), (1, 1, 1), (1, 7, 1)),
+    ):
+        assert of_each_set(at_once, sets) == each, (at_once, sets)
+    for at_once in (1, 5, 60, 132, 304):
+        assert all(1 <= of_each_set(at_once, sets) <= at_once for sets in range(1, 3000))
+
+
+def test_host_programs_share_out_as_plans_do() -> None:
+    """Numbers of sets on all sides of that; of few rows, each set has few workgroups."""
+    spec = NormSpec((64,), "bf16", weight_sets=True)
+    vmfb, _ = built(spec, find_target("sm_90"))
+    described = describe(vmfb, source="a module")
+    assert isinstance(described.schedule, OnePass)
+    assert described.launches is not None
+    for number in (1, 2, 7, 48, 100, 140, 300, 5000):
+        for rows, launched in host_calls.asked(vmfb, described, Sets(number, 3)).items():
+            sets = Sets(number, 3).for_rows(int(rows))
+            kernels = [each for each in launched if each[0] not in ("fill", "write", "read")]
+            for kernel, of_host in zip(
+                described.launches.of(int(rows)).kernels, kernels, strict=True
+            ):
+                counted = [
+                    [count_of(n, int(rows), sets) for n in numbers]
+                    for numbers in (kernel.workgroups, kernel.constants)
+                ]
+                assert of_host[:3] == [kernel.kernel, *counted], (number, rows)
+
+
+def test_few_rows_have_one_weight() -> None:
+    few = replace(READ, few_rows=FewRows(rows=64, warps=8, tile=32, tile_vector=4))
+    spec = WAYS["read"].spec
+    why = few.illegal(spec, find_target("sm_90"))
+    assert why == "few rows have one weight, and the spec has sets"
