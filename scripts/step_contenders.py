@@ -219,7 +219,7 @@ class Trainee:
         of_norms = {
             f"{name}.{parameter}"
             for name, module in reference.named_modules()
-            if type(module).__name__.endswith("Norm")
+            if "Norm" in type(module).__name__  # AdaLN has its linear layer in it, too
             for parameter, _ in module.named_parameters()
         }
         drawn = [self._drawn(number) for number in range(batches)]

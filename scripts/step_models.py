@@ -1,4 +1,4 @@
-"""The models whose whole training steps `scripts/steps` times: of transformers and timm.
+"""The models whose training steps `scripts/steps` times: of transformers, timm and diffusers.
 
 Their weights are random, and there is no dropout. A library is imported when its model is made.
 """
@@ -18,6 +18,7 @@ FULL, SHORT, TINY = SIZES = ("full", "short", "tiny")
 _VOCABULARY = 8192
 _HEAD = 128  # the width of Qwen3's heads
 _PATCH = 16  # pixels on a side
+_CHANNELS = 4  # of a latent
 
 Batch = tuple[Tensor, ...]
 
@@ -31,8 +32,8 @@ class Shape:
         width: Of the residual stream.
         heads: Of the attention.
         inner: The width of the MLP.
-        batch: Sequences, or images.
-        length: Tokens of a sequence, or pixels on an image's side.
+        batch: Sequences, or images, or latents.
+        length: Tokens of a sequence, or pixels on an image's or a latent's side.
         classes: Tokens of the vocabulary, or kinds of images.
     """
 
@@ -58,7 +59,7 @@ class StepModel:
         said: Its size, and that of a batch.
         make: Makes one; raises ImportError if its library is not there.
         draw: A batch, on the CPU, of a shape and a seed.
-        loss: Of a model on a batch: the mean cross entropy, in nats.
+        loss: Of a model on a batch: the mean cross entropy, in nats; or the mean square error.
         full: Its shape where it is timed.
         tiny: A shape for tests.
     """
@@ -96,6 +97,17 @@ def _images(shape: Shape, seed: int) -> Batch:
     return images, torch.randint(shape.classes, (shape.batch,), generator=generator)
 
 
+def _latents(shape: Shape, seed: int) -> Batch:
+    """Latents and their noise, f32 [batch, 4, length, length]; their steps and kinds [batch]."""
+    generator = torch.Generator().manual_seed(seed)
+    of_both = torch.randn(
+        *(2, shape.batch, _CHANNELS, shape.length, shape.length), generator=generator
+    )
+    steps = torch.randint(1000, (shape.batch,), generator=generator)
+    kinds = torch.randint(shape.classes, (shape.batch,), generator=generator)
+    return *of_both.unbind(), steps, kinds
+
+
 def _token_loss(model: nn.Module, batch: Batch) -> Tensor:
     (tokens,) = batch
     loss: Tensor = model(input_ids=tokens, labels=tokens).loss
@@ -106,6 +118,13 @@ def _image_loss(model: nn.Module, batch: Batch) -> Tensor:
     images, kinds = batch
     logits: Tensor = model(images.to(next(model.parameters()).dtype))
     return F.cross_entropy(logits.float(), kinds)
+
+
+def _noise_loss(model: nn.Module, batch: Batch) -> Tensor:
+    latents, noise, steps, kinds = batch
+    own = latents.to(next(model.parameters()).dtype)
+    (found,) = model(own, timestep=steps, class_labels=kinds, return_dict=False)
+    return F.mse_loss(found[:, :_CHANNELS].float(), noise)  # the rest is the variance
 
 
 # --- the models ------------------------------------------------------------------------------
@@ -186,6 +205,23 @@ def _vit(shape: Shape) -> nn.Module:
     return model
 
 
+def _dit(shape: Shape) -> nn.Module:
+    model: nn.Module = importlib.import_module("diffusers").DiTTransformer2DModel(
+        num_attention_heads=shape.heads,
+        attention_head_dim=shape.width // shape.heads,
+        in_channels=_CHANNELS,
+        out_channels=2 * _CHANNELS,
+        num_layers=shape.layers,
+        sample_size=shape.length,
+        patch_size=2,
+        num_embeds_ada_norm=shape.classes,
+    )
+    for module in model.modules():
+        if hasattr(module, "dropout_prob"):  # of kinds
+            module.dropout_prob = 0.0
+    return model
+
+
 _TINY = Shape(layers=2, width=64, heads=2, inner=128, batch=2, length=32, classes=64)
 MODELS: Mapping[str, StepModel] = MappingProxyType(
     {
@@ -225,6 +261,15 @@ MODELS: Mapping[str, StepModel] = MappingProxyType(
             *(_qwen3, _tokens, _token_loss),
             full=Shape(layers=14, width=1024, heads=16, inner=3072, batch=4, length=2048),
             tiny=_TINY,
+        ),
+        "dit": StepModel(
+            "DiT-XL/2",
+            "8 of its 28 layers of 1152, 32 latents of 64 x 64",
+            *(_dit, _latents, _noise_loss),
+            full=Shape(
+                layers=8, width=1152, heads=16, inner=4608, batch=32, length=64, classes=1000
+            ),
+            tiny=replace(_TINY, length=8, classes=8),
         ),
     }
 )
