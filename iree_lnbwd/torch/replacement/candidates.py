@@ -55,10 +55,14 @@ def candidates_of(module: nn.Module) -> Iterator[Form]:
         clamps = clamps if bias is None else (False,)  # what is clamped has none
         kinds += [(RMS_NORM, *each) for each in itertools.product((False, True), clamps)]
         for op, is_l2, is_clamped in kinds:
-            for offset in (0.0, 1.0) if weight is not None else (0.0,):
+            has_weight = weight is not None
+            may_be_heads = has_weight and len(dims) > 1 and not is_clamped
+            offsets, heads = (0.0, 1.0)[: 1 + has_weight], (False, True)[: 1 + may_be_heads]
+            for offset, of_heads in itertools.product(offsets, heads):
                 yield Form(
                     op, dims, eps, eps_name, weight, bias, offset, argument=argument, is_l2=is_l2,
                     is_clamped=is_clamped, is_flattened=is_flattened, any_width=any_width,
+                    of_heads=of_heads,
                 )  # fmt: skip
 
 

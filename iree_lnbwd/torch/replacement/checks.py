@@ -95,7 +95,7 @@ def check_zeros(module: nn.Module, form: Form) -> None:
 
 def around_eps(module: nn.Module, form: Form) -> tuple[float, ...]:
     """Scales of rows in which eps counts; none if squares of such rows do not."""
-    eps = None if form.eps is None else form.eps_of(module, form.normalized_shape)
+    eps = None if form.eps is None else form.eps_of(module, form.row_shape)
     if eps is None or eps < _LEAST_EPS:
         return ()
     return tuple(math.sqrt(eps) * s for s in _AROUND_EPS)
@@ -143,7 +143,8 @@ def check_gradients(module: nn.Module, form: Form, training: bool, scales: Seque
         if theirs is None:
             raise NotPlainError(f"it has no gradient of {name}")
         if name in inputs:
-            ours, theirs = (as_rows(g, form).flatten(1) for g in (ours, theirs))
+            columns = math.prod(form.row_shape)
+            ours, theirs = (as_rows(g, form).reshape(-1, columns) for g in (ours, theirs))
             size = ours.abs().amax(1, keepdim=True)
         else:
             size = ours.abs().max()
@@ -157,7 +158,9 @@ def order_of(module: nn.Module, form: Form) -> Order:
     left = list(Order)
     sample = Sample(module, form, torch.float32)
     plain, turned = sample.inputs(), sample.inputs(turned=True)
-    for inputs in (plain, turned, tuple(each.mT.contiguous().mT for each in plain)):
+    dims = (-2, -3) if form.of_heads else (-1, -2)  # of heads with others inside: see `holds_for`
+    swapped = tuple(x.transpose(*dims).contiguous().transpose(*dims) for x in plain)
+    for inputs in (plain, turned, swapped):
         with torch.no_grad():
             output = run(sample.module, *inputs)
         check_output(sample, form, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,6 +111,9 @@ class Form:
         gate_argument: The name of the gate in the module's forward.
         groups: A row is so many rows of the norm, beside each other, each with its own weights.
             More than one only with a gate.
+        of_heads: Whether the weight, and the bias if there is one, have a set for each head: each
+            of the input's last two or more dimensions is as they are, and all but the first of
+            these are normalized.
     """
 
     op: Op
@@ -137,6 +141,7 @@ class Form:
     gate: Gate | None = None
     gate_argument: str = "gate"
     groups: int = 1
+    of_heads: bool = False
 
     def __str__(self) -> str:
         parts = ["L2 norm" if self.is_l2 else "layer norm" if self.op.centres else "RMS norm"]
@@ -152,6 +157,8 @@ class Form:
             parts.append(f"gate {self.gate.value}")
         if self.groups > 1:
             parts.append(f"{self.groups} groups")
+        if self.of_heads:
+            parts.append(f"{self.normalized_shape[0]} heads")
         if self.weight_offset:
             parts.append(f"{self.weight_offset:g} + {self.weight_name}")
         if self.channels_first:
@@ -167,6 +174,11 @@ class Form:
         """The names of the tensors that the module's forward takes."""
         return (self.argument,) if self.gate is None else (self.argument, self.gate_argument)
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """What has a mean of its own, of ``normalized_shape``."""
+        return self.normalized_shape[1:] if self.of_heads else self.normalized_shape
+
     def parameters(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """The weight and the bias of a module of this form."""
         weight = None if self.weight_name is None else getattr(module, self.weight_name)
@@ -181,7 +193,8 @@ class Form:
         weight, bias = self.parameters(module)
         vector = bias if weight is None else weight
         if vector is not None and not self.any_width:
-            return (vector.numel(),) if self.is_flattened else tuple(vector.shape)
+            shape = tuple(vector.shape)[1 if self.of_heads else 0 :]
+            return (vector.numel(),) if self.is_flattened else shape
         if self.channels_first:
             return (shape[1],)
         return tuple(shape[-len(self.normalized_shape) :])
@@ -224,10 +237,19 @@ class Form:
         return clamped.is_possible(self.eps_of(module, self.dims(module, input.shape)))
 
     def holds_for(
-        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, gate: Tensor | None
+        self,
+        module: nn.Module,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        gate: Tensor | None,
     ) -> bool:
-        """Whether this form was found with such inputs."""
+        """Whether this form was found with such inputs and parameters."""
         if self.ranks is not None and input.dim() not in self.ranks:
+            return False
+        if not all(self._has_its_rank(module, vector) for vector in (weight, bias)):
+            return False
+        if self.of_heads and not self._has_heads(input, weight, bias):
             return False
         if gate is not None and (
             gate.shape != input.shape
@@ -246,6 +268,28 @@ class Form:
         of_vector = None if vector is None else vector.dtype
         of_gate = () if gate is None else (gate.dtype,)
         return (input.dtype, of_vector, *of_gate) in self.types
+
+    def _has_its_rank(self, module: nn.Module, vector: Tensor | None) -> bool:
+        """Whether a parameter has as many dimensions as the normalized ones: more may be sets."""
+        if vector is None or self.any_width or self.is_flattened:
+            return True
+        dims: Any = self.normalized_shape
+        if self.shape_name is not None:
+            dims = getattr(module, self.shape_name)
+        rank: int = 1 if isinstance(dims, int) else len(dims)
+        return bool(vector.dim() == rank)
+
+    def _has_heads(self, input: Tensor, *vectors: Tensor | None) -> bool:
+        """Whether an input ends in a parameter's dimensions, in their order in memory, too.
+
+        A class may broadcast what has one head, and its output may lie as the parameters do.
+        """
+        dims = len(self.normalized_shape)
+        given = [vector.shape for vector in vectors if vector is not None]
+        if any(shape != input.shape[-dims:] for shape in given):
+            return False
+        strides = input.stride()[-dims:]
+        return all(outer >= inner for outer, inner in itertools.pairwise(strides))
 
     def __call__(
         self, module: nn.Module, input: Tensor, gate: Tensor | None = None
@@ -270,7 +314,7 @@ class Form:
             return None  # without its gate, a class may do anything
         if not isinstance(input, Tensor) or not supported.are_taken(input, weight, bias, gate):
             return None
-        if not self.holds_for(input, weight, bias, gate):
+        if not self.holds_for(module, input, weight, bias, gate):
             return None
         if self.is_clamped and not self._can_clamp(module, input):
             return None

@@ -31,7 +31,7 @@ def check_output(sample: Sample, form: Form, output: Tensor, roundings: int = 2)
         output: As the module returned it.
         roundings: More than one, in units of ``xhat * weight``.
     """
-    dims = form.normalized_shape
+    dims = form.row_shape
     given, offset = _arrays(sample, form)
     eps = None if form.eps is None else form.eps_of(sample.module, dims)
     added = torch.finfo(torch.float32).tiny if form.is_clamped else eps
@@ -39,7 +39,9 @@ def check_output(sample: Sample, form: Form, output: Tensor, roundings: int = 2)
     if form.gate is not None:
         options["gate_first"] = form.gate is Gate.BEFORE
     if form.groups > 1:
-        dims, options["rows_per_set"] = (dims[-1] // form.groups,), 1
+        dims = (dims[-1] // form.groups,)
+    if form.groups > 1 or form.of_heads:
+        options["rows_per_set"] = 1
     judged = judge(bind(form.op.name, given, dims, **options))
     expected, tolerance = (
         each["output"].reshape(sample.rows.shape) for each in (judged.expected, judged.tolerance)
@@ -62,7 +64,7 @@ def check_output(sample: Sample, form: Form, output: Tensor, roundings: int = 2)
     with np.errstate(all="ignore"):
         more = roundings * (roundoff * np.abs(scaled) + DTYPES[name].smallest_subnormal)
         if form.op.centres and roundings > 2:
-            more = more + roundings * roundoff * _off_centre(given, eps or 0.0)
+            more = more + roundings * roundoff * _off_centre(given, form, eps or 0.0)
     compared = compare(got, expected, tolerance + more)
     if not compared.passed:
         what = "a layer norm" if form.op.centres else "an L2 norm" if form.is_l2 else "an RMS norm"
@@ -85,14 +87,15 @@ def reference(
         None if name is None else named[name].double()
         for name in (form.weight_name, form.bias_name)
     )
-    dims = form.normalized_shape
+    dims = form.row_shape
     weight, bias, offset = form.scaling(weight, bias, dims, rows)
     eps = None if form.eps is None else form.eps_of(module, dims)
     if form.is_clamped:
         assert eps is not None
         return clamped.normalized(rows, dims, weight, offset, eps)
     if form.gate is None or gates is None:
-        return aten.normalized(form.op, rows, weight, bias, dims, eps, offset)[0]
+        sets = 1 if form.of_heads else None
+        return aten.normalized(form.op, rows, weight, bias, dims, eps, offset, sets)[0]
     op = GATED[form.gate][form.op.name]
     if form.groups == 1:
         return aten.gated(op, (rows, weight, bias, gates), dims, eps, offset)[0]
@@ -114,10 +117,10 @@ def _short_rows(
         return rows / math.sqrt(least_square) * gamma, is_short
 
 
-def _off_centre(given: Mapping[str, np.ndarray | None], eps: float) -> Any:
+def _off_centre(given: Mapping[str, np.ndarray | None], form: Form, eps: float) -> Any:
     """How large the mean of each row is, as what the output gets of it."""
     rows = np.asarray(given["input"], np.float64)
-    axes = tuple(range(1, rows.ndim))
+    axes = tuple(range(-len(form.row_shape), 0))
     mean, variance = rows.mean(axes, keepdims=True), rows.var(axes, keepdims=True)
     weight = given["weight"]
     return (
@@ -133,7 +136,7 @@ def _arrays(sample: Sample, form: Form) -> tuple[Mapping[str, np.ndarray | None]
         None if name is None else named[name].detach()
         for name in (form.weight_name, form.bias_name)
     )
-    weight, bias, offset = form.scaling(weight, bias, form.normalized_shape, sample.rows)
+    weight, bias, offset = form.scaling(weight, bias, form.row_shape, sample.rows)
     named = {"input": sample.rows, "weight": weight, "bias": bias, "gate": sample.gates}
     tensors = {
         name: None if tensor is None else tensor.contiguous() for name, tensor in named.items()

@@ -292,7 +292,7 @@ def _in_one(norm: nn.Module, input: Tensor, factor: Tensor, shift: Tensor | None
         return None
     if tuple(form.dims(norm, input.shape)) != (columns,):
         return None
-    if not form.holds_for(input, weight, bias, None):
+    if not form.holds_for(norm, input, weight, bias, None):
         return None
     sets = {_sets(t, input) for t in (factor, shift) if t is not None}
     if None in sets:
