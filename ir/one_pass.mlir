@@ -186,11 +186,13 @@ hal.executable.source private @rows {
     func.func private @round_of_x(!chunk) -> !x_chunk
     func.func private @settled_of_x(!x_chunk) -> !x_chunk
     func.func private @settled_of_sums(!chunk) -> !chunk
+    func.func private @store_of_x(!x_lines, index, index, index, i1, !x_chunk)
     // With a gate:
     func.func private @load_gate(!z_lines, i32, i32, !thread, !more_dy_held)
     func.func private @gate_gradients(index, !thread, !begin, i1, !chunk, !chunk, !dy_room, !x_room, !more_dy_held, !weight_room, !bias_room) -> (!chunk, !chunk)
     func.func private @round_of_z(!chunk) -> !z_chunk
     func.func private @settled_of_z(!z_chunk) -> !z_chunk
+    func.func private @store_of_z(!z_lines, index, index, index, i1, !z_chunk)
     func.func private @store_gate_edge(!z_lines, index, index, index, index, index, i1, !z_chunk)
     // End of the gate.
 
@@ -571,10 +573,8 @@ hal.executable.source private @rows {
             %has_cells = arith.andi %inside, %has_row : i1
             %whole_z = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
             %stores_z = arith.andi %has_cells, %whole_z : i1
-            scf.if %stores_z {
-              %line, %in_line = func.call @cell_address(%row_index, %part, %col) : (index, index, index) -> (index, index)
-              vector.store %dz_settled, %dz[%line, %in_line] : !z_lines, !z_chunk
-            }
+            func.call @store_of_z(%dz, %row_index, %part, %col, %stores_z, %dz_settled)
+                : (!z_lines, index, index, index, i1, !z_chunk) -> ()
             memref.store %dz_settled, %dz_kept[%k] : !z_held
           }
           // End of the gate.
@@ -589,10 +589,8 @@ hal.executable.source private @rows {
             %exists = arith.andi %inside, %has_row : i1
             %whole = func.call @is_whole(%k, %at, %shift) : (index, index, index) -> i1
             %stores = arith.andi %exists, %whole : i1
-            scf.if %stores {
-              %line, %in_line = func.call @cell_address(%row_index, %part, %col) : (index, index, index) -> (index, index)
-              vector.store %dx_stored, %dx[%line, %in_line] : !x_lines, !x_chunk
-            }
+            func.call @store_of_x(%dx, %row_index, %part, %col, %stores, %dx_stored)
+                : (!x_lines, index, index, index, i1, !x_chunk) -> ()
             memref.store %dx_stored, %dx_kept[%k] : !x_held
           }
           func.call @refill_chunk(%k, %thread, %row_ahead_index, %row_ahead_live, %fill, %dy, %x, %dy_rows, %x_rows)

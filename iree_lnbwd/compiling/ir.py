@@ -66,7 +66,7 @@ MATH = (
     "math/sets.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
-PARTS = ("thread", "numbers", "columns", "weights", "residual", "row_sums", "set_rows")
+PARTS = ("thread", "numbers", "columns", "weights", "residual", "row_sums", "set_rows", "stores")
 FORWARD_PARTS = ("thread", "rows", "shares")  # likewise, of the forward
 _OF_FORWARD = "forward"  # the folder of its parts
 
@@ -288,6 +288,12 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
         in_words = _OF_WORDS.get(linking.bits(types[-1]))
         of_words = target.backend == "cuda" if function == "settled" else target.has_cache_policies
         return f"{function}_{in_words}" if in_words and of_words else function
+    if function == "here":
+        return f"{function}_on_nvidia" if target.backend == "cuda" else function
+    if function == "store":
+        in_words = _OF_WORDS.get(linking.bits(types[-1]))
+        is_gated = spec.gate is not None and target.backend == "cuda"
+        return f"{function}_{in_words}" if in_words and is_gated else function
     if function == "zero_first":
         in_whole_words = linking.bits(types[0]) % _WORD_BITS == 0
         return function if in_whole_words else f"{function}_without_words"
