@@ -41,10 +41,15 @@ def add(commands: words.Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    arrays = npz.read(options.input)
+    source = plain(options.input)
+    (rows_per_set, gate_first), arrays = verify.options_of(npz.read(options.input), source)
     op = runtime.load(options.artifact, options.device)
-    verify.check_names(arrays, plain(options.input), op.spec.family)
-    named = {k: v for k, v in op(**arrays)._asdict().items() if v is not None}
+    verify.check_names(arrays, source, op.spec.family)
+    if gate_first not in (None, op.spec.gate_first):
+        expected = f"expected {op.spec.gate_first}, as this module has it"
+        raise ValueError(f"{source}: gate_first: {expected}, got {gate_first}")
+    results = op(**arrays, rows_per_set=1 if rows_per_set is None else rows_per_set)
+    named = {k: v for k, v in results._asdict().items() if v is not None}
     output = Path("/dev/fd/1" if options.output == "-" else options.output)
     summary = sys.stderr if files.is_stdout(output) else sys.stdout
     npz.write(output, named)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from iree_lnbwd.errors import plain, shown
 from iree_lnbwd.ops.arguments import DEFAULT_EPS, Array, BoundCall, Results, bind, variant_of
-from iree_lnbwd.ops.operands import LAYER_NORM_BACKWARD, OPS, OUTPUT, Element, Op, When, names
+from iree_lnbwd.ops.operands import (
+    GATE,
+    LAYER_NORM_BACKWARD,
+    OPS,
+    OUTPUT,
+    Element,
+    Op,
+    When,
+    names,
+)
+from iree_lnbwd.ops.sets import check_rows_per_set
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.verification.judge import Comparison, compare, judge
 
@@ -50,13 +62,29 @@ class Runs(Protocol):
         """Computes a call for its spec."""
 
 
+class CaseOptions(NamedTuple):
+    """The options of a case: numbers among its arrays, by these names.
+
+    Attributes:
+        rows_per_set: Neighbouring rows that take one set of the weight's; None where that has none.
+        gate_first: Whether the gate comes before the norm; None where the case does not say it.
+    """
+
+    rows_per_set: int | None
+    gate_first: bool | None
+
+
 def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
     """The call in a case of an .npz, whose arrays are named like ATen's arguments.
 
     An array ``op`` is the name of the op; without it, it is ``layer_norm_backward``.
 
-    ``normalized_shape`` is the weight's shape, else the bias's, else the last dimension of the
-    input, or of the output where a backward has that in its place.
+    An array ``rows_per_set`` is an int, and says that the weight has sets; ``gate_first`` is a
+    bool.
+
+    ``normalized_shape`` is the weight's shape, without its first dimension if that is one of sets,
+    else the bias's, else the last dimension of the input, or of the output where a backward has
+    that in its place.
 
     Args:
         arrays: By ATen's name.
@@ -66,18 +94,30 @@ def bind_case(arrays: Mapping[str, Array], *, source: str) -> BoundCall:
         TypeError, ValueError: Naming the source and the argument.
     """
     op, arrays = _op_of(arrays, source)
-    if op.is_backward and OUTPUT.name in arrays:
+    (rows_per_set, gate_first), arrays = options_of(arrays, source)
+    if GATE.name in arrays or gate_first or (op.is_backward and OUTPUT.name in arrays):
         with _naming(source):
-            op = variant_of(op, arrays)
+            op = variant_of(op, arrays, bool(gate_first))
     check_names(arrays, source, op)
     data = op.data.name
     shaped_like = arrays.get("weight", arrays.get("bias"))
     shape = arrays[data].shape[-1:] if shaped_like is None else shaped_like.shape
+    if rows_per_set is not None:
+        of_weight = arrays["weight"].shape if "weight" in arrays else None
+        if of_weight is None or len(of_weight) < 2:
+            expected = "expected shape (G, *normalized_shape) beside rows_per_set"
+            raise ValueError(f"{source}: weight: {expected}, got {of_weight}")
+        shape = of_weight[1:]
     if not shape:
         name = next(name for name in ("weight", "bias", data) if name in arrays)
         raise ValueError(f"{source}: {name}: expected one dimension or more, got none")
     with _naming(source):
-        return bind(op.name, arrays, shape, eps=DEFAULT_EPS if op.centres else None)
+        return bind(
+            *(op.name, arrays, shape),
+            eps=DEFAULT_EPS if op.centres else None,
+            rows_per_set=rows_per_set,
+            gate_first=bool(gate_first),
+        )
 
 
 @contextlib.contextmanager
@@ -99,6 +139,28 @@ def _op_of(arrays: Mapping[str, Array], source: str) -> tuple[Op, Mapping[str, A
     if name not in OPS:
         raise ValueError(f"{source}: op: expected one of {', '.join(OPS)}, got {shown(name)}")
     return OPS[name], {key: array for key, array in arrays.items() if key != "op"}
+
+
+def options_of(arrays: Mapping[str, Array], source: str) -> tuple[CaseOptions, Mapping[str, Array]]:
+    """The options of a case, and its other arrays.
+
+    Raises:
+        TypeError, ValueError: Naming the source and the option.
+    """
+    found = {name: arrays[name] for name in CaseOptions._fields if name in arrays}
+    for name, array in found.items():
+        expected = np.bool_ if name == "gate_first" else np.integer
+        if array.shape or not np.issubdtype(array.dtype, expected):
+            kind = "a bool" if expected is np.bool_ else "an int"
+            got = f"{plain(array.dtype)} of shape {array.shape}"
+            raise TypeError(f"{source}: {name}: expected {kind} without dimensions, got {got}")
+    run, first = (found.get(name) for name in CaseOptions._fields)
+    with _naming(source):
+        options = CaseOptions(
+            None if run is None else check_rows_per_set(run[()]),
+            None if first is None else bool(first),
+        )
+    return options, {name: array for name, array in arrays.items() if name not in found}
 
 
 def check_names(arrays: Mapping[str, Array], source: str, op: Op) -> None:

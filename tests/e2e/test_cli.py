@@ -18,6 +18,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from support import (
 )
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import LayerNormGrads, NormSpec, cli, runtime
+from iree_lnbwd import LayerNormGrads, NormSpec, cli, reference, runtime
 from iree_lnbwd.compiling import compiler, iree_compile
 from iree_lnbwd.errors import DeviceError
 from iree_lnbwd.hardware.devices import DeviceUri
@@ -456,6 +457,40 @@ def test_verify_on_tensors_of_ones_own(tmp_path: Path) -> None:
     ]
 
 
+# Of each: what a module is compiled for, and what a file has of its call.
+OF_GATES_AND_SETS: dict[str, tuple[dict[str, Any], dict[str, Array]]] = {
+    "sets": ({"weight_sets": True}, {"rows_per_set": np.array(2)}),
+    "a gate": ({"gate": "after"}, {}),
+    "a gate first": ({"gate": "before"}, {"gate_first": np.array(True)}),
+    "both": ({"gate": "after", "weight_sets": True},
+             {"gate_first": np.array(False), "rows_per_set": np.array(1)}),
+}  # fmt: skip
+
+
+def gates_and_sets(name: str) -> tuple[NormSpec, dict[str, Array]]:
+    """A spec, and the arrays of a call in a file."""
+    kind, options = OF_GATES_AND_SETS[name]
+    spec = NormSpec((8,), op="rms_norm", eps=float(np.finfo(np.float32).eps), **kind)
+    rng = random_generator()
+    shapes = {"input": (3, 4, 8), "weight": (3, 8) if spec.weight_sets else (8,)}
+    shapes |= {"gate": (3, 4, 8)} if spec.gate else {}
+    arrays: dict[str, Array] = {
+        key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()
+    }
+    return spec, arrays | options
+
+
+def test_verify_on_gates_and_sets_of_ones_own(tmp_path: Path) -> None:
+    cases = {name.replace(" ", "_"): gates_and_sets(name)[1] for name in OF_GATES_AND_SETS}
+    npz.write(tmp_path / "x.npz", {
+        f"{case}/{key}": array for case, arrays in cases.items()
+        for key, array in {**arrays, "op": np.array("rms_norm")}.items()})  # fmt: skip
+    rows = rows_of(printed_by_main("verify", "--data", tmp_path / "x.npz"))
+    assert [(row[0], row[3], row[-1]) for row in rows] == [
+        (case, result, "ok") for case in cases for result in ("output", "rstd")
+    ]
+
+
 # A mistake in the formula each, and the gradients that it spoils.
 WRONG = {
     "the projection is added": (
@@ -689,6 +724,23 @@ def test_run_computes_what_the_reference_does(spec: NormSpec, tmp_path: Path) ->
         assert f"{name}: {'x'.join(map(str, array.shape))} {array.dtype}\n" in said
     grads = LayerNormGrads(*(gradients.get(name) for name in LayerNormGrads._fields))
     assert_matches_reference(grads, arguments)
+
+
+@pytest.mark.parametrize("name", OF_GATES_AND_SETS)
+def test_run_with_gates_and_sets(name: str, tmp_path: Path) -> None:
+    spec, arrays = gates_and_sets(name)
+    made = lnbwd.compile(spec, "host", tmp_path)
+    npz.write(tmp_path / "in.npz", arrays)
+    words = ("run", made.path, "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    printed_by_main(*words)
+    options: dict[str, Any] = {"rows_per_set": int(arrays.get("rows_per_set", 1)), "gate": arrays.get("gate"),
+               "gate_first": spec.gate == "before"}  # fmt: skip
+    given = (arrays["input"], 8, arrays["weight"])
+    exact = reference.rms_norm(*given, eps=spec.eps, **options).output
+    np.testing.assert_allclose(npz.read(tmp_path / "out.npz")["output"], exact, rtol=1e-5)
+    npz.write(tmp_path / "in.npz", arrays | {"gate_first": np.array(spec.gate != "before")})
+    said = rf".*in\.npz: gate_first: expected {spec.gate == 'before'}, as this module has it, got "
+    assert re.match(said, refused_by_main(*words))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from support import random_generator
 
 from iree_lnbwd import NormSpec
 from iree_lnbwd.ops.arguments import Array, BoundCall, Results, results_of
-from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Op
+from iree_lnbwd.ops.operands import FROM_OUTPUT, OPS, Gate, Op
 from iree_lnbwd.verification import verify
 from iree_lnbwd.verification.judge import Comparison
 from iree_lnbwd.verification.matrix import random_call
@@ -111,15 +111,24 @@ def as_kept(call: BoundCall) -> dict[str, Array]:
     assert call.spec is not None
     op = call.spec.family
     arrays: dict[str, Array] = dict(call.arrays)
+    if call.sets is not None:
+        arrays["rows_per_set"] = np.array(call.sets.rows_per_set)
+    if op.gate is not None:
+        arrays["gate_first"] = np.array(op.gate is Gate.BEFORE)
     return arrays if op.name == "layer_norm_backward" else arrays | {"op": np.array(op.name)}
 
 
+@pytest.mark.parametrize("has_sets", [False, True])
+@pytest.mark.parametrize("gate", [None, *(gate.value for gate in Gate)])
 @every_op
-def test_a_case_is_the_call_that_it_was_kept_of(op: Op) -> None:
+def test_a_case_is_the_call_that_it_was_kept_of(op: Op, gate: str | None, has_sets: bool) -> None:
     """PyTorch's eps are the default: 1e-5 for layer norm, and f32's epsilon for RMS norm."""
-    call = call_of(op)
+    if op.from_output and gate is not None:
+        pytest.skip("no backward takes the output beside a gate")
+    call = call_of(op, gate=gate, weight_sets=has_sets)
     found = verify.bind_case(as_kept(call), source="it")
     assert found.spec == call.spec
+    assert found.sets == call.sets
     assert found.arrays.keys() == call.arrays.keys()
     for name, array in call.arrays.items():
         np.testing.assert_array_equal(found.arrays[name], array)
@@ -154,7 +163,26 @@ def test_the_bias_stands_for_the_weight_only_without_one() -> None:
         verify.bind_case(given, source="it")
 
 
+@pytest.mark.parametrize("first", [None, False])
+def test_a_gate_is_after_the_norm_unless_the_case_says_so(first: bool | None) -> None:
+    given = {"op": np.array("rms_norm"), "input": X, "gate": X, "weight": X[0]}
+    given |= {} if first is None else {"gate_first": np.array(first)}
+    found = verify.bind_case(given, source="it")
+    assert found.spec is not None
+    assert found.spec.gate == "after"
+
+
+def test_sets_of_several_dimensions() -> None:
+    ones = np.ones((6, 2, 4), np.float32)
+    given = {"op": np.array("rms_norm"), "input": ones, "weight": ones[:3], "bias": ones[:3]}
+    found = verify.bind_case(given | {"rows_per_set": np.array(2, np.uint8)}, source="it")
+    assert found.spec is not None
+    assert found.spec.normalized_shape == (2, 4)
+    assert found.sets == (3, 2)
+
+
 X = np.ones((2, 4), np.float32)
+RUN = np.array(1)
 BAD_CASES: dict[str, tuple[dict[str, Array], type[Exception], str]] = {
     "an unknown op": (
         {"op": np.array("x" * 99)},
@@ -195,6 +223,76 @@ BAD_CASES: dict[str, tuple[dict[str, Array], type[Exception], str]] = {
         {"grad_output": X, "input": X, "bias": np.ones((), np.float32)},
         ValueError,
         "bias: expected one dimension or more, got none",
+    ),
+    "sets of no weight": (
+        {"grad_output": X, "input": X, "rows_per_set": RUN},
+        ValueError,
+        r"weight: expected shape \(G, \*normalized_shape\) beside rows_per_set, got None",
+    ),
+    "sets of a bias": (
+        {"grad_output": X, "input": X, "bias": X, "rows_per_set": RUN},
+        ValueError,
+        r"weight: expected shape \(G, \*normalized_shape\) beside rows_per_set, got None",
+    ),
+    "a weight without sets": (
+        {"grad_output": X, "input": X, "weight": X[0], "rows_per_set": RUN},
+        ValueError,
+        r"weight: expected shape \(G, \*normalized_shape\) beside rows_per_set, got \(4,\)",
+    ),
+    "a weight of no sets": (
+        {"grad_output": X, "input": X, "weight": X[:0], "rows_per_set": RUN},
+        ValueError,
+        r"weight: expected from 1 to \d+ sets, got shape \(0, 4\)",
+    ),
+    "sets of other columns": (
+        {"grad_output": X, "input": X, "weight": X[:, :3], "rows_per_set": RUN},
+        ValueError,
+        r"input: expected a shape that ends in normalized_shape \(3,\), got \(2, 4\)",
+    ),
+    "a bias of other sets": (
+        {"grad_output": X, "input": X, "weight": X, "bias": X[:1], "rows_per_set": RUN},
+        ValueError,
+        r"bias: expected shape \(2, 4\), that of weight, got \(1, 4\)",
+    ),
+    "rows of a set that are no int": (
+        {"grad_output": X, "input": X, "weight": X, "rows_per_set": np.array(2.0)},
+        TypeError,
+        r"rows_per_set: expected an int without dimensions, got float64 of shape \(\)",
+    ),
+    "rows of a set that are a bool": (
+        {"grad_output": X, "input": X, "weight": X, "rows_per_set": np.array(True)},
+        TypeError,
+        r"rows_per_set: expected an int without dimensions, got bool of shape \(\)",
+    ),
+    "rows of several sets": (
+        {"grad_output": X, "input": X, "weight": X, "rows_per_set": np.array([1, 1])},
+        TypeError,
+        r"rows_per_set: expected an int without dimensions, got int64 of shape \(2,\)",
+    ),
+    "sets without rows": (
+        {"grad_output": X, "input": X, "weight": X, "rows_per_set": np.array(0)},
+        ValueError,
+        "rows_per_set: expected an int >= 1, got 0",
+    ),
+    "a place of a gate that is no bool": (
+        {"grad_output": X, "input": X, "gate": X, "gate_first": np.array(1)},
+        TypeError,
+        r"gate_first: expected a bool without dimensions, got int64 of shape \(\)",
+    ),
+    "a place of no gate": (
+        {"grad_output": X, "input": X, "gate_first": np.array(True)},
+        ValueError,
+        "gate_first: expected False without a gate, got True",
+    ),
+    "a gate of another shape": (
+        {"grad_output": X, "input": X, "gate": X[:1]},
+        ValueError,
+        r"gate: expected shape \(2, 4\), got \(1, 4\)",
+    ),
+    "a gate beside a residual": (
+        {"op": np.array("rms_norm"), "input": X, "gate": X, "residual": X},
+        ValueError,
+        "residual: expected None beside gate, got one",
     ),
     "a type": (
         {"grad_output": X, "input": X.astype(np.int32)},
