@@ -733,8 +733,11 @@ def test_run_with_gates_and_sets(name: str, tmp_path: Path) -> None:
     npz.write(tmp_path / "in.npz", arrays)
     words = ("run", made.path, "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
     printed_by_main(*words)
-    options: dict[str, Any] = {"rows_per_set": int(arrays.get("rows_per_set", 1)), "gate": arrays.get("gate"),
-               "gate_first": spec.gate == "before"}  # fmt: skip
+    options: dict[str, Any] = {
+        "rows_per_set": int(arrays.get("rows_per_set", 1)),
+        "gate": arrays.get("gate"),
+        "gate_first": spec.gate == "before",
+    }
     given = (arrays["input"], 8, arrays["weight"])
     exact = reference.rms_norm(*given, eps=spec.eps, **options).output
     np.testing.assert_allclose(npz.read(tmp_path / "out.npz")["output"], exact, rtol=1e-5)
