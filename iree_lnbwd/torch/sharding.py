@@ -33,6 +33,12 @@ def register() -> None:
         _register()
 
 
+def is_dtensor(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor is one; torch.compile reads this."""
+    is_plain = tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return not is_plain and hasattr(tensor, "device_mesh")
+
+
 @functools.cache
 def _register() -> None:
     gated = (each for norm in GATED_NORMS for each in (norm, norm.gradients))

@@ -211,6 +211,26 @@ def test_compiled(cls: type[After]) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
+def test_dtensors_of_groups_are_the_own_forwards() -> None:
+    """There are no rules for sets of weights."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        own, ours = replaced(OfGroups)
+        x, z = (DTensor.from_local(t.detach(), mesh, [Shard(0)], run_check=False) for t in inputs())
+        weight = DTensor.from_local(own.weight.detach(), mesh, [Replicate()], run_check=False)
+        for norm in (own, ours):
+            norm.weight = nn.Parameter(weight.detach().clone())
+        assert torch.equal(ours(x, z).to_local(), own(x, z).to_local())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_specs() -> None:
     model = nn.ModuleList([replaced(cls)[1] for cls in (After, OfGroups)])
     said = {(spec.op, spec.gate, spec.weight_sets, spec.normalized_shape) for spec in specs(model)}

@@ -310,6 +310,33 @@ def test_jagged_sequences() -> None:
         torch.testing.assert_close(found, ours(x))
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
+def test_dtensors_are_the_own_forwards() -> None:
+    """As they were before: heads over processes, and all of them in each."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        own, ours = replaced("Cohere's")
+        x, weight = rows(own).detach(), own.weight.detach()
+        placements: list[tuple[Placement, Placement]] = [
+            (Shard(2), Shard(0)), (Shard(0), Replicate()), (Replicate(), Replicate())]  # fmt: skip
+        for of_rows, of_weight in placements:
+            placed = DTensor.from_local(x, mesh, [of_rows], run_check=False)
+            sets = DTensor.from_local(weight, mesh, [of_weight], run_check=False)
+            for norm in (own, ours):
+                norm.weight = nn.Parameter(sets.detach().clone())
+            found, before = (norm(placed) for norm in (ours, own))
+            assert isinstance(found, DTensor)
+            assert found.placements == before.placements
+            assert torch.equal(found.to_local(), before.to_local())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def cohere(heads: int = 4) -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.CohereConfig(

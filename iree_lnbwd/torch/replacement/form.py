@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from iree_lnbwd.ops.operands import Gate, Op
-from iree_lnbwd.torch import supported
+from iree_lnbwd.torch import sharding, supported
 from iree_lnbwd.torch.functions import layer_norm, output_dtype_now, rms_norm
 from iree_lnbwd.torch.gated import gated_rms_norm
 from iree_lnbwd.torch.replacement import clamped
@@ -248,6 +248,11 @@ class Form:
         if self.ranks is not None and input.dim() not in self.ranks:
             return False
         if not all(self._has_its_rank(module, vector) for vector in (weight, bias)):
+            return False
+        # Operators of sets have no rules for DTensors.
+        if (self.of_heads or self.groups > 1) and any(
+            map(sharding.is_dtensor, (input, weight, bias, gate))
+        ):
             return False
         if self.of_heads and not self._has_heads(input, weight, bias):
             return False
