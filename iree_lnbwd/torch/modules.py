@@ -62,7 +62,7 @@ class _WithOptions(nn.Module):
             name
             for name in (
                 *("memory_efficient", "weight_offset", "output_dtype", "own_forward"),
-                "gate_first",
+                *("gate_first", "heads"),
             )
             if hasattr(self, name)
         )
@@ -71,11 +71,43 @@ class _WithOptions(nn.Module):
         return ", ".join((super().extra_repr(), *said))
 
 
-class LayerNorm(_WithOptions, nn.LayerNorm):
+class _WithHeads(_WithOptions):
+    """A weight and a bias for each head, if they are asked for."""
+
+    heads: int | None = None
+
+    def _set_heads(self, heads: object) -> None:
+        """Gives the parameters that there are a dimension more."""
+        if heads is None:
+            return
+        if not isinstance(heads, int) or isinstance(heads, bool):
+            raise TypeError(f"heads: expected an int or None, got {shown(heads)}")
+        if heads < 1:
+            raise ValueError(f"heads: expected an int >= 1, got {shown(heads)}")
+        if self.weight is None:
+            raise ValueError(f"heads: expected None without elementwise_affine, got {heads}")
+        self.heads = heads
+        for name, parameter in list(self.named_parameters(recurse=False)):
+            setattr(self, name, nn.Parameter(parameter.new_empty((heads, *parameter.shape))))
+
+    def _check_heads(self, input: Tensor) -> None:
+        """Expects them right before the normalized dimensions: else rows take others' weights."""
+        if self.heads is None or not isinstance(input, Tensor):
+            return
+        expected = (self.heads, *self.normalized_shape)
+        if tuple(input.shape[-len(expected) :]) != expected:
+            said = ", ".join(("...", *map(str, expected)))
+            raise ValueError(
+                f"input: expected shape ({said}), of {self.heads} heads, got {tuple(input.shape)}"
+            )
+
+
+class LayerNorm(_WithHeads, nn.LayerNorm):
     """``torch.nn.LayerNorm`` whose backward is this package's: same arguments, same state_dict.
 
     ``memory_efficient``, ``weight_offset``, ``output_dtype`` and ``own_forward`` are those of
-    `layer_norm`.
+    `layer_norm`. With ``heads``, there is a weight and a bias for each head: they are of shape
+    [heads, *normalized_shape], and inputs of [..., heads, *normalized_shape].
     """
 
     own_forward: bool = False
@@ -93,13 +125,16 @@ class LayerNorm(_WithOptions, nn.LayerNorm):
         weight_offset: float = 0.0,
         output_dtype: torch.dtype | str | None = None,
         own_forward: bool = False,
+        heads: int | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self._set_heads(heads)
         self._set_options(memory_efficient, weight_offset, output_dtype)
         self.own_forward = own_forward
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
+        self._check_heads(input)
         return layer_norm(
             input,
             self.normalized_shape,
@@ -163,11 +198,12 @@ class _RMSNorm(_WithOptions, nn.RMSNorm):
         return super().extra_repr() + ", bias=True" * (self.bias is not None)
 
 
-class RMSNorm(_RMSNorm):
+class RMSNorm(_WithHeads, _RMSNorm):
     """``torch.nn.RMSNorm`` by this package's kernels: same arguments, same state_dict.
 
     With ``bias=True`` it has a bias, too, as ``torch.nn.LayerNorm`` has. ``memory_efficient``,
-    ``weight_offset`` and ``output_dtype`` are those of `rms_norm`.
+    ``weight_offset`` and ``output_dtype`` are those of `rms_norm`, and ``heads`` is that of
+    `LayerNorm`.
     """
 
     def __init__(
@@ -182,13 +218,16 @@ class RMSNorm(_RMSNorm):
         memory_efficient: bool = False,
         weight_offset: float = 0.0,
         output_dtype: torch.dtype | str | None = None,
+        heads: int | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self._set_bias(bias)
+        self._set_heads(heads)
         self._set_options(memory_efficient, weight_offset, output_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
+        self._check_heads(x)
         return rms_norm(
             x,
             self.normalized_shape,
@@ -316,7 +355,8 @@ class GatedRMSNorm(_RMSNorm):
         )
 
 
-NORMS = (LayerNorm, RMSNorm, AddLayerNorm, AddRMSNorm, GatedLayerNorm, GatedRMSNorm)
+WITH_HEADS = (LayerNorm, RMSNorm)
+NORMS = (*WITH_HEADS, AddLayerNorm, AddRMSNorm, GatedLayerNorm, GatedRMSNorm)
 
 
 def check_model(model: object) -> None:

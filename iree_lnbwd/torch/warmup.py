@@ -18,6 +18,7 @@ from iree_lnbwd.torch import overrides, tensor_calls
 from iree_lnbwd.torch.fallbacks import REFUSALS
 from iree_lnbwd.torch.modules import (
     NORMS,
+    WITH_HEADS,
     AddLayerNorm,
     AddRMSNorm,
     GatedLayerNorm,
@@ -262,7 +263,10 @@ def _class_of(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _shape(norm: nn.Module) -> tuple[int, ...] | None:
-    """The dimensions that a norm will normalize in a forward; None if its input alone knows."""
+    """The dimensions that a norm will normalize in a forward; None if its input alone knows.
+
+    Where it has a weight for each head, the heads come before them.
+    """
     form = form_of(norm) if isinstance(norm, ReplacedNorm) else None
     if form is not None and form.any_width:
         return None
@@ -273,7 +277,8 @@ def _shape(norm: nn.Module) -> tuple[int, ...] | None:
     else:
         vector = _tensor(norm, name)
         shape = (vector.numel(),) if form.is_flattened else vector.shape
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    heads = (norm.heads,) if isinstance(norm, WITH_HEADS) and norm.heads is not None else ()
+    return (*heads, *((shape,) if isinstance(shape, int) else shape))
 
 
 def _parameters(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from iree_lnbwd.torch import (
     AddRMSNorm,
     LayerNorm,
     RMSNorm,
+    specs,
+    warmup,
 )
 
 MODULES = (LayerNorm, AddLayerNorm, RMSNorm, AddRMSNorm)
@@ -113,6 +116,89 @@ def test_options_are_shown() -> None:
     assert repr(norm) == f"{shown}, weight_offset=1.0, own_forward=True)"
     shown = repr(nn.RMSNorm(24)).removesuffix(")")
     assert repr(AddRMSNorm(24, weight_offset=0.5)) == f"Add{shown}, weight_offset=0.5)"
+
+
+OF_HEADS: list[dict[str, Any]] = [
+    {"normalized_shape": 24},
+    {"normalized_shape": (4, 6), "weight_offset": 1.0},
+    {"normalized_shape": 24, "bias": True, "eps": 1e-3},
+    {"normalized_shape": 24, "memory_efficient": True},
+]
+
+
+@pytest.mark.parametrize("arguments", OF_HEADS, ids=str)
+@pytest.mark.parametrize("module", [LayerNorm, RMSNorm])
+def test_heads(module: type[nn.Module], arguments: dict[str, Any]) -> None:
+    """Each is a norm of its own; new ones begin as one without heads does."""
+    norm, one = module(**arguments, heads=3), module(**arguments)
+    for name, parameter in norm.named_parameters():
+        assert torch.equal(parameter, one.get_parameter(name).expand_as(parameter))
+        nn.init.normal_(parameter, 1.0, 0.5)
+    x = torch.randn(2, 5, 3, *norm.normalized_shape, requires_grad=True)
+    output = norm(x)
+    grad_output = torch.randn_like(output)
+    names = [name for name, _ in norm.named_parameters()]
+    found = torch.autograd.grad(output, [x, *norm.parameters()], grad_output)
+    for head in range(3):
+        one.load_state_dict({name: t[head] for name, t in norm.state_dict().items()})
+        alone = one(x[:, :, head])
+        torch.testing.assert_close(output[:, :, head], alone)
+        of_one = torch.autograd.grad(
+            alone, [x, *(one.get_parameter(name) for name in names)], grad_output[:, :, head]
+        )
+        torch.testing.assert_close(found[0][:, :, head], of_one[0][:, :, head])
+        for ours, theirs in zip(found[1:], of_one[1:], strict=True):
+            torch.testing.assert_close(ours[head], theirs)
+
+
+@pytest.mark.parametrize("module", [LayerNorm, RMSNorm])
+def test_what_has_heads_is_shown_copied_compiled_and_compiled_ahead(
+    module: type[nn.Module],
+) -> None:
+    norm = module(24, heads=3)
+    assert repr(norm).endswith("heads=3)")
+    nn.init.normal_(norm.weight)
+    x = torch.randn(2, 5, 3, 24)
+    for copied in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
+        assert torch.equal(copied(x), norm(x))
+    compiled = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), norm(x))
+    torch._dynamo.reset()
+    found = specs(norm)
+    assert all(spec.weight_sets and spec.normalized_shape == (24,) for spec in found)
+    assert {spec.op.endswith("_backward") for spec in found} == {False, True}
+    warmup(norm)
+
+
+@pytest.mark.parametrize("module", [LayerNorm, RMSNorm])
+def test_inputs_of_other_heads(module: type[nn.Module]) -> None:
+    """Heads before the sequence would take each other's weights."""
+    norm = module(24, heads=3)
+    for shape in ((2, 3, 5, 24), (24,), (2, 6, 24), (2, 3, 23)):
+        said = re.escape(f"input: expected shape (..., 3, 24), of 3 heads, got {shape}")
+        with pytest.raises(ValueError, match=f"^{said}$"):
+            norm(torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"heads": 0}, ValueError, "heads: expected an int >= 1, got 0"),
+        ({"heads": True}, TypeError, "heads: expected an int or None, got True"),
+        ({"heads": 2.0}, TypeError, r"heads: expected an int or None, got 2\.0"),
+        (
+            {"heads": 2, "elementwise_affine": False},
+            ValueError,
+            "heads: expected None without elementwise_affine, got 2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("module", [LayerNorm, RMSNorm])
+def test_wrong_heads(
+    module: type[nn.Module], options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=f"^{said}$"):
+        module(24, **options)
 
 
 @every_module
