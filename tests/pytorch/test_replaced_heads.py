@@ -337,11 +337,29 @@ def test_dtensors_are_the_own_forwards() -> None:
         torch.distributed.destroy_process_group()
 
 
-def cohere(heads: int = 4) -> Any:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chameleons_class(dtype: torch.dtype) -> None:
+    """A subclass of PyTorch's, whose dimensions are fewer than its weight's."""
+    chameleon = pytest.importorskip("transformers.models.chameleon.modeling_chameleon")
+    own = chameleon.ChameleonLayerNorm((HEADS, COLUMNS)).to(dtype)
+    for parameter in own.parameters():
+        nn.init.normal_(parameter)
+    ours, wide = copy.deepcopy(own), copy.deepcopy(own).double()
+    (entry,) = replace_norms(ours).replaced
+    assert entry.norm == "layer norm, 4 heads"
+    x = rows(own, dtype=dtype)
+    found, before = (results(norm, x, list(norm.parameters())) for norm in (ours, own))
+    exact = results(wide, x.detach().double().requires_grad_(), list(wide.parameters()))
+    for mine, theirs, right in zip(found, before, exact, strict=True):
+        off, off_before = ((each.double() - right).norm() for each in (mine, theirs))
+        assert off <= max(8 * torch.finfo(dtype).eps * right.norm(), 1.5 * off_before)
+
+
+def cohere() -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.CohereConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=heads, num_key_value_heads=2, use_qk_norm=True, eos_token_id=1,
+        num_attention_heads=4, num_key_value_heads=2, use_qk_norm=True, eos_token_id=1,
         attn_implementation="eager",
     )  # fmt: skip
     torch.manual_seed(0)
