@@ -116,7 +116,6 @@ hal.executable.source private @normalize {
     // From ir/math/.
     func.func private @rstd(!acc) -> !acc
     // with sets: func.func private @row_set(index, index, index) -> index
-    // with sets: func.func private @here(index) -> index
     func.func private @xhat(!forward_chunk, !acc, !acc) -> !forward_chunk
     func.func private @widen_of_gamma(!forward_gamma) -> !forward_chunk
     func.func private @weight(!forward_chunk) -> !forward_chunk
@@ -159,10 +158,24 @@ hal.executable.source private @normalize {
       // with sets: %sets = arith.index_castui %sets_i32 : i32 to index
       // with sets: %rows_per_set_i32 = hal.interface.constant.load layout(#normalize_layout) ordinal(2) : i32
       // with sets: %rows_per_set = arith.index_castui %rows_per_set_i32 : i32 to index
+      // with sets: %set_workgroup = hal.interface.workgroup.id[0] : index
+      // with sets: %set_thread = gpu.thread_id x
+      // with sets: %set_group = arith.divui %set_thread, %t_count : index
+      // with sets: %set_first_row = arith.muli %set_workgroup, %rows : index
+      // with sets: %set_row_mine = arith.addi %set_first_row, %set_group : index
+      // with sets: %set_last_row = arith.subi %m, %c1 : index
+      // with sets: %set_row = arith.minui %set_row_mine, %set_last_row : index
+      // with sets: %set = func.call @row_set(%set_row, %sets, %rows_per_set) : (index, index, index) -> index
+      // with sets: %gamma_bytes = arith.constant #gamma_bytes
+      // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
+      // with sets: %beta_bytes = arith.constant #beta_bytes
+      // with sets: %beta_at = arith.muli %set, %beta_bytes : index
       %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) alignment(64) offset(%c0) : !x_rows{%m}
       %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !residual_rows{%m}
       %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row  // without sets
+      // with sets: %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%gamma_at) : !gamma_row
       %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row  // without sets
+      // with sets: %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%beta_at) : !beta_row
       %y = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !y_rows{%m}
       %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !acc_column{%m}
@@ -215,16 +228,6 @@ hal.executable.source private @normalize {
         func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %thread, %c0, %first_time, %x_held, %residual_held)
             : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
       }
-      // with sets: // Which set the row has is computed while it is on its way.
-      // with sets: %row_here = func.call @here(%row) : (index) -> index
-      // with sets: %row_set = func.call @row_set(%row_here, %sets, %rows_per_set) : (index, index, index) -> index
-      // with sets: %set = func.call @here(%row_set) : (index) -> index
-      // with sets: %gamma_bytes = arith.constant #gamma_bytes
-      // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
-      // with sets: %beta_bytes = arith.constant #beta_bytes
-      // with sets: %beta_at = arith.muli %set, %beta_bytes : index
-      // with sets: %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%gamma_at) : !gamma_row
-      // with sets: %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%beta_at) : !beta_row
       scf.if %loads_weights {
         scf.for %k = %c0 to %chunks step %c1 {
           func.call @load_weights(%gamma, %beta, %thread, %c0, %k, %gamma_held, %beta_held)

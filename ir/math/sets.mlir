@@ -15,19 +15,6 @@ func.func private @row_set(%row: index, %sets: index, %rows_per_set: index) -> i
   return %set : index
 }
 
-// A number, at this place: compilers would compute what is made of it where that is first used, after the row's sums,
-// when nothing is on its way.
-func.func private @here(%number: index) -> index {
-  return %number : index
-}
-
-func.func private @here_on_nvidia(%number: index) -> index {
-  %number_i32 = arith.index_castui %number : index to i32
-  %here_i32 = llvm.inline_asm has_side_effects "", "=r,0" %number_i32 : (i32) -> i32
-  %here = arith.index_castui %here_i32 : i32 to index
-  return %here : index
-}
-
 // The row that is the k-th of a set.
 func.func private @set_row(%k: index, %set: index, %sets: index, %rows_per_set: index) -> index {
   %k_i32 = arith.index_castui %k : index to i32

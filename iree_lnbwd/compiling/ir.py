@@ -288,8 +288,6 @@ def _overload(spec: NormSpec, target: Target, function: str, types: tuple[str, .
         in_words = _OF_WORDS.get(linking.bits(types[-1]))
         of_words = target.backend == "cuda" if function == "settled" else target.has_cache_policies
         return f"{function}_{in_words}" if in_words and of_words else function
-    if function == "here":
-        return f"{function}_on_nvidia" if target.backend == "cuda" else function
     if function == "store":
         in_words = _OF_WORDS.get(linking.bits(types[-1]))
         is_gated = spec.gate is not None and target.backend == "cuda"
