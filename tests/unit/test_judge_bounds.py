@@ -792,6 +792,16 @@ def test_a_term_of_nine_tenths_from_both_sides(
         assert compare(right, expected, tolerance).passed, way
 
 
+@pytest.mark.parametrize("gate", [-86.5, -86.0])
+def test_an_exponential_that_is_barely_normal_is_not_flushed(gate: float) -> None:
+    """2.3 and 3.8 times the least normal number."""
+    call = on(a_flushed_gate("layer_norm_backward", "after", 1.0), gate=gate)
+    tolerance = judge(call).tolerance
+    for name, bound in Derivation(call).bounds().items():
+        got = tolerance[name].reshape(bound.shape)
+        np.testing.assert_allclose(got, bound, rtol=1e-7, err_msg=name)
+
+
 def test_terms_that_are_argued_are_small() -> None:
     for call in many_calls():
         tolerance = judge(call).tolerance
