@@ -96,6 +96,7 @@ def module_of(way: Way, spec: NormSpec) -> EmulatedNorm:
     return EmulatedNorm(built(spec, target, way.how)[0])
 
 
+@pytest.mark.drawn
 @by_way
 def test_any_number_of_sets_and_rows(way: Way) -> None:
     """Runs of one row, of several, and longer than M; sets without rows; more sets than walk."""

@@ -97,6 +97,7 @@ def test_around_a_backward(norm: Norm) -> None:
         assert not output.requires_grad
 
 
+@pytest.mark.drawn
 @every_norm
 def test_every_subset_of_the_gradients(norm: Norm) -> None:
     given = leaves()
