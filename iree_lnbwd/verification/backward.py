@@ -130,7 +130,7 @@ def _dx(
         (4 * u + row.rstd_relative) * terms
         + h_off
         + mean_h_off
-        + abs_xhat * mean_hx_off
+        + (abs_xhat + row.xhat_off) * mean_hx_off  # one column: xhat is zero, and off by much
         + np.abs(mean_hx) * row.xhat_off
         + 3 * step
     )

@@ -299,7 +299,8 @@ class Derivation:
         sizes = h + mean_h + xhat * mean_hx
         rstd = np.abs(self.rstd)
         dx = sizes * self.roundings("dx's roundings", 4) + sizes * self.rstd_relative
-        dx = dx + h_off + mean_h_off + xhat * mean_hx_off + mean_hx * xhat_off + 3 * self.step
+        dx = dx + h_off + mean_h_off + mean_hx * xhat_off + 3 * self.step
+        dx = dx + (xhat + xhat_off) * mean_hx_off
         # rstd / N may be subnormal, and then its products are off by N times as much
         early = (mean_h + xhat * mean_hx) * self.n + xhat + 3
         dx = rstd * dx + early * self.step / 2
