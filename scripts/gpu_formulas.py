@@ -31,21 +31,24 @@ class _Formula:
 
     def forward(self, s: Buffers) -> tuple[Tensor, ...]:
         """The output and the statistics."""
-        x, z = self._rows(s.x), self._rows(s.z)
+        x = self._rows(s.x)
+        factor = silu(self._rows(s.z)) if self.member.gate else None
         if self.member.gate is Gate.BEFORE:
-            x = x * silu(z)
+            x = x * factor
         mean = x.mean(-1, keepdim=True) if self.member.centres else torch.zeros_like(x[..., :1])
         rstd = torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + EPS)
         y = self._affine((x - mean) * rstd, s)
         if self.member.gate is Gate.AFTER:
-            y = y * silu(z)
+            y = y * factor
         return y.to(s.x.dtype), mean, rstd
 
     def backward(self, s: Buffers) -> tuple[Tensor, ...]:
         """The gradients of x, z, gamma and beta; those that there are."""
-        dy, x, z = self._rows(s.dy), self._rows(s.x), self._rows(s.z)
-        sigmoid = torch.sigmoid(z)
-        factor, slope = z * sigmoid, sigmoid * (1 + z * (1 - sigmoid))
+        dy, x = self._rows(s.dy), self._rows(s.x)
+        if self.member.gate:
+            z = self._rows(s.z)
+            sigmoid = torch.sigmoid(z)
+            factor, slope = z * sigmoid, sigmoid * (1 + z * (1 - sigmoid))
         v = x * factor if self.member.gate is Gate.BEFORE else x
         dn = dy * factor if self.member.gate is Gate.AFTER else dy
         xhat = v * self._column(s.rstd)
@@ -84,7 +87,7 @@ class _Formula:
         return self._rows(statistic[:, None])
 
     def _factor(self, s: Buffers) -> Tensor:
-        return self._of_rows(s.gamma) + (1.0 if self.member.tokens else 0.0)
+        return self._of_rows(s.gamma) + self.member.weight_offset
 
     def _affine(self, xhat: Tensor, s: Buffers) -> Tensor:
         scaled = xhat * self._factor(s)

@@ -70,6 +70,11 @@ class Member:
         return not (self.gate or self.tokens or self.heads)
 
     @property
+    def weight_offset(self) -> float:
+        """What is added to a weight: a scale is one around zero."""
+        return 1.0 if self.tokens else 0.0
+
+    @property
     def streams_of_ceiling(self) -> int:
         """Tensors of rows that the ceiling moves: a copy has two, an addition of two has three."""
         return 3 if self.is_backward else 2
@@ -111,7 +116,7 @@ class Member:
             has_bias=True if self.from_output and self.centres else None,
             gate=self.gate.value if self.gate else None,
             weight_sets=bool(self.tokens or self.heads),
-            weight_offset=1.0 if self.tokens else 0.0,
+            weight_offset=self.weight_offset,
         )
 
 
@@ -156,7 +161,7 @@ class Buffers:
         rstd: Of the same normalization.
         gamma: The weight.
         beta: The bias.
-        z: The gate.
+        z: The gate; x where there is none.
         filled: What the ceiling writes.
     """
 
@@ -190,7 +195,8 @@ def _random(member: Member, rows: int, columns: int, dtype: str) -> Buffers:
     x = (torch.randn(rows, columns, device="cuda") * 2 + 0.5).to(BY_NAME[dtype])
     sets = member.sets(rows)
     weights = (sets.number, columns) if sets else (columns,)
-    gamma, beta, z = normal(*weights), normal(*weights), normal(rows, columns)
+    gamma, beta = normal(*weights), normal(*weights)
+    z = normal(rows, columns) if member.gate else x
     wide = x if dtype == "f64" else x.float()
     if member.gate is Gate.BEFORE:
         wide = wide * torch.nn.functional.silu(z.to(wide.dtype))

@@ -107,7 +107,7 @@ func.func private @exp_minus_by_power(%a: !chunk) -> !chunk {
   %left_out = math.fma %bounded, %minus_per_ln2, %minus_exponent : !chunk
   %rest = math.fma %bounded, %minus_per_ln2_rest, %left_out : !chunk
   %factor = arith.mulf %rest, %ln2 : !chunk
-  %power = "llvm.call_intrinsic"(%exponent) <{intrin = "llvm.exp2", fastmathFlags = #llvm.fastmath<afn>, op_bundle_sizes = array<i32>, operandSegmentSizes = array<i32: 1, 0>}> : (!chunk) -> !chunk
+  %power = llvm.call_intrinsic "llvm.exp2"(%exponent) {fastmathFlags = #llvm.fastmath<afn>} : (!chunk) -> !chunk
   %exp = math.fma %power, %factor, %power : !chunk
   return %exp : !chunk
 }
