@@ -50,9 +50,9 @@
 #forward_packs = false  // rows stay in registers as narrow as they came
 #forward_resident = 1 : i32  // workgroups that a multiprocessor must hold at once
 #forward_kernel = #iree_codegen.translation_info<pipeline = #iree_codegen.no_pipeline workgroup_size = [256, 1, 1] subgroup_size = 32>
-!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
-!y_rows = memref<?x4096x!y, #hal.descriptor_type<storage_buffer>>
-!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!forward_x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!forward_y_rows = memref<?x4096x!y, #hal.descriptor_type<storage_buffer>>
+!forward_residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !acc_column = memref<?x!acc, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
@@ -70,6 +70,7 @@
 !forward_residual_held = memref<2x!forward_residual, #gpu.address_space<private>>
 !forward_gamma_held = memref<2x!forward_gamma, #gpu.address_space<private>>
 !forward_beta_held = memref<2x!forward_beta, #gpu.address_space<private>>
+!forward_y_held = memref<2x!forward_y, #gpu.address_space<private>>
 !forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>  // else LLVM would unroll steps of a row, and keep it all the same
@@ -102,17 +103,19 @@ hal.executable.source private @normalize {
   builtin.module {
     // From ir/parts/forward/.
     func.func private @ready_for_sums(!mbarriers, !forward_thread)
-    func.func private @load(!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held)
+    func.func private @load(!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held)
     func.func private @load_weights(!gamma_row, !beta_row, !forward_thread, index, index, !forward_gamma_held, !forward_beta_held)
-    func.func private @take(!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held)
+    func.func private @take(!forward_x_held, !forward_residual_held, i1, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held)
     func.func private @others_are_ready()
-    func.func private @share(i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
+    func.func private @share(i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
     func.func private @centre(!acc, !forward_exchange, !forward_thread) -> (!acc, !acc)
     func.func private @take_anew(!forward_x_held, !forward_held)
     func.func private @merges() -> i1
     func.func private @statistics(!acc, !acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
-    func.func private @reread(!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held)
+    func.func private @reread(!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held)
     func.func private @column(index, index, !forward_thread) -> (index, i1)
+    func.func private @put_of_y(!forward_y_rows, !forward_y, index, index, index, i1, !forward_y_held)
+    func.func private @put_kept_of_y(!forward_y_rows, !forward_y, index, i1, !forward_thread, !forward_y_held)
     // From ir/math/.
     func.func private @rstd(!acc) -> !acc
     // with sets: func.func private @row_set(index, index, index) -> index
@@ -170,19 +173,19 @@ hal.executable.source private @normalize {
       // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
       // with sets: %beta_bytes = arith.constant #beta_bytes
       // with sets: %beta_at = arith.muli %set, %beta_bytes : index
-      %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) alignment(64) offset(%c0) : !x_rows{%m}
-      %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !residual_rows{%m}
+      %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) alignment(64) offset(%c0) : !forward_x_rows{%m}
+      %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !forward_residual_rows{%m}
       %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row  // without sets
       // with sets: %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%gamma_at) : !gamma_row
       %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row  // without sets
       // with sets: %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%beta_at) : !beta_row
-      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !y_rows{%m}
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !forward_y_rows{%m}
       %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !acc_column{%m}
-      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(8) alignment(64) offset(%c0) : !residual_rows{%m}
+      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(8) alignment(64) offset(%c0) : !forward_residual_rows{%m}
       // With a gate:
       // z is where others have a residual. A statistic of x alone is not asked for it.
-      %residual_gated = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !residual_rows{%m}
+      %residual_gated = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !forward_residual_rows{%m}
       %gates_first = arith.constant #gates_first
       %reads_gate = arith.ori %gates_first, %writes_output : i1
       // End of the gate.
@@ -208,6 +211,7 @@ hal.executable.source private @normalize {
       %gamma_held = memref.alloca() : !forward_gamma_held
       %beta_held = memref.alloca() : !forward_beta_held
       %values = memref.alloca() : !forward_held
+      %y_held = memref.alloca() : !forward_y_held
 
       // A set of rows, one row for each group. Groups past the last row read the last row, because they wait
       // with the others, and store nothing.
@@ -226,7 +230,7 @@ hal.executable.source private @normalize {
       %loads_weights = arith.andi %writes_output, %weights_early : i1
       scf.if %in_registers {
         func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %thread, %c0, %first_time, %x_held, %residual_held)
-            : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
+            : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
       }
       scf.if %loads_weights {
         scf.for %k = %c0 to %chunks step %c1 {
@@ -236,7 +240,7 @@ hal.executable.source private @normalize {
       }
       scf.if %in_registers {
         func.call @take(%x_held, %residual_held, %first_time, %s, %x_kept, %residual_kept, %thread, %exists, %c0, %values)
-            : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
+            : (!forward_x_held, !forward_residual_held, i1, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
       }
 
       func.call @others_are_ready() : () -> ()
@@ -247,7 +251,7 @@ hal.executable.source private @normalize {
       %squares_sum = arith.constant true
       %centre, %own_sum = scf.if %centres -> (!acc, !acc) {
         %share = func.call @share(%values_sum, %zero, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %first_time, %values)
-            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
+            : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
         %near_mean, %summed = func.call @centre(%share, %exchange, %thread) : (!acc, !forward_exchange, !forward_thread) -> (!acc, !acc)
         scf.yield %near_mean, %summed : !acc, !acc
       } else {
@@ -257,12 +261,12 @@ hal.executable.source private @normalize {
         func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
       }
       %share_squares = func.call @share(%squares_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %centres, %values)
-          : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
+          : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
       %merges = func.call @merges() : () -> i1
       %has_centred = arith.andi %merges, %centres : i1
       %share_centred = scf.if %has_centred -> !acc {
         %centred = func.call @share(%values_sum, %centre, %x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %centres, %values)
-            : (i1, !acc, !x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
+            : (i1, !acc, !forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, i1, !forward_held) -> !acc
         scf.yield %centred : !acc
       } else {
         scf.yield %zero : !acc
@@ -283,10 +287,11 @@ hal.executable.source private @normalize {
         func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
       }
       %again = arith.constant true
+      %no_y = arith.constant dense<0.0> : !forward_y
       scf.if %writes_output {
         scf.for %step = %c0 to %steps step %c1 {
           func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %step, %again, %values)
-              : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held) -> ()
+              : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held) -> ()
           scf.for %k = %c0 to %chunks step %c1 {
             %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
             %at = arith.addi %part, %col : index
@@ -320,7 +325,7 @@ hal.executable.source private @normalize {
             } else {
               %col_in = arith.select %inside, %col, %c0 : index
               %at_in = arith.addi %part, %col_in : index
-              %z_read = vector.load %residual[%row, %at_in] : !residual_rows, !forward_residual
+              %z_read = vector.load %residual[%row, %at_in] : !forward_residual_rows, !forward_residual
               scf.yield %z_read : !forward_residual
             }
             // Not before the row's sums: until then it is narrow.
@@ -331,10 +336,11 @@ hal.executable.source private @normalize {
             // End of the gate.
             %y_k = func.call @round_of_y(%ya) : (!forward_chunk) -> !forward_y
             %stores = arith.andi %inside, %exists : i1
-            scf.if %stores {
-              vector.store %y_k, %y[%row, %at] : !y_rows, !forward_y
-            }
+            func.call @put_of_y(%y, %y_k, %row, %k, %at, %stores, %y_held)
+                : (!forward_y_rows, !forward_y, index, index, index, i1, !forward_y_held) -> ()
           } {llvm.loop_annotation = #unrolled}
+          func.call @put_kept_of_y(%y, %no_y, %step, %exists, %thread, %y_held)
+              : (!forward_y_rows, !forward_y, index, i1, !forward_thread, !forward_y_held) -> ()
         } {llvm.loop_annotation = #rolled}
       }
 
@@ -343,15 +349,15 @@ hal.executable.source private @normalize {
       %never = arith.cmpi eq, %m, %c0 : index
       scf.if %never {
         %zero_x = arith.constant dense<0.0> : !forward_x
-        vector.store %zero_x, %x[%c0, %c0] : !x_rows, !forward_x
+        vector.store %zero_x, %x[%c0, %c0] : !forward_x_rows, !forward_x
         scf.if %adds_residual {
           %zero_residual = arith.constant dense<0.0> : !forward_residual
-          vector.store %zero_residual, %residual[%c0, %c0] : !residual_rows, !forward_residual
+          vector.store %zero_residual, %residual[%c0, %c0] : !forward_residual_rows, !forward_residual
         }
         // With a gate:
         scf.if %reads_gate {
           %zero_z = arith.constant dense<0.0> : !forward_residual
-          vector.store %zero_z, %residual[%c0, %c0] : !residual_rows, !forward_residual
+          vector.store %zero_z, %residual[%c0, %c0] : !forward_residual_rows, !forward_residual
         }
         // End of the gate.
         %weighs = arith.andi %scales, %writes_output : i1

@@ -82,7 +82,7 @@ class Forward:
     def parts(self, target: Target) -> tuple[str, ...]:
         """The files of ``ir/parts/forward/`` of those with the same functions."""
         sums = "workgroup" if self.warps(target) > 1 else "subgroup"
-        return (f"sums/{'cluster' if self.cluster > 1 else sums}",)
+        return ("chunks/whole", f"sums/{'cluster' if self.cluster > 1 else sums}")
 
     @property
     def reads_once(self) -> bool:
@@ -164,6 +164,7 @@ class Forward:
             "#forward_sent_bytes": f"{senders * self.sums(spec) * _SUM_BYTES} : i32",
             "#forward_vector": f"{vector} : index",
             "#forward_chunks": f"{chunks} : index",
+            "#forward_accesses": "1 : index",
             "#forward_threads": f"{self.threads} : index",
             "#forward_warps": f"{warps} : index",
             "#forward_rows": f"{self.rows} : index",
@@ -188,7 +189,15 @@ class Forward:
             "!forward_chunk": f"vector<{vector}x!acc>",
             "!forward_held": private(f"{chunks}x!forward_chunk"),
             **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},
-            **output_types(spec, {"!forward_y": f"vector<{vector}x!y>"}),
+            **{f"!forward_{name}_rows": f"!{name}_rows" for name in ("x", "residual")},
+            **output_types(
+                spec,
+                {
+                    "!forward_y": f"vector<{vector}x!y>",
+                    "!forward_y_rows": "!y_rows",
+                    "!forward_y_held": private(f"{chunks}x!forward_y"),
+                },
+            ),
             **{f"!forward_{name}_held": private(f"{chunks}x!forward_{name}") for name in named},
             **{
                 f"!forward_{name}_kept": shared(f"{self.rows}x{self.padded_columns(spec)}x!{name}")

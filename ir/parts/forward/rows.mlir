@@ -16,14 +16,12 @@
 #forward_parts_alike = true
 #forward_vector = 8 : index
 #forward_chunks = 2 : index
-#forward_threads = 256 : index
 #forward_whole = true
 #forward_in_registers = true
 #forward_in_shared_memory = false
-#forward_lasts = true
-!pointer = !llvm.ptr<1>
-!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
-!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+#forward_accesses = 1 : index
+!forward_x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!forward_residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !gamma_row = memref<4096x!gamma, #hal.descriptor_type<storage_buffer>>
 !beta_row = memref<4096x!beta, #hal.descriptor_type<storage_buffer>>
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
@@ -41,14 +39,21 @@
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 !forward_thread = vector<6xindex>
 
-func.func private @my_t(!forward_thread) -> index
 func.func private @my_part(!forward_thread) -> index
 func.func private @my_group(!forward_thread) -> index
 func.func private @my_row(!forward_thread) -> index
-func.func private @address_of_x(!x_rows, index, index) -> !pointer
-func.func private @load_lasting_of_x(!x_rows, index, index, !pointer) -> !forward_x
-func.func private @address_of_residual(!residual_rows, index, index) -> !pointer
-func.func private @load_lasting_of_residual(!residual_rows, index, index, !pointer) -> !forward_residual
+func.func private @chunk_number(index, index, !forward_thread) -> index
+func.func private @comes_whole(index, index, i1) -> i1
+func.func private @access_of_x(!forward_x_rows, index, index, index) -> !forward_x
+func.func private @access_of_residual(!forward_residual_rows, index, index, index) -> !forward_residual
+func.func private @read_edge_of_x(!forward_x_rows, !forward_x, index, index, index, i1, !forward_x_held)
+func.func private @read_edge_of_residual(!forward_residual_rows, !forward_residual, index, index, index, i1, !forward_residual_held)
+func.func private @joined_of_x(!forward_x, index, index, index, !forward_x_held) -> !forward_x
+func.func private @joined_of_residual(!forward_residual, index, index, index, !forward_residual_held) -> !forward_residual
+func.func private @columns_at_of_gamma(!gamma_row, !forward_gamma, index, index) -> !forward_gamma
+func.func private @columns_at_of_beta(!beta_row, !forward_beta, index, index) -> !forward_beta
+func.func private @put_of_residual(!forward_residual_rows, !forward_residual, index, index, index, i1, !forward_residual_held)
+func.func private @put_kept_of_residual(!forward_residual_rows, !forward_residual, index, i1, !forward_thread, !forward_residual_held)
 func.func private @widen_of_x(!forward_x) -> !forward_chunk
 func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
 func.func private @round_of_residual(!forward_chunk) -> !forward_residual
@@ -60,19 +65,13 @@ func.func private @gated_input(!forward_chunk, !forward_chunk) -> !forward_chunk
 // The first column of a thread's chunk k of a step, of the workgroup's columns, and whether these have that
 // chunk. The last workgroup of a cluster may have fewer columns.
 func.func private @column(%step: index, %k: index, %thread: !forward_thread) -> (index, i1) {
-  %t = func.call @my_t(%thread) : (!forward_thread) -> index
   %part = func.call @my_part(%thread) : (!forward_thread) -> index
   %all = arith.constant #columns
   %n = arith.constant #forward_columns
   %alike = arith.constant #forward_parts_alike
   %v = arith.constant #forward_vector
-  %t_count = arith.constant #forward_threads
-  %chunks = arith.constant #forward_chunks
   %whole = arith.constant #forward_whole
-  %steps_before = arith.muli %step, %chunks : index
-  %chunks_before = arith.addi %steps_before, %k : index
-  %before = arith.muli %chunks_before, %t_count : index
-  %chunk = arith.addi %before, %t : index
+  %chunk = func.call @chunk_number(%step, %k, %thread) : (index, index, !forward_thread) -> index
   %col = arith.muli %chunk, %v : index
   %at = arith.addi %part, %col : index
   %in_row = arith.cmpi ult, %at, %all : index
@@ -86,7 +85,7 @@ func.func private @column(%step: index, %k: index, %thread: !forward_thread) -> 
 // Loads a thread's chunks of a step of a row: of x and of the residual, or, once s is stored, of s in
 // place of both. From shared memory it reads only what it has stored there itself. For a chunk past the
 // end of the row, its first chunk is loaded. That of s could not be: another thread stores it.
-func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %step: index, %again: i1, %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
+func.func private @load(%x: !forward_x_rows, %residual: !forward_residual_rows, %s: !forward_residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %step: index, %again: i1, %x_held: !forward_x_held, %residual_held: !forward_residual_held) {
   %group = func.call @my_group(%thread) : (!forward_thread) -> index
   %row = func.call @my_row(%thread) : (!forward_thread) -> index
   %part = func.call @my_part(%thread) : (!forward_thread) -> index
@@ -95,8 +94,9 @@ func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_ro
   %chunks = arith.constant #forward_chunks
   %adds_residual = arith.constant #takes_residual
   %no_residual = arith.constant dense<0.0> : !forward_residual
+  %accesses = arith.constant #forward_accesses
   %in_shared_memory = arith.constant #forward_in_shared_memory
-  %lasts = arith.constant #forward_lasts
+  %no_x = arith.constant dense<0.0> : !forward_x
   %was_kept = arith.andi %in_shared_memory, %again : i1
   %reads_s = arith.andi %adds_residual, %again : i1
   // With a gate:
@@ -107,8 +107,9 @@ func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_ro
   // End of the gate.
   scf.for %k = %c0 to %chunks step %c1 {
     %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
-    %col_in = arith.select %inside, %col, %c0 : index
     %at = arith.addi %part, %col : index
+    %whole = func.call @comes_whole(%row, %at, %inside) : (index, index, i1) -> i1
+    %col_in = arith.select %whole, %col, %c0 : index
     %at_in = arith.addi %part, %col_in : index
     scf.if %was_kept {
       scf.if %adds_residual {
@@ -121,42 +122,46 @@ func.func private @load(%x: !x_rows, %residual: !residual_rows, %s: !residual_ro
     } else {
       scf.if %reads_s {
         %s_k = scf.if %inside -> !forward_residual {
-          %stored = vector.load %s[%row, %at] : !residual_rows, !forward_residual
+          %stored = vector.load %s[%row, %at] : !forward_residual_rows, !forward_residual
           scf.yield %stored : !forward_residual
         } else {
           scf.yield %no_residual : !forward_residual
         }
         memref.store %s_k, %residual_held[%k] : !forward_residual_held
       } else {
-        %x_k = scf.if %lasts -> !forward_x {
-          %address = func.call @address_of_x(%x, %row, %at_in) : (!x_rows, index, index) -> !pointer
-          %lasting = func.call @load_lasting_of_x(%x, %row, %at_in, %address) : (!x_rows, index, index, !pointer) -> !forward_x
-          scf.yield %lasting : !forward_x
-        } else {
-          %usual = vector.load %x[%row, %at_in] : !x_rows, !forward_x
-          scf.yield %usual : !forward_x
-        }
-        memref.store %x_k, %x_held[%k] : !forward_x_held
-        scf.if %adds_residual {
-          %residual_k = scf.if %lasts -> !forward_residual {
-            %address = func.call @address_of_residual(%residual, %row, %at_in) : (!residual_rows, index, index) -> !pointer
-            %lasting = func.call @load_lasting_of_residual(%residual, %row, %at_in, %address)
-                : (!residual_rows, index, index, !pointer) -> !forward_residual
-            scf.yield %lasting : !forward_residual
-          } else {
-            %usual = vector.load %residual[%row, %at_in] : !residual_rows, !forward_residual
-            scf.yield %usual : !forward_residual
+        scf.for %which = %c0 to %accesses step %c1 {
+          %accesses_before = arith.muli %which, %chunks : index
+          %place = arith.addi %accesses_before, %k : index
+          %x_k = func.call @access_of_x(%x, %row, %at_in, %which) : (!forward_x_rows, index, index, index) -> !forward_x
+          memref.store %x_k, %x_held[%place] : !forward_x_held
+          scf.if %adds_residual {
+            %residual_k = func.call @access_of_residual(%residual, %row, %at_in, %which)
+                : (!forward_residual_rows, index, index, index) -> !forward_residual
+            memref.store %residual_k, %residual_held[%place] : !forward_residual_held
           }
-          memref.store %residual_k, %residual_held[%k] : !forward_residual_held
-        }
+        } {llvm.loop_annotation = #unrolled}
       }
     }
   } {llvm.loop_annotation = #unrolled}
+  %was_stored = arith.ori %was_kept, %reads_s : i1
+  scf.if %was_stored {
+  } else {
+    scf.for %k = %c0 to %chunks step %c1 {
+      %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
+      %at = arith.addi %part, %col : index
+      func.call @read_edge_of_x(%x, %no_x, %row, %k, %at, %inside, %x_held)
+          : (!forward_x_rows, !forward_x, index, index, index, i1, !forward_x_held) -> ()
+      scf.if %adds_residual {
+        func.call @read_edge_of_residual(%residual, %no_residual, %row, %k, %at, %inside, %residual_held)
+            : (!forward_residual_rows, !forward_residual, index, index, index, i1, !forward_residual_held) -> ()
+      }
+    } {llvm.loop_annotation = #unrolled}
+  }
   return
 }
 
 // The values to normalize, from what @load has loaded. Those of s are rounded and stored first.
-func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_residual_held, %again: i1, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %step: index, %values: !forward_held) {
+func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_residual_held, %again: i1, %s: !forward_residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %step: index, %values: !forward_held) {
   %group = func.call @my_group(%thread) : (!forward_thread) -> index
   %row = func.call @my_row(%thread) : (!forward_thread) -> index
   %part = func.call @my_part(%thread) : (!forward_thread) -> index
@@ -165,6 +170,8 @@ func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_resid
   %chunks = arith.constant #forward_chunks
   %adds_residual = arith.constant #takes_residual
   %in_shared_memory = arith.constant #forward_in_shared_memory
+  %no_x = arith.constant dense<0.0> : !forward_x
+  %no_residual = arith.constant dense<0.0> : !forward_residual
   %yes = arith.constant true
   %is_first = arith.xori %again, %yes : i1
   %stores_kept = arith.andi %in_shared_memory, %is_first : i1
@@ -172,19 +179,20 @@ func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_resid
     %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
     %at = arith.addi %part, %col : index
     %value = scf.if %adds_residual -> !forward_chunk {
-      %residual_k = memref.load %residual_held[%k] : !forward_residual_held
       %s_k = scf.if %again -> !forward_residual {
-        scf.yield %residual_k : !forward_residual
+        %kept_k = memref.load %residual_held[%k] : !forward_residual_held
+        scf.yield %kept_k : !forward_residual
       } else {
-        %x_k = memref.load %x_held[%k] : !forward_x_held
+        %residual_k = func.call @joined_of_residual(%no_residual, %row, %k, %at, %residual_held)
+            : (!forward_residual, index, index, index, !forward_residual_held) -> !forward_residual
+        %x_k = func.call @joined_of_x(%no_x, %row, %k, %at, %x_held) : (!forward_x, index, index, index, !forward_x_held) -> !forward_x
         %xa = func.call @widen_of_x(%x_k) : (!forward_x) -> !forward_chunk
         %ra = func.call @widen_of_residual(%residual_k) : (!forward_residual) -> !forward_chunk
         %sum = arith.addf %xa, %ra : !forward_chunk
         %rounded = func.call @round_of_residual(%sum) : (!forward_chunk) -> !forward_residual
         %stores = arith.andi %inside, %exists : i1
-        scf.if %stores {
-          vector.store %rounded, %s[%row, %at] : !residual_rows, !forward_residual
-        }
+        func.call @put_of_residual(%s, %rounded, %row, %k, %at, %stores, %residual_held)
+            : (!forward_residual_rows, !forward_residual, index, index, index, i1, !forward_residual_held) -> ()
         scf.if %stores_kept {
           vector.store %rounded, %residual_kept[%group, %col] : !forward_residual_kept, !forward_residual
         }
@@ -193,7 +201,14 @@ func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_resid
       %sa = func.call @widen_of_residual(%s_k) : (!forward_residual) -> !forward_chunk
       scf.yield %sa : !forward_chunk
     } else {
-      %x_k = memref.load %x_held[%k] : !forward_x_held
+      %x_k = scf.if %again -> !forward_x {
+        %kept_k = memref.load %x_held[%k] : !forward_x_held
+        scf.yield %kept_k : !forward_x
+      } else {
+        %joined = func.call @joined_of_x(%no_x, %row, %k, %at, %x_held) : (!forward_x, index, index, index, !forward_x_held) -> !forward_x
+        memref.store %joined, %x_held[%k] : !forward_x_held
+        scf.yield %joined : !forward_x
+      }
       scf.if %stores_kept {
         vector.store %x_k, %x_kept[%group, %col] : !forward_x_kept, !forward_x
       }
@@ -201,13 +216,27 @@ func.func private @take(%x_held: !forward_x_held, %residual_held: !forward_resid
       scf.yield %xa : !forward_chunk
     }
     // With a gate:
-    %z_k = memref.load %residual_held[%k] : !forward_residual_held
+    %z_k = scf.if %again -> !forward_residual {
+      %kept_z = memref.load %residual_held[%k] : !forward_residual_held
+      scf.yield %kept_z : !forward_residual
+    } else {
+      %joined_z = func.call @joined_of_residual(%no_residual, %row, %k, %at, %residual_held)
+          : (!forward_residual, index, index, index, !forward_residual_held) -> !forward_residual
+      memref.store %joined_z, %residual_held[%k] : !forward_residual_held
+      scf.yield %joined_z : !forward_residual
+    }
     %za = func.call @widen_of_residual(%z_k) : (!forward_residual) -> !forward_chunk
     %silu, %slope = func.call @silu_of_z(%za) : (!forward_chunk) -> (!forward_chunk, !forward_chunk)
     %value_gated = func.call @gated_input(%value, %silu) : (!forward_chunk, !forward_chunk) -> !forward_chunk
     // End of the gate.
     memref.store %value, %values[%k] : !forward_held
   } {llvm.loop_annotation = #unrolled}
+  scf.if %adds_residual {
+    scf.if %is_first {
+      func.call @put_kept_of_residual(%s, %no_residual, %step, %exists, %thread, %residual_held)
+          : (!forward_residual_rows, !forward_residual, index, i1, !forward_thread, !forward_residual_held) -> ()
+    }
+  }
   return
 }
 
@@ -228,16 +257,16 @@ func.func private @take_anew(%x_held: !forward_x_held, %values: !forward_held) {
 }
 
 // The values of a step of a row that is not in registers.
-func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %step: index, %again: i1, %values: !forward_held) {
+func.func private @reread(%x: !forward_x_rows, %residual: !forward_residual_rows, %s: !forward_residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %step: index, %again: i1, %values: !forward_held) {
   %in_registers = arith.constant #forward_in_registers
   scf.if %in_registers {
   } else {
     %x_held = memref.alloca() : !forward_x_held
     %residual_held = memref.alloca() : !forward_residual_held
     func.call @load(%x, %residual, %s, %x_kept, %residual_kept, %thread, %step, %again, %x_held, %residual_held)
-        : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
+        : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, index, i1, !forward_x_held, !forward_residual_held) -> ()
     func.call @take(%x_held, %residual_held, %again, %s, %x_kept, %residual_kept, %thread, %exists, %step, %values)
-        : (!forward_x_held, !forward_residual_held, i1, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
+        : (!forward_x_held, !forward_residual_held, i1, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, !forward_held) -> ()
   }
   return
 }
@@ -246,17 +275,19 @@ func.func private @reread(%x: !x_rows, %residual: !residual_rows, %s: !residual_
 func.func private @load_weights(%gamma: !gamma_row, %beta: !beta_row, %thread: !forward_thread, %step: index, %k: index, %gamma_held: !forward_gamma_held, %beta_held: !forward_beta_held) {
   %part = func.call @my_part(%thread) : (!forward_thread) -> index
   %c0 = arith.constant 0 : index
+  %no_gamma = arith.constant dense<0.0> : !forward_gamma
+  %no_beta = arith.constant dense<0.0> : !forward_beta
   %scales = arith.constant #scales
   %adds_bias = arith.constant #adds_bias
   %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
   %col_in = arith.select %inside, %col, %c0 : index
   %at_in = arith.addi %part, %col_in : index
   scf.if %scales {
-    %gamma_k = vector.load %gamma[%at_in] : !gamma_row, !forward_gamma
+    %gamma_k = func.call @columns_at_of_gamma(%gamma, %no_gamma, %k, %at_in) : (!gamma_row, !forward_gamma, index, index) -> !forward_gamma
     memref.store %gamma_k, %gamma_held[%k] : !forward_gamma_held
   }
   scf.if %adds_bias {
-    %beta_k = vector.load %beta[%at_in] : !beta_row, !forward_beta
+    %beta_k = func.call @columns_at_of_beta(%beta, %no_beta, %k, %at_in) : (!beta_row, !forward_beta, index, index) -> !forward_beta
     memref.store %beta_k, %beta_held[%k] : !forward_beta_held
   }
   return

@@ -7,8 +7,8 @@
 #forward_chunks = 2 : index
 #forward_steps = 1 : index
 #forward_span = 1 : index
-!x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
-!residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
+!forward_x_rows = memref<?x4096x!x, #hal.descriptor_type<storage_buffer>>
+!forward_residual_rows = memref<?x4096x!residual, #hal.descriptor_type<storage_buffer>>
 !forward_x_kept = memref<1x4096x!x, #gpu.address_space<workgroup>>
 !forward_residual_kept = memref<1x4096x!residual, #gpu.address_space<workgroup>>
 !forward_chunk = vector<8x!acc>
@@ -17,12 +17,15 @@
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>
 !forward_thread = vector<6xindex>
 
-func.func private @reread(!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held)
+func.func private @reread(!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held)
+func.func private @my_part(!forward_thread) -> index
 func.func private @column(index, index, !forward_thread) -> (index, i1)
+func.func private @counted(!forward_chunk, !forward_chunk, index, index, i1) -> !forward_chunk
 // End of what is replaced.
 
 // A thread's share of a row's sum: of the values without %centre, or of the squares of those.
-func.func private @share(%squares: i1, %centre: !acc, %x: !x_rows, %residual: !residual_rows, %s: !residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %again: i1, %values: !forward_held) -> !acc {
+func.func private @share(%squares: i1, %centre: !acc, %x: !forward_x_rows, %residual: !forward_residual_rows, %s: !forward_residual_rows, %x_kept: !forward_x_kept, %residual_kept: !forward_residual_kept, %thread: !forward_thread, %exists: i1, %again: i1, %values: !forward_held) -> !acc {
+  %part = func.call @my_part(%thread) : (!forward_thread) -> index
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %chunks = arith.constant #forward_chunks
@@ -35,7 +38,7 @@ func.func private @share(%squares: i1, %centre: !acc, %x: !x_rows, %residual: !r
     %span_end = arith.minui %span_after, %steps : index
     %span_sum = scf.for %step = %span_first to %span_end step %c1 iter_args(%steps_before = %minus_zeros) -> (!forward_chunk) {
       func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %step, %again, %values)
-          : (!x_rows, !residual_rows, !residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held) -> ()
+          : (!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held) -> ()
       %step_sum = scf.for %k = %c0 to %chunks step %c1 iter_args(%before = %steps_before) -> (!forward_chunk) {
         %col, %inside = func.call @column(%step, %k, %thread) : (index, index, !forward_thread) -> (index, i1)
         %value = memref.load %values[%k] : !forward_held
@@ -48,7 +51,8 @@ func.func private @share(%squares: i1, %centre: !acc, %x: !x_rows, %residual: !r
           %with_value = arith.addf %before, %centred : !forward_chunk
           scf.yield %with_value : !forward_chunk
         }
-        %after = arith.select %inside, %more, %before : !forward_chunk
+        %at = arith.addi %part, %col : index
+        %after = func.call @counted(%more, %before, %k, %at, %inside) : (!forward_chunk, !forward_chunk, index, index, i1) -> !forward_chunk
         scf.yield %after : !forward_chunk
       } {llvm.loop_annotation = #unrolled}
       scf.yield %step_sum : !forward_chunk
