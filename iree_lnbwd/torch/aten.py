@@ -212,6 +212,9 @@ def gradients(
     def summed(cells: Tensor) -> Tensor:
         if rows_per_set is not None:
             assert weight is not None
+            if (of_sets := _dims_of_sets(cells, weight, rows_per_set)) is not None:
+                others = [dim for dim in leading if dim not in of_sets]
+                return (cells.sum(others) if others else cells).reshape(weight.shape)
             cells = cells.reshape(-1, *normalized_shape)
             which = _sets(len(cells), weight, rows_per_set)
             return torch.zeros_like(weight, dtype=sums).index_add_(0, which, cells)
@@ -239,8 +242,35 @@ def _sets(rows: int, weight: Tensor, rows_per_set: int) -> Tensor:
 def _taken(parameter: Tensor, data: Tensor, rows_per_set: int) -> Tensor:
     """What each row of the data takes of a parameter's sets."""
     leading = data.shape[: data.ndim - parameter.ndim + 1]
+    if (of_sets := _dims_of_sets(data, parameter, rows_per_set)) is not None:
+        shape = (size if dim in of_sets else 1 for dim, size in enumerate(leading))
+        return parameter.reshape(*shape, *parameter.shape[1:])
     which = _sets(math.prod(leading), parameter, rows_per_set)
     return parameter[which].reshape(*leading, *parameter.shape[1:])
+
+
+def _dims_of_sets(data: Tensor, parameter: Tensor, rows_per_set: int) -> range | None:
+    """The dimensions that number the sets, if some do: those of samples, or of heads.
+
+    With them, nothing has to be gathered, which a compiler can fuse.
+    """
+    leading, number = data.shape[: data.ndim - parameter.ndim + 1], parameter.shape[0]
+    for end in range(len(leading), 0, -1):
+        if not _is_known(math.prod(leading[end:]) == rows_per_set):
+            continue
+        for begin in range(end - 1, -1, -1):
+            if _is_known(math.prod(leading[begin:end]) == number):
+                return range(begin, end)
+    return None
+
+
+def _is_known(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on shapes is so, without a guard of a compiler's."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental import symbolic_shapes  # slow to import
+
+    return bool(symbolic_shapes.statically_known_true(condition))
 
 
 def _gradient_of_output(given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

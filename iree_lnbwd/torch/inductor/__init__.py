@@ -7,8 +7,10 @@ stays whole there, so inductor could not fuse it with its neighbours. The pass d
   that are too wide for that keep ours, with the addition before it.
 - `backwards`: the addition of a skip connection's gradient goes into the backward, and so does the
   cast of the gradient that arrives.
-- Both directions of narrow rows become inductor's own code, before it parts a step's graph into
-  a forward and a backward.
+- `modulations`: what multiplies a norm's output, for each sample, becomes a weight of its backward.
+- `widened`: a backward takes an input that was cast to f32 as it was before.
+- Both directions of narrow rows become inductor's own code.
+- `calls`: a backward in a graph, as a value.
 - `pytorchs`: under `enable`, the backwards of PyTorch's own norms stay whole, too, and the pass
   treats them as ours.
 - `placing`: puts the passes into inductor's configuration, beside those that are there.

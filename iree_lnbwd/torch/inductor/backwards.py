@@ -4,71 +4,29 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from iree_lnbwd.ops.arguments import DEFAULT_EPS
-from iree_lnbwd.ops.operands import GRAD_OUTPUT, MORE_GRAD_OUTPUTS, MOST_GRAD_OUTPUTS, names
+from iree_lnbwd.ops.operands import (
+    GRAD_OUTPUT,
+    GRAD_RESIDUAL,
+    MORE_GRAD_OUTPUTS,
+    MOST_GRAD_OUTPUTS,
+    names,
+)
 from iree_lnbwd.torch import aten, supported
 from iree_lnbwd.torch.inductor import graphs
-from iree_lnbwd.torch.operator_table import GRADIENTS, Gradients, in_order
-from iree_lnbwd.torch.overrides_in_python import ATENS
+from iree_lnbwd.torch.inductor.calls import Call, call_of
+from iree_lnbwd.torch.operator_table import GRADIENTS, Gradients
 
 # Measured on an H200: in Qwen3's steps, backwards of heads of 128 columns are faster fused.
 _MOST_COLUMNS_OF_INDUCTORS = 256
 
-_EPS = DEFAULT_EPS  # not read where the statistics are given
-_WIDENED = MappingProxyType(dict.fromkeys(supported.HALF, torch.float32))
-
-
-def pytorchs_of(gradients: Gradients) -> Any:
-    """PyTorch's own operator that computes the same; None if it has none."""
-    name = ATENS.get(gradients.op)
-    return None if name is None else getattr(torch.ops.aten, name).default
-
-
 _OURS = MappingProxyType({gradients.operator: gradients for gradients in GRADIENTS})
-PYTORCHS = MappingProxyType(
-    {operator: each for each in GRADIENTS if (operator := pytorchs_of(each)) is not None}
-)
-
-
-class _Call(NamedTuple):
-    """A backward in a graph.
-
-    Attributes:
-        node: The call.
-        gradients: What it computes.
-        tensors: Its arguments in the order of the op's table.
-        options: The other arguments of our operator.
-    """
-
-    node: Node
-    gradients: Gradients
-    tensors: tuple[Node | None, ...]
-    options: tuple[Any, ...]
-
-    def tensor(self, name: str) -> Node | None:
-        """An argument."""
-        return self.tensors[self.gradients.arguments.index(name)]
-
-    def with_tensors(self, changed: Mapping[str, Node]) -> _Call:
-        """With other arguments, by our operator."""
-        graph, named = self.node.graph, zip(self.gradients.arguments, self.tensors, strict=True)
-        tensors = tuple(changed.get(name, tensor) for name, tensor in named)
-        given = (*tensors, *self.options)
-        if self.node.target is self.gradients.operator:
-            self.node.args, self.node.kwargs = given, {}
-            return self._replace(tensors=tensors)
-        with graph.inserting_before(self.node):
-            node = graphs.call(graph, self.gradients.operator, *given)
-        self.node.replace_all_uses_with(node)
-        graph.erase_node(self.node)
-        return self._replace(node=node, tensors=tensors)
 
 
 def lower(graph: Graph, decompositions: Callable[[], Any]) -> int:
@@ -123,7 +81,7 @@ def fold(graph: Graph) -> tuple[int, int]:
     """
     additions = casts = 0
     for node in list(graph.nodes):
-        found = _call_of(node)
+        found = call_of(node)
         if found is not None:
             found, summed = _with_all_gradients(found)
             found, has_cast = _without_cast(found)
@@ -133,40 +91,20 @@ def fold(graph: Graph) -> tuple[int, int]:
     return additions, casts
 
 
-def _call_of(node: Node) -> _Call | None:
-    """The call that a node is, if ours can be called in its place."""
-    gradients = _OURS.get(node.target)
-    if gradients is not None:
-        given = graphs.arguments(node)
-        tensors = tuple(given.pop(name) for name in gradients.arguments)
-        return _Call(node, gradients, tensors, tuple(given.values()))
-    gradients = PYTORCHS.get(node.target)
-    if gradients is None:
-        return None
-    given = graphs.arguments(node)
-    dims, mask = given.pop("normalized_shape"), given.pop("output_mask")
-    tensors = in_order(gradients.op, grad_output=given.pop("grad_out"), **given)
-    rstd = graphs.value(given["rstd"])
-    if rstd is None or rstd.dtype in supported.HALF:  # too coarse to be of use to ours
-        return None
-    mask = (*mask, *(False for _ in gradients.results[len(mask) :]))
-    return _Call(node, gradients, tensors, (dims, mask, _EPS, 0.0))
-
-
-def _with_all_gradients(call: _Call) -> tuple[_Call, int]:
+def _with_all_gradients(call: Call) -> tuple[Call, int]:
     """The backward takes the terms of a sum: gradients of several uses of the output.
 
     The kernel rounds each partial sum as the graph does. What inductor would compute with the sum,
     and would have to store for the kernel, stays with the sum.
     """
-    dy, x = call.tensor(GRAD_OUTPUT.name), call.tensor(call.gradients.op.data.name)
-    assert dy is not None
-    assert x is not None
+    first = MORE_GRAD_OUTPUTS[0].name
+    if not call.takes(first) or call.tensor(first) is not None:
+        return call, 0
+    dy, x = call.grad_output, call.data
     total = graphs.below_views(dy)
     terms = _terms(total, MOST_GRAD_OUTPUTS)
-    first = call.tensor(MORE_GRAD_OUTPUTS[0].name)
     is_used_here_alone = len(dy.users) == 1 and graphs.last_view(total) is dy
-    if len(terms) == 1 or first is not None or not is_used_here_alone:
+    if len(terms) == 1 or not is_used_here_alone:
         return call, 0
     sources = [graphs.below_views(term) for term in terms]
     casts = [source for source in sources if source.target is graphs.CONVERSION]
@@ -214,24 +152,13 @@ def _terms(node: Node, most: int) -> list[Node]:
     return [*_terms(before, most - 1), last]
 
 
-def _without_cast(call: _Call) -> tuple[_Call, bool]:
+def _without_cast(call: Call) -> tuple[Call, bool]:
     """The backward takes what was widened as it was before: the kernel widens it."""
-    dy, x = call.tensor(GRAD_OUTPUT.name), call.tensor(call.gradients.op.data.name)
-    assert dy is not None
-    assert x is not None
-    cast = graphs.below_views(dy)
-    if cast.target is not graphs.CONVERSION or call.tensor(MORE_GRAD_OUTPUTS[0].name) is not None:
+    if call.tensor(MORE_GRAD_OUTPUTS[0].name) is not None:
         return call, False
-    source = cast.args[0]
-    narrow, wide = graphs.value(source), graphs.value(cast)
-    assert isinstance(source, Node)
-    if (
-        narrow is None
-        or wide is None
-        or _WIDENED.get(narrow.dtype) != wide.dtype
-        or x.meta["val"].dtype != wide.dtype
-        or not graphs.is_dense(narrow)
-    ):
+    dy, x = call.grad_output, call.data
+    source = graphs.before_widening(dy)
+    if source is None or x.meta["val"].dtype not in (source.meta["val"].dtype, torch.float32):
         return call, False
     graph = call.node.graph
     with graph.inserting_before(call.node):
@@ -241,10 +168,11 @@ def _without_cast(call: _Call) -> tuple[_Call, bool]:
     return changed, True
 
 
-def _with_addition(call: _Call) -> bool:
+def _with_addition(call: Call) -> bool:
     """Adds the gradient of the input to another in the kernel, if all that it does is that."""
+    name = GRAD_RESIDUAL.name
     dx = graphs.results(call.node).get(0, ())
-    if len(dx) != 1 or call.tensor("grad_residual") is not None:
+    if len(dx) != 1 or not call.takes(name) or call.tensor(name) is not None:
         return False
     last = graphs.last_view(dx[0])
     addition = next(iter(last.users), None)
@@ -258,11 +186,10 @@ def _with_addition(call: _Call) -> bool:
     assert isinstance(skip, Node)
     if graphs.depends(skip, call.node):
         return False
-    graph, x = call.node.graph, call.tensor(call.gradients.op.data.name)
-    assert x is not None
-    with graph.inserting_before(addition):
-        residual = graphs.like(graph, skip, x)
-    call.with_tensors({"grad_residual": residual})
+    graph = call.node.graph
+    with graph.inserting_before(call.node):
+        residual = graphs.like(graph, skip, call.data)
+    call.with_tensors({name: residual})
     addition.replace_all_uses_with(last)
     graph.erase_node(addition)
     return True

@@ -11,13 +11,14 @@ from torch.fx import Graph, Node
 
 from iree_lnbwd.ops.operands import RESIDUAL, RESIDUAL_OUTPUT, names
 from iree_lnbwd.torch.inductor import backwards, graphs
-from iree_lnbwd.torch.operator_table import BY_ATEN, NORMS, Norm, operator
+from iree_lnbwd.torch.operator_table import ALL_NORMS, BY_ATEN, NORMS, Norm, operator
 
 # Measured on an H200: inductor's kernels run at the speed of a copy up to there, and ours beyond.
 _LEAST_COLUMNS_OF_OURS = 16384
 
-_NORMS = {norm.operator: norm for norm in NORMS}
-_SUMS_OF = {norm.op: norm for norm in NORMS if norm.takes_residual}
+_NORMS = {norm.operator: norm for norm in ALL_NORMS}
+_NARROW = {norm.operator: norm for norm in NORMS}
+_SUMS_OF = {(norm.op, norm.takes_sets): norm for norm in ALL_NORMS if norm.takes_residual}
 
 
 def lower(graph: Graph, decompositions: Callable[[], Any]) -> tuple[int, int]:
@@ -50,7 +51,7 @@ def lower_widened(graph: Graph, decompositions: Callable[[], Any]) -> int:
     """Takes the forwards of narrow rows apart that were cast, as `lower`; the number of them."""
     count = 0
     for node in list(graph.nodes):
-        norm = _NORMS.get(node.target)
+        norm = _NARROW.get(node.target)
         if norm is None or norm.takes_residual:
             continue
         given = graphs.arguments(node)
@@ -76,12 +77,13 @@ def _with_addition(node: Node, norm: Norm) -> bool:
     given = graphs.arguments(node)
     normalized = given["input"]
     addition = graphs.below_views(normalized)
-    if not graphs.is_addition(addition):
+    of_sum = _SUMS_OF.get((norm.op, norm.takes_sets))  # None of one with a gate
+    if of_sum is None or not graphs.is_addition(addition):
         return False
     others = [each for each in node.all_input_nodes if each is not normalized]
     if any(graphs.depends(each, addition) for each in others):
         return False
-    graph, of_sum = node.graph, _SUMS_OF[norm.op]
+    graph = node.graph
     with graph.inserting_before(node):
         terms = [graphs.like(graph, term, normalized) for term in addition.args]
     given["input"], residual = terms

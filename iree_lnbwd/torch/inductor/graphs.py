@@ -15,6 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_arg
 
+from iree_lnbwd.torch import supported
+
 _ATEN = torch.ops.aten
 # What a call's operators inherit: where it is in the model, and if a checkpoint recomputes it.
 _OF_A_CALL = ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", "recompute",
@@ -42,9 +44,19 @@ def call(graph: Graph, operator: Callable[..., Any], *given: Any) -> Node:
     node = graph.call_function(operator, given)
     values = map_arg(given, lambda each: each.meta["val"])
     mode = detect_fake_mode(values)
-    with mode or nullcontext():
+    # The caller's autograd and autocast are no part of the graph.
+    with mode or nullcontext(), torch.no_grad(), torch._C._DisableAutocast():
         node.meta["val"] = operator(*values)
     return node
+
+
+def stand_for(node: Node, old: Node) -> None:
+    """Lets a call of several results stand in the place of another, which is erased."""
+    node.meta.update({name: old.meta[name] for name in _OF_A_CALL if name in old.meta})
+    for taker in list(old.users):
+        taker.replace_input_with(old, node)
+        taker.meta["val"] = node.meta["val"][taker.args[1]]
+    node.graph.erase_node(old)
 
 
 def take_apart(node: Node, compute: Callable[..., Any], decompositions: Callable[[], Any]) -> None:
@@ -87,8 +99,13 @@ def like(graph: Graph, node: Node, other: Node) -> Node:
 
 def have_one_shape(one: Tensor, other: Tensor) -> bool:
     """Whether two shapes are known to be the same."""
-    return len(one.shape) == len(other.shape) and statically_known_true(
-        sym_eq(tuple(one.shape), tuple(other.shape))
+    return has_shape(one, other.shape)
+
+
+def has_shape(tensor: Tensor, shape: Sequence[Any]) -> bool:
+    """Whether a tensor's shape is known to be this."""
+    return len(tensor.shape) == len(shape) and statically_known_true(
+        sym_eq(tuple(tensor.shape), tuple(shape))
     )
 
 
@@ -111,6 +128,17 @@ def is_widened(node: Node) -> bool:
         return False
     before, after = value(cast.args[0]), value(cast)
     return before is not None and after is not None and before.itemsize < after.itemsize
+
+
+def before_widening(node: Node) -> Node | None:
+    """A dense tensor in half precision that a node, but for views, is a cast of to f32."""
+    cast = below_views(node)
+    source = cast.args[0] if cast.target is CONVERSION else None
+    before, after = value(source), value(cast)
+    if before is None or after is None or not is_dense(before):
+        return None
+    is_one = before.dtype in supported.HALF and after.dtype == torch.float32
+    return source if is_one and isinstance(source, Node) else None
 
 
 def last_view(node: Node) -> Node:
@@ -141,6 +169,14 @@ def is_addition(node: object) -> bool:
         and is_dense(term)
         for term in terms
     )
+
+
+def users_below_views(node: Node) -> list[Node]:
+    """What uses a node, or views of it that have all elements in the same order."""
+    found: list[Node] = []
+    for user in node.users:
+        found += users_below_views(user) if user.target in _VIEWS else [user]
+    return found
 
 
 def is_in_memory(node: Node) -> bool:

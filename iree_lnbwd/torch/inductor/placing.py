@@ -15,7 +15,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph
 
-from iree_lnbwd.torch.inductor import backwards, forwards, pytorchs
+from iree_lnbwd.torch.inductor import backwards, forwards, modulations, pytorchs, widened
 from iree_lnbwd.torch.inductor.state import STATE, Folded
 from iree_lnbwd.version import __version__
 
@@ -47,13 +47,15 @@ class _OurPass(CustomGraphPass):
         return f"{__name__}.{self._name}"
 
 
-def _narrow(graph: Graph) -> Folded:
-    """Norms of narrow rows that were widened, of a whole step.
+def _step(graph: Graph) -> Folded:
+    """Norms of rows that were widened, and norms whose output is scaled, of a whole step.
 
-    That is before inductor decides what a backward keeps: now it can keep them as they were.
+    That is before inductor decides what a backward keeps: now it can keep rows as they were.
     """
     apart = forwards.lower_widened(graph, select_decomp_table)
-    return Folded(forwards=apart, backwards=backwards.lower_widened(graph, select_decomp_table))
+    narrow = backwards.lower_widened(graph, select_decomp_table)
+    scales = modulations.fold(graph)
+    return Folded(forwards=apart, casts=widened.fold(graph), backwards=narrow, scales=scales)
 
 
 def _all(graph: Graph) -> Folded:
@@ -64,7 +66,7 @@ def _all(graph: Graph) -> Folded:
     return Folded(apart, summed + added, cast, narrow)
 
 
-JOINT_PASS, PASS = _OurPass("JOINT_PASS", _narrow), _OurPass("PASS", _all)
+JOINT_PASS, PASS = _OurPass("JOINT_PASS", _step), _OurPass("PASS", _all)
 _PLACES = MappingProxyType(
     {"joint_custom_pre_pass": JOINT_PASS, "post_grad_custom_post_pass": PASS}
 )

@@ -12,7 +12,8 @@ from torch._inductor import decomposition, lowering
 from iree_lnbwd.ops.operands import Op
 from iree_lnbwd.torch import supported
 from iree_lnbwd.torch.inductor import graphs
-from iree_lnbwd.torch.inductor.backwards import PYTORCHS, is_narrow
+from iree_lnbwd.torch.inductor.backwards import is_narrow
+from iree_lnbwd.torch.inductor.calls import PYTORCHS
 from iree_lnbwd.torch.override_places import is_in_place
 
 

@@ -15,12 +15,14 @@ class Folded(NamedTuple):
         additions: That went into a kernel of ours.
         casts: That went into a kernel of ours.
         backwards: Of narrow rows, that became inductor's own code.
+        scales: Of outputs, that became weights of a backward of ours.
     """
 
     forwards: int = 0
     additions: int = 0
     casts: int = 0
     backwards: int = 0
+    scales: int = 0
 
 
 class _State:

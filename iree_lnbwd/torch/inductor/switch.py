@@ -45,7 +45,10 @@ def use_inductor_pass(on: bool = True) -> None:
     a skip connection's gradient, and a cast of the gradient that arrives, into our backwards. The
     backwards of PyTorch's own norms are treated alike under `enable`.
 
-    It is inductor's ``post_grad_custom_post_pass``, and ``joint_custom_pre_pass`` for narrow rows,
+    Rows that were cast to f32 are read as they were before, and scales of a norm's output become
+    weights of its backward.
+
+    It is inductor's ``post_grad_custom_post_pass``, and ``joint_custom_pre_pass`` for these two,
     after the passes that are there already. If another takes its place later, `status` says so, and
     `enable`, `replace_norms` and new modules put it back, after that one. Compiled graphs stay as
     they are.
