@@ -116,6 +116,9 @@ hal.executable.source private @few_rows {
   }
   builtin.module {
     // From ir/math/.
+    // with strides: func.func private @row_of_dy(!dy_rows, index) -> !dy_rows
+    // with strides: func.func private @row_of_x(!x_rows, index) -> !x_rows
+    // with strides: func.func private @row_of_residual(!residual_rows, index) -> !residual_rows
     func.func private @widen_of_dy_cells(!dy_cells) -> !cells
     func.func private @round_apart_of_dy_sum_cells(!cells) -> !dy_sum_cells
     func.func private @widen_of_dy_sum_cells(!dy_sum_cells) -> !cells
@@ -145,6 +148,7 @@ hal.executable.source private @few_rows {
     func.func private @round_of_gamma(!cell) -> !gamma_cell
     func.func private @round_of_beta(!cell) -> !beta_cell
     // With a gate:
+    // with strides: func.func private @row_of_z(!z_rows, index) -> !z_rows
     func.func private @widen_of_z_cells(!z_cells) -> !cells
     func.func private @silu_of_cells(!cells) -> (!cells, !cells)
     func.func private @gated_input_of_cells(!cells, !cells) -> !cells
@@ -268,6 +272,11 @@ hal.executable.source private @few_rows {
           scf.yield %zeros : !cells
         }
         %sums:2 = scf.for %row = %slice to %m step %slices iter_args(%dgamma_sum = %zeros, %dbeta_sum = %zeros) -> (!cells, !cells) {
+          // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_rows, index) -> !dy_rows
+          // with strides: %dy2_strided = func.call @row_of_dy(%dy2, %row) : (!dy_rows, index) -> !dy_rows
+          // with strides: %dy3_strided = func.call @row_of_dy(%dy3, %row) : (!dy_rows, index) -> !dy_rows
+          // with strides: %dy4_strided = func.call @row_of_dy(%dy4, %row) : (!dy_rows, index) -> !dy_rows
+          // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
           %dy_row = vector.load %dy[%row, %column_in] : !dy_rows, !dy_cells
           %x_row = vector.load %x[%row, %column_in] : !x_rows, !x_cells
           %mean_row = memref.load %mean[%row] : !acc_column
@@ -281,6 +290,7 @@ hal.executable.source private @few_rows {
           %dya = func.call @plus_dy_cells(%dya_3, %dy4_row, %has_dy4) : (!cells, !dy_cells, i1) -> !cells
           %xa = func.call @widen_of_x_cells(%x_row) : (!x_cells) -> !cells
           // With a gate:
+          // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
           %z_row = vector.load %z[%row, %column_in] : !z_rows, !z_cells
           %za = func.call @widen_of_z_cells(%z_row) : (!z_cells) -> !cells
           %silu, %slope = func.call @silu_of_cells(%za) : (!cells) -> (!cells, !cells)
@@ -346,6 +356,13 @@ hal.executable.source private @few_rows {
         %zeros = arith.constant dense<0.0> : !few_chunk
         %zero_pair = arith.constant dense<0.0> : !sum_pair
         %row = arith.subi %workgroup, %tiles : index
+        // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_rows, index) -> !dy_rows
+        // with strides: %dy2_strided = func.call @row_of_dy(%dy2, %row) : (!dy_rows, index) -> !dy_rows
+        // with strides: %dy3_strided = func.call @row_of_dy(%dy3, %row) : (!dy_rows, index) -> !dy_rows
+        // with strides: %dy4_strided = func.call @row_of_dy(%dy4, %row) : (!dy_rows, index) -> !dy_rows
+        // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
+        // with strides: %dresidual_strided = func.call @row_of_residual(%dresidual, %row) : (!residual_rows, index) -> !residual_rows
+        // with strides: %dx_strided = func.call @row_of_x(%dx, %row) : (!x_rows, index) -> !x_rows
         %mean_row = memref.load %mean[%row] : !acc_column
         %rstd_row = memref.load %rstd[%row] : !acc_column
 
@@ -357,6 +374,8 @@ hal.executable.source private @few_rows {
         %beta_read = memref.alloca() : !few_beta
         %residual_read = memref.alloca() : !few_residual
         // With a gate:
+        // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
+        // with strides: %dz_strided = func.call @row_of_z(%dz, %row) : (!z_rows, index) -> !z_rows
         %z_read = memref.alloca() : !few_z
         // End of the gate.
         scf.for %k = %c0 to %chunks step %c1 {

@@ -101,6 +101,9 @@ hal.executable.source private @normalize {
     func.func private @set_ieee_rules() -> i256
     func.func private @restore_rules(i256)
     // with sets: func.func private @row_set(index, index, index) -> index
+    // with strides: func.func private @row_of_x(!x_rows, index) -> !x_rows
+    // with strides: func.func private @row_of_residual(!residual_rows, index) -> !residual_rows
+    // with strides: func.func private @row_of_y(!y_rows, index) -> !y_rows
     func.func private @widen_of_x(!x_chunk) -> !chunk
     func.func private @widen_of_residual(!residual_chunk) -> !chunk
     func.func private @widen_of_gamma(!gamma_chunk) -> !chunk
@@ -111,6 +114,7 @@ hal.executable.source private @normalize {
     func.func private @round_of_y(!chunk) -> !y_chunk
     func.func private @round_of_residual(!chunk) -> !residual_chunk
     // With a gate:
+    // with strides: func.func private @row_of_z(!z_rows, index) -> !z_rows
     func.func private @widen_of_z(!z_chunk) -> !chunk
     func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
     func.func private @gated_input(!chunk, !chunk) -> !chunk
@@ -120,6 +124,7 @@ hal.executable.source private @normalize {
     // Asks for the cache lines of a chunk ahead of their use. A processor that finds by itself what is
     // read next does not look beyond a page, and a row is about as long as one.
     func.func private @fetch_x(%rows: !x_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_x(%rows, %row) : (!x_rows, index) -> !x_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #x_line
@@ -131,6 +136,7 @@ hal.executable.source private @normalize {
     }
 
     func.func private @fetch_residual(%rows: !residual_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_residual(%rows, %row) : (!residual_rows, index) -> !residual_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #residual_line
@@ -143,6 +149,7 @@ hal.executable.source private @normalize {
 
     // With a gate:
     func.func private @fetch_z(%rows: !z_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_z(%rows, %row) : (!z_rows, index) -> !z_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #z_line
@@ -156,6 +163,7 @@ hal.executable.source private @normalize {
 
     // For lines that are stored to: they become this processor's own.
     func.func private @fetch_y(%rows: !y_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_y(%rows, %row) : (!y_rows, index) -> !y_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #y_line
@@ -230,6 +238,9 @@ hal.executable.source private @normalize {
             %col = arith.minui %chunk, %last_chunk : index
             %seen = arith.subi %chunk, %col : index
             %again = vector.create_mask %seen : !lanes
+            // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
+            // with strides: %residual_strided = func.call @row_of_residual(%residual, %row) : (!residual_rows, index) -> !residual_rows
+            // with strides: %s_strided = func.call @row_of_residual(%s, %row) : (!residual_rows, index) -> !residual_rows
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
             %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
             %sa = scf.if %adds_residual -> !chunk {
@@ -246,6 +257,7 @@ hal.executable.source private @normalize {
               scf.yield %xa : !chunk
             }
             // With a gate:
+            // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
             %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
             %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
             %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
@@ -279,6 +291,8 @@ hal.executable.source private @normalize {
               scf.if %fetches_y {
                 func.call @fetch_y(%y, %row, %col) : (!y_rows, index, index) -> ()
               }
+              // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
+              // with strides: %s_strided = func.call @row_of_residual(%s, %row) : (!residual_rows, index) -> !residual_rows
               %sa = scf.if %adds_residual -> !chunk {
                 %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
                 %rounded = func.call @widen_of_residual(%s_) : (!residual_chunk) -> !chunk
@@ -289,6 +303,7 @@ hal.executable.source private @normalize {
                 scf.yield %xa : !chunk
               }
               // With a gate:
+              // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
               %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
               %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
               %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
@@ -330,6 +345,9 @@ hal.executable.source private @normalize {
             scf.if %fetches_residual {
               func.call @fetch_residual(%residual, %next_row, %col) : (!residual_rows, index, index) -> ()
             }
+            // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
+            // with strides: %s_strided = func.call @row_of_residual(%s, %row) : (!residual_rows, index) -> !residual_rows
+            // with strides: %y_strided = func.call @row_of_y(%y, %row) : (!y_rows, index) -> !y_rows
             %sa = scf.if %adds_residual -> !chunk {
               %s_ = vector.load %s[%row, %col] : !residual_rows, !residual_chunk
               %rounded = func.call @widen_of_residual(%s_) : (!residual_chunk) -> !chunk
@@ -340,6 +358,7 @@ hal.executable.source private @normalize {
               scf.yield %xa : !chunk
             }
             // With a gate:
+            // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
             %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
             %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
             %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)

@@ -134,6 +134,9 @@ hal.executable.source private @rows {
     func.func private @restore_rules(i256)
     // with sets: func.func private @count_set_rows(index, index, index, index) -> index
     // with sets: func.func private @set_row(index, index, index, index) -> index
+    // with strides: func.func private @row_of_dy(!dy_rows, index) -> !dy_rows
+    // with strides: func.func private @row_of_x(!x_rows, index) -> !x_rows
+    // with strides: func.func private @row_of_residual(!residual_rows, index) -> !residual_rows
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
@@ -150,6 +153,7 @@ hal.executable.source private @rows {
     func.func private @dx_from_means(!chunk, !chunk, !acc, !acc, !acc) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
     // With a gate:
+    // with strides: func.func private @row_of_z(!z_rows, index) -> !z_rows
     func.func private @widen_of_z(!z_chunk) -> !chunk
     func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
     func.func private @gated_input(!chunk, !chunk) -> !chunk
@@ -210,6 +214,10 @@ hal.executable.source private @rows {
       %has_dy2 = arith.constant #has_dy2
       %has_dy3 = arith.constant #has_dy3
       %has_dy4 = arith.constant #has_dy4
+      // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_rows, index) -> !dy_rows
+      // with strides: %dy2_strided = func.call @row_of_dy(%dy2, %row) : (!dy_rows, index) -> !dy_rows
+      // with strides: %dy3_strided = func.call @row_of_dy(%dy3, %row) : (!dy_rows, index) -> !dy_rows
+      // with strides: %dy4_strided = func.call @row_of_dy(%dy4, %row) : (!dy_rows, index) -> !dy_rows
       %dy_1 = vector.load %dy[%row, %col] : !dy_rows, !dy_chunk
       %dya_1 = func.call @widen_of_dy(%dy_1) : (!dy_chunk) -> !chunk
       %dy_2 = vector.load %dy2[%row, %col] : !dy_rows, !dy_chunk
@@ -224,6 +232,7 @@ hal.executable.source private @rows {
     // Asks for the cache lines of a chunk ahead of their use. A processor that finds by itself what is
     // read next does not look beyond a page, and a row is about as long as one.
     func.func private @fetch_dy(%rows: !dy_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_dy(%rows, %row) : (!dy_rows, index) -> !dy_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #dy_line
@@ -235,6 +244,7 @@ hal.executable.source private @rows {
     }
 
     func.func private @fetch_x(%rows: !x_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_x(%rows, %row) : (!x_rows, index) -> !x_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #x_line
@@ -246,6 +256,7 @@ hal.executable.source private @rows {
     }
 
     func.func private @fetch_residual(%rows: !residual_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_residual(%rows, %row) : (!residual_rows, index) -> !residual_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #residual_line
@@ -258,6 +269,7 @@ hal.executable.source private @rows {
 
     // With a gate:
     func.func private @fetch_z(%rows: !z_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_z(%rows, %row) : (!z_rows, index) -> !z_rows
       %c0 = arith.constant 0 : index
       %v = arith.constant #vector
       %line = arith.constant #z_line
@@ -370,10 +382,12 @@ hal.executable.source private @rows {
                 %col = arith.minui %chunk, %last_chunk : index
                 %seen = arith.subi %chunk, %col : index
                 %again = vector.create_mask %seen : !lanes
+                // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
                 %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
                 %dya = func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col) : (!dy_rows, !dy_rows, !dy_rows, !dy_rows, index, index) -> !chunk
                 %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
                 // With a gate:
+                // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
                 %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
                 %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
                 %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)
@@ -456,12 +470,17 @@ hal.executable.source private @rows {
             scf.if %fetches_residual {
               func.call @fetch_residual(%dresidual, %next_row, %col) : (!residual_rows, index, index) -> ()
             }
+            // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
+            // with strides: %dresidual_strided = func.call @row_of_residual(%dresidual, %row) : (!residual_rows, index) -> !residual_rows
+            // with strides: %dx_strided = func.call @row_of_x(%dx, %row) : (!x_rows, index) -> !x_rows
             %mean_row = memref.load %mean[%row] : !acc_column
             %rstd_row = memref.load %rstd[%row] : !acc_column
             %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
             %dya = func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col) : (!dy_rows, !dy_rows, !dy_rows, !dy_rows, index, index) -> !chunk
             %xa = func.call @widen_of_x(%x_) : (!x_chunk) -> !chunk
             // With a gate:
+            // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
+            // with strides: %dz_strided = func.call @row_of_z(%dz, %row) : (!z_rows, index) -> !z_rows
             %z_ = vector.load %z[%row, %col] : !z_rows, !z_chunk
             %za = func.call @widen_of_z(%z_) : (!z_chunk) -> !chunk
             %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)

@@ -19,9 +19,11 @@
 // Of an element in rows. LLVM takes the constant part of such an address into the load: a thread's chunks
 // have one address in registers.
 func.func private @address(%rows: !rows, %row: index, %column: index) -> !pointer {
-  %c1 = arith.constant 1 : index
-  %n = memref.dim %rows, %c1 : !rows
-  %before = arith.muli %row, %n : index
+  %c1 = arith.constant 1 : index  // without strides
+  %n = memref.dim %rows, %c1 : !rows  // without strides
+  %before = arith.muli %row, %n : index  // without strides
+  // with strides: %memory, %before, %sizes:2, %strides:2 = memref.extract_strided_metadata %rows
+  // with strides:     : !rows -> memref<!element, #hal.descriptor_type<storage_buffer>>, index, index, index, index, index
   %at = arith.addi %before, %column : index
   %at_i64 = arith.index_castui %at : index to i64
   %base = memref.extract_aligned_pointer_as_index %rows : !rows -> index

@@ -14,6 +14,7 @@ func.func private @address_of_it(!lines, index, index) -> !pointer
 
 // A chunk to rows, if it is to be stored.
 func.func private @store(%lines: !lines, %row: index, %part: index, %col: index, %stores: i1, %value: !narrow) {
+  // with strides: %lines_strided = func.call @row_of_it(%lines, %row) : (!lines, index) -> !lines
   scf.if %stores {
     %line, %in_line = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
     vector.store %value, %lines[%line, %in_line] : !lines, !narrow
@@ -24,6 +25,7 @@ func.func private @store(%lines: !lines, %row: index, %part: index, %col: index,
 // The same without a branch, for kernels with a gate on NVIDIA GPUs: these have two stores and reads of shared memory
 // for each chunk, and one chunk's would not begin before the branches of the last.
 func.func private @store_word(%lines: !lines, %row: index, %part: index, %col: index, %stores: i1, %value: !one_word) {
+  // with strides: %lines_strided = func.call @row_of_it(%lines, %row) : (!lines, index) -> !lines
   %line, %in_line = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
   %address = func.call @address_of_it(%lines, %line, %in_line) : (!lines, index, index) -> !pointer
   %words = vector.bitcast %value : !one_word to vector<1xi32>
@@ -34,6 +36,7 @@ func.func private @store_word(%lines: !lines, %row: index, %part: index, %col: i
 }
 
 func.func private @store_two_words(%lines: !lines, %row: index, %part: index, %col: index, %stores: i1, %value: !two_words) {
+  // with strides: %lines_strided = func.call @row_of_it(%lines, %row) : (!lines, index) -> !lines
   %line, %in_line = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
   %address = func.call @address_of_it(%lines, %line, %in_line) : (!lines, index, index) -> !pointer
   %words = vector.bitcast %value : !two_words to vector<2xi32>
@@ -44,6 +47,7 @@ func.func private @store_two_words(%lines: !lines, %row: index, %part: index, %c
 }
 
 func.func private @store_four_words(%lines: !lines, %row: index, %part: index, %col: index, %stores: i1, %value: !four_words) {
+  // with strides: %lines_strided = func.call @row_of_it(%lines, %row) : (!lines, index) -> !lines
   %line, %in_line = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
   %address = func.call @address_of_it(%lines, %line, %in_line) : (!lines, index, index) -> !pointer
   %words = vector.bitcast %value : !four_words to vector<4xi32>

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from iree_lnbwd.calls.modules import MODULES, Modules
+from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
-from iree_lnbwd.ops.arguments import Options, Results, bind_arrays, results_of
+from iree_lnbwd.ops.arguments import (
+    BoundCall,
+    Options,
+    Results,
+    bound_as_given,
+    densely,
+    results_of,
+)
+from iree_lnbwd.ops.layouts import in_place
 from iree_lnbwd.ops.operands import RSTD, names
 from iree_lnbwd.ops.sets import Sets
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.ops.strides import Strides
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.gpu_module import KnownCall
@@ -24,11 +35,13 @@ class HostCall(NamedTuple):
         norm: The module that computes it.
         rows: M, at least 1.
         sets: Those of the weight, where it has some.
+        strides: Those of the rows, where they do not follow each other.
     """
 
     norm: Norm
     rows: int
     sets: Sets | None = None
+    strides: Strides | None = None
 
 
 def call(
@@ -54,11 +67,13 @@ def call(
     data = given[arguments.index(op.data.name)]
     framework = interop.on_gpu(op.data.name, data)
     if framework is None:
-        bound = bind_arrays(interop.views(None, dict(zip(arguments, given, strict=True))), options)
+        views = interop.views(None, dict(zip(arguments, given, strict=True)))
+        bound = bound_as_given(views, options)
         if bound.spec is None:
             return results_of(op, {}), None
-        norm = load(bound.spec, uri or _HOST)
-        known_here = HostCall(norm, bound.rows, bound.sets) if bound.rows else None
+        norm, bound = _found(bound, uri or _HOST, load)
+        rows = bound.rows
+        known_here = HostCall(norm, rows, bound.sets, bound.strides) if rows else None
         return interop.from_numpy(norm.run(bound), like=data), known_here
     kind = framework.signature(arguments, given)
     # Where the statistics are given, eps is no option: calls with any are of one kind.
@@ -66,7 +81,7 @@ def call(
     key = (kind, options if has_eps else options._replace(eps=None), uri)
     if (known := known_kinds.get(key)) is None:
         views = interop.views(framework, dict(zip(arguments, given, strict=True)))
-        bound = bind_arrays(views, options)
+        bound = bound_as_given(views, options)
         if bound.spec is None:
             return results_of(op, {}), None
         where = DeviceUri.parse(bound.arrays[op.data.name].device)
@@ -74,6 +89,29 @@ def call(
             raise ValueError(
                 f"device: expected {where}, where {op.data.name} is, or None, got {uri}"
             )
-        norm = load(bound.spec, where)
+        norm, bound = _found(bound, where, load)
         known = known_kinds[key] = norm.learn(kind, framework, views, bound)
     return known.run(framework, given), known
+
+
+def _found(
+    bound: BoundCall, uri: DeviceUri, load: Callable[[NormSpec, DeviceUri], Norm]
+) -> tuple[Norm, BoundCall]:
+    """The module for a call, and the call as that takes it: rows where they lie, if it can be.
+
+    Without a module for strided rows, they are copied.
+
+    Args:
+        bound: As `bound_as_given` has it.
+        uri: The device.
+        load: Gives modules.
+    """
+    strided = in_place(bound)
+    if strided is not None and strided.spec is not None:
+        try:
+            return load(strided.spec, uri), strided
+        except (ArtifactError, CompileError):
+            pass
+    dense = densely(bound)
+    assert dense.spec is not None
+    return load(dense.spec, uri), dense

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+from iree_lnbwd.compiling import strided_rows
 from iree_lnbwd.ops.operands import (
     ADDED_BIAS,
     BIAS,
@@ -35,6 +36,7 @@ from iree_lnbwd.vmfb.counts import (
     RowCount,
     RowShare,
     Shares,
+    StridesNumber,
     least_busy,
 )
 from iree_lnbwd.vmfb.launches import KERNELS, LaunchPlans, Plan, PlannedLaunch
@@ -74,8 +76,14 @@ def launched(text: str, spec: NormSpec, plans: LaunchPlans) -> str:
         there = [spec.family.named(name).symbol for name in launches[kernel].bindings]
         return f"{before}{there.index(symbol) if symbol in there else 0}"
 
-    text = _EXECUTABLE.sub(lambda found: found[0] if found[1] in launches else "", text)
-    return _BINDING.sub(numbered, text)
+    def kept(executable: re.Match[str]) -> str:
+        launch = launches.get(executable[1])
+        if launch is None:
+            return ""
+        text = executable[0]
+        return strided_rows.found(text, spec, launch) if spec.strided_rows else text
+
+    return _BINDING.sub(numbered, _EXECUTABLE.sub(kept, text))
 
 
 def requirements(cpu_features: Sequence[str]) -> str:
@@ -112,9 +120,12 @@ def entry(
     """
     arguments = [f"%{_view(operand)}: {_VIEW}" for operand in _arguments(spec)]
     arguments += ["%rows_per_set_given: i64"] if spec.weight_sets else []
+    arguments += strided_rows.arguments(spec, _arguments(spec)) if spec.strided_rows else []
     types = ", ".join(_VIEW for _ in _results(spec))
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
     body = [*_constants(spec), *_checks(spec), *_sets(spec)]
+    if spec.strided_rows:
+        body += strided_rows.inverse()
     if spec.rows is None:
         body += [
             "%is_empty = arith.cmpi eq, %m, %c0 : index",
@@ -166,11 +177,12 @@ def _named(operand: Operand) -> str:
 
 def _constants(spec: NormSpec) -> list[str]:
     """The numbers that checks and counts need, M among them."""
-    m = (
-        f"%m = hal.buffer_view.dim<%{_view(spec.family.data)} : {_VIEW}>[0] : index"
-        if spec.rows is None
-        else f"%m = arith.constant {spec.rows} : index"
-    )
+    if spec.rows is not None:
+        m = f"%m = arith.constant {spec.rows} : index"
+    elif spec.strided_rows:
+        m = "%m = arith.index_cast %rows_given : i64 to index"
+    else:
+        m = f"%m = hal.buffer_view.dim<%{_view(spec.family.data)} : {_VIEW}>[0] : index"
     lines = ["%c0 = arith.constant 0 : index", f"%n = arith.constant {spec.columns} : index", m]
     if spec.weight_sets:
         lines.append(f"%g = hal.buffer_view.dim<%{_view(WEIGHT)} : {_VIEW}>[0] : index")
@@ -209,6 +221,9 @@ def _checks(spec: NormSpec) -> list[str]:
     data = spec.family.data
     for operand in sorted(_arguments(spec), key=lambda operand: operand is not data):
         shape = ", ".join(f"%{letter}" for letter in spec.kind_of(operand).value)
+        if spec.is_strided(operand):
+            shape = strided_rows.length(operand)
+            lines.append(f"{shape} = hal.buffer_view.dim<%{_view(operand)} : {_VIEW}>[0] : index")
         lines.append(
             f'hal.buffer_view.assert<%{_view(operand)} : {_VIEW}> message("{_named(operand)}")\n'
             f"      shape([{shape}]) type(%type_{operand.element.value}) encoding(%dense)"
@@ -219,6 +234,9 @@ def _checks(spec: NormSpec) -> list[str]:
             "%are_countable = arith.cmpi ule, %m, %most : index",
             f'cf.assert %are_countable, "{data.name}: expected at most {MOST_ROWS} rows"',
         ]
+    if spec.strided_rows:
+        named = {operand: _named(operand) for operand in _arguments(spec)}
+        lines += strided_rows.checks(spec, named)
     for operand in _inputs(spec):
         lines.append(
             f'%{operand.symbol} = hal.tensor.import %{_view(operand)} "{operand.name}" '
@@ -384,7 +402,11 @@ def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str]
     for launch in plan.kernels:
         constants = [f"%{launch.kernel}_{n}{suffix}" for n, _ in enumerate(launch.constants)]
         for name, count in zip(constants, launch.constants, strict=True):
-            if (index := shares.get(count)) is None:
+            if isinstance(count, StridesNumber):
+                index = strided_rows.symbol(count, spec)
+            elif (known := shares.get(count)) is not None:
+                index = known
+            else:
                 index = f"{name}_index"
                 lines.append(f"{index} = affine.min {_map(count)}()[%m]")
             lines.append(f"{name} = arith.index_cast {index} : index to i32")
@@ -399,7 +421,7 @@ def _dispatches(spec: NormSpec, plan: Plan, suffix: str = "") -> tuple[list[str]
             type_ = _sized(spec, operand, partials)
             unasked = operand.kind is Kind.CELLS and not spec.has(operand)
             is_written = operand == GRAD_INPUT and spec.wants_dx
-            if unasked and not is_written and spec.rows is None:
+            if unasked and not is_written and (spec.rows is None or spec.strided_rows):
                 type_ = f"{operand.alias}{{%c0}}"
             computed.append(type_)
             values[operand.name] = f"%{operand.symbol}{suffix}"
@@ -421,6 +443,9 @@ def _sized(spec: NormSpec, operand: Operand, partials: Mapping[str, str] | None 
     """
     if partials is not None and operand.name in partials:
         return f"{operand.alias}{{{partials[operand.name]}}}"
+    if spec.is_strided(operand):
+        length = strided_rows.length(operand) if spec.has(operand) else "%cells"
+        return f"{operand.alias}{{{length}}}"
     of_rows = operand.kind in (Kind.CELLS, Kind.ROWS) and spec.rows is None
     of_sets = spec.kind_of(operand) is Kind.SETS
     return operand.alias + ("{%m}" if of_rows else "{%g}" if of_sets else "")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from iree_lnbwd.compiling import host_program, linking, passages
+from iree_lnbwd.compiling import host_program, linking, passages, strided_rows
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import (
@@ -64,6 +64,7 @@ MATH = (
     "math/memory.mlir",
     "math/environment.mlir",
     "math/sets.mlir",
+    "math/rows.mlir",
 )
 # The parts of one pass that do not depend on the schedule.
 PARTS = ("thread", "numbers", "columns", "weights", "residual", "row_sums", "set_rows", "stores")
@@ -92,9 +93,6 @@ _HEADER = re.compile(
     re.DOTALL,
 )
 _END_OF_HEADER = "// End of what is replaced.\n"
-# Lines for specs whose weight has sets, and lines for the others.
-_WITH_SETS = re.compile(r"^( *)// with sets: (.*\n)", re.MULTILINE)
-_WITHOUT_SETS = re.compile(r"^(.*?) *// without sets\n", re.MULTILINE)
 # An alias of a file's own, with the comment above it. MLIR takes none inside a module.
 _ALIAS = re.compile(r"(?:^//.*\n)*^[#!]\w+ += .*\n(?:(?:  .*|[\])}>]+)\n)*", re.MULTILINE)
 # How many threads share a sum: of a row, or of a tile of few rows.
@@ -209,7 +207,7 @@ def module(
         typed = spec
     if spec.output_dtype is None:
         texts = {name: _OF_OUTPUT.sub(r"\1x", text) for name, text in texts.items()}
-    texts = {name: _with_or_without_sets(text, spec) for name, text in texts.items()}
+    texts = {name: _passages(text, spec) for name, text in texts.items()}
     aliases = _spec_aliases(typed)
     if spec.weight_sets and isinstance(schedule, WholeTensors):
         aliases |= _sets_of_rows_aliases(typed)
@@ -224,6 +222,8 @@ def module(
         texts = {
             name: _literals(name, text, spec, target, schedule) for name, text in texts.items()
         }
+    if spec.strided_rows:
+        aliases |= strided_rows.aliases(spec)
     if plans is not None:
         aliases |= host_program.export_aliases(spec, plans)
     title = _HEADER.split(next(iter(texts.values())))[0]
@@ -250,10 +250,10 @@ def module(
     return f"{header}\nmodule @{raw_interface.symbol(spec, target)} {{\n\n{text}\n\n}}\n"
 
 
-def _with_or_without_sets(text: str, spec: NormSpec) -> str:
-    """A file without the lines that are for specs of the other kind."""
-    with_sets, without = (r"\1\2", "") if spec.weight_sets else ("", r"\1\n")
-    return _WITHOUT_SETS.sub(without, _WITH_SETS.sub(with_sets, text))
+def _passages(text: str, spec: NormSpec) -> str:
+    """A file without what is for specs of other kinds."""
+    text = passages.with_sets(text, has_sets=spec.weight_sets)
+    return passages.with_strides(text, has_strides=spec.strided_rows)
 
 
 def _with_a_weight_of_each_row(name: str, text: str) -> str:

@@ -73,6 +73,7 @@ struct Call {
   std::shared_ptr<Graph> graph;  // of these launches, if there is one
   std::vector<HostLaunch> host_launches;  // in place of those above, on the CPU
   std::vector<std::shared_ptr<void>> libraries;  // which they are in
+  bool strided = false;  // rows are found by strides; else what is not dense is copied
 };
 
 // Numbers from Python.

@@ -55,6 +55,22 @@ inline std::vector<std::unique_ptr<const Op>>& ops() {
   return all;
 }
 
+// Where the rows of a call's arguments are, as ops/strides.py has it.
+struct Layout {
+  static constexpr int64_t kMostStride = (int64_t{1} << 31) - 1;
+  using Strides = std::array<int32_t, 2>;  // from run to run, and from row to row, in elements
+  static constexpr Strides kNone = {-1, -1};
+
+  int64_t inner_count = 0;  // rows of a run; 0 where no argument is used by its strides
+  std::array<Strides, kMostArguments> strides;
+
+  Layout() { strides.fill(kNone); }
+  bool has(size_t argument) const { return strides[argument] != kNone; }
+  bool operator==(const Layout& other) const {
+    return inner_count == other.inner_count && strides == other.strides;
+  }
+};
+
 // What calls have in common that launch the same kernels.
 struct Kind {
   static constexpr int8_t kAbsent = -1;
@@ -71,13 +87,14 @@ struct Kind {
   // The sets of a weight, and neighbouring rows that take one of them; 0 where there are no sets.
   int64_t sets;
   int64_t rows_per_set;
+  Layout layout;
 
   bool operator==(const Kind& other) const {
     return op == other.op && device == other.device && rows == other.rows &&
            columns == other.columns && types == other.types && mask == other.mask &&
            eps == other.eps && weight_offset == other.weight_offset &&
            output_type == other.output_type && sets == other.sets &&
-           rows_per_set == other.rows_per_set;
+           rows_per_set == other.rows_per_set && layout == other.layout;
   }
 };
 
@@ -87,9 +104,12 @@ struct HashOfKind {
                                  kind.types.size());
     const std::string_view mask(reinterpret_cast<const char*>(kind.mask.data()), kind.mask.size());
     const std::hash<std::string_view> of_bytes;
+    const auto& strides = kind.layout.strides;
+    const std::string_view layout(reinterpret_cast<const char*>(strides.data()),
+                                  kind.layout.inner_count ? sizeof(strides) : 0);
     return c10::get_hash(kind.op, kind.device, kind.rows, kind.columns, of_bytes(types),
                          of_bytes(mask), kind.eps, kind.weight_offset, kind.output_type, kind.sets,
-                         kind.rows_per_set);
+                         kind.rows_per_set, kind.layout.inner_count, of_bytes(layout));
   }
 };
 

@@ -2,9 +2,10 @@
 // where nothing is left to decide.
 //
 // Python decides, and checks. It describes the ops and the norms, sees the first call of each kind
-// (device, element types, shape, options) and tells `remember` what that call launches; later ones
-// launch it from here, on PyTorch's current stream. What is strided is copied. Whatever is unusual
-// (memory that was freed, misaligned elements) goes to Python each time.
+// (device, element types, shape, strides of rows, options) and tells `remember` what that call
+// launches; later ones launch it from here, on PyTorch's current stream. Rows with more than two
+// strides are copied. Whatever is unusual (memory that was freed, misaligned elements) goes to Python
+// each time.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -107,8 +108,8 @@ void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
               at::IntArrayRef normalized_shape, const c10::List<bool>& mask,
               std::optional<double> eps, double weight_offset,
               std::optional<at::ScalarType> output_dtype, std::optional<int64_t> rows_per_set,
-              at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
-              at::IntArrayRef launches, at::IntArrayRef graph) {
+              at::IntArrayRef strides, at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes,
+              at::IntArrayRef scratch, at::IntArrayRef launches, at::IntArrayRef graph) {
   const Op& described = op_of(op);
   TORCH_CHECK(tensors.size() == described.arguments.size(), "tensors: expected ",
               described.arguments.size(), " of ", described.name, ", got ", tensors.size());
@@ -124,7 +125,21 @@ void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
   };
   auto call = iree_lnbwd::call_of(numbers(driver), ones, scratch_bytes, numbers(scratch),
                                   numbers(launches), numbers(graph));
-  if (const auto kind = kind_of(described, given, options)) calls().add(*kind, std::move(call));
+  const auto kind = kind_of(described, given, options);
+  if (!kind) return;
+  if (!strides.empty()) {  // of all rows of a call, then of each argument
+    TORCH_CHECK(strides.size() == 1 + 2 * described.arguments.size(),
+                "strides: expected those of the arguments, got ", strides.size(), " numbers");
+    iree_lnbwd::Layout layout;
+    layout.inner_count = strides[0];
+    for (size_t i = 0; i < described.arguments.size(); ++i) {
+      layout.strides[i] = {static_cast<int32_t>(strides[1 + 2 * i]),
+                           static_cast<int32_t>(strides[2 + 2 * i])};
+    }
+    if (!(kind->layout == layout)) return;  // Python knows such calls by others
+    call.strided = true;
+  }
+  calls().add(*kind, std::move(call));
 }
 
 void forget() { calls().clear(); }
@@ -671,7 +686,8 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
       register_norm);
   library.def(
       "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "
-      "float weight_offset, ScalarType? output_dtype, int? rows_per_set, int[] driver, int ones, "
+      "float weight_offset, ScalarType? output_dtype, int? rows_per_set, int[] strides, "
+      "int[] driver, int ones, "
       "int scratch_bytes, int[] scratch, int[] launches, int[] graph) -> ()",
       remember);
   library.def("forget() -> ()", forget);

@@ -11,6 +11,7 @@
 #include <c10/core/SymIntArrayRef.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "torch_calls.h"
 
@@ -105,6 +106,83 @@ inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, at::Device devic
       at::kStrided, device, std::nullopt, std::nullopt);
 }
 
+inline bool has_rows_where_they_lie(const Operand& operand, const Tensor* tensor) {
+  return tensor && operand.is_read && operand.extent == Operand::Extent::cells;
+}
+
+// The stride of dimensions that one walks over; nothing if there is more than one.
+inline std::optional<int64_t> one_stride(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) {
+    if (strides[i] != sizes[i + 1] * strides[i + 1]) return std::nullopt;
+  }
+  return strides.empty() ? 0 : strides.back();
+}
+
+// The strides of a tensor's first dimensions that have more than one element; nothing if kernels
+// cannot use its rows where they lie: these are not dense, or begin where no access does.
+inline std::optional<c10::DimVector> strides_of_rows(const Tensor& tensor, size_t leading) {
+  if (!tensor.is_cpu() && address(tensor) % kAccessBytes != 0) return std::nullopt;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > leading;) {
+    if (sizes[i] > 1 && strides[i] != expected) return std::nullopt;
+    expected *= sizes[i];
+  }
+  c10::DimVector found;
+  for (size_t i = 0; i < leading; ++i) {
+    if (sizes[i] > 1) found.push_back(strides[i]);
+  }
+  return found;
+}
+
+// As `arranged` of ops/strides.py: Python's answer to a call of this kind has the same.
+inline Layout layout_of(const Op& op, const Given& given, at::IntArrayRef leading,
+                        int64_t columns) {
+  Layout best;
+  c10::SmallVector<size_t, kMostArguments> odd;
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    if (has_rows_where_they_lie(op.arguments[i], given[i]) && !given[i]->is_contiguous()) {
+      odd.push_back(i);
+    }
+  }
+  if (odd.empty()) return best;
+  c10::DimVector sizes;
+  for (int64_t size : leading) {
+    if (size > 1) sizes.push_back(size);
+  }
+  size_t most = 0;
+  for (size_t split = 0; split < std::max<size_t>(sizes.size(), 1); ++split) {
+    const auto outer = at::IntArrayRef(sizes).slice(0, split);
+    const auto inner = at::IntArrayRef(sizes).slice(split);
+    const int64_t count = c10::multiply_integers(inner);
+    if (split && count * columns > Layout::kMostStride) continue;
+    Layout found;
+    found.inner_count = split ? count : std::max<int64_t>(count, 2);
+    size_t used = 0;
+    for (size_t i : odd) {
+      const auto strides = strides_of_rows(*given[i], leading.size());
+      if (!strides) continue;
+      const auto of_outer = one_stride(outer, at::IntArrayRef(*strides).slice(0, split));
+      const auto of_inner = one_stride(inner, at::IntArrayRef(*strides).slice(split));
+      if (!of_outer || !of_inner) continue;
+      const int64_t size = given[i]->itemsize();
+      const int64_t multiple =
+          given[i]->is_cpu() ? 1 : std::gcd(kAccessBytes, columns * size) / size;
+      const auto fits = [&](int64_t stride) {
+        return stride <= Layout::kMostStride && stride % multiple == 0;
+      };
+      if (!fits(*of_outer) || !fits(*of_inner)) continue;
+      found.strides[i] = {static_cast<int32_t>(*of_outer), static_cast<int32_t>(*of_inner)};
+      ++used;
+    }
+    if (used > most) {
+      most = used;
+      best = found;
+    }
+  }
+  return best;
+}
+
 // What is known of a call from its arguments, if they belong together.
 inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Options& options) {
   const Tensor& data = *given[op.data];
@@ -133,7 +211,8 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
                options.weight_offset,
                options.output_type,
                options.rows_per_set ? parameters.front() : 0,
-               options.rows_per_set.value_or(0)};
+               options.rows_per_set.value_or(0),
+               {}};
   kind.types.fill(Kind::kAbsent);
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     if (!given[i]) continue;
@@ -165,6 +244,7 @@ inline std::optional<Kind> kind_of(const Op& op, const Given& given, const Optio
     kind.mask[masked] = options.mask[masked] && has_gradient;
     ++masked;
   }
+  kind.layout = layout_of(op, given, leading, columns);
   return kind;
 }
 
@@ -185,7 +265,8 @@ inline std::optional<Results> known(const Op& op, const Given& given, const Opti
   c10::SmallVector<Tensor, 2> copies;
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     if (!op.arguments[i].is_read) continue;
-    if (given[i] && !is_usable(*given[i])) {
+    const bool in_place = call->strided && kind->layout.has(i);
+    if (given[i] && !in_place && !is_usable(*given[i])) {
       pointers.push_back(address(copies.emplace_back(copy_of(*given[i]))));
       continue;
     }

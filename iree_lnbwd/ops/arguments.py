@@ -47,6 +47,7 @@ from iree_lnbwd.ops.spec import (
     check_number,
     check_output_mask,
 )
+from iree_lnbwd.ops.strides import Strides
 
 Array = npt.NDArray[Any]
 
@@ -60,8 +61,10 @@ class GpuArray:
         dtype: NumPy's name of the element type; another library's where NumPy has none.
         device: IREE device URI, e.g. "cuda://0".
         contiguous: Whether its values follow each other in its memory, the last dimension fastest.
-            If not, a call works on a copy.
+            If not, a call uses its strides, or works on a copy.
         writable: Whether its library lets others write to it.
+        strides: Of its dimensions, in elements; None where they are not known, or count for
+            nothing.
     """
 
     shape: tuple[int, ...]
@@ -69,6 +72,7 @@ class GpuArray:
     device: str
     contiguous: bool
     writable: bool = True
+    strides: tuple[int, ...] | None = None
 
     @property
     def ndim(self) -> int:
@@ -268,9 +272,11 @@ class BoundCall(NamedTuple):
         spec: With dynamic rows. None where the mask leaves nothing to compute.
         shape: Of ``input`` or ``output``; M rows and N columns in all.
         arrays: The arrays that are read, by ATen's name, C-contiguous, as [M, N], [M], [N], or
-            [G, N] of a weight with sets; all of them NumPy's, or all of them `GpuArray`.
+            [G, N] of a weight with sets; all of them NumPy's, or all of them `GpuArray`. Of a call
+            with strides, those of M rows are the memory from the first element to the last.
         has_bias: Whether the caller gave one, so that ``grad_bias`` has its element type.
         sets: Those of the weight; None if it has none.
+        strides: Where rows are; None if they follow each other.
     """
 
     spec: NormSpec | None
@@ -278,10 +284,13 @@ class BoundCall(NamedTuple):
     arrays: Mapping[str, Any]
     has_bias: bool
     sets: Sets | None = None
+    strides: Strides | None = None
 
     @property
     def rows(self) -> int:
         """M."""
+        if self.strides is not None:
+            return math.prod(self.shape) // self.strides.columns
         return int(next(iter(self.arrays.values())).shape[0])  # every op's first has M rows
 
     def shape_of(self, result: Operand) -> tuple[int, ...]:
@@ -395,6 +404,41 @@ def variant(op: Op, input: object, output: object, mean: object, rstd: object) -
 
 def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
     """As `bind`, with the options checked before."""
+    return densely(bound_as_given(given, options))
+
+
+def densely(call: BoundCall) -> BoundCall:
+    """A call of arrays as they were given, with its arrays as modules without strides take them."""
+    if call.spec is None:
+        return call
+    named, shapes = call.spec.family.named, flat_shapes(call)
+    return call._replace(
+        arrays={
+            name: as_dense(array, shapes[named(name).kind]) for name, array in call.arrays.items()
+        }
+    )
+
+
+def flat_shapes(call: BoundCall) -> dict[Kind, tuple[int, ...]]:
+    """The shapes of arrays as modules take them, of a call that computes something."""
+    assert call.spec is not None
+    columns = call.spec.columns
+    rows = math.prod(call.shape) // columns
+    return {
+        Kind.CELLS: (rows, columns),
+        Kind.ROWS: (rows,),
+        Kind.COLUMNS: (columns,) if call.sets is None else (call.sets.number, columns),
+    }
+
+
+def as_dense(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
+    """An array whose elements follow each other; a GPU's is copied later."""
+    dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
+    return dense.reshape(shape)
+
+
+def bound_as_given(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
+    """As `bind_arrays`, with the arrays as they were given."""
     op, dims, mask, offset, eps, output_dtype, rows_per_set = options
     data = op.data.name
     x = _array(data, given.get(data))
@@ -403,7 +447,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
             f"{data}: expected a shape that ends in normalized_shape {dims}, got {x.shape}"
         )
     leading = x.shape[: x.ndim - len(dims)]
-    rows, columns = math.prod(leading), math.prod(dims)
+    rows = math.prod(leading)
     if rows > MOST_ROWS:
         raise ValueError(f"{data}: expected at most {MOST_ROWS} rows, got {rows}")
     dtype = _dtype(data, x)
@@ -414,7 +458,6 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
 
     asks_grad_bias = op.asks_grad_bias(mask)
     shapes = ((x.shape,), (leading, (*leading, *(1,) * len(dims))), (columns_shape,))
-    flat = ((rows, columns), (rows,), (columns,) if sets is None else (sets.number, columns))
     arrays: dict[str, AnyArray] = {}
     types: dict[str, str | None] = {}
     mixed: list[tuple[str, str]] = []
@@ -437,8 +480,7 @@ def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> Bound
         elif found != dtype and (is_read or asks_grad_bias):
             mixed.append((name, found))
         if is_read:
-            dense = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
-            arrays[name] = dense.reshape(flat[kind])
+            arrays[name] = array
     _check_gradients(op, given, types)
     _check_place(data, given)
     if output_dtype is not None:

@@ -334,6 +334,8 @@ def _gated(op: Op, gate: Gate) -> Op:
 GATED = {gate: {op.name: _gated(op, gate) for op in OPS.values()} for gate in Gate}
 # Each op as callers may ask for it.
 VARIANTS = tuple(op for of in (OPS, FROM_OUTPUT, *GATED.values()) for op in of.values())
+# What has M rows of N columns in any of them.
+CELLS_NAMES = frozenset(row.name for op in VARIANTS for row in op.rows if row.kind is Kind.CELLS)
 
 
 @functools.cache  # an op is itself: there is one of each

@@ -15,6 +15,7 @@ import numpy as np
 from iree_lnbwd.errors import counted, shown
 from iree_lnbwd.ops.dtypes import DTYPES, unknown
 from iree_lnbwd.ops.operands import (
+    CELLS_NAMES,
     FROM_OUTPUT,
     GATED,
     GRAD_BIAS,
@@ -34,13 +35,14 @@ from iree_lnbwd.ops.operands import (
     with_own_output,
 )
 from iree_lnbwd.ops.sets import Sets
+from iree_lnbwd.ops.strides import Strides
 
 MOST_DIMENSIONS = 64  # NumPy's, and PyTorch's
 _BOOLS = (bool, np.bool_)
 MOST_ROWS = 2**31 - 2**20  # kernels count rows in 32 bits, and some steps past the end
 MOST_COLUMNS = 2**31 - 2**20
 # Fields that came later. Modules without them keep their text, which has the other fields.
-_LATER = ("output_dtype", "weight_sets", "gate", "gate_dtype")
+_LATER = ("output_dtype", "weight_sets", "gate", "gate_dtype", "strided_rows")
 # Backwards from the output divide by a weight of at least this magnitude, as apex's
 # memory-efficient norms do by default.
 LEAST_WEIGHT = 1e-5
@@ -53,7 +55,8 @@ class TensorType:
     Attributes:
         name: ATen's name of it.
         dtype: Element type, MLIR's name.
-        shape: As the module sees it; None is the dynamic number of rows M, or of sets G.
+        shape: As the module sees it; None is the dynamic number of rows M, or of sets G. Rows that
+            lie where a call says are in memory of one dimension.
         has_sets: Whether it is that of sets.
     """
 
@@ -62,8 +65,18 @@ class TensorType:
     shape: tuple[int | None, ...]
     has_sets: bool = False
 
-    def dims(self, rows: int, sets: Sets | None = None) -> tuple[int, ...]:
-        """The shape for M rows, and for a call's sets, where the weight has some."""
+    @property
+    def is_strided(self) -> bool:
+        """Whether its rows lie where a call says."""
+        return self.name in CELLS_NAMES and len(self.shape) == 1
+
+    def dims(
+        self, rows: int, sets: Sets | None = None, strides: Strides | None = None
+    ) -> tuple[int, ...]:
+        """The shape for M rows, and for a call's sets and strides, where the spec has some."""
+        if self.is_strided:
+            assert strides is not None, self.name
+            return (strides.extent(self.name, rows),)
         if self.has_sets:
             assert sets is not None, self.name
             rows = sets.number
@@ -118,6 +131,8 @@ class NormSpec:
             ``y = norm(x) * silu(z)``, or "before" it, ``y = norm(x * silu(z))``. None without one.
             A gated backward's ``output_mask`` ends with a bool for ``grad_gate``.
         gate_dtype: Of ``gate`` and ``grad_gate``; None means ``dtype``.
+        strided_rows: Whether rows lie where a call says: each array of M rows has two strides of
+            its own (`strides.Strides`). False means that rows follow each other.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.
@@ -142,6 +157,7 @@ class NormSpec:
     weight_sets: bool = False
     gate: str | None = None
     gate_dtype: str | None = None
+    strided_rows: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen; this is its constructor
@@ -174,6 +190,8 @@ class NormSpec:
         if not isinstance(self.weight_sets, bool):
             raise TypeError(f"weight_sets: expected a bool, got {shown(self.weight_sets)}")
         self._expect_weight_for("weight_sets", False)
+        if not isinstance(self.strided_rows, bool):
+            raise TypeError(f"strided_rows: expected a bool, got {shown(self.strided_rows)}")
         if abs(self.weight_offset) > (largest := DTYPES[self.acc_dtype].largest):
             raise ValueError(
                 f"weight_offset: expected at most {largest} of {self.acc_dtype}, got "
@@ -392,6 +410,10 @@ class NormSpec:
         has_sets = self.weight_sets and operand.kind is Kind.COLUMNS
         return Kind.SETS if has_sets else operand.kind
 
+    def is_strided(self, operand: Operand) -> bool:
+        """Whether an operand's rows lie where a call says."""
+        return self.strided_rows and operand.kind is Kind.CELLS
+
     @functools.cached_property
     def inputs(self) -> tuple[TensorType, ...]:
         """What a module reads, in order."""
@@ -412,8 +434,10 @@ class NormSpec:
             TensorType(
                 operand.name,
                 self.element_type(operand.element),
-                (kind := self.kind_of(operand)).shape(self.rows, self.columns),
-                kind is Kind.SETS,
+                (None,)
+                if self.is_strided(operand)
+                else self.kind_of(operand).shape(self.rows, self.columns),
+                self.kind_of(operand) is Kind.SETS,
             )
             for operand in operands
             if self.has(operand)
@@ -447,6 +471,8 @@ class NormSpec:
             parts.append(f"dys{self.grad_outputs}")
         if self.gate is not None:
             parts.append(f"gate{self.gate}{self.gate_dtype or ''}")
+        if self.strided_rows:
+            parts.append("strided")
         if self.weight_offset:
             parts.append(f"offset{self.weight_offset!r}")
         if self.output_mask != replace(self, output_mask=()).output_mask:

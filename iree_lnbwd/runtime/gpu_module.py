@@ -9,18 +9,27 @@ import functools
 import math
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from iree_lnbwd.hardware.devices import DeviceUri
-from iree_lnbwd.ops.arguments import BoundCall, GpuArray, Results, results_of, results_type
+from iree_lnbwd.ops.arguments import (
+    Array,
+    BoundCall,
+    GpuArray,
+    Results,
+    results_of,
+    results_type,
+)
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import Operand, names
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.ops.strides import Strides
+from iree_lnbwd.runtime.frameworks.dlpack import view_of
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
@@ -46,6 +55,11 @@ class KnownCall:
         results: Makes an array for each computed result, from the arguments of a call.
         sequence: The launches that it puts on a stream; None if IREE runs it.
         sets: Those of the weight, where it has some.
+        strides: Those of the rows, where they do not follow each other.
+        gaps: Arrays whose rows are used where they lie, by their place among those that it reads
+            and computes.
+        moved: The results that are computed elsewhere, because their storage is none for the
+            module.
     """
 
     module: GpuModule
@@ -57,6 +71,9 @@ class KnownCall:
     results: tuple[Callable[[Sequence[Any]], Any], ...]
     sequence: LaunchSequence | None
     sets: Sets | None = None
+    strides: Strides | None = None
+    gaps: Mapping[int, GpuArray] = field(default_factory=dict)
+    moved: tuple[int, ...] = ()
 
     def run(
         self, framework: Framework, given: Sequence[Any], out: Results | None = None
@@ -125,12 +142,19 @@ class GpuModule:
         )
         self._launching = threading.Lock()
 
-    def sequence(self, rows: int, sets: Sets | None = None) -> LaunchSequence | None:
+    def sequence(
+        self, rows: int, sets: Sets | None = None, strides: Strides | None = None
+    ) -> LaunchSequence | None:
         """The launches of a call with M >= 1 rows; None if IREE's device runs it."""
-        return None if self._streams is None else self._streams.sequence(rows, sets)
+        return None if self._streams is None else self._streams.sequence(rows, sets, strides)
 
     def known(
-        self, framework: Framework, views: Mapping[str, GpuArray | None], call: BoundCall
+        self,
+        framework: Framework,
+        views: Mapping[str, GpuArray | None],
+        call: BoundCall,
+        out: Mapping[str, GpuArray] | None = None,
+        moved: Collection[str] = (),
     ) -> KnownCall:
         """The kind of a bound call for this module's spec.
 
@@ -138,10 +162,15 @@ class GpuModule:
             framework: That of the arrays.
             views: The facts known about the arguments, by name.
             call: The call that they were bound to.
+            out: Those about the caller's storage, by the results' names.
+            moved: The results that are computed elsewhere, and then copied there.
         """
-        spec, rows, sets = self.spec, call.rows, call.sets
+        spec, rows, sets, strides = self.spec, call.rows, call.sets, call.strides
         arguments = names(spec.family.arguments)
         places = [arguments.index(given.name) for given in spec.inputs]
+        in_gaps = {} if strides is None else dict(strides.given)
+        all_views = {**views, **(out or {})}
+        used = [argument.name for argument in spec.arguments]
         return KnownCall(
             module=self,
             rows=rows,
@@ -153,7 +182,8 @@ class GpuModule:
                 if not call.arrays[given.name].contiguous
             ),
             sizes=tuple(
-                math.prod(argument.dims(rows, sets)) * DTYPES[argument.dtype].numpy.itemsize
+                math.prod(argument.dims(rows, sets, strides))
+                * DTYPES[argument.dtype].numpy.itemsize
                 for argument in spec.arguments
             ),
             results=tuple(
@@ -161,8 +191,15 @@ class GpuModule:
                 for result in spec.family.results
                 if spec.has(result)
             ),
-            sequence=self.sequence(rows, sets) if rows else None,
+            sequence=self.sequence(rows, sets, strides) if rows else None,
             sets=sets,
+            strides=strides,
+            gaps={
+                place: view
+                for place, name in enumerate(used)
+                if name in in_gaps and (view := all_views.get(name)) is not None
+            },
+            moved=tuple(place for place, result in enumerate(spec.results) if result.name in moved),
         )
 
     def run(
@@ -179,6 +216,11 @@ class GpuModule:
             if out is None
             else [getattr(out, result.name) for result in self.spec.results]
         )
+        storage = results
+        if known.moved:
+            results = list(results)
+            for place in known.moved:
+                results[place] = known.results[place](given)
         used = [*known.inputs(given), *results]
         if known.rows == 0:
             if out is not None:
@@ -217,7 +259,9 @@ class GpuModule:
         if framework.waits:
             self._driver.synchronize(queue)
         del keeper, scratch_keeper  # the kernels are queued, or done
-        return known.named(results)
+        for place in known.moved:
+            framework.assign(storage[place], results[place])
+        return known.named(storage)
 
     @functools.cached_property
     def _names(self) -> tuple[str, ...]:
@@ -228,8 +272,10 @@ class GpuModule:
     def _check_apart(self, addresses: Sequence[int], known: KnownCall) -> None:
         """Expects storage that shares memory with no other argument."""
         extents = [
-            Extent(name, address, size)
-            for name, address, size in zip(self._names, addresses, known.sizes, strict=True)
+            Extent(name, address, size, _gaps(address, known.gaps.get(place)))
+            for place, (name, address, size) in enumerate(
+                zip(self._names, addresses, known.sizes, strict=True)
+            )
         ]
         inputs = len(self.spec.inputs)
         check_apart(extents[:inputs], extents[inputs:])
@@ -250,6 +296,13 @@ class GpuModule:
                     f"bytes, got {came}"
                 )
             used[place] = framework.copy(name, used[place])
+
+
+def _gaps(address: int, view: GpuArray | None) -> Array | None:
+    """An array with gaps as NumPy's, which nobody reads."""
+    if view is None:
+        return None
+    return view_of(address, view.shape, view.strides, view.dtype, keeper=None)
 
 
 def _picking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

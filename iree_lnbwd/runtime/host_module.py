@@ -15,6 +15,7 @@ from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.ops.strides import Strides
 from iree_lnbwd.runtime.host_library import (
     ENVIRONMENT,
     PLAIN,
@@ -160,30 +161,33 @@ class HostModule:
 
         self._kept = functools.lru_cache(_SEQUENCES_KEPT)(self._made)
 
-    def sequence(self, rows: int, sets: Sets | None = None) -> HostSequence:
-        """The launches for M rows, M >= 1, and for a call's sets of weights."""
-        return self._kept(rows, sets)
+    def sequence(
+        self, rows: int, sets: Sets | None = None, strides: Strides | None = None
+    ) -> HostSequence:
+        """The launches for M rows, M >= 1, and for a call's sets of weights and strides."""
+        return self._kept(rows, sets, strides)
 
-    def _made(self, rows: int, sets: Sets | None) -> HostSequence:
+    def _made(self, rows: int, sets: Sets | None, strides: Strides | None) -> HostSequence:
+        count = functools.partial(count_of, rows=rows, sets=sets, strides=strides)
         plan = self._launches.of(rows)
         sizes = {
-            argument.name: math.prod(argument.dims(rows, sets))
+            argument.name: math.prod(argument.dims(rows, sets, strides))
             * DTYPES[argument.dtype].numpy.itemsize
             for argument in self.spec.arguments
         }
         starts, end = [], 0
         for piece in plan.scratch:
             starts.append(end)
-            sizes[piece.name] = piece.bytes * count_of(piece.count, rows, sets)
+            sizes[piece.name] = piece.bytes * count(piece.count)
             end += -(-sizes[piece.name] // _SCRATCH_BYTES) * _SCRATCH_BYTES
         launches = []
         for planned in plan.kernels:
-            x, y, z = (count_of(count, rows, sets) for count in planned.workgroups)
+            x, y, z = map(count, planned.workgroups)
             launches.append(
                 HostLaunch(
                     self._libraries.kernels[planned.kernel].function,
                     (x, y, z),
-                    tuple(count_of(count, rows, sets) for count in planned.constants),
+                    tuple(map(count, planned.constants)),
                     planned.bindings,
                     tuple(sizes[name] for name in planned.bindings),
                 )

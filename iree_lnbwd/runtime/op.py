@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from iree_lnbwd import notices
 from iree_lnbwd.errors import DeviceError, counted
 from iree_lnbwd.hardware.devices import DeviceUri
+from iree_lnbwd.ops import layouts
 from iree_lnbwd.ops.arguments import (
     Array,
     BoundCall,
+    GpuArray,
     Options,
     Results,
-    bind_arrays,
+    bound_as_given,
+    densely,
     results_of,
     results_type,
     variant_of,
 )
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import GATE, GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, names
+from iree_lnbwd.ops.operands import GATE, GRAD_RESIDUAL, OPS, RESIDUAL, Access, Element, Kind, names
 from iree_lnbwd.ops.sets import Sets, check_rows_per_set
-from iree_lnbwd.ops.spec import check_number, check_output_mask
+from iree_lnbwd.ops.spec import TensorType, check_number, check_output_mask
+from iree_lnbwd.ops.strides import Strides
 from iree_lnbwd.runtime import storage
 from iree_lnbwd.runtime.frameworks import interop
 from iree_lnbwd.runtime.frameworks.framework import Framework
@@ -31,10 +37,10 @@ from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.runtime.host_library import UnservedError
 from iree_lnbwd.runtime.host_module import HostModule, HostSequence, address_of
 from iree_lnbwd.runtime.iree_module import IreeModule, aligned_empty
-from iree_lnbwd.runtime.stream_module import ACCESS_BYTES, LaunchSequence
+from iree_lnbwd.runtime.stream_module import LaunchSequence
 from iree_lnbwd.schedules import host_alignment
 from iree_lnbwd.vmfb.description import OpenedModule
-from iree_lnbwd.vmfb.raw_interface import storage_name
+from iree_lnbwd.vmfb.raw_interface import storage_name, values_of
 
 _log = logging.getLogger(__name__)
 _MOST_SMALL = 1 << 17  # elements: more are worth waking threads
@@ -70,7 +76,9 @@ class Norm:
         self.target = described.target.name
         self.device = device
         self._on_streams = described.launches is not None and device.backend != "cpu"
-        self.alignment = ACCESS_BYTES if self._on_streams else host_alignment(described.schedule)
+        self.alignment = (
+            layouts.ACCESS_BYTES if self._on_streams else host_alignment(described.schedule)
+        )
         self._module = module
         family = self.spec.family
         self._arguments = names(family.arguments)
@@ -167,21 +175,75 @@ class Norm:
             known = self._known.get(kind)
             if known is None:
                 views = self._views(framework, given)
-                known = self.learn(kind, framework, views, self._bind(views, run), own)
+                known = self._learnt(kind, framework, views, self._bind(views, run), own)
             return known.run(framework, given, own)
-        call = self._bind(self._views(None, given), run)
+        unplaced = self._bind(self._views(None, given), run)
         if own is None:
-            return interop.from_numpy(self.run(call), like=data)
-        arrays = storage.checked(None, own, self.spec, self._shapes(call), str(self.device))
+            return interop.from_numpy(self.run(self._placed(unplaced)[0]), like=data)
+        arrays = storage.checked(None, own, self.spec, self._shapes(unplaced), str(self.device))
+        call, moved = self._placed(unplaced, arrays)
         storage.check_apart(
-            [storage.extent(given.name, call.arrays[given.name]) for given in self.spec.inputs],
+            [storage.extent(name, unplaced.arrays[name]) for name in self._read],
             [
                 storage.extent(storage_name(r.name), getattr(arrays, r.name))
                 for r in self.spec.results
             ],
         )
-        self.run(call, arrays)
+        new = {name: np.empty_like(getattr(arrays, name), order="C") for name in moved}
+        self.run(call, arrays._replace(**new))
+        for name, array in new.items():
+            np.copyto(getattr(arrays, name), array)
         return own
+
+    def _placed(
+        self, call: BoundCall, out: Results | None = None
+    ) -> tuple[BoundCall, Sequence[str]]:
+        """A call with its arrays as this module takes them.
+
+        Args:
+            call: As `bound_as_given` has it.
+            out: The caller's storage, if any.
+
+        Returns:
+            Also the results whose storage this module cannot write to.
+        """
+        named = {} if out is None else {r.name: getattr(out, r.name) for r in self._results}
+        strided = [name for name, array in named.items() if not layouts.is_dense(array)]
+        if self.spec.strided_rows:
+            cells = {r.name: named[r.name] for r in self._results if r.kind is Kind.CELLS and named}
+            if (strides := layouts.strides_of(call, cells)) is not None:
+                return layouts.placed(call, strides), ()
+            call = layouts.placed(call)
+        else:
+            call = densely(call)
+        return call, strided
+
+    def _learnt(
+        self,
+        kind: Hashable,
+        framework: Framework,
+        views: Mapping[str, Any],
+        unplaced: BoundCall,
+        out: Results | None,
+    ) -> KnownCall:
+        """As `learn`, of arrays as they were given, and of the caller's storage, if any."""
+        self._expect_here(unplaced)
+        if out is None:
+            return self.learn(kind, framework, views, self._placed(unplaced)[0])
+        arrays = storage.checked(
+            framework, out, self.spec, self._shapes(unplaced), str(self.device)
+        )
+        call, moved = self._placed(unplaced, arrays)
+        there = {r.name: getattr(arrays, r.name) for r in self.spec.results}
+        return self.learn(kind, framework, views, call, there, moved)
+
+    def _expect_here(self, call: BoundCall) -> None:
+        """Expects a call of arrays on this module's GPU."""
+        where = call.arrays[self._data].device
+        if where != str(self.device):
+            raise ValueError(
+                f"{self._data}: this module is on {self.device}, got an array on {where}"
+            )
 
     def learn(
         self,
@@ -189,7 +251,8 @@ class Norm:
         framework: Framework,
         views: Mapping[str, Any],
         call: BoundCall,
-        out: Results | None = None,
+        out: Mapping[str, GpuArray] | None = None,
+        moved: Collection[str] = (),
     ) -> KnownCall:
         """The kind of a call on a GPU's arrays; a new kind is remembered.
 
@@ -198,7 +261,8 @@ class Norm:
             framework: That of the arrays.
             views: The facts known about the arguments, by name.
             call: The call that they were bound to, for this spec.
-            out: The caller's storage for the results, if any.
+            out: Those about the caller's storage, if any, by the results' names.
+            moved: The results that are computed elsewhere first.
 
         Raises:
             TypeError, ValueError: Naming the array, what came and what was expected.
@@ -206,14 +270,8 @@ class Norm:
         """
         if (known := self._known.get(kind)) is not None:
             return known
-        where = call.arrays[self._data].device
-        if where != str(self.device):
-            raise ValueError(
-                f"{self._data}: this module is on {self.device}, got an array on {where}"
-            )
-        if out is not None:
-            storage.checked(framework, out, self.spec, self._shapes(call), str(self.device))
-        known = self._gpu.known(framework, views, call)
+        self._expect_here(call)
+        known = self._gpu.known(framework, views, call, out, moved)
         if len(self._known) >= _KINDS_KEPT:
             self._known.clear()
         self._known[kind] = known
@@ -234,20 +292,25 @@ class Norm:
             raise DeviceError(f"device: {self.spec.name} has no launches on {self.device}")
         return sequence
 
-    def on_host(self, rows: int, sets: Sets | None = None) -> HostSequence | None:
+    def on_host(
+        self, rows: int, sets: Sets | None = None, strides: Strides | None = None
+    ) -> HostSequence | None:
         """The launches of a call with M >= 1 rows, for callers who have threads of the CPU for it.
 
         Args:
             rows: M.
             sets: Those of the weight, where it has some.
+            strides: Those of the rows, where the spec has some.
 
         Returns:
             None where IREE has to run this module; a CPU's module that could be run so is logged.
         """
-        return None if self._host is None else self._host.sequence(rows, sets)
+        return None if self._host is None else self._host.sequence(rows, sets, strides)
 
     def run(self, call: BoundCall, out: Results | None = None) -> Results:
         """Computes a call on NumPy arrays that ``arguments.bind`` has checked, for this spec."""
+        if self.spec.strided_rows and call.strides is None and call.rows:
+            call = layouts.placed(call)
         results = {
             name: aligned_empty(shape, self._types[name], self.alignment)
             if out is None
@@ -260,13 +323,20 @@ class Norm:
         else:
             self.fill(
                 [call.arrays[name] for name in self._read],
-                [results[r.name].reshape(r.dims(rows, call.sets)) for r in self.spec.results],
+                [self._filled(results[r.name], r, call) for r in self.spec.results],
                 call.sets,
+                call.strides,
+                rows,
             )
         return results_of(self.spec.family, results)
 
     def fill(
-        self, inputs: Sequence[Array], results: Sequence[Array], sets: Sets | None = None
+        self,
+        inputs: Sequence[Array],
+        results: Sequence[Array],
+        sets: Sets | None = None,
+        strides: Strides | None = None,
+        rows: int | None = None,
     ) -> None:
         """Computes into NumPy arrays; nothing is checked.
 
@@ -276,14 +346,23 @@ class Norm:
             inputs: Those of the spec in order, of M >= 1 rows: [M, N], [M] or [N].
             results: As ``inputs``, for the results; they share no memory with other arrays.
             sets: Those of the weight, where it has some: then [G, N] are in place of [N].
+            strides: Those of the rows, where the spec has some: then memory is in place of [M, N].
+            rows: M; None takes it from the first of the inputs, which has M rows of every op.
         """
-        cells = inputs[0]  # every op's first has M rows of N columns
-        if cells.size <= _MOST_SMALL and (host := self._host) is not None:
+        if rows is None:
+            rows = len(inputs[0])
+        small = rows * self.spec.columns <= _MOST_SMALL
+        if small and (host := self._host) is not None:
             arrays = (*inputs, *results)
             if all((flags := array.flags).c_contiguous and flags.aligned for array in arrays):
-                host.sequence(len(cells), sets).run([*map(address_of, arrays)])
+                host.sequence(rows, sets, strides).run([*map(address_of, arrays)])
                 return
-        self._iree().run(inputs, results, [sets.rows_per_set] if sets else [])
+        self._iree().run(inputs, results, values_of(self.spec, rows, sets, strides))
+
+    def _filled(self, array: Array, result: TensorType, call: BoundCall) -> Array:
+        """A result's memory, as modules take it."""
+        dims = result.dims(call.rows, call.sets, call.strides)
+        return layouts.memory(array, *dims) if result.is_strided else array.reshape(dims)
 
     @functools.cached_property
     def _gpu(self) -> GpuModule:
@@ -334,7 +413,7 @@ class Norm:
         options = self._options
         if self.spec.weight_sets:
             options = options._replace(rows_per_set=rows_per_set)
-        call = bind_arrays(arrays, options)
+        call = bound_as_given(arrays, options)
         self._expect(call)
         return call
 

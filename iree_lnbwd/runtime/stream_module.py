@@ -14,12 +14,12 @@ from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import WEIGHT
 from iree_lnbwd.ops.sets import Sets
 from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.ops.strides import Strides
 from iree_lnbwd.runtime.gpu_driver import Driver, DriverLaunch, Graph
 from iree_lnbwd.vmfb.counts import count_of
 from iree_lnbwd.vmfb.executables import exports
 from iree_lnbwd.vmfb.launches import LaunchPlans, Plan
 
-ACCESS_BYTES = 16  # alignment that kernels may assume for the address of a row
 _SCRATCH_BYTES = 256  # each piece of scratch is rounded up to a multiple
 
 
@@ -105,22 +105,25 @@ class StreamModule:
         needs_ones = WEIGHT.name in bound and not spec.has_weight
         self._ones = driver.upload(_ones(spec)) if needs_ones else None
 
-    def sequence(self, rows: int, sets: Sets | None = None) -> LaunchSequence:
-        """The launches for M rows, M >= 1, and for a call's sets of weights."""
+    def sequence(
+        self, rows: int, sets: Sets | None = None, strides: Strides | None = None
+    ) -> LaunchSequence:
+        """The launches for M rows, M >= 1, and for a call's sets of weights and strides."""
         plan = self._launches.of(rows)
+        count = functools.partial(count_of, rows=rows, sets=sets, strides=strides)
         names = [argument.name for argument in self._spec.arguments]
         names += [WEIGHT.name] if self._ones else []
         starts, end = [], 0
         for piece in plan.scratch:
             names.append(piece.name)
             starts.append(end)
-            size = piece.bytes * count_of(piece.count, rows, sets)
+            size = piece.bytes * count(piece.count)
             end += -(-size // _SCRATCH_BYTES) * _SCRATCH_BYTES
         places = {name: place for place, name in enumerate(names)}
         launches, picks = [], []
         for planned in plan.kernels:
-            x, y, z = (count_of(count, rows, sets) for count in planned.workgroups)
-            constants = [count_of(count, rows, sets) for count in planned.constants]
+            x, y, z = map(count, planned.workgroups)
+            constants = [*map(count, planned.constants)]
             launches.append(self._kernels[planned.kernel].launch((x, y, z), constants))
             picks.append(operator.itemgetter(*(places[name] for name in planned.bindings)))
         if len(launches) > 1 and self._driver.has_graphs and plan not in self._graphs:

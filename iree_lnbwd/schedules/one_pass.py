@@ -111,6 +111,11 @@ class OnePass(OnePassMemory):
                 f"N is no multiple of {self.vector}, and rows of a set begin anywhere in an access",
             ),
             (
+                spec.strided_rows and self.shifted(spec),
+                f"N is no multiple of {self.vector}, and rows begin anywhere in an access",
+            ),
+            (spec.strided_rows and self.bulk, "copies in bulk are of rows that follow each other"),
+            (
                 spec.weight_sets and self.few_rows is not None,
                 "few rows have one weight, and the spec has sets",
             ),

@@ -52,7 +52,9 @@ class OnePassMemory(OnePassNumbers):
             )
         elif self.loads_twice:
             dy, x = (
-                storage(f"?x{self.line(spec)}x!{element.value}")
+                f"!{element.value}_lines"
+                if spec.strided_rows
+                else storage(f"?x{self.line(spec)}x!{element.value}")
                 for element in (Element.DY, Element.X)
             )
         else:

@@ -35,6 +35,7 @@ from iree_lnbwd.native.libraries import NativeLibrary
 from iree_lnbwd.native.sources import TORCH
 from iree_lnbwd.ops.arguments import Options
 from iree_lnbwd.ops.operands import VARIANTS, Op, Operand, names
+from iree_lnbwd.ops.strides import Strides
 from iree_lnbwd.runtime.gpu_driver import Graph
 from iree_lnbwd.runtime.gpu_module import GpuModule, KnownCall
 from iree_lnbwd.torch import supported
@@ -44,6 +45,7 @@ _NUMBERS = {op: number for number, op in enumerate(VARIANTS)}
 # The names of a call's pointers in C++, before those of its scratch.
 _POINTERS = {op: names((*op.inputs, *op.results)) for op in VARIANTS}
 _KINDS_KEPT = 4096
+_NO_STRIDES = (-1, -1)  # of an argument that is dense, or copied
 _PROCESS = os.getpid()  # a child of fork has none of the threads
 
 _log = logging.getLogger(__name__)
@@ -265,7 +267,7 @@ def remember(
         known: Computes such calls; on a GPU, it is kept. What IREE's device runs stays in Python.
     """
     on_host = isinstance(known, HostCall)
-    key = (known, options, *map(supported.kind, tensors)) if on_host else known
+    key = (known, options, *map(_host_kind, tensors)) if on_host else known
     with _remembering:
         if key in _remembered:
             return
@@ -277,13 +279,29 @@ def remember(
         op, normalized_shape, mask, weight_offset, eps, output, rows_per_set = options
         output_dtype = None if output is None else supported.BY_NAME[output]
         given = (tensors, normalized_shape, mask, eps, weight_offset, output_dtype, rows_per_set)
-        torch.ops.iree_lnbwd.remember(number_of(op), *given, **call._asdict())
+        strides = [] if known.strides is None else _strides(known.strides, op)
+        torch.ops.iree_lnbwd.remember(number_of(op), *given, strides, **call._asdict())
+
+
+def _host_kind(tensor: Tensor | None) -> object:
+    """What counts for a call on the CPU beside its shape."""
+    layout = None if tensor is None or tensor.is_contiguous() else tensor.stride()
+    return supported.kind(tensor), layout
+
+
+def _strides(strides: Strides, op: Op) -> list[int]:
+    """Those of a call's rows, as C++ has them: of the rows of a run, and of each argument."""
+    given = dict(strides.given)
+    numbers = [strides.inner_count]
+    for argument in op.arguments:
+        numbers += given.get(argument.name, _NO_STRIDES)
+    return numbers
 
 
 def _numbers(known: KnownCall | HostCall, pointers: Sequence[str]) -> NativeCall | None:
     """What C++ launches; None where IREE's device runs it."""
     if isinstance(known, HostCall):
-        on_host = known.norm.on_host(known.rows, known.sets)
+        on_host = known.norm.on_host(known.rows, known.sets, known.strides)
         return None if on_host is None else native_host_call(on_host, pointers)
     _modules.add(known.module)
     on_gpu = known.sequence

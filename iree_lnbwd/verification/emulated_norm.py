@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from iree_lnbwd.emulator.hal import View
-from iree_lnbwd.emulator.launch import Launch
+from iree_lnbwd.emulator.launch import Fault, Launch
 from iree_lnbwd.emulator.module import EXECUTORS, FORMATS, Edit, Module
 from iree_lnbwd.hardware.targets import Target
-from iree_lnbwd.ops.arguments import BoundCall, Results, results_of
+from iree_lnbwd.ops.arguments import Array, BoundCall, Results, results_of
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.spec import TensorType
 from iree_lnbwd.schedules import WholeTensors
+from iree_lnbwd.verification.scattered import cells_of, scattered
 from iree_lnbwd.vmfb.description import describe
+from iree_lnbwd.vmfb.raw_interface import values_of
 
 
 class EmulatedNorm:
@@ -58,6 +63,7 @@ class EmulatedNorm:
         self._edit = edit
         self._progress = progress
         self._strict = not isinstance(described.schedule, WholeTensors)
+        self._rng = np.random.default_rng(0)  # of where rows lie apart
 
     def run(self, call: BoundCall) -> Results:
         """Computes a call that `arguments.bind` has checked and that is for this spec.
@@ -67,6 +73,8 @@ class EmulatedNorm:
             ValueError: Another executable is damaged; PtxError if its text is no PTX.
             VmError: The host program failed.
         """
+        if self.spec.strided_rows and call.rows:
+            call = call if call.strides is not None else scattered(call, self._rng)
         # A fresh GPU for each call: no call can read data that an earlier one left.
         module = Module(
             self._vmfb,
@@ -83,20 +91,36 @@ class EmulatedNorm:
                 continue
             views[given.name] = module.output(
                 given.name,
-                given.dims(call.rows, call.sets),
+                given.dims(call.rows, call.sets, call.strides),
                 DTYPES[given.dtype].numpy,
                 write_once=self._strict and given.name in results,
             )
-        numbers = [call.sets.rows_per_set] if call.sets else []
+        numbers = values_of(self.spec, call.rows, call.sets, call.strides)
         module.call(self.spec.op, *views.values(), *numbers)
         self.launches = module.launches
         computed = {
-            result.name: module.read(views[result.name], DTYPES[result.dtype].numpy).reshape(
+            result.name: self._read(module, views[result.name], result, call).reshape(
                 call.shape_of(self.spec.family.named(result.name))
             )
             for result in self.spec.results
         }
         return results_of(self.spec.family, computed)
+
+    def _read(self, module: Module, view: View, result: TensorType, call: BoundCall) -> Array:
+        """A result; of strided rows, all of them, and nothing but them, was written."""
+        dtype = DTYPES[result.dtype].numpy
+        if not result.is_strided:
+            return module.read(view, dtype)
+        buffer, size = view.span.buffer, dtype.itemsize
+        cells = cells_of(call, result.name)
+        rows = [
+            module.memory.read(buffer, int(first) * size, cells.shape[1] * size).view(dtype)
+            for first in cells[:, 0]
+        ]
+        gaps = buffer.nbytes - cells.size * size
+        if len(module.memory.unwritten(buffer, 0, buffer.nbytes)) != gaps:
+            raise Fault(f"{buffer.name}: what lies between its rows was written")
+        return np.stack(rows)
 
 
 def check_target(target: Target) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from iree_lnbwd.ops.arguments import DEFAULT_EPS, Array, BoundCall, bind
 from iree_lnbwd.ops.dtypes import DTYPES
+from iree_lnbwd.ops.layouts import with_strided_rows
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
     GATED,
@@ -133,6 +134,7 @@ def operand_specs() -> Iterator[NormSpec]:
     yield from weight_sets()
     yield from biased_rms_norms()
     yield from gated()
+    yield from strided_rows()
 
 
 def several_gradients() -> Iterator[NormSpec]:
@@ -232,6 +234,32 @@ def _gated(op: Op) -> Iterator[NormSpec]:
     yield of((25001,), "bf16")
     yield of((769,), "bf16", grad_output_dtype="f32", eps=_eps(op))
     yield of((4096,), "bf16", eps=_eps(op))
+
+
+def strided_rows() -> Iterator[NormSpec]:
+    """Norms whose rows lie where a call says, of every op, with each of the other operands."""
+    for op in (*OPS.values(), *FROM_OUTPUT.values()):
+        of = functools.partial(_spec_of(op), strided_rows=True)
+        for width in _FAMILY_WIDTHS:
+            for dtype in ("f32", "bf16"):
+                yield of((width,), dtype)
+        for width in _OPTIONS_WIDTHS:
+            yield of((width,), "f64")
+            yield of((width,), "f16", weight_dtype="f32", residual_dtype="f32")
+            yield of((width,), "bf16", weight_sets=True, has_bias=op.takes_bias)
+        for gradient in op.masked:
+            without = tuple(other is not gradient for other in op.masked)
+            yield of((1024,), "f32", output_mask=without)
+        if op.is_backward:
+            yield of((1024,), "bf16", grad_outputs=3, residual_dtype="bf16")
+            if not op.from_output:
+                yield of((1024,), "bf16", grad_output_dtype="f32", eps=_eps(op))
+        else:
+            yield of((1024,), "f32", output_dtype="bf16")
+    for gated_op in (*GATED[Gate.AFTER].values(), *GATED[Gate.BEFORE].values()):
+        gate = None if gated_op.gate is None else gated_op.gate.value
+        for dtype in ("f32", "bf16"):
+            yield _spec_of(gated_op)((128,), dtype, gate=gate, strided_rows=True)
 
 
 def _biased(op: Op) -> Iterator[NormSpec]:
@@ -477,7 +505,7 @@ def _call(
             of_columns = (*columns[:-1], *dims)
             shapes = {Kind.CELLS: (-1, *dims), Kind.ROWS: (-1,), Kind.COLUMNS: of_columns}
             given[operand.name] = array.reshape(shapes[operand.kind])
-    return bind(
+    call = bind(
         op.name,
         {argument.name: given.get(argument.name) for argument in op.arguments},
         dims,
@@ -488,6 +516,8 @@ def _call(
         rows_per_set=sets.rows_per_set if spec.weight_sets else None,
         gate_first=spec.gate_first,
     )
+    # Its rows follow each other: what runs it says where they lie.
+    return call._replace(spec=with_strided_rows(call.spec)) if spec.strided_rows else call
 
 
 def _true_statistics(spec: NormSpec, wide: Array) -> dict[str, Array]:

@@ -1,12 +1,14 @@
-"""Numbers of a launch that each call decides: from M, and from its sets of weights."""
+"""Numbers of a launch that each call decides: from M, its sets of weights, and its strides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from iree_lnbwd.disk.json_values import int_of, object_of, wrong
+from iree_lnbwd.disk.json_values import int_of, object_of, of_type, wrong
+from iree_lnbwd.ops.operands import CELLS_NAMES
 from iree_lnbwd.ops.sets import Sets
+from iree_lnbwd.ops.strides import RowStrides, Strides
 
 MOST_COUNT = 2**31 - 1  # of numbers in files
 # Waves of workgroups that sets are shared out to, the first that keeps enough of a GPU busy. By
@@ -115,8 +117,42 @@ class SetsNumber:
     of_call: str
 
 
-Count = Plain | OfSet | OfSets | SetsNumber
+@dataclass(frozen=True)
+class StridesNumber:
+    """A number that the strides of a call's rows have.
+
+    Attributes:
+        of_strides: Its name: one of `DIVISOR_NUMBERS`, or an operand's, a dot and a field of
+            `RowStrides`.
+    """
+
+    of_strides: str
+
+
+Count = Plain | OfSet | OfSets | SetsNumber | StridesNumber
 SETS_NUMBERS = tuple(map(SetsNumber, Sets._fields))
+# The rows of a run, and what a kernel multiplies a row's number by to divide it by them: the two
+# halves of 2^64 / inner_count, rounded up. The highest 64 bits of the product are the quotient, for
+# numbers of 32 bits and a divisor of at least 2.
+DIVISOR_NUMBERS = tuple(map(StridesNumber, ("inner_count", "inverse_high", "inverse_low")))
+
+
+def strides_of(name: str) -> tuple[StridesNumber, ...]:
+    """The numbers of an operand's strides."""
+    return tuple(StridesNumber(f"{name}.{field}") for field in RowStrides._fields)
+
+
+def _of_strides(number: StridesNumber, strides: Strides) -> int:
+    name, _, field = number.of_strides.partition(".")
+    if field:
+        return int(getattr(strides.of(name), field))
+    count = strides.inner_count
+    inverse = -(-(1 << 64) // count)
+    return {
+        "inner_count": count,
+        "inverse_high": inverse >> 32,
+        "inverse_low": inverse & 0xFFFFFFFF,
+    }[name]
 
 
 def of_each_set(at_once: int, sets: int) -> int:
@@ -139,10 +175,15 @@ def least_busy(workgroups: int) -> int:
     return -(-of * workgroups // all_of_them)
 
 
-def count_of(count: Count, rows: int, sets: Sets | None = None) -> int:
-    """A count for M rows, and for the sets of weights that a call has."""
+def count_of(
+    count: Count, rows: int, sets: Sets | None = None, strides: Strides | None = None
+) -> int:
+    """A count for M rows, and for the sets of weights and the strides of rows that a call has."""
     if isinstance(count, int):
         return count
+    if isinstance(count, StridesNumber):
+        assert strides is not None, count
+        return _of_strides(count, strides)
     if not isinstance(count, OfSet | OfSets | SetsNumber):
         return count.of(rows)
     assert sets is not None, count
@@ -172,7 +213,18 @@ def count_from_json(value: Any, place: str) -> Count:
             if named not in Sets._fields:
                 raise wrong(f"{place}.of_call", f"one of {', '.join(Sets._fields)}", named)
             return SetsNumber(named)
+        if "of_strides" in value:
+            named = object_of(value, place, names_of(StridesNumber))["of_strides"]
+            return StridesNumber(_strides_number(named, f"{place}.of_strides"))
     return _plain(value, place)
+
+
+def _strides_number(value: Any, place: str) -> str:
+    name, _, field = of_type(str, value, place).partition(".")
+    is_divisor = StridesNumber(value) in DIVISOR_NUMBERS
+    if not (is_divisor or (name in CELLS_NAMES and field in RowStrides._fields)):
+        raise wrong(place, "inner_count, or an operand's stride", value)
+    return str(value)
 
 
 def _plain(value: Any, place: str) -> Plain:

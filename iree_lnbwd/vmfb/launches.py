@@ -55,6 +55,7 @@ from iree_lnbwd.schedules import (
     most_few_rows,
 )
 from iree_lnbwd.vmfb.counts import (
+    DIVISOR_NUMBERS,
     MOST_COUNT,
     SETS_NUMBERS,
     Count,
@@ -66,6 +67,7 @@ from iree_lnbwd.vmfb.counts import (
     Shares,
     count_from_json,
     names_of,
+    strides_of,
 )
 
 
@@ -265,7 +267,16 @@ def _launch(
     )
     if spec.weight_sets:
         constants = (*constants, *SETS_NUMBERS)
+    if spec.strided_rows:
+        constants = (*constants, *_strides_numbers(spec, (*reads, *writes)))
     return PlannedLaunch(kernel.name, (x, y, 1), reads, writes, constants, ahead)
+
+
+def _strides_numbers(spec: NormSpec, bindings: tuple[str, ...]) -> tuple[Count, ...]:
+    """What a kernel needs to find rows: nothing if it has none."""
+    strided = [name for name in bindings if spec.family.named(name).kind is Kind.CELLS]
+    of_each = (number for name in strided for number in strides_of(name))
+    return (*DIVISOR_NUMBERS, *of_each) if strided else ()
 
 
 def _of_set(spec: NormSpec, count: Plain) -> Plain | OfSet:

@@ -75,15 +75,16 @@ def in_a_larger_one(array: Array) -> Array:
     return np.zeros((array.shape[0] + 4, *array.shape[1:]), array.dtype)[2:-2]
 
 
-# How an array is laid out, and whether it is filled.
-LAYOUTS: dict[Callable[[Array], Array], bool] = {
+ROWS = "grad_input"  # whose rows may have strides
+# How an array is laid out, and whether it is filled; or which array alone.
+LAYOUTS: dict[Callable[[Array], Array], bool | str] = {
     np.copy: True,
     at_an_odd_address: True,
     in_a_larger_one: True,
     np.asfortranarray: False,
     strided: False,
     backwards: False,
-    every_second_row: False,
+    every_second_row: ROWS,
     broadcast: False,
     read_only: False,
 }
@@ -92,16 +93,17 @@ LAYOUTS: dict[Callable[[Array], Array], bool] = {
 @pytest.mark.parametrize("gradient", ["grad_input", "grad_weight", "grad_bias"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("strided_rows", [False, True])
 def test_every_layout_is_filled_or_refused(
-    layout: Callable[[Array], Array], dtype: str, gradient: str
+    strided_rows: bool, layout: Callable[[Array], Array], dtype: str, gradient: str
 ) -> None:
-    spec = NormSpec((5, 7), dtype)
+    spec = NormSpec((5, 7), dtype, strided_rows=strided_rows)
     arguments = random_arguments(random_generator(), spec, (3, 2))
     op = loaded(spec, HOST)
     expected = arguments.backward_by(op)
     arrays = storage_like(expected)
     arrays[gradient] = layout(arrays[gradient])
-    if LAYOUTS[layout]:
+    if LAYOUTS[layout] in (True, gradient):
         returned = call(op, arguments, LayerNormGrads(**arrays))
         assert present(returned._asdict()[gradient]) is arrays[gradient]
         assert_same_bits(LayerNormGrads(**arrays), expected)

@@ -75,6 +75,8 @@ func.func private @copy_chunk(%k: index, %thread: !thread, %row: index, %live: i
   %exists = arith.andi %inside, %live : i1
   %size = func.call @copied_elements(%exists, %k, %at, %shift) : (i1, index, index, index) -> index
   %line, %in_line = func.call @cell_address(%row, %part, %col) : (index, index, index) -> (index, index)
+  // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_lines, index) -> !dy_lines
+  // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_lines, index) -> !x_lines
   %dy_copy = "nvgpu.device_async_copy"(%dy_rows, %slot, %group, %col, %dy, %line, %in_line, %size)
       <{dstElements = #copied, operandSegmentSizes = array<i32: 1, 3, 1, 2, 1>}>
       : (!dy_room, index, index, index, !dy_lines, index, index, index) -> !nvgpu.device.async.token

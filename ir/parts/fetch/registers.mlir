@@ -61,6 +61,8 @@ func.func private @fetch_ahead(%thread: !thread, %row: index, %live: i1, %slot: 
     %col, %inside = func.call @column(%k, %thread) : (index, !thread) -> (index, i1)
     %col_in = arith.select %inside, %col, %c0 : index
     %at_in = arith.addi %part, %col_in : index
+    // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_lines, index) -> !dy_lines
+    // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_lines, index) -> !x_lines
     %dy_k = vector.load %dy[%row, %at_in] : !dy_lines, !dy_chunk
     %x_k = vector.load %x[%row, %at_in] : !x_lines, !x_chunk
     memref.store %dy_k, %dy_rows[%k] : !dy_room

@@ -81,6 +81,7 @@ func.func private @load_cells(%rows: !lines, %row: index, %k: index, %part: inde
   %c0 = arith.constant 0 : index
   %col_in = arith.select %exists, %col, %c0 : index
   %at_in = arith.addi %part, %col_in : index
+  // with strides: %rows_strided = func.call @row_of_it(%rows, %row) : (!lines, index) -> !lines
   %read = vector.load %rows[%row, %at_in] : !lines, !narrow
   return %read : !narrow
 }

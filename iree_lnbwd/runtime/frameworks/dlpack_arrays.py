@@ -10,6 +10,7 @@ import numpy as np
 
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.ops.arguments import GpuArray
+from iree_lnbwd.ops.layouts import ACCESS_BYTES
 from iree_lnbwd.runtime.frameworks import dlpack
 from iree_lnbwd.runtime.frameworks.framework import type_name
 
@@ -44,6 +45,7 @@ class _DlPackOnGpu:
             device=str(DeviceUri(driver, index)),
             contiguous=given.strides is None or _is_dense(given.shape, given.strides),
             writable=given.writable,
+            strides=given.strides if given.address % ACCESS_BYTES == 0 else None,
         )
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
@@ -74,6 +76,9 @@ class _DlPackOnGpu:
 
     def empty_like(self, like: Any) -> Any:
         return namespace(like).empty_like(like)
+
+    def assign(self, to: Any, array: Any) -> None:
+        to[...] = array
 
     def is_captured(self) -> bool:
         return False

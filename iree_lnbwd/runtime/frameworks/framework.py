@@ -62,6 +62,9 @@ class Framework(Protocol):
     def clear(self, array: Any) -> None:
         """Fills an array, the caller's or a new one, with zeros."""
 
+    def assign(self, to: Any, array: Any) -> None:
+        """Copies an array's elements to the caller's, of the same shape and type."""
+
     def is_captured(self) -> bool:
         """Whether the current stream is being captured into a graph."""
 

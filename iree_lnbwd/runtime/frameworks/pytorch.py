@@ -12,6 +12,7 @@ import numpy as np
 
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.ops.arguments import Array, GpuArray
+from iree_lnbwd.ops.layouts import ACCESS_BYTES
 from iree_lnbwd.runtime.frameworks.dlpack import view_of
 from iree_lnbwd.runtime.frameworks.framework import Framework, type_name
 
@@ -121,6 +122,33 @@ def _strange_keys(keys: int) -> frozenset[str]:
     return frozenset(text.partition("(")[2].rstrip(")").split(", ")) - _PLAIN_KEYS
 
 
+def layout_of(tensor: Any) -> bool | tuple[int, ...] | None:
+    """Whether a tensor's elements follow each other; else its strides, where kernels may use them.
+
+    None where they may not.
+    """
+    return True if tensor.is_contiguous() else _strides(tensor)
+
+
+def _strides(tensor: Any) -> tuple[int, ...] | None:
+    """A tensor's strides, if its address is one that a row may have; its memory may be none."""
+    try:
+        is_aligned = tensor.data_ptr() % ACCESS_BYTES == 0
+    except RuntimeError:
+        return None
+    return tuple(tensor.stride()) if is_aligned else None
+
+
+def _extent(tensor: Any) -> int:
+    """Bytes from a tensor's first to its last."""
+    nbytes: int = tensor.nbytes
+    if not nbytes or tensor.is_contiguous():
+        return nbytes
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    elements: int = 1 + sum((n - 1) * stride for n, stride in steps)
+    return elements * int(tensor.element_size())
+
+
 class _TorchOnGpu:
     """PyTorch, whose allocator knows streams; calls use its current stream."""
 
@@ -159,7 +187,7 @@ class _TorchOnGpu:
                 found.append(type(array))
                 continue
             try:
-                found += (array.shape, array.dtype, array.get_device(), array.is_contiguous())
+                found += (array.shape, array.dtype, array.get_device(), layout_of(array))
             except RuntimeError:  # it has no shape or no strides, which `describe` refuses
                 found.append(array.layout)
             found += (type(array), array.is_neg(), self._is_functional(array))
@@ -181,6 +209,7 @@ class _TorchOnGpu:
             dtype=self._numpy.get(array.dtype, array.dtype),
             device=str(DeviceUri(self._driver, array.get_device())),
             contiguous=not lazy and array.is_contiguous(),
+            strides=_strides(array) if not lazy else None,
         )
 
     def addresses(self, arrays: Sequence[Any]) -> tuple[list[int], object]:
@@ -188,7 +217,7 @@ class _TorchOnGpu:
         found = [
             array.data_ptr()
             if array.untyped_storage().nbytes()
-            >= array.storage_offset() * array.element_size() + array.nbytes
+            >= array.storage_offset() * array.element_size() + _extent(array)
             else 0
             for array in arrays
         ]
@@ -203,6 +232,10 @@ class _TorchOnGpu:
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.device)
+
+    def assign(self, to: Any, array: Any) -> None:
+        with self._torch.inference_mode(to.is_inference()):  # else PyTorch refuses
+            to.detach().copy_(array)
 
     def clear(self, array: Any) -> None:
         with self._torch.inference_mode(array.is_inference()):  # else PyTorch refuses
