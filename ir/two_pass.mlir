@@ -126,6 +126,8 @@ hal.executable.source private @row_sums {
   builtin.module {
     // From ir/math/.
     // with sets: func.func private @row_set(index, index, index) -> index
+    // with strides: func.func private @row_of_dy(!dy_rows, index) -> !dy_rows
+    // with strides: func.func private @row_of_x(!x_rows, index) -> !x_rows
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
@@ -138,6 +140,7 @@ hal.executable.source private @row_sums {
     func.func private @xhat(!chunk, !acc, !acc) -> !chunk
     func.func private @xhat_from_output(!chunk, !chunk, !chunk) -> !chunk
     // With a gate:
+    // with strides: func.func private @row_of_z(!z_rows, index) -> !z_rows
     func.func private @widen_of_z(!z_chunk) -> !chunk
     func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
     func.func private @gated_input(!chunk, !chunk) -> !chunk
@@ -250,6 +253,11 @@ hal.executable.source private @row_sums {
       %first = arith.muli %t, %v : index
       %neighbours = arith.muli %t_count, %v : index
       %stride = arith.muli %neighbours, %chunks_at_once : index
+      // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_rows, index) -> !dy_rows
+      // with strides: %dy2_strided = func.call @row_of_dy(%dy2, %row) : (!dy_rows, index) -> !dy_rows
+      // with strides: %dy3_strided = func.call @row_of_dy(%dy3, %row) : (!dy_rows, index) -> !dy_rows
+      // with strides: %dy4_strided = func.call @row_of_dy(%dy4, %row) : (!dy_rows, index) -> !dy_rows
+      // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
       %sums:2 = scf.for %col_first = %first to %n step %stride iter_args(%h_sum = %zeros, %hx_sum = %zeros) -> (!chunk, !chunk) {
         scf.for %k = %c0 to %chunks_at_once step %c1 {
           %col, %inside = func.call @column(%k, %col_first) : (index, index) -> (index, i1)
@@ -259,6 +267,7 @@ hal.executable.source private @row_sums {
           %gamma_k = vector.load %gamma[%col_in] : !gamma_row, !gamma_chunk
           memref.store %dy_k, %dy_read[%k] : !dy_read
           // With a gate:
+          // with strides: %z_strided = func.call @row_of_z(%z, %row) : (!z_rows, index) -> !z_rows
           %z_k = vector.load %z[%row, %col_in] : !z_rows, !z_chunk
           memref.store %z_k, %z_read[%k] : !z_read
           // End of the gate.
@@ -368,6 +377,9 @@ hal.executable.source private @columns {
     // From ir/math/.
     // with sets: func.func private @count_set_rows(index, index, index, index) -> index
     // with sets: func.func private @set_row(index, index, index, index) -> index
+    // with strides: func.func private @row_of_dy(!dy_rows, index) -> !dy_rows
+    // with strides: func.func private @row_of_x(!x_rows, index) -> !x_rows
+    // with strides: func.func private @row_of_residual(!residual_rows, index) -> !residual_rows
     func.func private @widen_of_dy(!dy_chunk) -> !chunk
     func.func private @round_apart_of_dy_sum(!chunk) -> !dy_sum_chunk
     func.func private @widen_of_dy_sum(!dy_sum_chunk) -> !chunk
@@ -384,6 +396,7 @@ hal.executable.source private @columns {
     func.func private @plus_residual(!chunk, !chunk) -> !chunk
     func.func private @round_of_x(!chunk) -> !x_chunk
     // With a gate:
+    // with strides: func.func private @row_of_z(!z_rows, index) -> !z_rows
     func.func private @widen_of_z(!z_chunk) -> !chunk
     func.func private @silu_of_z(!chunk) -> (!chunk, !chunk)
     func.func private @gated_input(!chunk, !chunk) -> !chunk
@@ -522,6 +535,13 @@ hal.executable.source private @columns {
             %row_in = arith.minui %row, %last : index  // without sets
             // with sets: %own_row_in = arith.minui %own_row, %last : index
             // with sets: %row_in = func.call @set_row(%own_row_in, %set, %sets, %rows_per_set) : (index, index, index, index) -> index
+            // with strides: %dy_strided = func.call @row_of_dy(%dy, %row_in) : (!dy_rows, index) -> !dy_rows
+            // with strides: %dy2_strided = func.call @row_of_dy(%dy2, %row_in) : (!dy_rows, index) -> !dy_rows
+            // with strides: %dy3_strided = func.call @row_of_dy(%dy3, %row_in) : (!dy_rows, index) -> !dy_rows
+            // with strides: %dy4_strided = func.call @row_of_dy(%dy4, %row_in) : (!dy_rows, index) -> !dy_rows
+            // with strides: %x_strided = func.call @row_of_x(%x, %row_in) : (!x_rows, index) -> !x_rows
+            // with strides: %dresidual_strided = func.call @row_of_residual(%dresidual, %row_in) : (!residual_rows, index) -> !residual_rows
+            // with strides: %dx_strided = func.call @row_of_x(%dx, %row_in) : (!x_rows, index) -> !x_rows
             %dy_k = vector.load %dy[%row_in, %col_in] : !dy_rows, !dy_chunk
             %x_k = vector.load %x[%row_in, %col_in] : !x_rows, !x_chunk
             %mean_row = memref.load %mean[%row_in] : !acc_column
@@ -537,6 +557,8 @@ hal.executable.source private @columns {
             %dya = func.call @plus_dy(%dya_3, %dy4_k, %has_dy4) : (!chunk, !dy_chunk, i1) -> !chunk
             %xa = func.call @widen_of_x(%x_k) : (!x_chunk) -> !chunk
             // With a gate:
+            // with strides: %z_strided = func.call @row_of_z(%z, %row_in) : (!z_rows, index) -> !z_rows
+            // with strides: %dz_strided = func.call @row_of_z(%dz, %row_in) : (!z_rows, index) -> !z_rows
             %z_k = vector.load %z[%row_in, %col_in] : !z_rows, !z_chunk
             %za = func.call @widen_of_z(%z_k) : (!z_chunk) -> !chunk
             %silu, %slope = func.call @silu_of_z(%za) : (!chunk) -> (!chunk, !chunk)

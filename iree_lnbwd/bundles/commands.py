@@ -41,6 +41,8 @@ def spec_words(spec: NormSpec) -> list[str]:
         words.append(f"--gate={spec.gate}")
     if spec.weight_sets:
         words.append("--weight-sets")
+    if spec.strided_rows:
+        words.append("--strided-rows")
     if spec.weight_offset:
         words.append(f"--weight-offset={spec.weight_offset!r}")
     if not all(spec.output_mask):

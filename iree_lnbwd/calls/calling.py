@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from iree_lnbwd.calls.modules import MODULES, Modules
 from iree_lnbwd.errors import ArtifactError, CompileError
 from iree_lnbwd.hardware.devices import DEFAULT_DEVICE, DeviceUri
@@ -71,7 +73,7 @@ def call(
         bound = bound_as_given(views, options)
         if bound.spec is None:
             return results_of(op, {}), None
-        norm, bound = _found(bound, uri or _HOST, load)
+        norm, bound = _found(bound, uri or _HOST, load)  # a GPU gets copies in any case
         rows = bound.rows
         known_here = HostCall(norm, rows, bound.sets, bound.strides) if rows else None
         return interop.from_numpy(norm.run(bound), like=data), known_here
@@ -106,7 +108,8 @@ def _found(
         uri: The device.
         load: Gives modules.
     """
-    strided = in_place(bound)
+    is_copied = uri.backend != "cpu" and isinstance(next(iter(bound.arrays.values())), np.ndarray)
+    strided = None if is_copied else in_place(bound)
     if strided is not None and strided.spec is not None:
         try:
             return load(strided.spec, uri), strided

@@ -108,6 +108,11 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
         "--weight-sets", action="store_true", help="weight and bias have sets: [G, ...] each"
     )
     parser.add_argument(
+        "--strided-rows",
+        action="store_true",
+        help="rows lie where a call says: each array of them has two strides",
+    )
+    parser.add_argument(
         "--weight-offset",
         type=float,
         default=0.0,
@@ -202,6 +207,7 @@ def spec_of(options: argparse.Namespace) -> NormSpec:
         residual_dtype=options.residual_dtype,
         weight_offset=options.weight_offset,
         weight_sets=options.weight_sets,
+        strided_rows=options.strided_rows,
         output_mask=() if mask is None else mask,
         rows=options.rows,
         eps=options.recompute_statistics if op.is_backward else own,
@@ -227,7 +233,8 @@ def specs_of(options: argparse.Namespace) -> list[NormSpec]:
 # What a model says itself; as argparse has them if nobody gave them.
 _SAID_BY_MODELS = {
     "op": (_OP,),
-    **dict.fromkeys(("no_weight", "bias", "no_bias", "from_output", "weight_sets"), False),
+    **dict.fromkeys(("no_weight", "bias", "no_bias", "from_output"), False),
+    **dict.fromkeys(("weight_sets", "strided_rows"), False),
     **dict.fromkeys(("output_dtype", "grad_output_dtype", "bias_dtype"), None),
     **dict.fromkeys(("residual_dtype", "output_mask", "gate", "gate_dtype"), None),
     **dict.fromkeys(("rows", "recompute_statistics", "eps"), None),

@@ -82,6 +82,7 @@ def add(commands: words.Commands) -> None:
     )
     sub.add_argument("--gate", choices=[gate.value for gate in Gate], help="with a gate there")
     sub.add_argument("--weight-sets", action="store_true", help="with three sets of weights")
+    sub.add_argument("--strided-rows", action="store_true", help="with rows apart in memory")
     sub.add_argument(
         "--rows", type=words.ints, help="how many random rows, in a call each (default: 1,7,64)"
     )
@@ -108,7 +109,7 @@ def _verify_bundle(options: argparse.Namespace) -> int:
     for name in ("target", "data", "modules", "normalized_shape", "op", "dtype", "gate"):
         if (value := getattr(options, name)) is not None:
             raise ValueError(f"{name}: expected none beside a bundle, got {value}")
-    for name in ("emulate", "from_output", "weight_sets"):
+    for name in ("emulate", "from_output", "weight_sets", "strided_rows"):
         if getattr(options, name):
             raise ValueError(f"{name}: expected none beside a bundle")
     file = BundleFile(options.bundle)
@@ -186,7 +187,7 @@ def _cases(options: argparse.Namespace) -> tuple[dict[str, BoundCall], str]:
             _random_spec(options),
             (1, 7, 64) if options.rows is None else options.rows,
         )
-    for name in ("op", "dtype", "rows", "from_output", "gate", "weight_sets"):
+    for name in ("op", "dtype", "rows", "from_output", "gate", "weight_sets", "strided_rows"):
         if (value := getattr(options, name)) not in (None, False):
             raise ValueError(f"{name}: expected none without --normalized-shape, got {value}")
     if options.data is not None:
@@ -215,6 +216,7 @@ def _random_spec(options: argparse.Namespace) -> NormSpec:
         from_output=options.from_output,
         gate=options.gate,
         weight_sets=options.weight_sets,
+        strided_rows=options.strided_rows,
     )
 
 

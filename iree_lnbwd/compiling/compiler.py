@@ -191,6 +191,8 @@ def compiler_version() -> str:
 
 def _module(texts: Mapping[str, str], spec: NormSpec, target: Target, schedule: Schedule) -> str:
     """The module of these files of ``ir/``, with what its CPU must have."""
+    if spec.strided_rows and isinstance(schedule, WholeTensors):
+        raise ValueError("strided_rows: expected False for whole tensors, got True")
     needed = cpu_features() if target.is_this_cpu else target.cpu_features
     return ir.module(texts, spec, target, schedule, host_cpu=_host_cpu(target), cpu_features=needed)
 

@@ -19,7 +19,7 @@ from iree_lnbwd.vmfb.launches import KERNELS, PlannedLaunch
 
 _SUBSPAN = re.compile(
     r"^( *)%(\w+) = (hal\.interface\.binding\.subspan layout\((#\w+)\) binding\((\d+)\).*) : "
-    r"!(\w+)_(rows|lines)(\{%m\})\n",
+    r"!(\w+)_(rows|lines)(\{%\w+\})\n",
     re.MULTILINE,
 )
 # A number of a division, as ir/math/rows.mlir has it.

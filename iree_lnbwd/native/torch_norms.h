@@ -151,7 +151,7 @@ inline Layout layout_of(const Op& op, const Given& given, at::IntArrayRef leadin
     if (size > 1) sizes.push_back(size);
   }
   size_t most = 0;
-  for (size_t split = 0; split < std::max<size_t>(sizes.size(), 1); ++split) {
+  for (size_t split = 0; split < sizes.size(); ++split) {
     const auto outer = at::IntArrayRef(sizes).slice(0, split);
     const auto inner = at::IntArrayRef(sizes).slice(split);
     const int64_t count = c10::multiply_integers(inner);

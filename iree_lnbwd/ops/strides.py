@@ -113,6 +113,8 @@ def arranged(
     """
     places = [place for place, size in enumerate(leading) if size > 1]
     sizes = [leading[place] for place in places]
+    if not sizes:
+        return None  # a row is dense
     rows = math.prod(sizes)
     given = {
         name: None if strides is None else [strides[place] for place in places]
@@ -120,7 +122,7 @@ def arranged(
     }
     least = dict(multiples)
     best: tuple[int, Strides] | None = None
-    for split in range(max(len(sizes), 1)):
+    for split in range(len(sizes)):
         inner_count = math.prod(sizes[split:]) if split else _one_run(rows)
         own = dense(inner_count, columns) if split else RowStrides(0, columns)
         if split and own.outer == 0:  # results would not fit

@@ -70,12 +70,25 @@ class IreeModule:
         self._loaded[device] = self._load(device.hal, module.instance, module.module)
 
     def run(
-        self, inputs: Sequence[Array], results: Sequence[Array], numbers: Sequence[int] = ()
+        self,
+        inputs: Sequence[Array],
+        results: Sequence[Array],
+        numbers: Sequence[int] = (),
+        *,
+        has_gaps: bool = False,
     ) -> None:
-        """Computes from NumPy arrays, and numbers that follow them, into NumPy arrays."""
+        """Computes from NumPy arrays, and numbers that follow them, into NumPy arrays.
+
+        Args:
+            inputs: What is read.
+            results: What is written.
+            numbers: Those that follow the arrays.
+            has_gaps: Whether parts of results are not written, and stay.
+        """
         loaded = self._here()
         sent = [loaded.memory.send(array) for array in inputs]
-        received = [loaded.memory.room_for(array) for array in results]
+        room = loaded.memory.send_room if has_gaps else loaded.memory.room_for
+        received = [room(array) for array in results]
         loaded.invoke([buffer.view for buffer in (*sent, *received)], numbers, len(results))
         for buffer, array in zip(received, results, strict=True):
             loaded.memory.receive(buffer, array)
@@ -183,6 +196,9 @@ class _Memory(Protocol):
     def room_for(self, array: Array) -> _Buffer:
         """A buffer for the array's later content."""
 
+    def send_room(self, array: Array) -> _Buffer:
+        """As `room_for`, with the array's content, of which parts stay."""
+
     def receive(self, buffer: _Buffer, array: Array) -> None:
         """The buffer's content, in the array that it was made for."""
 
@@ -206,6 +222,12 @@ class _HostMemory:
         return self._import(
             array if direct else aligned_empty(array.shape, array.dtype, self._alignment)
         )
+
+    def send_room(self, array: Array) -> _Buffer:
+        room = self.room_for(array)
+        if room.array is not array:
+            np.copyto(room.array, array)
+        return room
 
     def receive(self, buffer: _Buffer, array: Array) -> None:
         if buffer.array is not array:
@@ -238,6 +260,9 @@ class _DeviceMemory:
             element_type=map_dtype_to_hal_element_type(array.dtype),
         )
         return _Buffer(view, array)
+
+    def send_room(self, array: Array) -> _Buffer:
+        return self.send(array)
 
     def room_for(self, array: Array) -> _Buffer:
         buffer = self._device.allocator.allocate_buffer(

@@ -357,7 +357,8 @@ class Norm:
             if all((flags := array.flags).c_contiguous and flags.aligned for array in arrays):
                 host.sequence(rows, sets, strides).run([*map(address_of, arrays)])
                 return
-        self._iree().run(inputs, results, values_of(self.spec, rows, sets, strides))
+        numbers = values_of(self.spec, rows, sets, strides)
+        self._iree().run(inputs, results, numbers, has_gaps=self.spec.strided_rows)
 
     def _filled(self, array: Array, result: TensorType, call: BoundCall) -> Array:
         """A result's memory, as modules take it."""

@@ -92,7 +92,6 @@ class TwoPass:
             return why
         rules = (
             *gpu_rules(target, self, self.threads(target)),
-            (spec.strided_rows, "rows follow each other in two passes"),
             (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
             elements_rule(spec, max(self.chunks, self.rows) * self.vector),
             grid_rule(self.workgroups),

@@ -202,7 +202,8 @@ def tune(shapes: Collection[tuple[int, ...]]) -> None:
     """
     by_device: dict[DeviceUri, list[NormSpec]] = {}
     for spec, uri in modules.in_use():
-        is_tuned = spec.normalized_shape in shapes and not spec.weight_sets
+        is_plain = not (spec.weight_sets or spec.strided_rows)
+        is_tuned = spec.normalized_shape in shapes and is_plain
         if is_tuned and uri.backend != "cpu":
             by_device.setdefault(uri, []).append(spec)
     for uri, specs in by_device.items():

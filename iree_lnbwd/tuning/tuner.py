@@ -154,6 +154,8 @@ def _checked(specs: object) -> tuple[NormSpec, ...]:
     for spec in given:
         if spec.rows is not None:
             raise ValueError(f"specs: expected rows of None, got {spec.rows} of {spec.name}")
+        if spec.strided_rows:
+            raise ValueError(f"specs: expected rows that follow each other, got {spec.name}")
         if spec.weight_sets:
             raise ValueError(
                 f"specs: expected weights without sets, whose schedule is known, got {spec.name}"
