@@ -45,7 +45,7 @@ from iree_lnbwd.calls.modules import loaded
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.hardware.targets import Target, targets
-from iree_lnbwd.ops.arguments import bind, results_type, rms_eps
+from iree_lnbwd.ops.arguments import Array, bind, results_type, rms_eps
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import (
     FROM_OUTPUT,
@@ -118,7 +118,7 @@ def values(case: Case) -> None:
     op = spec.family
     options: dict[str, Any] = {"rows_per_set": case.rows_per_set}
     if case.chance(0.5) and call.spec is not None:
-        module = loaded(call.spec, DeviceUri.parse(DEVICES[case.where]))
+        module = _loaded(case, call.spec)
         if op.is_backward:
             options["output_mask"] = case.pick(None, spec.output_mask)
         eps = case.pick(None, spec.eps)
@@ -180,7 +180,7 @@ def storage(case: Case) -> None:
     if library == "torch":
         given = {n: None if a is None else tensor_of(np.array(a), device) for n, a in given.items()}
         stored = {n: None if a is None else tensor_of(a, device) for n, a in stored.items()}
-    good = True
+    good, overlaps = True, False
     asked = [result.name for result in spec.results]
     if case.chance(0.5):
         name = case.pick(*asked)
@@ -192,10 +192,11 @@ def storage(case: Case) -> None:
         good = False
     if case.chance(0.5):
         _overlap(case, case.pick(*asked), stored, given)
-        good = False
+        good, overlaps = False, True
     call = bound(spec, {name: array_of(array) for name, array in given.items()})
     before = on_host_all(given), on_host_all(stored)
-    module = loaded(spec, DeviceUri.parse(DEVICES[case.where]))
+    module = _loaded(case, spec)
+    beside = {name: _beside(array) for name, array in stored.items()}
     out = case.pick(grouped, lambda **named: tuple(named.values()))(**stored)
     try:
         case.call(name_of(module), self=module, out=out, bad="" if good else "out", **given)
@@ -207,6 +208,38 @@ def storage(case: Case) -> None:
             raise Failure(f"refused, and something has changed: {error}") from error
         return
     case.judge(on_host(grouped(**stored)), call)
+    if not overlaps and {name: _beside(array) for name, array in stored.items()} != beside:
+        raise Failure("what lies beside a result was written")
+
+
+def _loaded(case: Case, spec: NormSpec) -> Norm:
+    """A module for a spec, with strides of rows or without."""
+    if case.chance(0.5):
+        spec = dataclasses.replace(spec, strided_rows=True)
+        case.said.append("strided")
+    return loaded(spec, DeviceUri.parse(DEVICES[case.where]))
+
+
+def _beside(array: Any) -> bytes | None:
+    """The memory that an array is a view of, but for its own."""
+    is_tensor = torch is not None and isinstance(array, torch.Tensor)
+    whole = None if array is None else array._base if is_tensor else array.base
+    if whole is None or (not is_tensor and not isinstance(whole, np.ndarray)):
+        return None
+    if is_tensor:
+        copy = whole.detach().cpu().clone()
+        steps = (array.shape, array.stride(), array.storage_offset() - whole.storage_offset())
+        if copy.dtype == array.dtype and whole.is_contiguous():
+            copy.as_strided(*steps).zero_()
+            return bytes(copy.contiguous().view(torch.uint8).numpy().tobytes())
+        return None
+    if whole.dtype != array.dtype or not whole.flags.c_contiguous:
+        return None
+    copied = whole.copy()
+    begin = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    own: Array = np.ndarray(array.shape, array.dtype, copied.data, begin, array.strides)
+    own[...] = 0
+    return bytes(copied.tobytes())
 
 
 def _overlap(case: Case, result: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
@@ -457,12 +490,15 @@ def emulated(case: Case) -> None:
     """A legal schedule of any numbers for a GPU, in the emulator: no fault, and right."""
     target = case.pick(*EMULATED)
     spec = draw_spec(case, may_have_all=True)
+    spec = dataclasses.replace(spec, strided_rows=case.chance(0.4))
     how = draw_schedule(case, spec, target)
     rows = max(1, draw_rows(case, spec, _MOST_EMULATED))
     case.said += [target.name, str(how)]
     given = draw_arrays(case, spec, rows)
     vmfb, _ = compiler.build(spec, target, schedule=how)
     call = bound(spec, given, case.rows_per_set)
+    if call.spec is not None:
+        call = call._replace(spec=spec)
     case.judge(EmulatedNorm(vmfb).run(call), call)
 
 

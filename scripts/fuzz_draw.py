@@ -321,8 +321,45 @@ def _backwards(array: Array) -> Array:
     return np.ascontiguousarray(array[..., ::-1])[..., ::-1] if array.ndim else array
 
 
+def _swapped(array: Array) -> Array:
+    """Sequences of batches, as batches of sequences."""
+    if array.ndim < 3:
+        return array.copy()
+    return np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1)
+
+
+def _beside_others(array: Array) -> Array:
+    """A part of each of the first ones, as q of a packed [B, S, 3, H, D]; NaNs are beside it."""
+    return _among_nans(array, max(0, array.ndim - 2))
+
+
+def _slice_of_rows(array: Array) -> Array:
+    """A slice of longer rows."""
+    if array.ndim < 2:
+        return array.copy()
+    wide = np.full((*array.shape[:-1], 2 * array.shape[-1] + 8), np.nan, array.dtype)
+    wide[..., 8 : 8 + array.shape[-1]] = array
+    return wide[..., 8 : 8 + array.shape[-1]]
+
+
+def _every_third(array: Array) -> Array:
+    """Of the first dimension."""
+    return _among_nans(array, 1) if array.ndim > 1 else array.copy()
+
+
+def _among_nans(array: Array, axis: int) -> Array:
+    room = np.full((*array.shape[:axis], 3, *array.shape[axis:]), np.nan, array.dtype)
+    part: Array = np.moveaxis(room, axis, 0)[1]
+    part[...] = array
+    return part
+
+
 LAYOUTS: tuple[Callable[[Array], Array], ...] = (
     np.copy,
+    _swapped,
+    _beside_others,
+    _slice_of_rows,
+    _every_third,
     _in_fortrans_order,
     _at_an_odd_address,
     _past_an_element,
@@ -370,6 +407,21 @@ def lay_out_tensor(case: Case, tensor: Any) -> Any:
         "negated": lambda: torch._neg_view(-tensor),
         "spread": lambda: torch.stack((tensor, tensor), -1)[..., 0],
         "shifted": past_an_element,
+        "beside others": lambda: (
+            torch.stack((tensor * 0, tensor, tensor * 0), -2)[..., 1, :]
+            if tensor.ndim
+            else tensor.clone()
+        ),
+        "sliced": lambda: (
+            torch.cat((tensor * 0, tensor), -1)[..., tensor.shape[-1] :]
+            if tensor.ndim
+            else tensor.clone()
+        ),
+        "swapped": lambda: (
+            tensor.transpose(0, 1).contiguous().transpose(0, 1)
+            if tensor.ndim > 2
+            else tensor.clone()
+        ),
         "transposed": lambda: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor.clone(),
         "differentiated": lambda: tensor.clone().requires_grad_(),
         "inference": inference,
