@@ -108,8 +108,8 @@ void remember(int64_t op, const c10::List<std::optional<Tensor>>& tensors,
               at::IntArrayRef normalized_shape, const c10::List<bool>& mask,
               std::optional<double> eps, double weight_offset,
               std::optional<at::ScalarType> output_dtype, std::optional<int64_t> rows_per_set,
-              at::IntArrayRef strides, at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes,
-              at::IntArrayRef scratch, at::IntArrayRef launches, at::IntArrayRef graph) {
+              at::IntArrayRef driver, int64_t ones, int64_t scratch_bytes, at::IntArrayRef scratch,
+              at::IntArrayRef launches, at::IntArrayRef graph, at::IntArrayRef strides) {
   const Op& described = op_of(op);
   TORCH_CHECK(tensors.size() == described.arguments.size(), "tensors: expected ",
               described.arguments.size(), " of ", described.name, ", got ", tensors.size());
@@ -686,9 +686,8 @@ TORCH_LIBRARY_FRAGMENT(iree_lnbwd, library) {
       register_norm);
   library.def(
       "remember(int op, Tensor?[] tensors, int[] normalized_shape, bool[] mask, float? eps, "
-      "float weight_offset, ScalarType? output_dtype, int? rows_per_set, int[] strides, "
-      "int[] driver, int ones, "
-      "int scratch_bytes, int[] scratch, int[] launches, int[] graph) -> ()",
+      "float weight_offset, ScalarType? output_dtype, int? rows_per_set, int[] driver, int ones, "
+      "int scratch_bytes, int[] scratch, int[] launches, int[] graph, int[] strides=[]) -> ()",
       remember);
   library.def("forget() -> ()", forget);
   library.def("tell_of_fork() -> ()", tell_of_fork);

@@ -280,7 +280,7 @@ def remember(
         output_dtype = None if output is None else supported.BY_NAME[output]
         given = (tensors, normalized_shape, mask, eps, weight_offset, output_dtype, rows_per_set)
         strides = [] if known.strides is None else _strides(known.strides, op)
-        torch.ops.iree_lnbwd.remember(number_of(op), *given, strides, **call._asdict())
+        torch.ops.iree_lnbwd.remember(number_of(op), *given, **call._asdict(), strides=strides)
 
 
 def _host_kind(tensor: Tensor | None) -> object:

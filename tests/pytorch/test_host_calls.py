@@ -155,16 +155,18 @@ def test_the_bits_of_irees_runtime_on_any_number_of_threads(
 def test_memory_that_begins_anywhere_is_used_where_it_lies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Elements are aligned, rows need not be; what is strided is copied."""
+    """Elements are aligned, rows need not be; columns that are apart are copied."""
     operator = torch.ops.iree_lnbwd.rms_norm.default
     x = torch.randn(7, 33)
     expected, _ = operator(x.clone(), None, None, [33], 1e-6, 0.0, False, None)
     room = torch.zeros(8 * 33)
+    apart = torch.zeros(7, 40)[:, 3:36]
+    operator(apart.copy_(x), None, None, [33], 1e-6, 0.0, False, None)  # another kind of call
     monkeypatch.setattr(calling, "call", reaches_python)
     for offset in (1, 2, 3, 5):
         there = room[offset : offset + x.numel()].view(7, 33).copy_(x)
         assert torch.equal(operator(there, None, None, [33], 1e-6, 0.0, False, None)[0], expected)
-    for wide in (torch.zeros(7, 66)[:, ::2], torch.zeros(33, 7).T, torch.zeros(7, 40)[:, 3:36]):
+    for wide in (torch.zeros(7, 66)[:, ::2], torch.zeros(33, 7).T, apart):
         assert torch.equal(
             operator(wide.copy_(x), None, None, [33], 1e-6, 0.0, False, None)[0], expected
         )
