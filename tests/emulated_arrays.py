@@ -47,6 +47,18 @@ class Namespace:
         made[...] = array
         return made
 
+    def beside_others(self, array: Array, *, count: int = 3, shift: int = 0) -> EmulatedArray:
+        """A copy whose rows have others beside them, as q of a packed q, k and v; those are -77."""
+        shape = (*array.shape[:-1], count, array.shape[-1])
+        room = self.asarray(np.full(shape, -77, array.dtype), shift=shift)
+        steps = [count * array.shape[-1]]
+        for length in reversed(array.shape[1:-1]):
+            steps.insert(0, steps[0] * length)
+        view = room._view(array.shape, (*steps, 1))
+        view.room = room
+        view[...] = array
+        return view
+
     def empty_like(
         self, like: EmulatedArray, *, shape: Any = None, dtype: Any = None
     ) -> EmulatedArray:
@@ -83,6 +95,7 @@ class EmulatedArray:
             steps.insert(0, steps[0] * length)
         self._steps = tuple(steps[: len(self.shape)])
         self._given: list[object] = []
+        self.room: EmulatedArray | None = None
 
     def __array_namespace__(self) -> Namespace:
         return self._namespace

@@ -10,14 +10,13 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.ops.arguments import (
-    Array,
     BoundCall,
     GpuArray,
     Results,
@@ -33,7 +32,7 @@ from iree_lnbwd.runtime.frameworks.dlpack import view_of
 from iree_lnbwd.runtime.frameworks.framework import Framework
 from iree_lnbwd.runtime.gpu_driver import Driver
 from iree_lnbwd.runtime.iree_module import IreeModule
-from iree_lnbwd.runtime.storage import Extent, check_apart
+from iree_lnbwd.runtime.storage import Extent, check_apart, extent
 from iree_lnbwd.runtime.stream_module import LaunchSequence, StreamModule, are_aligned
 from iree_lnbwd.vmfb.description import OpenedModule
 from iree_lnbwd.vmfb.raw_interface import storage_name
@@ -51,13 +50,12 @@ class KnownCall:
         input: The place of ``input`` among the arguments of a call.
         inputs: Picks the arrays that the module reads from the arguments of a call.
         copied: Which of these must be copied, because they cannot be used in place.
-        sizes: Bytes of the arrays that it reads, and of the results that it computes.
+        views: The facts known about the arrays that it reads, and about the caller's storage, if
+            any.
         results: Makes an array for each computed result, from the arguments of a call.
         sequence: The launches that it puts on a stream; None if IREE runs it.
         sets: Those of the weight, where it has some.
         strides: Those of the rows, where they do not follow each other.
-        gaps: Arrays whose rows are used where they lie, by their place among those that it reads
-            and computes.
         moved: The results that are computed elsewhere, because their storage is none for the
             module.
     """
@@ -67,12 +65,11 @@ class KnownCall:
     input: int
     inputs: Callable[[Sequence[Any]], Sequence[Any]]
     copied: tuple[int, ...]
-    sizes: tuple[int, ...]
+    views: tuple[GpuArray | None, ...]
     results: tuple[Callable[[Sequence[Any]], Any], ...]
     sequence: LaunchSequence | None
     sets: Sets | None = None
     strides: Strides | None = None
-    gaps: Mapping[int, GpuArray] = field(default_factory=dict)
     moved: tuple[int, ...] = ()
 
     def run(
@@ -168,9 +165,7 @@ class GpuModule:
         spec, rows, sets, strides = self.spec, call.rows, call.sets, call.strides
         arguments = names(spec.family.arguments)
         places = [arguments.index(given.name) for given in spec.inputs]
-        in_gaps = {} if strides is None else dict(strides.given)
         all_views = {**views, **(out or {})}
-        used = [argument.name for argument in spec.arguments]
         return KnownCall(
             module=self,
             rows=rows,
@@ -181,11 +176,7 @@ class GpuModule:
                 for place, given in enumerate(spec.inputs)
                 if not call.arrays[given.name].contiguous
             ),
-            sizes=tuple(
-                math.prod(argument.dims(rows, sets, strides))
-                * DTYPES[argument.dtype].numpy.itemsize
-                for argument in spec.arguments
-            ),
+            views=tuple(all_views[argument.name] for argument in spec.arguments) if out else (),
             results=tuple(
                 _maker(framework, spec, views, call.shape_of(result), _numpy_type(spec, result))
                 for result in spec.family.results
@@ -194,11 +185,6 @@ class GpuModule:
             sequence=self.sequence(rows, sets, strides) if rows else None,
             sets=sets,
             strides=strides,
-            gaps={
-                place: view
-                for place, name in enumerate(used)
-                if name in in_gaps and (view := all_views.get(name)) is not None
-            },
             moved=tuple(place for place, result in enumerate(spec.results) if result.name in moved),
         )
 
@@ -217,25 +203,26 @@ class GpuModule:
             else [getattr(out, result.name) for result in self.spec.results]
         )
         storage = results
-        if known.moved:
-            results = list(results)
-            for place in known.moved:
-                results[place] = known.results[place](given)
+        given_addresses: list[int] = []
+        if out is not None:
+            given_addresses, _ = framework.addresses([*known.inputs(given), *storage])
+            results = [
+                known.results[place](given) if place in known.moved else result
+                for place, result in enumerate(storage)
+            ]
         used = [*known.inputs(given), *results]
         if known.rows == 0:
-            if out is not None:
-                self._check_apart(framework.addresses(used)[0], known)
-            for result in results:
+            self._check_apart(given_addresses, known)
+            for result in storage:
                 framework.clear(result)
-            return known.named(results)
+            return known.named(storage)
         for place in known.copied:
             used[place] = framework.copy(self.spec.inputs[place].name, used[place])
         addresses, keeper = framework.addresses(used)
         if not are_aligned(addresses, self._alignment) or 0 in addresses:
             self._move(framework, used, addresses)
             addresses, keeper = framework.addresses(used)
-        if out is not None:
-            self._check_apart(addresses, known)
+        self._check_apart(given_addresses, known)
         queue = framework.stream(self._device)
         if known.sequence is None:
             self._driver.synchronize(queue)
@@ -247,7 +234,7 @@ class GpuModule:
                 len(results),
                 [known.sets.rows_per_set] if known.sets else [],
             )
-            return known.named(results)
+            return self._finished(known, framework, storage, results)
         scratch, scratch_keeper = 0, None
         if size := known.sequence.scratch_bytes:
             # Of this call alone: a later one may be on another stream, or in another memory pool.
@@ -259,6 +246,13 @@ class GpuModule:
         if framework.waits:
             self._driver.synchronize(queue)
         del keeper, scratch_keeper  # the kernels are queued, or done
+        return self._finished(known, framework, storage, results)
+
+    @staticmethod
+    def _finished(
+        known: KnownCall, framework: Framework, storage: Sequence[Any], results: Sequence[Any]
+    ) -> Results:
+        """The results of a call, in the caller's storage."""
         for place in known.moved:
             framework.assign(storage[place], results[place])
         return known.named(storage)
@@ -270,15 +264,13 @@ class GpuModule:
         return (*(given.name for given in self.spec.inputs), *results)
 
     def _check_apart(self, addresses: Sequence[int], known: KnownCall) -> None:
-        """Expects storage that shares memory with no other argument."""
+        """Expects storage that shares memory with no other argument; without storage, nothing."""
         extents = [
-            Extent(name, address, size, _gaps(address, known.gaps.get(place)))
-            for place, (name, address, size) in enumerate(
-                zip(self._names, addresses, known.sizes, strict=True)
-            )
+            _extent(name, address, view)
+            for name, address, view in zip(self._names, addresses, known.views, strict=False)
         ]
         inputs = len(self.spec.inputs)
-        check_apart(extents[:inputs], extents[inputs:])
+        check_apart([e for e in extents[:inputs] if e], [e for e in extents[inputs:] if e])
 
     def _move(self, framework: Framework, used: list[Any], addresses: Sequence[int]) -> None:
         """Replaces arrays that the module cannot use in place by copies.
@@ -298,11 +290,13 @@ class GpuModule:
             used[place] = framework.copy(name, used[place])
 
 
-def _gaps(address: int, view: GpuArray | None) -> Array | None:
-    """An array with gaps as NumPy's, which nobody reads."""
-    if view is None:
+def _extent(name: str, address: int, view: GpuArray | None) -> Extent | None:
+    """The memory of an array; None if that is not known, so that it is copied first."""
+    if view is None or not (view.contiguous or view.strides):
         return None
-    return view_of(address, view.shape, view.strides, view.dtype, keeper=None)
+    if view.contiguous:
+        return Extent(name, address, math.prod(view.shape) * np.dtype(view.dtype).itemsize)
+    return extent(name, view_of(address, view.shape, view.strides, view.dtype, keeper=None))
 
 
 def _picking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

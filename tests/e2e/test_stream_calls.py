@@ -32,7 +32,7 @@ from iree_lnbwd.emulator import Fault
 from iree_lnbwd.functional import rms_norm_backward
 from iree_lnbwd.hardware.devices import DeviceUri
 from iree_lnbwd.hardware.targets import find_target
-from iree_lnbwd.ops.arguments import BoundCall, Results, bind, results_type
+from iree_lnbwd.ops.arguments import Array, BoundCall, Results, bind, results_type
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import LAYER_NORM, OPS
 from iree_lnbwd.runtime import gpu_module
@@ -208,6 +208,111 @@ def test_a_bias_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         gpu.op(**given)
 
 
+STRIDED = NormSpec((96,), strided_rows=True)
+
+
+@pytest.mark.parametrize("schedule", [None, ONE_PASS], ids=["few rows", "one pass"])
+def test_rows_are_used_where_they_lie(
+    schedule: Schedule | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all arrays, or of some, beside dense ones; what lies beside a result stays."""
+    gpu, rng = Gpu(STRIDED, schedule, monkeypatch), random_generator()
+    for apart in (("grad_output", "input", "out"), ("input",), ("out",), ()):
+        for _ in range(2):  # the second time, such a call is known
+            arguments = random_arguments(rng, SPEC, (2, 7))
+            places = dict.fromkeys(apart, gpu.arrays.beside_others)
+            given = gpu.given(arguments, **places)
+            put = places.get("out", gpu.arrays.asarray)
+            out = LayerNormGrads(
+                put(np.zeros((2, 7, 96), np.float32)),
+                *(gpu.arrays.asarray(np.zeros(96, np.float32)) for _ in range(2)),
+            )
+            begun = len(gpu.driver.launches)
+            gpu.op(**given, out=out)
+            assert_matches_reference(on_host(out), arguments)
+            first = gpu.driver.launches[begun].bindings
+            assert [b.address for b in first[:2]] == [
+                given[name].buffer.address for name in ("grad_output", "input")
+            ]
+            if "out" in apart:
+                assert first[5].address == out.grad_input.buffer.address
+                beside = out.grad_input.room.numpy()[:, :, 1:]
+                assert (beside == -77).all()
+
+
+def test_rows_that_no_access_begins_at_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At another address, or with other strides; also where others like them are known."""
+    gpu = Gpu(STRIDED, ONE_PASS, monkeypatch)
+    arguments = random_arguments(random_generator(), SPEC, (2, 7))
+
+    def wide(array: Array, more: int) -> EmulatedArray:
+        room = gpu.arrays.asarray(np.full((2, 7, 96 + more), -77, array.dtype))
+        view = room._view((2, 7, 96), (7 * (96 + more), 96 + more, 1))
+        view[...] = array
+        return view
+
+    def turned(array: Array) -> EmulatedArray:
+        return gpu.arrays.asarray(array.transpose(1, 0, 2)).transpose(1, 0, 2)
+
+    expected = on_host(gpu.op(**gpu.given(arguments)))
+    places: list[tuple[Any, bool]] = [
+        (gpu.arrays.beside_others, True),
+        (lambda array: gpu.arrays.beside_others(array, shift=4), False),
+        (lambda array: gpu.arrays.beside_others(array, shift=16), True),
+        (lambda array: wide(array, 4), True),
+        (lambda array: wide(array, 2), False),
+        (turned, True),
+        (gpu.arrays.spread, False),
+    ]
+    for _ in range(2):
+        for put, in_place in places:
+            given = gpu.given(arguments, input=put)
+            begun = len(gpu.driver.launches)
+            assert_same_bits(on_host(gpu.op(**given)), expected)
+            address = gpu.driver.launches[begun].bindings[1].address
+            assert (address == given["input"].buffer.address + given["input"].offset) == in_place
+
+
+@pytest.mark.parametrize("spec", [SPEC, STRIDED], ids=["dense rows", "strided rows"])
+def test_storage_whose_rows_are_apart(spec: NormSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is filled in place, or from a result elsewhere; or refused, and nothing has changed."""
+    gpu = Gpu(spec, ONE_PASS, monkeypatch)
+    arguments = random_arguments(random_generator(), SPEC, (2, 7))
+    given = gpu.given(arguments)
+    zeros = np.zeros((2, 7, 96), np.float32)
+    sums = [gpu.arrays.asarray(np.zeros(96, np.float32)) for _ in range(2)]
+    for shift in (0, 16):
+        storage = gpu.arrays.beside_others(zeros, shift=shift)
+        for _ in range(2):
+            out = LayerNormGrads(storage, *sums)
+            assert gpu.op(**given, out=out) == out
+            assert_matches_reference(on_host(out), arguments)
+            assert storage.room is not None
+            assert (storage.room.numpy()[:, :, 1:] == -77).all()
+    row = gpu.arrays.asarray(np.zeros(96, np.float32))
+    same = row._view((2, 7, 96), (0, 0, 1))
+    meets = given["input"]._view((2, 7, 96), (7 * 96, 96, 1))
+    meets.offset += 16
+    for storage, said in (
+        (same, "expected a contiguous array, or rows that share no element"),
+        (gpu.arrays.beside_others(zeros, shift=4), "expected a contiguous array, or"),
+        (gpu.arrays.spread(zeros), "expected a contiguous array, or"),
+        (meets, "expected memory of its own"),
+    ):
+        with pytest.raises(ValueError, match=rf"^out\.grad_input: {said}"):
+            gpu.op(**given, out=LayerNormGrads(storage, *sums))
+    packed = gpu.arrays.beside_others(arguments.input)
+    assert packed.room is not None
+    beside = packed.room._view((2, 7, 96), packed._steps)
+    beside.offset += 96 * 4
+    in_packed = gpu.given(arguments, input=lambda _: packed)
+    gpu.op(**in_packed, out=LayerNormGrads(beside, *sums))
+    assert_matches_reference(on_host(LayerNormGrads(beside, *sums)), arguments)
+    assert packed.numpy().tobytes() == arguments.input.tobytes()
+    with pytest.raises(ValueError, match=r"^out\.grad_input: expected memory of its own"):
+        gpu.op(**in_packed, out=LayerNormGrads(packed, *sums))
+
+
 def test_scratch_is_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library may give its memory to others afterwards, as CUDA graphs' pools do."""
     gpu = Gpu(SPEC, ONE_PASS, monkeypatch)
@@ -238,7 +343,7 @@ def test_scratch_that_is_too_short_is_a_fault(monkeypatch: pytest.MonkeyPatch) -
     call = gpu.op._gpu.sequence(23)
     assert call is not None
     short = replace(call, scratch_bytes=call.scratch_bytes // 2)
-    monkeypatch.setattr(gpu.op._gpu, "sequence", lambda rows, sets: short)
+    monkeypatch.setattr(gpu.op._gpu, "sequence", lambda *_: short)
     with pytest.raises(Fault, match=r"out of bounds|outside of every buffer"):
         gpu.op(**gpu.given(arguments))
 
