@@ -54,7 +54,8 @@ class Norm:
 
     Arrays may be NumPy's, PyTorch's, or any that support DLPack. An array in the device's memory is
     used in place if it is contiguous and its address is a multiple of ``alignment``; otherwise a
-    call works on a copy. A module on a GPU takes NumPy arrays too, and copies them.
+    call works on a copy. A module whose spec has ``strided_rows`` uses arrays in place whose rows
+    have two strides, too. A module on a GPU takes NumPy arrays too, and copies them.
 
     On a GPU a call with PyTorch's tensors returns when its kernels are in the queue of PyTorch's
     current stream, and can be captured into a graph. With other libraries' arrays, or where
@@ -143,8 +144,10 @@ class Norm:
             output_mask: None, or the mask that the module was compiled for.
             eps: None, or the eps that the module was compiled for.
             out: An array for each result that the module computes, and None for the others. They
-                must be contiguous (on a GPU, aligned as well), and share no memory with each other
-                or with an argument that is read. None makes new arrays of ``input``'s library.
+                must be contiguous, or of dense rows with two strides (on a GPU, aligned as well),
+                and share no memory with each other or with an argument that is read. Where the
+                module's spec has no ``strided_rows``, such rows are computed elsewhere first. None
+                makes new arrays of ``input``'s library.
             rows_per_set: Neighbouring rows that take one set of a weight's.
 
         Returns:

@@ -47,8 +47,8 @@ def layer_norm(
     The first use compiles the operators in C++, too (see ``native.load``).
 
     Args:
-        input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides;
-            what is not contiguous is copied.
+        input: [..., *normalized_shape], on the CPU or a GPU; f32, f16, bf16 or f64. Any strides:
+            rows with two of them are read where they lie, others are copied.
         normalized_shape: The trailing dimensions to normalize.
         weight: [*normalized_shape], on the same device; None means ones. Its element type may be
             another than ``input``'s, unless one is f64. Or [G, *normalized_shape]: G sets, of which
