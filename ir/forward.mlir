@@ -119,9 +119,9 @@ hal.executable.source private @normalize {
     // From ir/math/.
     func.func private @rstd(!acc) -> !acc
     // with sets: func.func private @row_set(index, index, index) -> index
-    // with strides: func.func private @row_of_x(!x_rows, index) -> !x_rows
-    // with strides: func.func private @row_of_residual(!residual_rows, index) -> !residual_rows
-    // with strides: func.func private @row_of_y(!y_rows, index) -> !y_rows
+    // with strides: func.func private @row_of_x(!forward_x_rows, index) -> !forward_x_rows
+    // with strides: func.func private @row_of_residual(!forward_residual_rows, index) -> !forward_residual_rows
+    // with strides: func.func private @row_of_y(!forward_y_rows, index) -> !forward_y_rows
     func.func private @xhat(!forward_chunk, !acc, !acc) -> !forward_chunk
     func.func private @widen_of_gamma(!forward_gamma) -> !forward_chunk
     func.func private @weight(!forward_chunk) -> !forward_chunk
@@ -226,10 +226,10 @@ hal.executable.source private @normalize {
       %before_end = arith.cmpi ule, %row_mine, %last_row : index
       %exists = arith.ori %one_row, %before_end : i1
 
-      // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
-      // with strides: %residual_strided = func.call @row_of_residual(%residual, %row) : (!residual_rows, index) -> !residual_rows
-      // with strides: %y_strided = func.call @row_of_y(%y, %row) : (!y_rows, index) -> !y_rows
-      // with strides: %s_strided = func.call @row_of_residual(%s, %row) : (!residual_rows, index) -> !residual_rows
+      // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!forward_x_rows, index) -> !forward_x_rows
+      // with strides: %residual_strided = func.call @row_of_residual(%residual, %row) : (!forward_residual_rows, index) -> !forward_residual_rows
+      // with strides: %y_strided = func.call @row_of_y(%y, %row) : (!forward_y_rows, index) -> !forward_y_rows
+      // with strides: %s_strided = func.call @row_of_residual(%s, %row) : (!forward_residual_rows, index) -> !forward_residual_rows
       %thread = vector.from_elements %id, %t, %group, %row, %rank, %part : !forward_thread
       func.call @ready_for_sums(%mbarriers, %thread) : (!mbarriers, !forward_thread) -> ()
 

@@ -19,9 +19,10 @@ from iree_lnbwd.vmfb.launches import KERNELS, PlannedLaunch
 
 _SUBSPAN = re.compile(
     r"^( *)%(\w+) = (hal\.interface\.binding\.subspan layout\((#\w+)\) binding\((\d+)\).*) : "
-    r"!(\w+)_(rows|lines)(\{%\w+\})\n",
+    r"(!(?:forward_)?(\w+)_(?:rows|lines))(\{%\w+\})\n",
     re.MULTILINE,
 )
+_BOUND = re.compile(r"binding\.subspan layout\(#\w+\) binding\((\d+)\).* : !(\w+)")
 # A number of a division, as ir/math/rows.mlir has it.
 _NUMBER = re.compile(r"layout\(#its_layout\) ordinal\((\d+)\)")
 
@@ -37,6 +38,7 @@ def aliases(spec: NormSpec) -> dict[str, str]:
             f"!{element}_memory": storage(f"?x!{element}"),
             f"!{element}_rows": rows,
             f"!{element}_lines": rows,
+            f"!forward_{element}_rows": rows,
         }
     return found
 
@@ -61,7 +63,7 @@ def found(kernel: str, spec: NormSpec, launch: PlannedLaunch) -> str:
         ]
 
     def rows(line: re.Match[str]) -> str:
-        indent, name, subspan, _, binding, element, what, size = line.groups()
+        indent, name, subspan, _, binding, type_, element, size = line.groups()
         operand = KERNELS[launch.kernel].bindings[int(binding)]
         if operand.kind is not Kind.CELLS:
             return line[0]
@@ -76,14 +78,19 @@ def found(kernel: str, spec: NormSpec, launch: PlannedLaunch) -> str:
         lines.append(
             f"{indent}%{name} = memref.reinterpret_cast %{name}_memory to offset: [%c0], "
             f"sizes: [{inner}, {spec.columns}], strides: [{outer}, 1] "
-            f": !{element}_memory to !{element}_{what}"
+            f": !{element}_memory to {type_}"
         )
         return "".join(f"{line}\n" for line in lines)
 
     def number(found: re.Match[str]) -> str:
         return f"layout({own}) ordinal({places[DIVISOR_NUMBERS[int(found[1])]]})"
 
-    return _NUMBER.sub(number, _SUBSPAN.sub(rows, kernel))
+    text = _NUMBER.sub(number, _SUBSPAN.sub(rows, kernel))
+    for binding, type_ in _BOUND.findall(text):
+        operand = KERNELS[launch.kernel].bindings[int(binding)]
+        if operand.kind is Kind.CELLS and not type_.endswith("_memory"):
+            raise ValueError(f"{launch.kernel}: expected memory of {operand.symbol}, got {type_}")
+    return text
 
 
 def arguments(spec: NormSpec, operands: Sequence[Operand]) -> list[str]:
