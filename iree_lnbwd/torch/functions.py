@@ -81,6 +81,11 @@ def layer_norm(
     """
     check_flag("own_forward", own_forward)
     check_flag("memory_efficient", memory_efficient)
+    if _is_usual(input, normalized_shape, weight, weight_offset, output_dtype, rows_per_set):
+        ours, given = torch.ops.iree_lnbwd, (input, weight, bias, normalized_shape, eps)
+        if own_forward or memory_efficient or weight_offset:
+            return ours.own_layer_norm.default(*given, weight_offset, memory_efficient, None)[0]
+        return ours.layer_norm.default(*given)[0]
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -129,6 +134,9 @@ def rms_norm(
         TypeError, ValueError, RuntimeError: Naming the tensor, what came and what was expected.
     """
     check_flag("memory_efficient", memory_efficient)
+    if _is_usual(input, normalized_shape, weight, weight_offset, output_dtype, rows_per_set):
+        given = (input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None)
+        return torch.ops.iree_lnbwd.rms_norm.default(*given)[0]
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -241,6 +249,29 @@ def add_rms_norm(
     return found[0], found[-1]
 
 
+def _is_usual(
+    input: object,
+    dims: object,
+    weight: Any,
+    weight_offset: object,
+    output_dtype: object,
+    rows_per_set: object,
+) -> bool:
+    """Whether only the operator has something left to check or to decide, as in most calls.
+
+    What the general way takes to find that out can be measured.
+    """
+    return (
+        type(input) is Tensor
+        and type(dims) is tuple
+        and output_dtype is None
+        and type(rows_per_set) is int
+        and rows_per_set == 1
+        and type(weight_offset) is float
+        and (weight is None or getattr(weight, "ndim", None) == len(dims))
+    )
+
+
 def has_sets(
     weight: Tensor | None, normalized_shape: int | Sequence[int], rows_per_set: int
 ) -> bool:
@@ -349,7 +380,7 @@ def _output_dtype(
 
 def check_flag(name: str, value: object) -> None:
     """Expects True or False."""
-    if not isinstance(value, bool):
+    if value is not True and value is not False:
         raise TypeError(f"{name}: expected True or False, got {type(value).__name__}")
 
 

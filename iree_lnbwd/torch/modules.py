@@ -134,7 +134,8 @@ class LayerNorm(_WithHeads, nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
-        self._check_heads(input)
+        if self.heads is not None:
+            self._check_heads(input)
         return layer_norm(
             input,
             self.normalized_shape,
@@ -227,7 +228,8 @@ class RMSNorm(_WithHeads, _RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] to the same shape."""
-        self._check_heads(x)
+        if self.heads is not None:
+            self._check_heads(x)
         return rms_norm(
             x,
             self.normalized_shape,

@@ -45,11 +45,14 @@ class ReplacedNorm(nn.Module):
         """
         form = form_of(self)
         output = None
-        given = inputs
-        if named and not named.keys() - {*form.arguments[len(inputs) :]}:
-            given = (*inputs, *(named[a] for a in form.arguments[len(inputs) :] if a in named))
-        if len(given) == len(form.arguments) == len(inputs) + len(named):
-            output = _computed(form, self, *given)
+        if form.usual and len(inputs) == 1 and not named:
+            output = _computed(form, self, *inputs)
+        else:
+            given = inputs
+            if named and not named.keys() - {*form.arguments[len(inputs) :]}:
+                given = (*inputs, *(named[a] for a in form.arguments[len(inputs) :] if a in named))
+            if len(given) == len(form.arguments) == len(inputs) + len(named):
+                output = _computed(form, self, *given)
         if output is None:
             first = next(iter(inputs), named.get(form.argument))
             output = form.of_own_forward(super().forward(*inputs, **named), first)
