@@ -63,7 +63,7 @@ def export_aliases(spec: NormSpec, plans: LaunchPlans) -> dict[str, str]:
     return aliases
 
 
-def launched(text: str, spec: NormSpec, plans: LaunchPlans) -> str:
+def launched(text: str, spec: NormSpec, plans: LaunchPlans, *, on_gpu: bool) -> str:
     """A file of kernels without those that no call launches, their bindings numbered.
 
     An operand that the spec lacks gets the number of the first one. Nothing uses it.
@@ -81,7 +81,9 @@ def launched(text: str, spec: NormSpec, plans: LaunchPlans) -> str:
         if launch is None:
             return ""
         text = executable[0]
-        return strided_rows.found(text, spec, launch) if spec.strided_rows else text
+        if not spec.strided_rows:
+            return text
+        return strided_rows.found(text, spec, launch, on_gpu=on_gpu)
 
     return _BINDING.sub(numbered, _EXECUTABLE.sub(kept, text))
 
@@ -107,6 +109,8 @@ def entry(
     spec: NormSpec,
     plans: LaunchPlans | None,
     reflection: Mapping[str, str],
+    *,
+    on_gpu: bool,
 ) -> str:
     """The public function: views of the caller's memory in, views of the filled storage out.
 
@@ -117,13 +121,14 @@ def entry(
         spec: What the module computes.
         plans: What it launches. None if IREE decides that.
         reflection: The module's description of itself.
+        on_gpu: Whether it runs on a GPU.
     """
     arguments = [f"%{_view(operand)}: {_VIEW}" for operand in _arguments(spec)]
     arguments += ["%rows_per_set_given: i64"] if spec.weight_sets else []
     arguments += strided_rows.arguments(spec, _arguments(spec)) if spec.strided_rows else []
     types = ", ".join(_VIEW for _ in _results(spec))
     attributes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in reflection.items())
-    body = [*_constants(spec), *_checks(spec), *_sets(spec)]
+    body = [*_constants(spec), *_checks(spec, on_gpu=on_gpu), *_sets(spec)]
     if spec.strided_rows:
         body += strided_rows.inverse()
     if spec.rows is None:
@@ -212,7 +217,7 @@ def _sets(spec: NormSpec) -> list[str]:
     ]
 
 
-def _checks(spec: NormSpec) -> list[str]:
+def _checks(spec: NormSpec, *, on_gpu: bool) -> list[str]:
     """Expects of every argument its type and a shape that fits the others', and imports inputs."""
     lines = ["%dense = hal.encoding_type<dense_row_major> : i32"]
     elements = dict.fromkeys(operand.element for operand in _arguments(spec))
@@ -236,7 +241,7 @@ def _checks(spec: NormSpec) -> list[str]:
         ]
     if spec.strided_rows:
         named = {operand: _named(operand) for operand in _arguments(spec)}
-        lines += strided_rows.checks(spec, named)
+        lines += strided_rows.checks(spec, named, on_gpu=on_gpu)
     for operand in _inputs(spec):
         lines.append(
             f'%{operand.symbol} = hal.tensor.import %{_view(operand)} "{operand.name}" '

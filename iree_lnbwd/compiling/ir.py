@@ -213,7 +213,7 @@ def module(
         aliases |= _sets_of_rows_aliases(typed)
         texts = {name: _with_a_weight_of_each_row(name, text) for name, text in texts.items()}
     plans = launches(spec, target, schedule)
-    has_gate = spec.gate is not None
+    has_gate, on_gpu = spec.gate is not None, target.backend != "cpu"
     texts = {name: passages.chosen(text, has_gate=has_gate) for name, text in texts.items()}
     if isinstance(schedule, RowBlocks):
         aliases |= schedule.aliases(spec)
@@ -238,13 +238,13 @@ def module(
         kernels[FORWARD] += "\n" + _of_few_rows(kernels[FORWARD])
     text = "\n".join(kernels.values())
     if plans is not None:
-        text = host_program.launched(text, spec, plans)
+        text = host_program.launched(text, spec, plans, on_gpu=on_gpu)
     if typed.rows is not None:
         text = text.replace("tensor.empty(%rows)", "tensor.empty()")
         text = _OF_ROWS.sub(r"\1", text)
     reflection = _reflection(spec, target, schedule, plans, host_cpu)
     text += host_program.requirements(cpu_features)
-    text += host_program.entry(spec, plans, reflection)
+    text += host_program.entry(spec, plans, reflection, on_gpu=on_gpu)
     header += "".join(alias[0] for alias in _ALIAS.finditer(text))
     text = re.sub(r"\n{3,}", "\n\n", _ALIAS.sub("", text)).strip("\n")
     return f"{header}\nmodule @{raw_interface.symbol(spec, target)} {{\n\n{text}\n\n}}\n"

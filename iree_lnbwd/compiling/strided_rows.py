@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from iree_lnbwd.ops import layouts
 from iree_lnbwd.ops.operands import Element, Kind, Operand
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.ops.strides import MOST_STRIDE, RowStrides
@@ -43,24 +44,31 @@ def aliases(spec: NormSpec) -> dict[str, str]:
     return found
 
 
-def found(kernel: str, spec: NormSpec, launch: PlannedLaunch) -> str:
+def found(kernel: str, spec: NormSpec, launch: PlannedLaunch, *, on_gpu: bool) -> str:
     """A kernel whose rows are found by the numbers of a call.
+
+    On a GPU, strides are multiples of what an access needs. Without the mask that says so, LLVM
+    would load and store single elements.
 
     Args:
         kernel: Its text, with functions of ``ir/math/rows.mlir``.
         spec: What is computed, with strides.
         launch: Has the numbers among its constants.
+        on_gpu: Whether it is a GPU's.
     """
     places = {count: place for place, count in enumerate(launch.constants)}
     there = {spec.family.named(name).symbol: name for name in launch.bindings}
     own = f"#{launch.kernel}_layout"
 
-    def loaded(indent: str, name: str, number: StridesNumber) -> list[str]:
+    def loaded(indent: str, name: str, number: StridesNumber, multiple: int) -> list[str]:
         load = f"hal.interface.constant.load layout({own}) ordinal({places[number]}) : i32"
-        return [
-            f"{indent}%{name}_i32 = {load}",
-            f"{indent}%{name} = arith.index_castui %{name}_i32 : i32 to index",
+        lines = [
+            f"%{name}_i32 = {load}",
+            f"%{name}_whole = arith.constant {-multiple} : i32",
+            f"%{name}_known = arith.andi %{name}_i32, %{name}_whole : i32",
+            f"%{name} = arith.index_castui %{name}_known : i32 to index",
         ]
+        return [indent + line for line in lines]
 
     def rows(line: re.Match[str]) -> str:
         indent, name, subspan, _, binding, type_, element, size = line.groups()
@@ -73,7 +81,8 @@ def found(kernel: str, spec: NormSpec, launch: PlannedLaunch) -> str:
             for number, field in zip(
                 strides_of(there[operand.symbol]), RowStrides._fields, strict=True
             ):
-                lines += loaded(indent, f"{name}_{field}", number)
+                each = layouts.multiple(spec, operand) if on_gpu else 1
+                lines += loaded(indent, f"{name}_{field}", number, each)
             inner, outer = f"%{name}_inner", f"%{name}_outer"
         lines.append(
             f"{indent}%{name} = memref.reinterpret_cast %{name}_memory to offset: [%c0], "
@@ -136,12 +145,13 @@ def inverse() -> list[str]:
     ]
 
 
-def checks(spec: NormSpec, named: Mapping[Operand, str]) -> list[str]:
+def checks(spec: NormSpec, named: Mapping[Operand, str], *, on_gpu: bool) -> list[str]:
     """Expects numbers that kernels can count with, and memory that has all rows.
 
     Args:
         spec: With strides.
         named: The arguments, and their names in messages.
+        on_gpu: Whether kernels are a GPU's.
     """
     lines = [
         "%c1_row = arith.constant 1 : index",
@@ -166,11 +176,18 @@ def checks(spec: NormSpec, named: Mapping[Operand, str]) -> list[str]:
         if not spec.is_strided(operand):
             continue
         of = f"%{operand.symbol}"
+        each = layouts.multiple(spec, operand) if on_gpu else 1
+        multiples = f"multiples of {each}" if each > 1 else "numbers"
+        lines.append(f"{of}_multiple = arith.constant {each} : index")
         for field in RowStrides._fields:
             lines += [
                 f"{of}_{field} = arith.index_cast {of}_{field}_given : i64 to index",
                 f"{of}_{field}_fits = arith.cmpi ule, {of}_{field}, %most_stride : index",
-                f'cf.assert {of}_{field}_fits, "{name}: expected strides from 0 to {MOST_STRIDE}"',
+                f"{of}_{field}_rest = arith.remui {of}_{field}, {of}_multiple : index",
+                f"{of}_{field}_whole = arith.cmpi eq, {of}_{field}_rest, %c0 : index",
+                f"{of}_{field}_good = arith.andi {of}_{field}_fits, {of}_{field}_whole : i1",
+                f'cf.assert {of}_{field}_good, "{name}: expected strides from 0 to {MOST_STRIDE}, '
+                f'{multiples}"',
             ]
         lines += [
             f"{of}_whole = arith.muli %whole_before, {of}_outer : index",

@@ -55,18 +55,17 @@ def strides_of(call: BoundCall, out: Mapping[str, AnyArray]) -> Strides | None:
     leading = call.shape[: len(call.shape) - len(dims)]
     arrays = tuple((name, leading_strides(array, len(dims))) for name, array in cells.items())
     multiples = tuple(
-        (name, multiple(call, family.named(name)))
+        (name, multiple(call.spec, family.named(name)))
         for name, array in cells.items()
         if isinstance(array, GpuArray)
     )
     return arranged(leading, call.spec.columns, arrays, tuple(out), multiples)
 
 
-def multiple(call: BoundCall, operand: Operand) -> int:
+def multiple(spec: NormSpec, operand: Operand) -> int:
     """What a GPU's strides must be multiples of, so that each row begins where an access may."""
-    assert call.spec is not None
-    size = DTYPES[call.spec.element_type(operand.element)].numpy.itemsize
-    return math.gcd(ACCESS_BYTES, call.spec.columns * size) // size
+    size = DTYPES[spec.element_type(operand.element)].numpy.itemsize
+    return math.gcd(ACCESS_BYTES, spec.columns * size) // size
 
 
 def placed(call: BoundCall, strides: Strides | None = None) -> BoundCall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from support import (
 from test_family import spec_of
 
 import iree_lnbwd as lnbwd
-from iree_lnbwd import NormSpec, runtime
+from iree_lnbwd import NormSpec, runtime, schedules
 from iree_lnbwd.calls.modules import loaded
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.devices import DeviceUri
@@ -32,6 +33,7 @@ from iree_lnbwd.runtime import Norm
 from iree_lnbwd.verification import matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.verification.scattered import ScatteredNorm, scattered
+from iree_lnbwd.vmfb.executables import exports
 
 HOST = DeviceUri.parse("local-task")
 ROWS = (1, 2, 5, 41, 700)
@@ -376,6 +378,23 @@ def test_on_emulated_gpus(spec: NormSpec, target: str, few: bool) -> None:
     if few:
         call = matrix.adversarial_call(spec, rng)
         assert_right(emulated.run(call), call)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("columns", [100, 128, 4096])
+@pytest.mark.parametrize("op", OPS)
+def test_accesses_are_as_wide_as_those_of_dense_rows(op: str, columns: int) -> None:
+    """LLVM would access single elements, if it did not know that strides are whole accesses."""
+    target = find_target("sm_90")
+    spec = spec_of(op, columns, "bf16", strided_rows=True)
+    how = schedules.choose(spec, target)
+    narrow = []
+    for each in (replace(spec, strided_rows=False), spec):
+        vmfb, _ = compiler.build(each, target, schedule=how)
+        (code,) = {export.code for export in exports(vmfb)}
+        narrow.append(len(re.findall(rb"(?:ld|st)\.global\S*\.b16", code)))
+        assert re.search(rb"global\S*\.v[24]\.b32", code)
+    assert narrow[0] == narrow[1]
 
 
 def test_scattered_calls_have_strides() -> None:
