@@ -51,7 +51,7 @@ class Bundle(Norms):
         self.file = BundleFile(path)
         target_of(self.device)
         self._loaded: dict[NormSpec, Norm] = {}
-        self._modules = Modules(lambda spec, _: self.module(spec), WeakValueDictionary())
+        self._modules = Modules(lambda spec, _: self.module(spec), WeakValueDictionary(), set())
 
     @property
     def members(self) -> tuple[Member, ...]:

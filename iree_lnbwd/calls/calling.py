@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from iree_lnbwd.ops.arguments import (
 from iree_lnbwd.ops.layouts import in_place
 from iree_lnbwd.ops.operands import RSTD, names
 from iree_lnbwd.ops.sets import Sets
-from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.ops.strides import Strides
 from iree_lnbwd.runtime import Norm
 from iree_lnbwd.runtime.frameworks import interop
@@ -63,7 +62,8 @@ def call(
     Returns:
         The results, and the kind of the call, if there was something to compute.
     """
-    load, known_kinds = modules or MODULES
+    modules = modules or MODULES
+    known_kinds = modules.known
     op = options.op
     arguments = names(op.arguments)
     data = given[arguments.index(op.data.name)]
@@ -73,7 +73,7 @@ def call(
         bound = bound_as_given(views, options)
         if bound.spec is None:
             return results_of(op, {}), None
-        norm, bound = _found(bound, uri or _HOST, load)  # a GPU gets copies in any case
+        norm, bound = _found(bound, uri or _HOST, modules)  # a GPU gets copies in any case
         rows = bound.rows
         known_here = HostCall(norm, rows, bound.sets, bound.strides) if rows else None
         return interop.from_numpy(norm.run(bound), like=data), known_here
@@ -91,14 +91,12 @@ def call(
             raise ValueError(
                 f"device: expected {where}, where {op.data.name} is, or None, got {uri}"
             )
-        norm, bound = _found(bound, where, load)
+        norm, bound = _found(bound, where, modules)
         known = known_kinds[key] = norm.learn(kind, framework, views, bound)
     return known.run(framework, given), known
 
 
-def _found(
-    bound: BoundCall, uri: DeviceUri, load: Callable[[NormSpec, DeviceUri], Norm]
-) -> tuple[Norm, BoundCall]:
+def _found(bound: BoundCall, uri: DeviceUri, modules: Modules) -> tuple[Norm, BoundCall]:
     """The module for a call, and the call as that takes it: rows where they lie, if it can be.
 
     Without a module for strided rows, they are copied.
@@ -106,15 +104,18 @@ def _found(
     Args:
         bound: As `bound_as_given` has it.
         uri: The device.
-        load: Gives modules.
+        modules: Where modules come from.
     """
     is_copied = uri.backend != "cpu" and isinstance(next(iter(bound.arrays.values())), np.ndarray)
     strided = None if is_copied else in_place(bound)
     if strided is not None and strided.spec is not None:
-        try:
-            return load(strided.spec, uri), strided
-        except (ArtifactError, CompileError):
-            pass
+        key = (strided.spec, uri)
+        if key not in (modules.missing or ()):
+            try:
+                return modules.load(*key), strided
+            except (ArtifactError, CompileError):
+                if modules.missing is not None:
+                    modules.missing.add(key)
     dense = densely(bound)
     assert dense.spec is not None
-    return load(dense.spec, uri), dense
+    return modules.load(dense.spec, uri), dense

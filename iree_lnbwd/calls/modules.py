@@ -21,6 +21,7 @@ from iree_lnbwd.stores import cache, tuned_choice
 
 _LOADED_MODULES = 256
 
+_Key = tuple[NormSpec, DeviceUri]
 # A function that is told of each module that is about to be compiled.
 Compiling = Callable[[NormSpec, Target], None]
 
@@ -31,13 +32,15 @@ class Modules(NamedTuple):
     Attributes:
         load: The module for a spec on a device.
         known: Known kinds of call on a GPU; they are kept as long as their modules are loaded.
+        missing: What there was no module for, of specs with strided rows: calls copy instead, and
+            do not ask again. None where they always ask.
     """
 
     load: Callable[[NormSpec, DeviceUri], Norm]
     known: WeakValueDictionary[Hashable, KnownCall]
+    missing: set[_Key] | None = None
 
 
-_Key = tuple[NormSpec, DeviceUri]
 _loading: dict[_Key, threading.RLock] = {}
 _alive: WeakValueDictionary[_Key, Norm] = WeakValueDictionary()
 _known: WeakValueDictionary[Hashable, KnownCall] = WeakValueDictionary()
@@ -122,7 +125,8 @@ def origin(spec: NormSpec, uri: DeviceUri) -> Origin:
     return Origin(manifest.target, manifest.schedule_source)
 
 
-MODULES = Modules(loaded, _known)
+_missing: set[_Key] = set()
+MODULES = Modules(loaded, _known, _missing)
 
 
 def telling(compiling: Compiling) -> Modules:
@@ -135,6 +139,7 @@ def forget(specs: Collection[NormSpec], uri: DeviceUri) -> None:
     loaded.cache_clear()
     for spec in specs:
         _alive.pop((spec, uri), None)
+        _missing.discard((spec, uri))
     for key, known in tuple(_known.items()):
         if known.module.spec in specs:
             _known.pop(key, None)

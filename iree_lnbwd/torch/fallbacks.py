@@ -76,8 +76,9 @@ class Refusals:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why modules could not be had."""
-        return tuple(self._reasons.values())
+        """Why modules could not be had, without those in whose place a call copies."""
+        reasons = self._reasons.items()
+        return tuple(reason for (spec, _), reason in reasons if not spec.strided_rows)
 
     def forget(self) -> None:
         """Modules are asked for again, and reasons told again."""

@@ -265,7 +265,10 @@ def _say_compiling(spec: NormSpec, target: Target) -> None:
 
 
 _MODULES = modules.telling(_say_compiling)
-_OR_REFUSED = _MODULES._replace(load=functools.partial(REFUSALS.load, compiling=_say_compiling))
+_OR_REFUSED = _MODULES._replace(
+    load=functools.partial(REFUSALS.load, compiling=_say_compiling),
+    missing=None,  # those know what there was not
+)
 
 
 # PyTorch keeps its operators' kernels, and so this module, until after the interpreter's end.

@@ -23,6 +23,7 @@ from test_family import spec_of
 
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec, runtime, schedules
+from iree_lnbwd.bundles import serving
 from iree_lnbwd.calls.modules import loaded
 from iree_lnbwd.compiling import compiler
 from iree_lnbwd.hardware.devices import DeviceUri
@@ -291,7 +292,18 @@ def test_without_a_module_for_such_rows_they_are_copied(
     norms = lnbwd.Bundle(path)
     q = packed(random_generator())[:, :, 0]
     weight = np.ones(D, np.float32)
-    assert_same_bits(norms.rms_norm(q, D, weight), lnbwd.rms_norm(q.copy(), D, weight))
+    expected = lnbwd.rms_norm(q.copy(), D, weight)
+    asked: list[bool] = []
+    find = serving.find
+
+    def noted(file: Any, spec: NormSpec, uri: DeviceUri) -> Any:
+        asked.append(spec.strided_rows)
+        return find(file, spec, uri)
+
+    monkeypatch.setattr(serving, "find", noted)
+    for _ in range(3):
+        assert_same_bits(norms.rms_norm(q, D, weight), expected)
+    assert asked == [True, False]  # what there is not is not asked for again
 
 
 DENSE = [

@@ -16,7 +16,17 @@ import torch
 import iree_lnbwd as lnbwd
 from iree_lnbwd import NormSpec
 from iree_lnbwd.calls import calling
-from iree_lnbwd.torch import add_rms_norm, gated_rms_norm, layer_norm, native, rms_norm
+from iree_lnbwd.calls.modules import in_use
+from iree_lnbwd.torch import (
+    RMSNorm,
+    add_rms_norm,
+    gated_rms_norm,
+    layer_norm,
+    native,
+    rms_norm,
+    specs,
+)
+from iree_lnbwd.torch.fallbacks import REFUSALS
 
 B, S, H, D = 2, 6, 3, 16
 VIEWS: dict[str, Callable[[], Any]] = {
@@ -160,6 +170,7 @@ def test_without_such_a_module_a_view_is_copied(
         for _ in range(3):
             assert torch.allclose(rms_norm(view, 40, weight, 1e-6), wanted, atol=1e-5)
     assert refused
+    assert len(refused) == len(set(refused))  # what there is not is not asked for again
 
 
 @pytest.mark.drawn
@@ -196,6 +207,19 @@ def test_compiled_and_exported_functions_of_views(view: str) -> None:
         assert torch.allclose(own, gradient, atol=1e-5)
     exported = torch.export.export(model, (whole,)).module()
     assert torch.equal(exported(whole), expected)
+
+
+def test_specs_of_a_model_keep_no_view_from_its_module() -> None:
+    """While specs are only recorded, there is no module; later calls ask again."""
+    columns = 56
+    assert specs(torch.nn.Sequential(RMSNorm(columns, eps=1e-6)))
+    view, weight = torch.randn(3, 5, 2, columns)[:, :, 1], torch.randn(columns)
+    with REFUSALS.asked() as asked:
+        rms_norm(view, columns, weight, 1e-6)
+    assert [spec.strided_rows for spec in asked] == [True, False]
+    rms_norm(view, columns, weight, 1e-6)
+    used = {spec.name for spec, _ in in_use() if spec.columns == columns}
+    assert any("strided" in name for name in used)
 
 
 def test_specs_are_of_their_own() -> None:
