@@ -153,7 +153,10 @@ inline void launch(const Call& call, at::Device device, c10::SmallVector<int64_t
   }
   const c10::DeviceGuard guard(device);
   // Of this stream, like the kernels: freed here, it is not used again before they are done.
-  const auto scratch = c10::GetAllocator(device.type())->allocate(call.scratch_bytes);
+  c10::DataPtr scratch;
+  if (call.scratch_bytes) {
+    scratch = c10::GetAllocator(device.type())->allocate(call.scratch_bytes);
+  }
   const auto begins = reinterpret_cast<int64_t>(scratch.get());
   for (int64_t piece : call.scratch) pointers.push_back(begins + piece);
   const c10::impl::VirtualGuardImpl streams(device.type());

@@ -7,12 +7,14 @@
 // strides are copied. Whatever is unusual (memory that was freed, misaligned elements) goes to Python
 // each time.
 
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -405,16 +407,57 @@ struct Kept {
 
 using Needs = std::array<bool, iree_lnbwd::kMostArguments>;
 
+template <class Result, class Class, class Pointer>
+std::decay_t<Pointer> taken_by(Result (Class::*)(Pointer));
+
+// A node of autograd's graph. PyTorch has changed what points to them.
+template <class Node>
+auto new_node() {
+  using Pointer = decltype(taken_by(&Node::set_ctx_grad_fn));
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::shared_ptr<Node>(new Node(), [](Node* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<Node>();
+  }
+}
+
 // A norm in autograd's graph.
+//
+// `apply` is the base's without what a norm has no use for: results that are arguments, or views, or
+// have no gradient; what these lists take can be measured.
 class Differentiated : public torch::autograd::Function<Differentiated> {
  public:
   static constexpr bool is_traceable = true;
-  static constexpr size_t kOthers = 2;  // of forward's arguments: those that are no tensors
 
-  // Returns the results that have gradients, and leaves all of them on the stack. The tensors are
-  // the arguments that are there, once more: autograd looks for them here.
-  static variable_list forward(AutogradContext* ctx, int64_t number, Stack* stack,
-                               at::TensorList there) {
+  // Takes the norm's arguments from the stack, and leaves its results there. The tensors are the
+  // arguments that are there, once more.
+  static void apply(int64_t number, Stack* stack, at::TensorList there) {
+    if (const auto& tls = at::functorch::functorchTLSAccessor()) {
+      tls->checkSupportsCppAutogradFunction();
+    }
+    const Norm& norm = *norms()[number];
+    auto node = new_node<torch::autograd::CppNode<Differentiated>>();
+    torch::autograd::edge_list edges;
+    edges.reserve(there.size());
+    for (const Tensor& each : there) {
+      edges.push_back(torch::autograd::impl::gradient_edge(each));
+    }
+    node->is_variable_input_.assign(there.size(), true);
+    node->set_ctx_grad_fn(node);
+    node->set_next_edges(std::move(edges));
+    {
+      const at::AutoGradMode without_gradients(false);
+      forward(&node->ctx_, number, stack, there);
+    }
+    torch::autograd::set_history((*stack)[0].toTensor(), node);
+    if (norm.takes_residual) {
+      torch::autograd::set_history((*stack)[norm.residual_output].toTensor(), node);
+    }
+    node->save_variables_to_ctx();
+  }
+
+ private:
+  static void forward(AutogradContext* ctx, int64_t number, Stack* stack, at::TensorList there) {
     const Norm& norm = *norms()[number];
     const Op& op = norm.op;
     const Taken taken(norm, *stack);
@@ -428,24 +471,32 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
                       "memory_efficient: expected False of a norm with a gate, got True");
     ctx->saved_data[Kept::kName] = Kept::of(number, taken, op.arguments.size());
     without_autograd(norm, taken, stack);
-    const auto result = [&](int at) { return at < 0 ? Tensor() : (*stack)[at].toTensor(); };
-    const Tensor output = result(0), residual_output = result(norm.residual_output);
-    Tensor data = norm.takes_residual ? residual_output : *given[op.data];
-    Tensor mean = result(norm.mean), rstd = result(norm.rstd);
+    static const Tensor none;
+    const auto result = [&](int at) -> const Tensor& {
+      return at < 0 ? none : (*stack)[at].toTensor();
+    };
+    const Tensor &output = result(0), &residual_output = result(norm.residual_output);
+    const Tensor* data = norm.takes_residual ? &residual_output : given[op.data];
+    const Tensor *mean = &result(norm.mean), *rstd = &result(norm.rstd);
     ctx->set_materialize_grads(false);
     if (memory_efficient) {
-      data = output;
-      mean = Tensor();
-    } else if (at::isReducedFloatingType(rstd.scalar_type())) {
+      data = &output;
+      mean = &none;
+    } else if (at::isReducedFloatingType(rstd->scalar_type())) {
       // PyTorch's on the CPU; too coarse to be of use, so the backward recomputes them.
-      mean = rstd = Tensor();
+      mean = rstd = &none;
     }
-    const auto argument = [&](int at) { return at < 0 || !given[at] ? Tensor() : *given[at]; };
-    ctx->save_for_backward(
-        {data, mean, rstd, argument(op.weight), argument(op.bias), argument(op.gate)});
-    return norm.takes_residual ? variable_list{output, residual_output} : variable_list{output};
+    const auto argument = [&](int at) { return at < 0 || !given[at] ? &none : given[at]; };
+    variable_list saved;  // a list in braces would copy each tensor twice
+    saved.reserve(6);
+    for (const Tensor* each : {data, mean, rstd, argument(op.weight), argument(op.bias),
+                               argument(op.gate)}) {
+      saved.push_back(*each);
+    }
+    ctx->save_for_backward(std::move(saved));
   }
 
+ public:
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto kept = ctx->saved_data[Kept::kName].toListRef();
     const Norm& norm = *norms()[kept[Kept::norm].toInt()];
@@ -470,13 +521,12 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
     if (of_sum) found[op.residual] = found[op.data];
 
     variable_list returned;
-    returned.reserve(kOthers + arguments);
-    returned.resize(kOthers);
+    returned.reserve(arguments);
     for (size_t i = 0; i < arguments; ++i) {
       if (types[i].toInt() < 0) continue;
       const auto type = static_cast<at::ScalarType>(types[i].toInt());
       const bool is_cast = needs[i] && found[i].defined() && found[i].scalar_type() != type;
-      returned.push_back(!needs[i] ? Tensor() : is_cast ? found[i].to(type) : found[i]);
+      returned.push_back(!needs[i] ? Tensor() : is_cast ? found[i].to(type) : std::move(found[i]));
     }
     return returned;
   }
@@ -573,7 +623,7 @@ class Differentiated : public torch::autograd::Function<Differentiated> {
       (memory_efficient ? norm.from_output : norm.gradients).call(&stack);
     }
     for (size_t i = 0; i < places.size(); ++i) {
-      if (mask[i] && pointer_to(stack[i])) (*found)[places[i]] = stack[i].toTensor();
+      if (mask[i] && pointer_to(stack[i])) (*found)[places[i]] = std::move(stack[i]).toTensor();
     }
   }
 };
@@ -600,11 +650,10 @@ class WithAutograd final : public c10::OperatorKernel {
     for (const Tensor* tensor : taken.tensors) {
       if (tensor) there.push_back(*tensor);
     }
-    Stack own(stack->end() - taken.count, stack->end());
-    torch::jit::drop(*stack, taken.count);
-    auto differentiable = Differentiated::apply(number_, &own, at::TensorList(there));
-    own[0] = std::move(differentiable[0]);
-    if (norm_.takes_residual) own[norm_.residual_output] = std::move(differentiable[1]);
+    Stack own(std::make_move_iterator(stack->end() - taken.count),
+              std::make_move_iterator(stack->end()));  // `taken` is of no use any more
+    stack->resize(stack->size() - own.size());
+    Differentiated::apply(number_, &own, at::TensorList(there));
     std::move(own.begin(), own.end(), std::back_inserter(*stack));
   }
 

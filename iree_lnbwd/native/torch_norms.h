@@ -7,8 +7,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/clone.h>
-#include <ATen/ops/empty.h>
-#include <c10/core/SymIntArrayRef.h>
 
 #include <algorithm>
 #include <numeric>
@@ -94,16 +92,18 @@ inline at::ScalarType wide(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// There is nothing left to dispatch on.
+// Without the dispatcher, whose part of a small call can be measured: there is nothing left to
+// dispatch on.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
-  if (device.is_cpu()) {  // without the dispatcher, whose part of a small call can be measured
+  if (device.is_cpu()) {
     Tensor tensor = at::detail::empty_cpu(sizes, type);
     use_large_pages(tensor);
     return tensor;
   }
-  return at::_ops::empty_memory_format::redispatch(
-      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefSlow(sizes), type,
-      at::kStrided, device, std::nullopt, std::nullopt);
+  const c10::DeviceGuard guard(device);  // the allocator takes the memory of the current device
+  return at::detail::empty_generic(sizes, c10::GetAllocator(device.type()),
+                                   c10::DispatchKeySet(c10::DispatchKey::CUDA), type,
+                                   std::nullopt);
 }
 
 inline bool has_rows_where_they_lie(const Operand& operand, const Tensor* tensor) {
