@@ -27,7 +27,11 @@ func.func private @copy_in_bulk(%rows: !rows, %staged: !staged, %from: index, %c
   %to_offset = arith.muli %at, %size : index
   %to_base = memref.extract_aligned_pointer_as_index %staged : !staged -> index
   %to = arith.addi %to_base, %to_offset : index
-  %from_offset = arith.muli %from, %size : index
+  %from_offset = arith.muli %from, %size : index  // without strides
+  // with strides: %memory, %begin, %lengths:2, %steps:2 = memref.extract_strided_metadata %rows
+  // with strides:     : !rows -> memref<!element, #hal.descriptor_type<storage_buffer>>, index, index, index, index, index
+  // with strides: %from_on = arith.addi %begin, %from : index
+  // with strides: %from_offset = arith.muli %from_on, %size : index
   %from_base = memref.extract_aligned_pointer_as_index %rows : !rows -> index
   %source = arith.addi %from_base, %from_offset : index
   %bytes = arith.muli %copied, %size : index

@@ -114,7 +114,12 @@ class OnePass(OnePassMemory):
                 spec.strided_rows and self.shifted(spec),
                 f"N is no multiple of {self.vector}, and rows begin anywhere in an access",
             ),
-            (spec.strided_rows and self.bulk, "copies in bulk are of rows that follow each other"),
+            (
+                spec.strided_rows
+                and self.bulk
+                and spec.columns % max(self.of_16(d) for d in (spec.dy_dtype, spec.dtype)) != 0,
+                "strided rows that are no whole 16 bytes are not copied in bulk",
+            ),
             (
                 spec.weight_sets and self.few_rows is not None,
                 "few rows have one weight, and the spec has sets",

@@ -333,6 +333,20 @@ BORDERS: dict[str, Border] = {
         "N is no multiple of 8, and rows of a set begin anywhere in an access",
         NormSpec((4100,), "bf16", weight_sets=True),
     ),
+    "strided rows": Border(
+        replace(STAGED, groups=1),
+        {"vector": 4},
+        {"vector": 8},
+        "N is no multiple of 8, and rows begin anywhere in an access",
+        NormSpec((4100,), "bf16", strided_rows=True),
+    ),
+    "strided rows in bulk": Border(
+        replace(BULK, vector=4),
+        {"bulk": False},
+        {},
+        "strided rows that are no whole 16 bytes are not copied in bulk",
+        NormSpec((4100,), "bf16", strided_rows=True),
+    ),
     "few rows of sets": Border(
         READ,
         {},

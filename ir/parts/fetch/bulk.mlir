@@ -5,6 +5,9 @@
 // copy may begin anywhere, so V need not be more than what divides N, and shared memory is read at any position. If V does
 // not divide N, what a copy brings of other rows is overwritten by zeros in shared memory.
 //
+// with strides: // Rows that lie where a call says are counted as if each were the first: they begin at 16 bytes, and are
+// with strides: // whole 16 bytes. If they begin at no line of memory, copies are not between places of the same rest.
+// with strides: //
 // Where shared memory has no room for two rows, it may have room for one and a half: x is copied a step later than dy then
 // (#x_later), into its only slot. Copies of dy are the last to begin, so that x does not wait for them.
 
@@ -107,7 +110,8 @@ func.func private @slot_offset(%row: i32, %part: index, %warp: index, %shift: in
   %columns_on = arith.subi %columns_before, %shift : index
   %columns_i32 = arith.index_cast %columns_on : index to i32
   %of_line_i32 = arith.index_castui %of_line : index to i32
-  %rows_before = arith.muli %row, %n_i32 : i32
+  %rows_before = arith.muli %row, %n_i32 : i32  // without strides
+  // with strides: %rows_before = arith.constant 0 : i32
   %all_before = arith.addi %rows_before, %columns_i32 : i32
   %before_i32 = arith.remui %all_before, %of_line_i32 : i32
   %before = arith.index_castui %before_i32 : i32 to index
@@ -185,7 +189,8 @@ func.func private @subgroup_begin(%row: index, %part: index, %warp: index, %shif
   %room = func.call @of_subgroup() : () -> index
   %warps_before = arith.muli %warp, %room : index
   %column = arith.addi %part, %warps_before : index
-  %rows_before = arith.muli %row, %n : index
+  %rows_before = arith.muli %row, %n : index  // without strides
+  // with strides: %rows_before = arith.constant 0 : index
   %all_before = arith.addi %rows_before, %column : index
   %first = arith.subi %all_before, %shift : index
   return %column, %first, %warps_before : index, index, index
@@ -245,6 +250,8 @@ func.func private @fetch_in_bulk(%takes_dy: i1, %takes_x: i1, %thread: !thread, 
   %bytes_i32 = arith.index_castui %bytes : index to i32
   %mbarrier = func.call @copied_mbarrier(%mbarriers, %group, %warp, %slot) : (!mbarriers, index, index, index) -> i32
   func.call @expect(%mbarrier, %bytes_i32) : (i32, i32) -> ()
+  // with strides: %dy_strided = func.call @row_of_dy(%dy, %row) : (!dy_lines, index) -> !dy_lines
+  // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_lines, index) -> !x_lines
   scf.if %takes_dy {
     func.call @copy_in_bulk_of_dy(%dy, %dy_rows, %dy_first, %dy_copied, %dy_of_16, %slot, %group, %dy_position, %mbarrier)
         : (!dy_lines, !dy_room, index, index, index, index, index, index, i32) -> ()
