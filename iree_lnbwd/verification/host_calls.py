@@ -18,8 +18,11 @@ from iree_lnbwd.emulator.module import ELEMENT_TYPES, FORMATS
 from iree_lnbwd.emulator.vm import Program, Steps
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.sets import Sets
+from iree_lnbwd.ops.spec import NormSpec
+from iree_lnbwd.ops.strides import RowStrides, Strides
 from iree_lnbwd.verification import matrix
 from iree_lnbwd.vmfb.description import Description
+from iree_lnbwd.vmfb.raw_interface import values_of
 
 _ROWS = (1, 5, 37, 1 << 10, 1 << 20)
 _ALIGNMENT = 256
@@ -56,13 +59,25 @@ def _of_call(vmfb: bytes, described: Description, rows: int, given: Sets) -> lis
     program = Program(vmfb, hal.imports, steps)
     views = []
     sets = given.for_rows(rows) if described.spec.weight_sets else None
+    strides = some_strides(described.spec) if described.spec.strided_rows else None
     for argument in described.spec.arguments:
-        dtype, shape = DTYPES[argument.dtype].numpy, argument.dims(rows, sets)
+        dtype, shape = DTYPES[argument.dtype].numpy, argument.dims(rows, sets, strides)
         nbytes = math.prod(shape) * dtype.itemsize
         buffer = ledger.allocate(f"argument {argument.name}", nbytes)
         views.append(View(Span(buffer, 0, nbytes), ELEMENT_TYPES[dtype.name], shape))
-    program.call(described.spec.op, *views, *([sets.rows_per_set] if sets else []))
+    program.call(described.spec.op, *views, *values_of(described.spec, rows, sets, strides))
     return ledger.asked
+
+
+def some_strides(spec: NormSpec) -> Strides:
+    """Other ones for each argument, in runs of three rows."""
+    count, each = 3, spec.columns
+    strided = [argument.name for argument in spec.arguments if argument.is_strided]
+    given = (
+        (name, RowStrides(_ALIGNMENT * place + 2 * count * each, 2 * each))
+        for place, name in enumerate(strided)
+    )
+    return Strides(count, each, tuple(given))
 
 
 class _Ledger(GlobalMemory):

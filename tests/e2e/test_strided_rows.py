@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import re
 import tracemalloc
@@ -31,9 +32,11 @@ from iree_lnbwd.hardware.targets import find_target
 from iree_lnbwd.ops.arguments import Array
 from iree_lnbwd.ops.operands import OPS
 from iree_lnbwd.runtime import Norm
-from iree_lnbwd.verification import matrix
+from iree_lnbwd.verification import host_calls, matrix
 from iree_lnbwd.verification.emulated_norm import EmulatedNorm
 from iree_lnbwd.verification.scattered import ScatteredNorm, scattered
+from iree_lnbwd.vmfb.counts import count_of
+from iree_lnbwd.vmfb.description import describe
 from iree_lnbwd.vmfb.executables import exports
 
 HOST = DeviceUri.parse("local-task")
@@ -390,6 +393,25 @@ def test_on_emulated_gpus(spec: NormSpec, target: str, few: bool) -> None:
     if few:
         call = matrix.adversarial_call(spec, rng)
         assert_right(emulated.run(call), call)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("spec", EMULATED, ids=lambda spec: spec.name)
+def test_host_programs_launch_what_streams_launch(spec: NormSpec) -> None:
+    """The plan's numbers, as Python computes them for a stream, are those of the host program."""
+    vmfb, _ = built(spec, find_target("sm_90"))
+    described = describe(vmfb, source="a module")
+    planned, strides = described.launches, host_calls.some_strides(spec)
+    assert planned is not None
+    for rows, launched in host_calls.asked(vmfb, described).items():
+        sets = matrix.SOME_SETS.for_rows(int(rows)) if spec.weight_sets else None
+        of_call = functools.partial(count_of, rows=int(rows), sets=sets, strides=strides)
+        expected = [
+            [each.kernel, [*map(of_call, each.workgroups)], [*map(of_call, each.constants)]]
+            for each in planned.of(int(rows)).kernels
+        ]
+        kernels = [each for each in launched if each[0] not in ("fill", "write", "read")]
+        assert [kernel[:3] for kernel in kernels] == expected, rows
 
 
 @pytest.mark.drawn
