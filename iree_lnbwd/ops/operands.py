@@ -196,7 +196,7 @@ class Op:
     from_output: bool = False
     gate: Gate | None = None
 
-    @property
+    @functools.cached_property
     def is_backward(self) -> bool:
         """Whether it computes gradients."""
         return GRAD_OUTPUT in self.rows
