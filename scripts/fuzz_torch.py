@@ -36,6 +36,7 @@ import iree_lnbwd as lnbwd
 from iree_lnbwd.ops.arguments import Array, bind, results_of
 from iree_lnbwd.ops.dtypes import DTYPES
 from iree_lnbwd.ops.operands import (
+    GATED,
     LAYER_NORM,
     LAYER_NORM_BACKWARD,
     OPS,
@@ -43,11 +44,13 @@ from iree_lnbwd.ops.operands import (
     RESIDUAL_OUTPUT,
     RMS_NORM_BACKWARD,
     Element,
+    Gate,
     Op,
     names,
 )
 
-_ORDER = ("input", "residual", "weight", "bias")
+_ORDER = ("input", "residual", "weight", "bias", "gate")
+_OF_BINDING = ("eps", "weight_offset", "rows_per_set", "gate_first")  # options that results have
 _BACKENDS = ("aot_eager", "inductor") if shutil.which("c++") else ("aot_eager",)
 
 Layout = Callable[[Any], Any]
@@ -77,16 +80,29 @@ class Call:
         return self.tensors.get("residual") is not None
 
     @property
+    def has_gate(self) -> bool:
+        """Whether there is a gate."""
+        return self.tensors.get("gate") is not None
+
+    @property
+    def has_sets(self) -> bool:
+        """Whether its weight has sets."""
+        weight, dims = self.tensors.get("weight"), self.options["normalized_shape"]
+        return weight is not None and weight.ndim > len(dims)
+
+    @property
     def function(self) -> str:
         """By which it is public."""
-        return f"torch.{'add_' if self.has_sum else ''}{self.op.name}"
+        kind = "gated_" if self.has_gate else "add_" if self.has_sum else ""
+        return f"torch.{kind}{self.op.name}"
 
     @property
     def arguments(self) -> dict[str, Any]:
         """All that it takes."""
-        options = dict(self.options)
-        if self.has_sum or not self.op.centres:
-            del options["own_forward"]
+        left_out = {"memory_efficient"} if self.has_gate else {"gate_first"}
+        if self.has_sum or self.has_gate or not self.op.centres:
+            left_out.add("own_forward")
+        options = {name: value for name, value in self.options.items() if name not in left_out}
         given = {name: tensor for name, tensor in self.tensors.items() if tensor is not None}
         return given | options
 
@@ -94,7 +110,14 @@ class Call:
     def own_forward(self) -> bool:
         """Whether the output is this package's, and not PyTorch's."""
         asked = ("own_forward", "memory_efficient", "weight_offset")
-        return self.has_sum or not self.op.centres or any(self.options[name] for name in asked)
+        is_ours = self.has_sum or self.has_gate or self.has_sets or not self.op.centres
+        return is_ours or any(self.options[name] for name in asked)
+
+    @property
+    def backward(self) -> Op:
+        """The op of its gradients."""
+        name = f"{self.op.name}_backward"
+        return OPS[name] if self.op.gate is None else GATED[self.op.gate][name]
 
     @property
     def leaves(self) -> dict[str, Any]:
@@ -134,7 +157,7 @@ def judge(case: Case, call: Call, results: Computed, *, is_fused: bool = False) 
     """
     outputs, gradients = results
     given = call.arrays()
-    options: dict[str, Any] = {name: call.options[name] for name in ("eps", "weight_offset")}
+    options: dict[str, Any] = {name: call.options[name] for name in _OF_BINDING}
     dims = call.options["normalized_shape"]
     if call.own_forward:
         forward = bind(call.op.name, given, dims, **options)
@@ -159,7 +182,7 @@ def judge(case: Case, call: Call, results: Computed, *, is_fused: bool = False) 
     given["grad_output"] = array_of(of_output)
     if of_residual is not None:
         given["grad_residual"] = array_of(of_residual)
-    backward = OPS[f"{call.op.name}_backward"]
+    backward = call.backward
     masked = names(backward.gradients if given.get("bias") is not None else backward.masked)
     asked = {name: name.removeprefix("grad_") in gradients for name in masked}
     found = {n: gradients[n.removeprefix("grad_")] for n, wanted in asked.items() if wanted}
@@ -181,9 +204,10 @@ def draw_call(case: Case, layout: Layout | None = None) -> Call:
         case: Draws it.
         layout: Of the tensors; None takes any.
     """
-    spec = draw_spec(case, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD)
+    spec = draw_spec(case, LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD, may_have_all=True)
     # A sum of another type is refused.
     keeps_output = spec.from_output and spec.residual_dtype in (None, spec.dtype)
+    gate = None if spec.gate is None else Gate(spec.gate)
     has_bias = None if spec.family.atens_bias else spec.has_bias
     spec = dataclasses.replace(spec, from_output=False, has_bias=has_bias, grad_outputs=1)
     given = draw_arrays(case, spec, max(1, draw_rows(case, spec)), plain=True)
@@ -213,8 +237,11 @@ def draw_call(case: Case, layout: Layout | None = None) -> Call:
         "weight_offset": spec.weight_offset,
         "memory_efficient": keeps_output,
         "own_forward": case.chance(0.5),
+        "rows_per_set": case.rows_per_set,
+        "gate_first": gate is Gate.BEFORE,
     }
-    call = _asking(Call(OPS[name], tensors, tuple(reached), options), asked)
+    op = OPS[name] if gate is None else GATED[gate][name]
+    call = _asking(Call(op, tensors, tuple(reached), options), asked)
     case.said += [f"of {sorted(call.leaves)}", *options, device]
     return call
 
@@ -248,20 +275,31 @@ def other_calls(case: Case, call: Call) -> dict[str, Call]:
     def with_option(name: str, value: Any) -> Call:
         return replace(call, options={**options, name: value})
 
-    def without(name: str) -> Call:
-        left = replace(call, tensors={**call.tensors, name: None})
+    def without(*left_out: str) -> Call:
+        left = replace(call, tensors={**call.tensors, **dict.fromkeys(left_out)})
         return _asking(left, set(left.leaves) or {"input"})
 
     found = {"eps": with_option("eps", case.pick(*(e for e in EPS if e != options["eps"])))}
     alike = not call.has_sum or call.tensors["input"].dtype == call.tensors["residual"].dtype
-    if alike:
+    if call.has_gate:
+        other = Gate.AFTER if call.op.gate is Gate.BEFORE else Gate.BEFORE
+        turned = with_option("gate_first", other is Gate.BEFORE)
+        found["gate_first"] = replace(turned, op=GATED[other][call.op.name])
+        left = replace(without("gate"), op=OPS[call.op.name])
+        found["no gate"] = replace(left, options={**options, "gate_first": False})
+    elif alike:
         found["memory_efficient"] = with_option("memory_efficient", not options["memory_efficient"])
+    if call.has_sets:
+        rows = case.pick(*(each for each in (1, 2, 5) if each != options["rows_per_set"]))
+        found["rows_per_set"] = with_option("rows_per_set", rows)
     if call.op is LAYER_NORM and not call.has_sum:
         found["own_forward"] = with_option("own_forward", not options["own_forward"])
     if has_weight:
         offset = case.pick(*(o for o in OFFSETS if o != options["weight_offset"]))
         found["weight_offset"] = with_option("weight_offset", offset)
-        found["no weight"] = replace(without("weight"), options={**options, "weight_offset": 0.0})
+        left = without("weight", *(["bias"] if call.has_sets else []))
+        no_options = {"weight_offset": 0.0, "rows_per_set": 1}
+        found["no weight"] = replace(left, options={**options, **no_options})
     if call.tensors.get("bias") is not None:
         found["no bias"] = without("bias")
     if call.has_sum:

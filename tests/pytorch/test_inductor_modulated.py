@@ -270,3 +270,24 @@ def test_what_is_no_scale_of_samples_stays(case: str) -> None:
     assert STATE.folded().scales == before.scales
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2**-6, atol=2**-6 * theirs.abs().max().item())
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("case", ["sets that end within", "a narrow row's output"])
+def test_what_makes_tensors_is_taken_apart(case: str) -> None:
+    """The numbers of the sets of rows, and the least weights that are divided by."""
+    torch.manual_seed(0)
+    width = WIDTH if case == "sets that end within" else 64
+    sets = (2,) if width == WIDTH else ()
+    x = torch.randn(LENGTH, width, requires_grad=True)
+    weight = torch.randn(*sets, width, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        return ours.rms_norm(x, width, weight, memory_efficient=not sets).sin()
+
+    run_compiled, _ = compiled(run)
+    found, expected = (
+        torch.autograd.grad(each(x).square().sum(), (x, weight)) for each in (run_compiled, run)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

@@ -68,8 +68,10 @@ def take_apart(node: Node, compute: Callable[..., Any], decompositions: Callable
         values = dict(zip(nodes, tensors, strict=True))
         return compute(*map_arg(given, lambda each: values.get(each, each.meta.get("val"))))
 
-    values = (each.meta["val"] for each in nodes)
-    with torch._C._DisableAutocast():  # the caller's is no part of the graph
+    values = [each.meta["val"] for each in nodes]
+    mode = detect_fake_mode(values)  # for the tensors that it makes, too
+    # The caller's autocast is no part of the graph.
+    with mode or nullcontext(), torch._C._DisableAutocast():
         inner = make_fx(computed, decompositions(), tracing_mode="real")(*values).graph
     placeholders = inner.find_nodes(op="placeholder")
     copies = dict(zip(placeholders, nodes, strict=True))
