@@ -237,7 +237,8 @@ def _beside(array: Any) -> bytes | None:
         return None
     copied = whole.copy()
     begin = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    own: Array = np.ndarray(array.shape, array.dtype, copied.data, begin, array.strides)
+    content = copied.reshape(-1).view(np.uint8).data  # bf16 has no buffers
+    own: Array = np.ndarray(array.shape, array.dtype, content, begin, array.strides)
     own[...] = 0
     return bytes(copied.tobytes())
 
