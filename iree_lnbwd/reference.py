@@ -11,7 +11,7 @@ from typing import Any
 
 from iree_lnbwd.calls.norms import Norms
 from iree_lnbwd.errors import shown
-from iree_lnbwd.ops.arguments import Options, Results, bind_arrays, results_of
+from iree_lnbwd.ops.arguments import Options, Results, bind_arrays, densely, results_of
 from iree_lnbwd.ops.operands import names
 from iree_lnbwd.verification.judge import Comparison, Judgement, compare, judge
 from iree_lnbwd.verification.row_block import F64, LAMBDA
@@ -35,7 +35,7 @@ class _Reference(Norms):
         if device is not None:
             raise ValueError(f"device: expected None: it is NumPy's, got {shown(device)}")
         arrays = dict(zip(names(options.op.arguments), given, strict=True))
-        return results_of(options.op, judge(bind_arrays(arrays, options)).expected)
+        return results_of(options.op, judge(densely(bind_arrays(arrays, options))).expected)
 
 
 _reference = _Reference()

@@ -14,7 +14,7 @@ from iree_lnbwd.ops.arguments import (
     BoundCall,
     Options,
     Results,
-    bound_as_given,
+    bind_arrays,
     densely,
     results_of,
 )
@@ -70,7 +70,7 @@ def call(
     framework = interop.on_gpu(op.data.name, data)
     if framework is None:
         views = interop.views(None, dict(zip(arguments, given, strict=True)))
-        bound = bound_as_given(views, options)
+        bound = bind_arrays(views, options)
         if bound.spec is None:
             return results_of(op, {}), None
         norm, bound = _found(bound, uri or _HOST, modules)  # a GPU gets copies in any case
@@ -83,7 +83,7 @@ def call(
     key = (kind, options if has_eps else options._replace(eps=None), uri)
     if (known := known_kinds.get(key)) is None:
         views = interop.views(framework, dict(zip(arguments, given, strict=True)))
-        bound = bound_as_given(views, options)
+        bound = bind_arrays(views, options)
         if bound.spec is None:
             return results_of(op, {}), None
         where = DeviceUri.parse(bound.arrays[op.data.name].device)
@@ -102,7 +102,7 @@ def _found(bound: BoundCall, uri: DeviceUri, modules: Modules) -> tuple[Norm, Bo
     Without a module for strided rows, they are copied.
 
     Args:
-        bound: As `bound_as_given` has it.
+        bound: As `bind_arrays` has it.
         uri: The device.
         modules: Where modules come from.
     """

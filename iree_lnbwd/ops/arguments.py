@@ -340,7 +340,7 @@ def bind(
         output_dtype=output_dtype,
         rows_per_set=rows_per_set,
     )
-    return bind_arrays(given, options)
+    return densely(bind_arrays(given, options))
 
 
 def variant_of(op: Op, given: Mapping[str, object], gate_first: object = False) -> Op:
@@ -402,11 +402,6 @@ def variant(op: Op, input: object, output: object, mean: object, rstd: object) -
     return FROM_OUTPUT[op.name]
 
 
-def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
-    """As `bind`, with the options checked before."""
-    return densely(bound_as_given(given, options))
-
-
 def densely(call: BoundCall) -> BoundCall:
     """A call of arrays as they were given, with its arrays as modules without strides take them."""
     if call.spec is None:
@@ -437,8 +432,8 @@ def as_dense(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
     return dense.reshape(shape)
 
 
-def bound_as_given(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
-    """As `bind_arrays`, with the arrays as they were given."""
+def bind_arrays(given: Mapping[str, AnyArray | None], options: Options) -> BoundCall:
+    """As `bind`, with the options checked before, and with the arrays as they were given."""
     op, dims, mask, offset, eps, output_dtype, rows_per_set = options
     data = op.data.name
     x = _array(data, given.get(data))

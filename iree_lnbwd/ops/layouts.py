@@ -29,7 +29,7 @@ def in_place(call: BoundCall, out: Mapping[str, AnyArray] | None = None) -> Boun
     """A call for a module with strided rows, of arrays as they were given.
 
     Args:
-        call: As `bound_as_given` has it, of at least one row.
+        call: As `bind_arrays` has it, of at least one row.
         out: By ATen's names, the caller's storage for results of M rows.
 
     Returns:
@@ -72,7 +72,7 @@ def placed(call: BoundCall, strides: Strides | None = None) -> BoundCall:
     """A call as a module with strided rows takes it.
 
     Args:
-        call: As `bound_as_given` has it.
+        call: As `bind_arrays` has it.
         strides: Those of its rows; None if all arrays are to be dense.
     """
     assert call.spec is not None

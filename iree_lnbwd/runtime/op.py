@@ -19,7 +19,7 @@ from iree_lnbwd.ops.arguments import (
     GpuArray,
     Options,
     Results,
-    bound_as_given,
+    bind_arrays,
     densely,
     results_of,
     results_type,
@@ -204,7 +204,7 @@ class Norm:
         """A call with its arrays as this module takes them.
 
         Args:
-            call: As `bound_as_given` has it.
+            call: As `bind_arrays` has it.
             out: The caller's storage, if any.
 
         Returns:
@@ -417,7 +417,7 @@ class Norm:
         options = self._options
         if self.spec.weight_sets:
             options = options._replace(rows_per_set=rows_per_set)
-        call = bound_as_given(arrays, options)
+        call = bind_arrays(arrays, options)
         self._expect(call)
         return call
 

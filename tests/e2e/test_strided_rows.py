@@ -142,7 +142,7 @@ def test_any_view_gives_the_bits_of_its_copy(op: str, name: str) -> None:
 def test_what_is_copied_and_what_is_not(name: str) -> None:
     make, in_place = VIEWS[name]
     x = make(random_generator())
-    call = lnbwd.ops.arguments.bound_as_given(
+    call = lnbwd.ops.arguments.bind_arrays(
         {"input": x}, lnbwd.ops.arguments.check_options(OPS["rms_norm"], D)
     )
     placed = lnbwd.ops.layouts.in_place(call)
