@@ -128,7 +128,17 @@ def test_traces_have_the_own_forwards() -> None:
     targets = [node.target for node in graph.graph.nodes if node.op == "call_module"]
     assert targets == ["0", "2"]
     assert_alike(graph(x), model(x))
+    inner = torch.fx.GraphModule(model, _LooksInside().trace(model))
+    assert not any(node.op == "call_module" for node in inner.graph.nodes)
+    assert torch.equal(inner(x), by_own_forwards(model, x))
     assert classes(model) == before
+
+
+class _LooksInside(torch.fx.Tracer):
+    """Traces PyTorch's modules, too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
 
 
 # --- hooks that take the forward's place ---------------------------------------------------------

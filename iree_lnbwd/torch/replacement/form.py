@@ -317,10 +317,11 @@ class Form:
 
     def _at_once(self, module: nn.Module, input: Tensor) -> Tensor | None:
         """The output of a usual call; None where there is more to decide."""
-        dtype = getattr(input, "dtype", None)
+        if type(input) is not Tensor:
+            return None
+        dtype = input.dtype
         if (
             dtype not in self.usual
-            or type(input) is not Tensor
             or not (input.is_cuda or input.is_cpu)
             or input.layout is not torch.strided
             or input.is_nested
