@@ -291,6 +291,8 @@ class BoundCall(NamedTuple):
         """M."""
         if self.strides is not None:
             return math.prod(self.shape) // self.strides.columns
+        if self.spec is not None:  # the arrays may have any leading dimensions
+            return math.prod(self.shape) // self.spec.columns
         return int(next(iter(self.arrays.values())).shape[0])  # every op's first has M rows
 
     def shape_of(self, result: Operand) -> tuple[int, ...]:

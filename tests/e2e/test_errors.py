@@ -281,6 +281,17 @@ def test_bad_argument_of_a_special_module(
         op(ones(3, 8), ones(3, 8), ones(3), ones(3), **arguments)
 
 
+def test_a_module_of_so_many_rows_takes_them_in_any_dimensions(tmp_path: Path) -> None:
+    op = lnbwd.load(lnbwd.compile(NormSpec((8,), rows=6), "generic", tmp_path).path)
+    flat = op(ones(6, 8), ones(6, 8), ones(6), ones(6), ones(8))
+    for leading in ((2, 3), (1, 6, 1)):
+        x, row = ones(*leading, 8), ones(*leading)
+        found = op(x, x, row, row, ones(8))
+        assert np.array_equal(found.grad_input, flat.grad_input.reshape(x.shape))
+    with pytest.raises(ValueError, match="compiled for 6 rows, got 8"):
+        op(ones(4, 2, 8), ones(4, 2, 8), ones(4, 2), ones(4, 2), ones(8))
+
+
 # --- what is compiled ------------------------------------------------------------------------
 
 GPU: Any = OnePass(1, 1, 1, 8)
