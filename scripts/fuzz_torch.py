@@ -390,7 +390,7 @@ def torch_junk(case: Case) -> None:
     shared["output_dtype"] = None
     modulated = {"input": x, "normalized_shape": 8, "scale": x, "shift": residual, "eps": 1e-5}
     gated = {"input": x, "gate": residual, "normalized_shape": 8, "weight": weight, "bias": bias}
-    gated |= {"eps": 1e-5, "gate_first": True, "weight_offset": 1.0}
+    gated |= {"eps": 1e-5, "gate_first": True, "weight_offset": 1.0, "rows_per_set": 1}
     types = dict.fromkeys(("dtype", "residual_dtype", "weight_dtype"), torch.float32)
     replaced = {"model": torch.nn.LayerNorm(8), "only": [torch.nn.LayerNorm]}
     name, given = case.pick(
