@@ -288,10 +288,8 @@ class BoundCall(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """M."""
-        if self.strides is not None:
-            return math.prod(self.shape) // self.strides.columns
-        if self.spec is not None:  # the arrays may have any leading dimensions
+        """M, of arrays as they were given, too."""
+        if self.spec is not None:
             return math.prod(self.shape) // self.spec.columns
         return int(next(iter(self.arrays.values())).shape[0])  # every op's first has M rows
 

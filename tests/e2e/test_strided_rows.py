@@ -323,6 +323,18 @@ def test_modules_take_dense_arrays_too(spec: NormSpec) -> None:
         assert_right(module(**call.arrays), call)
 
 
+@pytest.mark.parametrize("strided_rows", [False, True])
+def test_rows_of_several_dimensions_that_a_module_has_fixed(strided_rows: bool) -> None:
+    spec = spec_of("rms_norm", D, "f32", rows=B * S, strided_rows=strided_rows)
+    module = loaded(spec, HOST)
+    wide = normal(random_generator(), "f32", (B, S, 2 * D))
+    weight = np.ones(D, np.float32)
+    for x in (wide[..., D:], wide[..., D:].copy()):
+        assert_same_bits(module(x, weight), lnbwd.rms_norm(x.copy(), D, weight))
+    with pytest.raises(ValueError, match="input: this module was compiled for 12 rows, got 10"):
+        module(wide[:, 1:, D:], weight)
+
+
 def bare(spec: NormSpec) -> Any:
     """IREE's own call of a module."""
     module: Norm = loaded(spec, HOST)
