@@ -107,6 +107,18 @@ def test_registers_that_are_declared(register: str, type_: str | None) -> None:
         kernel.type_of(register)
 
 
+def test_registers_of_a_scope() -> None:
+    """Compilers call what they do not need by one name, whatever its type."""
+    body = ".reg .b32 %r<3>; .reg .b64 %rd<2>;\n{ .reg .b16 tmp; mov.b32 {tmp, %rs1}, %r1; }\n"
+    body += "{ .reg .b32 tmp; mov.b64 {%r2, tmp}, %rd1; }\nret;"
+    kernel = parser.parse(_kernel(body))["f"]
+    assert [kernel.type_of(f"tmp_{type_}") for type_ in ("b16", "b32")] == ["b16", "b32"]
+    assert [i.operands for i in kernel.code[:2]] == [
+        ("{tmp_b16, %rs1}", "%r1"),
+        ("{%r2, tmp_b32}", "%rd1"),
+    ]
+
+
 def test_shared_memory_of_another_kernel_is_none_of_this_one() -> None:
     """Compilers put it beside the kernels; 48 KiB are what each may have."""
     both = "".join(f".shared .align 16 .b8 {name}[40960];\n" for name in ("one", "two"))

@@ -29,6 +29,10 @@ _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.(?P<type>[busf](?:8|16|32|64))\s+(?:\.\S+\s+|\d+\s+)*"
 )
 _NAME = re.compile(r"[%\w$]+")
+# A scope of one line, with a register: "{ .reg .b16 tmp; mov.b32 {tmp, %rs1}, %r1; }".
+_SCOPE = re.compile(
+    r"\{[ \t]*\.reg[ \t]+\.(?P<type>\w+)[ \t]+(?P<name>[A-Za-z]\w*);(?P<rest>[^\n]*)\}"
+)
 _REGISTERS = re.compile(r"(?P<stem>[%\w$]+?)(?:<(?P<count>\d+)>)?")
 _SPACE = re.compile(r"\.(?:shared|local|global|const)\s")
 _VARIABLE = re.compile(
@@ -348,6 +352,7 @@ def _laid_out(variables: Sequence[Variable]) -> tuple[dict[str, Variable], dict[
 def _statements(body: str, first_line: int) -> Iterator[tuple[str, int]]:
     """Statements and labels, each with its line."""
     line = first_line
+    body = _SCOPE.sub(_with_its_type, body)
     for piece in re.split(r"(?<=[;])|(?<=:)(?=\s*\n)", body):
         # Braces around statements scope registers, whose names differ or mean the same here.
         words = piece.strip(" \t\n{}") if piece.strip()[:1] in ("{", "}") else piece.strip()
@@ -355,6 +360,13 @@ def _statements(body: str, first_line: int) -> Iterator[tuple[str, int]]:
         line += piece.count("\n")
         if words:
             yield words, at
+
+
+def _with_its_type(scope: re.Match[str]) -> str:
+    """A scope whose register says its type: another scope may have one of that name."""
+    name = f"{scope['name']}_{scope['type']}"
+    rest = re.sub(rf"\b{scope['name']}\b", name, scope["rest"])
+    return f"{{ .reg .{scope['type']} {name};{rest}}}"
 
 
 def _instruction(text: str, line: int) -> Instruction:
