@@ -70,7 +70,6 @@
 !forward_residual_held = memref<2x!forward_residual, #gpu.address_space<private>>
 !forward_gamma_held = memref<2x!forward_gamma, #gpu.address_space<private>>
 !forward_beta_held = memref<2x!forward_beta, #gpu.address_space<private>>
-!forward_y_held = memref<2x!forward_y, #gpu.address_space<private>>
 !forward_held = memref<2x!forward_chunk, #gpu.address_space<private>>
 #unrolled = #llvm.loop_annotation<unroll = <full = true>>
 #rolled = #llvm.loop_annotation<unroll = <disable = true>>  // else LLVM would unroll steps of a row, and keep it all the same
@@ -114,8 +113,9 @@ hal.executable.source private @normalize {
     func.func private @statistics(!acc, !acc, !acc, !acc, !forward_exchange, !mbarriers, !forward_thread) -> (!acc, !acc)
     func.func private @reread(!forward_x_rows, !forward_residual_rows, !forward_residual_rows, !forward_x_kept, !forward_residual_kept, !forward_thread, i1, index, i1, !forward_held)
     func.func private @column(index, index, !forward_thread) -> (index, i1)
-    func.func private @put_of_y(!forward_y_rows, !forward_y, index, index, index, i1, !forward_y_held)
-    func.func private @put_kept_of_y(!forward_y_rows, !forward_y, index, i1, !forward_thread, !forward_y_held)
+    func.func private @put_of_y(!forward_y_rows, !forward_y, index, index, index, index, i1, i1)
+    func.func private @memory_rows(index) -> index
+    func.func private @take_stored(!forward_x_rows, !forward_thread, !forward_x_held, !forward_residual_held, !forward_held)
     // From ir/math/.
     func.func private @rstd(!acc) -> !acc
     // with sets: func.func private @row_set(index, index, index) -> index
@@ -130,6 +130,7 @@ hal.executable.source private @normalize {
     func.func private @round_of_y(!forward_chunk) -> !forward_y
     // With a gate:
     func.func private @widen_of_residual(!forward_residual) -> !forward_chunk
+    func.func private @stored_of_residual(!forward_residual, index, !forward_residual_held) -> !forward_residual
     func.func private @silu_of_z(!forward_chunk) -> (!forward_chunk, !forward_chunk)
     func.func private @gated_output(!forward_chunk, !forward_chunk) -> !forward_chunk
     func.func private @settled_of_residual(!forward_residual) -> !forward_residual
@@ -176,19 +177,20 @@ hal.executable.source private @normalize {
       // with sets: %gamma_at = arith.muli %set, %gamma_bytes : index
       // with sets: %beta_bytes = arith.constant #beta_bytes
       // with sets: %beta_at = arith.muli %set, %beta_bytes : index
-      %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) alignment(64) offset(%c0) : !forward_x_rows{%m}
-      %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !forward_residual_rows{%m}
+      %memory_rows = func.call @memory_rows(%m) : (index) -> index
+      %x = hal.interface.binding.subspan layout(#normalize_layout) binding(0) alignment(64) offset(%c0) : !forward_x_rows{%memory_rows}
+      %residual = hal.interface.binding.subspan layout(#normalize_layout) binding(1) alignment(64) offset(%c0) : !forward_residual_rows{%memory_rows}
       %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%c0) : !gamma_row  // without sets
       // with sets: %gamma = hal.interface.binding.subspan layout(#normalize_layout) binding(2) alignment(64) offset(%gamma_at) : !gamma_row
       %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%c0) : !beta_row  // without sets
       // with sets: %beta = hal.interface.binding.subspan layout(#normalize_layout) binding(3) alignment(64) offset(%beta_at) : !beta_row
-      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !forward_y_rows{%m}
+      %y = hal.interface.binding.subspan layout(#normalize_layout) binding(5) alignment(64) offset(%c0) : !forward_y_rows{%memory_rows}
       %mean = hal.interface.binding.subspan layout(#normalize_layout) binding(6) alignment(64) offset(%c0) : !acc_column{%m}
       %rstd = hal.interface.binding.subspan layout(#normalize_layout) binding(7) alignment(64) offset(%c0) : !acc_column{%m}
-      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(8) alignment(64) offset(%c0) : !forward_residual_rows{%m}
+      %s = hal.interface.binding.subspan layout(#normalize_layout) binding(8) alignment(64) offset(%c0) : !forward_residual_rows{%memory_rows}
       // With a gate:
       // z is where others have a residual. A statistic of x alone is not asked for it.
-      %residual_gated = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !forward_residual_rows{%m}
+      %residual_gated = hal.interface.binding.subspan layout(#normalize_layout) binding(4) alignment(64) offset(%c0) : !forward_residual_rows{%memory_rows}
       %gates_first = arith.constant #gates_first
       %reads_gate = arith.ori %gates_first, %writes_output : i1
       // End of the gate.
@@ -214,7 +216,6 @@ hal.executable.source private @normalize {
       %gamma_held = memref.alloca() : !forward_gamma_held
       %beta_held = memref.alloca() : !forward_beta_held
       %values = memref.alloca() : !forward_held
-      %y_held = memref.alloca() : !forward_y_held
 
       // A set of rows, one row for each group. Groups past the last row read the last row, because they wait
       // with the others, and store nothing.
@@ -293,8 +294,8 @@ hal.executable.source private @normalize {
       scf.if %packs {
         func.call @take_anew(%x_held, %values) : (!forward_x_held, !forward_held) -> ()
       }
+      func.call @take_stored(%x, %thread, %x_held, %residual_held, %values) : (!forward_x_rows, !forward_thread, !forward_x_held, !forward_residual_held, !forward_held) -> ()
       %again = arith.constant true
-      %no_y = arith.constant dense<0.0> : !forward_y
       scf.if %writes_output {
         scf.for %step = %c0 to %steps step %c1 {
           func.call @reread(%x, %residual, %s, %x_kept, %residual_kept, %thread, %exists, %step, %again, %values)
@@ -327,7 +328,8 @@ hal.executable.source private @normalize {
             %ya = func.call @y(%xhat, %g, %b) : (!forward_chunk, !forward_chunk, !forward_chunk) -> !forward_chunk
             // With a gate:
             %z_k = scf.if %in_registers -> !forward_residual {
-              %z_held = memref.load %residual_held[%k] : !forward_residual_held
+              %no_z = arith.constant dense<0.0> : !forward_residual
+              %z_held = func.call @stored_of_residual(%no_z, %k, %residual_held) : (!forward_residual, index, !forward_residual_held) -> !forward_residual
               scf.yield %z_held : !forward_residual
             } else {
               %col_in = arith.select %inside, %col, %c0 : index
@@ -342,12 +344,9 @@ hal.executable.source private @normalize {
             %ya_gated = func.call @gated_output(%ya, %silu) : (!forward_chunk, !forward_chunk) -> !forward_chunk
             // End of the gate.
             %y_k = func.call @round_of_y(%ya) : (!forward_chunk) -> !forward_y
-            %stores = arith.andi %inside, %exists : i1
-            func.call @put_of_y(%y, %y_k, %row, %k, %at, %stores, %y_held)
-                : (!forward_y_rows, !forward_y, index, index, index, i1, !forward_y_held) -> ()
+            func.call @put_of_y(%y, %y_k, %row, %k, %col, %at, %inside, %exists)
+                : (!forward_y_rows, !forward_y, index, index, index, index, i1, i1) -> ()
           } {llvm.loop_annotation = #unrolled}
-          func.call @put_kept_of_y(%y, %no_y, %step, %exists, %thread, %y_held)
-              : (!forward_y_rows, !forward_y, index, i1, !forward_thread, !forward_y_held) -> ()
         } {llvm.loop_annotation = #rolled}
       }
 

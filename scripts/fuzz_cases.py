@@ -587,6 +587,7 @@ def _forwards(case: Case, spec: NormSpec) -> Iterator[Forward]:
             lasts=case.chance(0.5),
             packs=in_registers and case.chance(0.3),
             cluster=cluster,
+            rereads=case.chance(0.2),
         )
 
 

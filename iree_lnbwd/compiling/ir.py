@@ -103,6 +103,7 @@ _OF_FEW_ROWS = {
     "#forward_weights_early": "#few_weights_early",
     "#forward_lasts": "#few_lasts",
     "#forward_packs": "#few_packs",
+    "#forward_rereads": "#few_rereads",
     "#forward_resident": "#few_resident",
     "#normalize_": "#normalize_few_",
     "@normalize": "@normalize_few",
@@ -140,7 +141,7 @@ def sources(spec: NormSpec, target: Target, schedule: Schedule) -> tuple[str, ..
         parts += schedule.parts(spec, target)
     if FORWARD in names and not isinstance(schedule, RowBlocks):
         how = _forward(spec, target, schedule)
-        parts += (f"{_OF_FORWARD}/{part}" for part in (*FORWARD_PARTS, *how.parts(target)))
+        parts += (f"{_OF_FORWARD}/{part}" for part in (*FORWARD_PARTS, *how.parts(spec, target)))
     return (*names, *MATH, *(f"parts/{part}.mlir" for part in parts))
 
 

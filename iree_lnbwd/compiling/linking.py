@@ -176,12 +176,13 @@ def resolved(alias: str, aliases: Mapping[str, str]) -> str:
 
 
 def _of_vector(narrow: str) -> dict[str, str]:
-    """For a vector: the types of its bits and their numbers, of halves, and of a comparison."""
+    """For a vector: the types of its bits and their numbers, of parts, and of a comparison."""
     vector = _VECTOR.fullmatch(narrow)
     if vector is None or vector[2] not in DTYPES:
         return {}
     whole = int(vector[1])
     return {
+        "!element": vector[2],
         "!words": f"vector<{bits(narrow) // 32}xi32>",
         "!long_words": f"vector<{bits(narrow) // 32}xi64>",
         "!word_indices": f"vector<{bits(narrow) // 32}xindex>",
@@ -189,6 +190,7 @@ def _of_vector(narrow: str) -> dict[str, str]:
         "!short_words": f"vector<{whole}xi16>",
         "!halves": f"vector<{whole // 2}xf32>",
         "!bits": f"vector<{whole}xi{bits(narrow) // whole}>",
+        "!pair": f"vector<{64 * whole // bits(narrow)}x{vector[2]}>",
         "!lanes": f"vector<{whole}xi1>",
     }
 

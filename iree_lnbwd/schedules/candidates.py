@@ -223,10 +223,16 @@ def _two_passes(
 def _forwards(spec: NormSpec, target: Target, chosen: Forward) -> Iterator[Forward]:
     """Those that share a row out as it is chosen."""
     fill = max(1, target.subgroup_size // chosen.threads)  # rows of a subgroup
-    for rows, resident, early in itertools.product(
-        _FORWARD_ROWS, _FORWARD_RESIDENT, (chosen.early, not chosen.early)
+    for rows, resident, swaps_early, swaps_rereads in itertools.product(
+        _FORWARD_ROWS, _FORWARD_RESIDENT, (False, True), (False, True)
     ):
-        one = replace(chosen, rows=rows * fill, resident=resident, early=early)
+        one = replace(
+            chosen,
+            rows=rows * fill,
+            resident=resident,
+            early=chosen.early != swaps_early,
+            rereads=chosen.rereads != swaps_rereads,
+        )
         if one.rows * one.threads * resident > MOST_BUSY and resident > 1:
             continue
         if one.illegal(spec, target) is None:

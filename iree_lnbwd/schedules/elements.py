@@ -25,11 +25,15 @@ def vector_of(spec: NormSpec) -> int:
 
 def widest_vector(columns: int, dtypes: Sequence[str]) -> int:
     """Elements in the widest access that divides a row of so many, of the widest of these types."""
-    widest = max(DTYPES[name].numpy.itemsize for name in dtypes)
-    vector = _ACCESS_BYTES // widest
+    vector = widest_access(dtypes)
     while columns % vector:
         vector //= 2
     return vector
+
+
+def widest_access(dtypes: Sequence[str]) -> int:
+    """Elements in the widest access, of the widest of these types."""
+    return _ACCESS_BYTES // max(DTYPES[name].numpy.itemsize for name in dtypes)
 
 
 def copied_vector(spec: NormSpec) -> int:

@@ -8,12 +8,21 @@ from dataclasses import dataclass, replace
 from iree_lnbwd.errors import counted
 from iree_lnbwd.hardware.targets import Target
 from iree_lnbwd.ops.dtypes import DTYPES
-from iree_lnbwd.ops.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT
+from iree_lnbwd.ops.operands import ADDED_BIAS, INPUT, RESIDUAL, WEIGHT, Kind
 from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements
-from iree_lnbwd.schedules.ir_types import flag, kernel, output_types, private, shared
+from iree_lnbwd.schedules.ir_types import (
+    flag,
+    itemsize,
+    kernel,
+    output_types,
+    private,
+    shared,
+    storage,
+)
 from iree_lnbwd.schedules.rules import (
     FEWEST_THREADS,
+    Rule,
     cluster_rules,
     first_broken,
     out_of_bounds,
@@ -25,6 +34,8 @@ WORD_BYTES = 4
 _SUMS = 2
 _SUMS_OF_CLUSTERS = 4
 _SUM_BYTES = 4  # of a sum that workgroups send to each other
+# Words of a chunk that is cut out of two accesses (ir/parts/forward/chunks/shifted.mlir).
+_LEAST_CUT_WORDS, _MOST_CUT_WORDS = 2, 8
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,8 @@ class Forward:
             each use.
         resident: Workgroups that a multiprocessor must hold at once; caps their registers.
         cluster: Workgroups that share a row, each a part of its columns.
+        rereads: Rows that begin anywhere in an access are read once more for the output, from the
+            L1 cache. Otherwise registers keep them in two alignments.
     """
 
     rows: int
@@ -63,6 +76,7 @@ class Forward:
     packs: bool = False
     resident: int = 1
     cluster: int = 1
+    rereads: bool = False
 
     def path(self, spec: NormSpec) -> str:
         """Its use of memory, in words."""
@@ -79,10 +93,15 @@ class Forward:
             f"{self.threads} threads, {counted(self.vector, 'element')} an access"
         )
 
-    def parts(self, target: Target) -> tuple[str, ...]:
+    def parts(self, spec: NormSpec, target: Target) -> tuple[str, ...]:
         """The files of ``ir/parts/forward/`` of those with the same functions."""
+        chunks = "shifted" if self.shifted(spec) else "whole"
         sums = "workgroup" if self.warps(target) > 1 else "subgroup"
-        return ("chunks/whole", f"sums/{'cluster' if self.cluster > 1 else sums}")
+        return (f"chunks/{chunks}", f"sums/{'cluster' if self.cluster > 1 else sums}")
+
+    def shifted(self, spec: NormSpec) -> bool:
+        """Whether rows begin anywhere in an access."""
+        return spec.columns % self.vector != 0
 
     @property
     def reads_once(self) -> bool:
@@ -120,7 +139,7 @@ class Forward:
         if self.most_few_rows == 0:
             return (self,)
         many = replace(self, most_few_rows=0)
-        few = replace(many, early=True, lasts=False, packs=False, resident=1)
+        few = replace(many, early=True, lasts=False, packs=False, resident=1, rereads=False)
         if spec.rows is None:
             return (few, many)
         return (few if spec.rows <= self.most_few_rows else many,)
@@ -153,6 +172,8 @@ class Forward:
         senders = warps * self.cluster
         is_forward = not spec.family.is_backward
         few, many = self.forms(spec)[0], self.forms(spec)[-1]
+        shifted, cells = self.shifted(spec), ("x", "residual")
+        accesses = 2 if shifted else 1
         named = ("x", "residual", "gamma", "beta")
         return {
             "#forward_columns": f"{self.own_columns(spec)} : index",
@@ -164,7 +185,11 @@ class Forward:
             "#forward_sent_bytes": f"{senders * self.sums(spec) * _SUM_BYTES} : i32",
             "#forward_vector": f"{vector} : index",
             "#forward_chunks": f"{chunks} : index",
-            "#forward_accesses": "1 : index",
+            "#forward_shifted": flag(shifted),
+            "#forward_rereads": flag(many.rereads),
+            "#forward_accesses": f"{accesses} : index",
+            "#forward_residual_from": f"{int(shifted and spec.gate is not None)} : index",
+            **(self._shifted_aliases(spec) if shifted else {}),
             "#forward_threads": f"{self.threads} : index",
             "#forward_warps": f"{warps} : index",
             "#forward_rows": f"{self.rows} : index",
@@ -181,6 +206,7 @@ class Forward:
             "#few_weights_early": flag(few.early),
             "#few_lasts": flag(few.lasts),
             "#few_packs": flag(few.packs),
+            "#few_rereads": flag(few.rereads),
             "#few_resident": f"{few.resident} : i32",
             "#scales": flag(spec.has_weight and is_forward),
             "#forward_kernel": kernel(self.rows * self.threads, target),
@@ -189,20 +215,41 @@ class Forward:
             "!forward_chunk": f"vector<{vector}x!acc>",
             "!forward_held": private(f"{chunks}x!forward_chunk"),
             **{f"!forward_{name}": f"vector<{vector}x!{name}>" for name in named},
-            **{f"!forward_{name}_rows": f"!{name}_rows" for name in ("x", "residual")},
+            **{f"!forward_{name}_rows": self._rows(spec, name) for name in cells},
             **output_types(
                 spec,
                 {
                     "!forward_y": f"vector<{vector}x!y>",
-                    "!forward_y_rows": "!y_rows",
-                    "!forward_y_held": private(f"{chunks}x!forward_y"),
+                    "!forward_y_rows": self._rows(spec, "y"),
                 },
             ),
             **{f"!forward_{name}_held": private(f"{chunks}x!forward_{name}") for name in named},
             **{
-                f"!forward_{name}_kept": shared(f"{self.rows}x{self.padded_columns(spec)}x!{name}")
-                for name in ("x", "residual")
+                f"!forward_{name}_held": private(f"{accesses * chunks}x!forward_{name}")
+                for name in cells
             },
+            **{
+                f"!forward_{name}_kept": shared(f"{self.rows}x{self.padded_columns(spec)}x!{name}")
+                for name in cells
+            },
+        }
+
+    def _rows(self, spec: NormSpec, name: str) -> str:
+        """A tensor of rows in memory: as rows, or as accesses."""
+        return storage(f"?x{self.vector}x!{name}") if self.shifted(spec) else f"!{name}_rows"
+
+    def _shifted_aliases(self, spec: NormSpec) -> dict[str, str]:
+        """What rows that begin anywhere in an access need beside."""
+        of_last = spec.columns - (self.cluster - 1) * self.own_columns(spec)
+        last = of_last // self.vector  # the chunk with the row's last column
+        of_thread = [
+            min(last + on, self.chunks * self.threads - 1) // self.threads for on in (-1, 0, 1)
+        ]
+        return {
+            "#forward_unit": f"{math.gcd(self.vector, spec.columns)} : index",
+            "#forward_last_chunk": f"{of_thread[1]} : index",
+            "#forward_first_edge": f"{of_thread[0]} : index",
+            "#forward_last_edge": f"{of_thread[2]} : index",
         }
 
     def illegal(self, spec: NormSpec, target: Target) -> str | None:
@@ -225,7 +272,7 @@ class Forward:
                 and (self.threads > lanes or self.threads & (self.threads - 1) != 0),
                 f"{self.threads} threads are neither subgroups nor a power of 2 of a subgroup's",
             ),
-            (spec.columns % self.vector != 0, f"N is no multiple of {self.vector}"),
+            *(self._shifted_rules(spec, target) if self.shifted(spec) else ()),
             *cluster_rules(spec, target, self.cluster, self.vector, self.rows),
             resident_rule(self.resident, threads),
             (
@@ -252,6 +299,10 @@ class Forward:
             ),
             (not self.reads_once and self.rows > 1, "a workgroup reads a single row again"),
             (
+                self.rereads and (not self.shifted(spec) or spec.has(RESIDUAL)),
+                "only rows of one tensor that begin anywhere in an access are read once more",
+            ),
+            (
                 (self.early or self.most_few_rows > 0) and not self.in_registers,
                 "a row that is not in registers has its weights in steps",
             ),
@@ -261,6 +312,27 @@ class Forward:
             ),
         )
         return first_broken(rules)
+
+    def _shifted_rules(self, spec: NormSpec, target: Target) -> tuple[Rule, ...]:
+        """The rules for rows that begin anywhere in an access."""
+        of_last = spec.columns - (self.cluster - 1) * self.own_columns(spec)
+        kinds = (Kind.CELLS, Kind.COLUMNS)
+        sizes = [itemsize(spec, one.element) for one in spec.family.rows if one.kind in kinds]
+        words = [self.vector * size / WORD_BYTES for size in sizes]
+        alone = f"N is no multiple of {self.vector}, and "
+        return (
+            (target.backend != "cuda", f"{alone}the GPU is none of NVIDIA's"),
+            (spec.weight_sets, f"{alone}the weight has sets"),
+            (spec.strided_rows, f"{alone}rows are apart"),
+            (spec.gate_first, f"{alone}the gate is before the norm"),
+            (not self.in_registers, f"{alone}the row is not in registers"),
+            (self.vector & (self.vector - 1) != 0, f"{alone}that is no power of 2"),
+            (
+                min(words) < _LEAST_CUT_WORDS or max(words) > _MOST_CUT_WORDS,
+                f"{alone}accesses have other sizes",
+            ),
+            (of_last < 2 * self.vector, f"{alone}a part of a row has less than two accesses"),
+        )
 
 
 def weighs(spec: NormSpec) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from iree_lnbwd.hardware.products import Product
 from iree_lnbwd.hardware.targets import Target
@@ -11,6 +12,7 @@ from iree_lnbwd.ops.spec import NormSpec
 from iree_lnbwd.schedules.elements import most_elements, widest_vector, words
 from iree_lnbwd.schedules.forward import WORD_BYTES, Forward, bytes_of, normalized, weighs
 from iree_lnbwd.schedules.rules import FEWEST_THREADS, MOST_BUSY, registers_of_thread
+from iree_lnbwd.schedules.shifted_choice import choose_shifted
 
 # Rules for all GPUs, from 7021 schedules of 71 widths from 64 to 65536, on an H200.
 # Elements of a row that a thread has at best, by their bytes.
@@ -82,6 +84,8 @@ def choose_forward(spec: NormSpec, target: Target, product: Product) -> Forward:
         target: The GPU target to run on.
         product: One of the target's products: a fixed number of rows is spread over its processors.
     """
+    if shifted := choose_shifted(spec, target):
+        return replace(shifted, most_few_rows=_most_few_rows(spec, target, early=False))
     vector = widest_vector(spec.columns, (normalized(spec),))
     lanes = target.subgroup_size
     shared_out = _shared_out(spec, lanes, vector)

@@ -33,7 +33,7 @@ _WIDTHS = (1, 7, 64, 192, 768, 769, 1000, 1023, 1024, 1536, 4096, 5000, 8192, 12
 _DTYPES = ("f32", "f16", "bf16")
 _FAMILY_WIDTHS = (1, 5, 64, 769, 1024, 4096, 16384, 65536)
 _OPTIONS_WIDTHS = (769, 4096)  # a remainder in every vector, and none
-_WIDE_ODD_WIDTHS = (25001, 54321, 131041)  # of backwards: clusters whose rows begin anywhere
+_WIDE_ODD_WIDTHS = (25001, 54321, 131041)  # clusters whose rows begin anywhere
 _RMS_EPS = 1e-6  # as most models have it
 SOME_SETS = Sets(3, 2)  # of calls that are given none
 ADVERSARIAL_ROWS = 37
@@ -129,6 +129,9 @@ def _option_specs(op: Op) -> Iterator[NormSpec]:
 
 def operand_specs() -> Iterator[NormSpec]:
     """Specs with operands that `specs` leaves out. The emulator's records need not have them."""
+    for op in OPS.values():
+        if not op.is_backward:
+            yield from _odd_forward_specs(op)
     yield from several_gradients()
     yield from typed_outputs()
     yield from weight_sets()
@@ -288,6 +291,17 @@ def _biased(op: Op) -> Iterator[NormSpec]:
         yield of((769,), "bf16", output_mask=(True, True, False))
     else:
         yield of((769,), "bf16", eps=_RMS_EPS)
+
+
+def _odd_forward_specs(op: Op) -> Iterator[NormSpec]:
+    """Rows that begin anywhere in an access: of a part of a subgroup, several, and a cluster."""
+    of = _spec_of(op)
+    yield of((131,), "f32")
+    for width in (3334, 3335):
+        yield of((width,), "bf16")
+    yield of((3335,), "f16", residual_dtype="f16")
+    for dtype in ("f32", "bf16"):
+        yield of((_WIDE_ODD_WIDTHS[0],), dtype)
 
 
 def _wide_odd_specs(op: Op) -> Iterator[NormSpec]:

@@ -270,6 +270,7 @@ def parts_of(spec: NormSpec, how: Schedule, target: Target = SM_90) -> set[str]:
         (Forward(1, 128, 4, 2, in_registers=True), "forward/sums/workgroup"),
         (Forward(4, 32, 4, 8, in_registers=True), "forward/sums/subgroup"),
         (Forward(1, 128, 4, 2, in_registers=True, cluster=2), "forward/sums/cluster"),
+        (Forward(1, 128, 4, 2, in_registers=True), "forward/chunks/whole"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -282,6 +283,13 @@ def test_a_schedules_numbers_choose_between_parts(how: Schedule, part: str) -> N
     assert [other for other in parts if other.rpartition("/")[0] == folder] == [part]
     own = set(re.findall(r"@(\w+)\(%", compiler.read_ir(f"parts/{part}.mlir")))
     assert own & set(functions(compiler.source_text(spec, SM_90, schedule=how)))
+
+
+def test_rows_that_begin_anywhere_choose_a_forwards_part() -> None:
+    how = Forward(1, 128, 8, 2, in_registers=True)
+    for columns, part in ((1024, "whole"), (1025, "shifted"), (1028, "shifted")):
+        parts = parts_of(replace(FORWARD, normalized_shape=(columns,)), how)
+        assert {name for name in parts if "chunks/" in name} == {f"forward/chunks/{part}"}
 
 
 @pytest.mark.parametrize(

@@ -580,7 +580,11 @@ BORDERS: dict[str, Border] = {
         replace(OF_FORWARD, normalized_shape=(512,)),
     ),
     "a forward's vector": Border(
-        FORWARD, {"vector": 8}, {"vector": 3}, "N is no multiple of 3", OF_FORWARD
+        FORWARD,
+        {"vector": 8},
+        {"vector": 3},
+        "N is no multiple of 3, and that is no power of 2",
+        OF_FORWARD,
     ),
     "a forward's cluster": Border(
         replace(FORWARD, threads=128),

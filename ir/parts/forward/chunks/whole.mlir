@@ -1,8 +1,7 @@
 // How a thread's chunks of a row come from memory and go there, where V divides N: in one access each.
 
 // What a NormSpec and a Schedule decide.
-#forward_chunks = 2 : index
-#forward_threads = 256 : index
+#forward_vector = 8 : index
 #forward_lasts = true
 !pointer = !llvm.ptr<1>
 !rows = memref<?x4096xbf16, #hal.descriptor_type<storage_buffer>>
@@ -10,33 +9,35 @@
 !narrow = vector<8xbf16>
 !wide = vector<8xf32>
 !held = memref<2xvector<8xbf16>, #gpu.address_space<private>>
-!forward_thread = vector<6xindex>
 
-func.func private @my_t(!forward_thread) -> index
-func.func private @my_part(!forward_thread) -> index
 func.func private @address_of_it(!rows, index, index) -> !pointer
 func.func private @load_lasting_of_it(!rows, index, index, !pointer) -> !narrow
 // End of what is replaced.
 
-// The number of a thread's chunk k of a step, of the workgroup's chunks of a row.
-func.func private @chunk_number(%step: index, %k: index, %thread: !forward_thread) -> index {
-  %t = func.call @my_t(%thread) : (!forward_thread) -> index
-  %t_count = arith.constant #forward_threads
-  %chunks = arith.constant #forward_chunks
-  %steps_before = arith.muli %step, %chunks : index
-  %chunks_before = arith.addi %steps_before, %k : index
-  %before = arith.muli %chunks_before, %t_count : index
-  %chunk = arith.addi %before, %t : index
-  return %chunk : index
+// How many rows a tensor in memory has, of M.
+func.func private @memory_rows(%m: index) -> index {
+  return %m : index
 }
 
-// Whether all of a chunk comes in the accesses below.
-func.func private @comes_whole(%row: index, %at: index, %inside: i1) -> i1 {
+// How many chunks n columns of a row are in, from a workgroup's first on, and how many columns the last one lacks.
+func.func private @chunk_count(%n: index) -> index {
+  %v = arith.constant #forward_vector
+  %chunks = arith.divui %n, %v : index
+  return %chunks : index
+}
+
+func.func private @lacking_columns(%n: index) -> index {
+  %c0 = arith.constant 0 : index
+  return %c0 : index
+}
+
+// Whether a thread reads and stores a chunk's access.
+func.func private @has_access(%row: index, %col: index, %at: index, %inside: i1) -> i1 {
   return %inside : i1
 }
 
-// One of a chunk's accesses: there is one.
-func.func private @access(%rows: !rows, %row: index, %at: index, %which: index) -> !narrow {
+// One of the accesses that a chunk comes in: there is one.
+func.func private @access(%rows: !rows, %row: index, %k: index, %at: index, %which: index) -> !narrow {
   %lasts = arith.constant #forward_lasts
   %read = scf.if %lasts -> !narrow {
     %address = func.call @address_of_it(%rows, %row, %at) : (!rows, index, index) -> !pointer
@@ -49,38 +50,44 @@ func.func private @access(%rows: !rows, %row: index, %at: index, %which: index) 
   return %read : !narrow
 }
 
-// What does not come in whole accesses: nothing.
-func.func private @read_edge(%rows: !rows, %zeros: !narrow, %row: index, %k: index, %at: index, %inside: i1, %held: !held) {
+// What cannot be read in whole accesses: nothing.
+func.func private @read_edge(%rows: !rows, %zeros: !narrow, %row: index, %k: index, %at: index, %held: !held) {
   return
 }
 
-// A chunk, of its accesses.
-func.func private @joined(%zeros: !narrow, %row: index, %k: index, %at: index, %held: !held) -> !narrow {
+// A chunk, of its accesses; and all of a thread's, in their places.
+func.func private @joined(%zeros: !narrow, %row: index, %k: index, %held: !held) -> !narrow {
   %chunk = memref.load %held[%k] : !held
   return %chunk : !narrow
 }
 
-// Sums with a chunk, or without it: elements that are not of the row count for nothing.
+func.func private @join_all(%zeros: !narrow, %row: index, %held: !held) {
+  return
+}
+
+// The access that a thread stores for a chunk.
+func.func private @stored(%zeros: !narrow, %k: index, %held: !held) -> !narrow {
+  %chunk = memref.load %held[%k] : !held
+  return %chunk : !narrow
+}
+
+// Sums with a chunk, or without it.
 func.func private @counted(%with: !wide, %without: !wide, %k: index, %at: index, %inside: i1) -> !wide {
   %sums = arith.select %inside, %with, %without : !wide
   return %sums : !wide
 }
 
-// The weights, or biases, of a chunk.
-func.func private @columns_at(%row: !row, %zeros: !narrow, %k: index, %at: index) -> !narrow {
-  %read = vector.load %row[%at] : !row, !narrow
+// The weights, or biases, of an access.
+func.func private @columns_at(%zeros: !narrow, %weights: !row, %row: index, %k: index, %at: index) -> !narrow {
+  %read = vector.load %weights[%at] : !row, !narrow
   return %read : !narrow
 }
 
-// Stores a chunk, or keeps it until all of them are there.
-func.func private @put(%rows: !rows, %chunk: !narrow, %row: index, %k: index, %at: index, %stores: i1, %held: !held) {
+// Stores an access.
+func.func private @put(%rows: !rows, %chunk: !narrow, %row: index, %k: index, %col: index, %at: index, %inside: i1, %exists: i1) {
+  %stores = arith.andi %inside, %exists : i1
   scf.if %stores {
     vector.store %chunk, %rows[%row, %at] : !rows, !narrow
   }
-  return
-}
-
-// Stores the chunks of a step that were kept: none.
-func.func private @put_kept(%rows: !rows, %zeros: !narrow, %step: index, %exists: i1, %thread: !forward_thread, %held: !held) {
   return
 }

@@ -29,6 +29,8 @@ func.func private @my_t(!forward_thread) -> index
 func.func private @await(i32, i32)
 func.func private @of_rank(i32, i32) -> i32
 func.func private @send(i32, !acc, i32)
+func.func private @chunk_count(index) -> index
+func.func private @lacking_columns(index) -> index
 // End of what is replaced.
 
 // Nobody sends to a workgroup that has not begun. None ends before all that is sent to it has come.
@@ -188,6 +190,7 @@ func.func private @sender(%number: index, %t: index) -> (index, i1) {
 // How many columns a subgroup has, of the workgroup of that rank.
 func.func private @columns_of(%rank: index, %warp: index) -> !acc {
   %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
   %all = arith.constant #columns
   %most = arith.constant #forward_columns
   %ranks_before = arith.muli %rank, %most : index
@@ -196,7 +199,7 @@ func.func private @columns_of(%rank: index, %warp: index) -> !acc {
   %v = arith.constant #forward_vector
   %t_count = arith.constant #forward_threads
   %lanes = arith.constant #subgroup
-  %chunks = arith.divui %n, %v : index
+  %chunks = func.call @chunk_count(%n) : (index) -> index
   %of_all = arith.divui %chunks, %t_count : index
   %left = arith.remui %chunks, %t_count : index
   %before = arith.muli %warp, %lanes : index
@@ -205,7 +208,14 @@ func.func private @columns_of(%rank: index, %warp: index) -> !acc {
   %more = arith.minsi %some, %lanes : index
   %of_lanes = arith.muli %of_all, %lanes : index
   %mine = arith.addi %of_lanes, %more : index
-  %count = arith.muli %mine, %v : index
+  %most_columns = arith.muli %mine, %v : index
+  %has_last = arith.subi %chunks, %c1 : index
+  %of_last = arith.remui %has_last, %t_count : index
+  %warp_of_last = arith.divui %of_last, %lanes : index
+  %is_its = arith.cmpi eq, %warp_of_last, %warp : index
+  %lacking = func.call @lacking_columns(%n) : (index) -> index
+  %lacks = arith.select %is_its, %lacking, %c0 : index
+  %count = arith.subi %most_columns, %lacks : index
   %count_i32 = arith.index_castui %count : index to i32
   %count_acc = arith.uitofp %count_i32 : i32 to !acc
   return %count_acc : !acc
