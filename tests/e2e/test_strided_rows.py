@@ -109,6 +109,7 @@ def _at_no_multiple(array: Array) -> Array:
     return apart
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_any_view_gives_the_bits_of_its_copy(op: str, name: str) -> None:
@@ -390,8 +391,10 @@ EMULATED = [
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("few", [False, True])
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942", "gfx1100"])
+@pytest.mark.parametrize(
+    ("target", "few"),
+    [("sm_80", False), ("sm_90", False), ("sm_90", True), ("gfx942", False), ("gfx1100", True)],
+)
 @pytest.mark.parametrize("spec", EMULATED, ids=lambda spec: spec.name)
 def test_on_emulated_gpus(spec: NormSpec, target: str, few: bool) -> None:
     """Kernels for few rows, and those for many; each byte of a row is written once."""
