@@ -92,7 +92,8 @@ def call(
                 f"device: expected {where}, where {op.data.name} is, or None, got {uri}"
             )
         norm, bound = _found(bound, where, modules)
-        known = known_kinds[key] = norm.learn(kind, framework, views, bound)
+        kind_of_call = (kind, options.rows_per_set or 1)
+        known = known_kinds[key] = norm.learn(kind_of_call, framework, views, bound)
     return known.run(framework, given), known
 
 

@@ -260,7 +260,7 @@ class Norm:
         """The kind of a call on a GPU's arrays; a new kind is remembered.
 
         Args:
-            kind: The framework's signature of the arrays.
+            kind: The framework's signature of the arrays, and ``rows_per_set``.
             framework: That of the arrays.
             views: The facts known about the arguments, by name.
             call: The call that they were bound to, for this spec.

@@ -404,6 +404,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "eps": ({"eps": 1e-5}, {"eps": 0.5}),
     "weight_offset": ({"weight_offset": 0.0}, {"weight_offset": 1.0}),
     "output_mask": ({"output_mask": (True, True)}, {"output_mask": (True, False)}),
+    "rows_per_set": ({"rows_per_set": 1}, {"rows_per_set": 2}),
 }
 
 
@@ -417,11 +418,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     modules.forget([spec for spec, where in modules.in_use() if where == uri], uri)
 
 
-@pytest.mark.drawn
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_value_of_an_option_has_its_own_results(option: str, driver: EmulatedDriver) -> None:
     """By the functions, whose calls are of a kind: with the statistics recomputed."""
-    spec = NormSpec((96,), op="rms_norm_backward", eps=1e-5)
+    has_sets = option == "rows_per_set"
+    spec = NormSpec((96,), op="rms_norm_backward", eps=1e-5, weight_sets=has_sets)
     call = random_call(spec, 3, random_generator())
     arrays = {name: Namespace(driver).asarray(array) for name, array in call.arrays.items()}
     for values in (*OPTIONS[option], *OPTIONS[option]):
