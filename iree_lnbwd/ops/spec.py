@@ -132,7 +132,7 @@ class NormSpec:
             A gated backward's ``output_mask`` ends with a bool for ``grad_gate``.
         gate_dtype: Of ``gate`` and ``grad_gate``; None means ``dtype``.
         strided_rows: Whether rows lie where a call says: each array of M rows has two strides of
-            its own (`strides.Strides`). False means that rows follow each other.
+            its own. False means that rows follow each other.
 
     Raises:
         TypeError, ValueError: Naming the field, what came and what was expected.

@@ -66,7 +66,9 @@ class View:
     """A wrapper as its own forward sees it: its norms put off what they compute."""
 
     def __init__(self, module: nn.Module, norms: Mapping[str, bool]) -> None:
-        vars(self).update(_module=module, _norms=norms)
+        # Dynamo of PyTorch 2.11 does not know how to update the dictionary of attributes.
+        object.__setattr__(self, "_module", module)
+        object.__setattr__(self, "_norms", norms)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._module, name)
