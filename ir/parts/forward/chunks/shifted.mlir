@@ -318,7 +318,6 @@ func.func private @columns_at(%zeros: !narrow, %weights: !row, %row: index, %k: 
 
 // A word of two of the weights'. What is before the first, or behind the last, may be any.
 func.func private @pair_word(%zeros: !narrow, %part_words: !words, %weights: !row, %first_on: index, %which: index, %half: index, %may_be_first: i1, %may_be_last: i1, %edge: i1) -> i32 {
-  %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %c2 = arith.constant 2 : index
   %n = arith.constant #columns

@@ -209,8 +209,8 @@ func.func private @columns_of(%rank: index, %warp: index) -> !acc {
   %of_lanes = arith.muli %of_all, %lanes : index
   %mine = arith.addi %of_lanes, %more : index
   %most_columns = arith.muli %mine, %v : index
-  %has_last = arith.subi %chunks, %c1 : index
-  %of_last = arith.remui %has_last, %t_count : index
+  %last_chunk = arith.subi %chunks, %c1 : index
+  %of_last = arith.remui %last_chunk, %t_count : index
   %warp_of_last = arith.divui %of_last, %lanes : index
   %is_its = arith.cmpi eq, %warp_of_last, %warp : index
   %lacking = func.call @lacking_columns(%n) : (index) -> index
