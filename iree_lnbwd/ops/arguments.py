@@ -417,8 +417,7 @@ def densely(call: BoundCall) -> BoundCall:
 def flat_shapes(call: BoundCall) -> dict[Kind, tuple[int, ...]]:
     """The shapes of arrays as modules take them, of a call that computes something."""
     assert call.spec is not None
-    columns = call.spec.columns
-    rows = math.prod(call.shape) // columns
+    rows, columns = call.rows, call.spec.columns
     return {
         Kind.CELLS: (rows, columns),
         Kind.ROWS: (rows,),
