@@ -82,10 +82,12 @@ def layer_norm(
     check_flag("own_forward", own_forward)
     check_flag("memory_efficient", memory_efficient)
     if _is_usual(input, normalized_shape, weight, weight_offset, output_dtype, rows_per_set):
-        ours, given = torch.ops.iree_lnbwd, (input, weight, bias, normalized_shape, eps)
+        ours = torch.ops.iree_lnbwd
         if own_forward or memory_efficient or weight_offset:
-            return ours.own_layer_norm.default(*given, weight_offset, memory_efficient, None)[0]
-        return ours.layer_norm.default(*given)[0]
+            return ours.own_layer_norm.default(
+                input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None
+            )[0]
+        return ours.layer_norm.default(input, weight, bias, normalized_shape, eps)[0]
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -135,8 +137,9 @@ def rms_norm(
     """
     check_flag("memory_efficient", memory_efficient)
     if _is_usual(input, normalized_shape, weight, weight_offset, output_dtype, rows_per_set):
-        given = (input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None)
-        return torch.ops.iree_lnbwd.rms_norm.default(*given)[0]
+        return torch.ops.iree_lnbwd.rms_norm.default(
+            input, weight, bias, normalized_shape, eps, weight_offset, memory_efficient, None
+        )[0]
     tensors = {"input": input, "weight": weight, "bias": bias}
     own = _output_dtype(output_dtype, input, memory_efficient)
     options = (eps, weight_offset, memory_efficient, own)
@@ -263,7 +266,7 @@ def _is_usual(
     """
     return (
         type(input) is Tensor
-        and type(dims) is tuple
+        and isinstance(dims, tuple)  # or a torch.Size
         and output_dtype is None
         and type(rows_per_set) is int
         and rows_per_set == 1
