@@ -8,7 +8,7 @@
 // time.
 //
 // While dx is computed from one block, the next one comes from memory (#fetches_ahead). Otherwise memory
-// would wait for arithmetic, and arithmetic for memory.
+// would wait for arithmetic, and arithmetic for memory. The lines of dx are fetched while its row is summed.
 //
 // A row is divided into chunks of V neighbouring columns. Where V does not divide N, the last chunk begins
 // V columns before the end. The columns that it shares with the chunk before count for nothing in sums.
@@ -255,6 +255,19 @@ hal.executable.source private @rows {
       return
     }
 
+    // For lines that are stored to: they become this processor's own.
+    func.func private @fetch_dx(%rows: !x_rows, %row: index, %col: index) {
+      // with strides: %rows_strided = func.call @row_of_x(%rows, %row) : (!x_rows, index) -> !x_rows
+      %c0 = arith.constant 0 : index
+      %v = arith.constant #vector
+      %line = arith.constant #x_line
+      scf.for %first = %c0 to %v step %line {
+        %at = arith.addi %col, %first : index
+        memref.prefetch %rows[%row, %at], write, locality<2>, data : !x_rows
+      } {llvm.loop_annotation = #unrolled}
+      return
+    }
+
     func.func private @fetch_residual(%rows: !residual_rows, %row: index, %col: index) {
       // with strides: %rows_strided = func.call @row_of_residual(%rows, %row) : (!residual_rows, index) -> !residual_rows
       %c0 = arith.constant 0 : index
@@ -382,6 +395,9 @@ hal.executable.source private @rows {
                 %col = arith.minui %chunk, %last_chunk : index
                 %seen = arith.subi %chunk, %col : index
                 %again = vector.create_mask %seen : !lanes
+                scf.if %fetches_ahead {
+                  func.call @fetch_dx(%dx, %row, %col) : (!x_rows, index, index) -> ()
+                }
                 // with strides: %x_strided = func.call @row_of_x(%x, %row) : (!x_rows, index) -> !x_rows
                 %x_ = vector.load %x[%row, %col] : !x_rows, !x_chunk
                 %dya = func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col) : (!dy_rows, !dy_rows, !dy_rows, !dy_rows, index, index) -> !chunk

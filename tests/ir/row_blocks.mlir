@@ -36,6 +36,8 @@
 // CHECK: %col = arith.minui %chunk, %last_chunk : index
 // CHECK: %seen = arith.subi %chunk, %col : index
 // CHECK-NEXT: %again = vector.create_mask %seen : !lanes
+// Where dx goes, is fetched for writing meanwhile.
+// CHECK: func.call @fetch_dx(%dx, %row, %col)
 // CHECK: func.call @sum_of_dy(%dy, %dy2, %dy3, %dy4, %row, %col)
 // CHECK: arith.select %again, %zeros, %dya : !lanes, !chunk
 // CHECK: arith.addf {{.*}} : !chunk
