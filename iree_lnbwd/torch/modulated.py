@@ -95,6 +95,8 @@ def _of_samples(
     for name, tensor in tensors.items():
         if not (isinstance(tensor, Tensor) or (tensor is None and name == "shift")):
             raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if input.is_nested:
+        raise ValueError("input: expected samples of one number of rows, got a nested tensor")
     there = {name: tensor.shape for name, tensor in tensors.items() if tensor is not None}
     flat, rows = of_samples(there.pop("input"), normalized_shape, there)
     return _of_shape(scale, flat), None if shift is None else _of_shape(shift, flat), rows

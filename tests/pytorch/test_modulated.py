@@ -191,5 +191,8 @@ def test_errors() -> None:
         ours.modulated_layer_norm(x, 6, weight, bias)
     with pytest.raises(ValueError, match=r"input: expected shape \(B, ..., 6\), got \(6,\)"):
         ours.modulated_rms_norm(x[0], 6, weight)
+    samples = torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged)
+    with pytest.raises(ValueError, match="input: expected samples of one number of rows"):
+        ours.modulated_layer_norm(samples, 6, weight)
     with pytest.raises(TypeError, match="shift: expected a tensor, got float"):
         ours.modulated_rms_norm(x[:2], 6, weight, 1.0)

@@ -384,8 +384,32 @@ class InPlaceModule(AdaLN):
         return y * 2.0 + emb
 
 
+def doubled(x: Any) -> Any:
+    return x * 2.0 if isinstance(x, Tensor) else x
+
+
+class Asks(AdaLN):
+    """What is put off is no tensor, and neither is it once it is multiplied."""
+
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        return doubled(self.norm(x) * emb) + emb
+
+
+class Keeps(AdaLN):
+    """What is put off would be in the list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor, emb: Tensor) -> Any:
+        self.seen.append(y := self.norm(x))
+        return y * emb + emb
+
+
 @pytest.mark.parametrize(
-    "cls", [Super, Draws, Decides, Plain, AddsInPlace, Out, InPlace, InPlaceModule]
+    "cls",
+    [Super, Draws, Decides, Plain, AddsInPlace, Out, InPlace, InPlaceModule, Asks, Keeps],
 )
 def test_what_is_no_wrapper(cls: type[AdaLN]) -> None:
     module, state = cls(), torch.random.get_rng_state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,13 +19,42 @@ from iree_lnbwd.torch.replacement.modulated import Modulation, is_simple
 _PRODUCTS = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
 _IN_PLACE = frozenset(name for name in vars(operator) if name.startswith("i") and "_" not in name)
 _SUMS = (operator.add, torch.add, "add")
+_CALLS = ("call_function", "call_method")
+
+
+class _Posing(fx.Proxy):
+    """Passes for a tensor where a forward asks whether it is one."""
+
+    _is_param = False  # or it would pass for a parameter, too
+    __class__ = property(lambda self: torch.Tensor)
 
 
 class _Tracer(fx.Tracer):
-    """It does not look into modules."""
+    """It does not look into modules. All that they return passes for a tensor.
+
+    Args:
+        put_off: The names of norms whose output does not, as a `Deferred` does not.
+    """
+
+    def __init__(self, put_off: Collection[str] = ()) -> None:
+        super().__init__()
+        self._norms = put_off
+        self._put_off: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        is_product = node.op in _CALLS and node.target in _PRODUCTS
+        if (node.op == "call_module" and node.target in self._norms) or (
+            is_product and self._put_off.intersection(node.all_input_nodes)
+        ):
+            self._put_off.add(node)
+            return fx.Proxy(node, self)
+        return _Posing(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        return a.node if type(a) is _Posing else super().create_arg(a)
 
 
 def modulation_of(module: nn.Module, forms: Mapping[nn.Module, Form]) -> Modulation | None:
@@ -54,17 +83,27 @@ def modulation_of(module: nn.Module, forms: Mapping[nn.Module, Form]) -> Modulat
         if not uses or not is_simple(forms[norm]) or not _are(uses, _PRODUCTS):
             continue
         norms[name] = all(use.users and _are(use.users, _SUMS) for use in uses)
-    if not norms:
+    if not norms or _said(graph) != _said(_traced(module, norms)):
         return None
     return Modulation(norms, forms[children[next(iter(norms))]].op.centres)
 
 
 def _are(nodes: Iterable[fx.Node], targets: tuple[Any, ...]) -> bool:
-    return all(n.op in ("call_function", "call_method") and n.target in targets for n in nodes)
+    return all(n.op in _CALLS and n.target in targets for n in nodes)
 
 
-def _traced(module: nn.Module) -> fx.Graph | None:
-    """Its forward, without values; None if that has effects, or decides by values."""
+def _said(graph: fx.Graph | None) -> list[str]:
+    """All that a graph computes, to be compared."""
+    return [] if graph is None else [f"{node.target} {node.format_node()}" for node in graph.nodes]
+
+
+def _traced(module: nn.Module, put_off: Collection[str] = ()) -> fx.Graph | None:
+    """Its forward, without values; None if that has effects, or decides by values.
+
+    Args:
+        module: A wrapper.
+        put_off: The names of norms whose output is no tensor.
+    """
     copied: nn.Module = object.__new__(type(module))  # what it sets, it sets there
     vars(copied).update({
         name: value.copy() if isinstance(value, (dict, list, set)) else value
@@ -73,10 +112,20 @@ def _traced(module: nn.Module) -> fx.Graph | None:
     try:
         with torch.device("cpu"), effects.observed() as mode:
             mode.begin()
-            graph = _Tracer().trace(copied)
+            graph = _Tracer(put_off).trace(copied)
     except Exception:  # code that is not ours
         return None
+    kept = (each for value in vars(copied).values() for each in _elements(value))
+    if any(type(each) in (fx.Proxy, _Posing) for each in kept):
+        return None  # which a `Deferred` would be in, later
     return None if any(_node_changes_in_place(module, node) for node in graph.nodes) else graph
+
+
+def _elements(value: object) -> Collection[object]:
+    """What is in a container that is an attribute: it is not settled there."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | set) else ()
 
 
 def _changes_in_place(instruction: dis.Instruction) -> bool:
